@@ -1,0 +1,40 @@
+# The two commands: `make serve` and `make test`.  Each makes its environment first, if need be.
+#
+#   make serve                                the bundled demo checkpoint on 127.0.0.1:8000
+#   make serve MODEL=path ARGS="--port 9000"  another checkpoint, any flag of the server
+#   DEVICE=cuda make serve                    with vLLM's CUDA build
+
+SHELL := /bin/bash
+VENV ?= .venv
+DEMO := examples/demo/checkpoint
+MODEL ?= $(DEMO)
+# The demo starts eager: compiling takes longer than anyone wants to wait for a first answer.
+ARGS ?= $(if $(filter $(DEMO),$(MODEL)),--enforce-eager --served-model-name demo)
+export VENV
+export VLLM_CPU_KVCACHE_SPACE ?= 1
+
+.PHONY: serve test test-all check setup setup-test clean
+
+serve: setup
+	exec $(VENV)/bin/attnres-serve serve $(MODEL) $(ARGS)
+
+test: setup-test
+	$(VENV)/bin/python -m pytest -m "not exhaustive" $(ARGS_TEST)
+
+test-all: setup-test
+	$(VENV)/bin/python -m pytest $(ARGS_TEST)
+
+check: setup-test
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest -q -m "not engine and not exhaustive"
+
+setup:
+	@requirements/setup.sh serve
+
+setup-test: setup
+	@requirements/setup.sh test
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

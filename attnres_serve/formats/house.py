@@ -1,0 +1,50 @@
+"""The house format: a base family's config plus an ``attn_res`` dictionary, Kimi's tensor names.
+
+    {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausalLM"],
+     "attn_res": {"block_size": 4}, ...}
+
+``block_size`` counts sublayers (1 is Full AttnRes); ``block_starts`` lists the first sublayer of
+every block instead.
+"""
+
+from typing import Any
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.formats.translation import Translation
+from attnres_serve.spec import AttnResSpec
+
+NAME = "house"
+PREFIX = "attnres_"
+
+
+def claims(config: dict[str, Any]) -> bool:
+    return str(config.get("model_type", "")).startswith(PREFIX)
+
+
+def translate(config: dict[str, Any]) -> Translation:
+    base = config["model_type"].removeprefix(PREFIX)
+    if base not in FAMILIES:
+        raise CheckpointError(
+            f"model_type {config['model_type']!r} names the base family {base!r}; the supported "
+            f"ones are {', '.join(PREFIX + name for name in FAMILIES)}."
+        )
+    expected = FAMILIES[base].architecture
+    if config.get("architectures") != [expected]:
+        raise CheckpointError(
+            f"architectures is {config.get('architectures')!r}; model_type "
+            f"{config['model_type']!r} goes with [{expected!r}]."
+        )
+    if "attn_res" not in config:
+        raise CheckpointError(
+            f"config.json has model_type {config['model_type']!r} but no attn_res; add for "
+            'example {"block_size": 4}, counted in sublayers.'
+        )
+    spec = AttnResSpec.from_house(
+        config["attn_res"], config.get("num_hidden_layers"), config.get("rms_norm_eps", 1e-6)
+    )
+    return Translation(NAME, base, config, spec)
+
+
+def rename(name: str) -> str:
+    return name

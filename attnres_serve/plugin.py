@@ -1,0 +1,64 @@
+"""The ``vllm.general_plugins`` entry point, run in every process that vLLM starts.
+
+It only fills tables of names, and it never raises: an exception here would stop vLLM for every
+model on the machine.
+"""
+
+import logging
+
+from attnres_serve import compat
+
+
+def register() -> None:
+    """Teach vLLM the AttnRes architectures and how to recognise their checkpoints (idempotent)."""
+    try:
+        problem = compat.unsupported_version()
+        if problem:
+            logging.getLogger("vllm").warning(problem)
+            return
+        _register()
+    except Exception as error:
+        logging.getLogger("vllm").warning(
+            "attnres-serve could not register itself (%s: %s): AttnRes checkpoints are not "
+            "available, all other models are.",
+            type(error).__name__,
+            error,
+        )
+
+
+def _register() -> None:
+    from attnres_serve import configs
+    from attnres_serve.families import FAMILIES
+    from attnres_serve.resolver import resolve
+
+    configs.register_model_types()
+    compat.install_config_parser(resolve, configs.build)
+    for family in FAMILIES.values():
+        compat.register_architecture(
+            family.architecture, f"attnres_serve.backbones:{family.architecture}", on_config
+        )
+
+
+def on_config(vllm_config) -> None:
+    """Check a whole configuration of vLLM's before any worker starts.
+
+    Raises:
+        SettingError: a setting that would be wrong with AttnRes.
+        CheckpointError: weights that do not fit the configuration.
+    """
+    from attnres_serve import settings
+    from attnres_serve.checkpoint import inspect
+    from attnres_serve.errors import SettingError
+
+    settings.algorithm(vllm_config.additional_config)
+    method = compat.speculation_method(vllm_config)
+    if method is not None and method not in settings.SPECULATION:
+        raise SettingError(
+            f"speculative decoding by {method!r} is not supported with AttnRes; supported: "
+            f"{', '.join(settings.SPECULATION)}."
+        )
+    compat.require_safetensors(vllm_config)
+    compat.install_worker_extension(vllm_config, "attnres_serve.worker.WorkerExtension")
+    folder = compat.reads_weights_from(vllm_config)
+    if folder is not None:
+        inspect(folder)

@@ -1,0 +1,75 @@
+"""The load-time check that every expected site runs.
+
+The decoder's own forward is run once on a single token while attention and MLP pass their input
+through, so that vLLM's control flow, not ours, decides which norms run.  It needs no weights, no
+KV cache and no attention backend.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from attnres_serve import compat
+from attnres_serve.residual import SiteNorm, SiteOrderError, recorded_sites
+from attnres_serve.schedule import site_name
+
+
+def rehearse(model: nn.Module, installed: dict[int, SiteNorm]) -> None:
+    """Run ``model`` with its sublayers stubbed out and compare the sites that ran.
+
+    Args:
+        model: vLLM's decoder with its sites installed.
+        installed: the sites expected to run on this pipeline stage.
+
+    Raises:
+        SiteOrderError: naming the first site that did not run.
+    """
+    with torch.no_grad(), _stubbed_sublayers(model), recorded_sites() as ran:
+        try:
+            compat.forward_one_token(model)
+        except SiteOrderError:
+            raise
+        except Exception as error:
+            _compare(ran, installed, error)
+            raise
+    _compare(ran, installed, None)
+
+
+def _compare(ran: list[int], installed: dict[int, SiteNorm], cause: Exception | None) -> None:
+    expected = sorted(installed)
+    if ran == expected:
+        return
+    missing = next((index for index in expected if index not in ran), None)
+    num_layers = (max(expected) + 1) // 2
+    what = (
+        f"the site before {site_name(missing, num_layers)} did not run"
+        if missing is not None
+        else f"the sites ran in the order {ran}"
+    )
+    raise SiteOrderError(
+        f"{what}; vLLM's {type(installed[expected[0]]).__name__} layers do not follow the residual "
+        "convention that AttnRes needs, so this model is not served."
+    ) from cause
+
+
+@contextmanager
+def _stubbed_sublayers(model: nn.Module) -> Iterator[None]:
+    stubs = [
+        child
+        for layer in model.layers[model.start_layer : model.end_layer]
+        for child in layer.children()
+        if not compat.is_norm(child)
+    ]
+    for module in stubs:
+        module.forward = _pass_through
+    try:
+        yield
+    finally:
+        for module in stubs:
+            del module.forward
+
+
+def _pass_through(*args, hidden_states=None, **_):
+    return args[-1] if hidden_states is None else hidden_states

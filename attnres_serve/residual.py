@@ -1,0 +1,167 @@
+"""The site-aware norm: what takes the place of a decoder's RMSNorms.
+
+vLLM's decoder layers pass ``hidden, residual`` from norm to norm.  Here ``residual`` is a
+``DepthState``: the finished blocks, the running partial sum and, for two-phase, the phase-1 answers
+of the sites ahead.  Between pipeline stages it travels as one tensor ``[tokens, rows, hidden]``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.layernorm import RMSNorm
+
+from attnres_serve.kernels import torch_path
+from attnres_serve.schedule import Site
+from attnres_serve.settings import ALGORITHMS
+
+Blocks = tuple[Tensor, ...]
+Answers = tuple[tuple[Tensor, Tensor], ...]
+
+
+class DepthState(NamedTuple):
+    """What a site hands on.
+
+    Attributes:
+        site: index of the site that made it.
+        blocks: finished blocks, each ``[tokens, hidden]``, the embedding first.
+        partial: running partial sum ``[tokens, hidden]``, None where a block has just begun.
+        answers: phase-1 answers and their log-sum-exp for the following sites of the open block.
+    """
+
+    site: int
+    blocks: Blocks
+    partial: Tensor | None = None
+    answers: Answers = ()
+
+
+class SiteOrderError(RuntimeError):
+    """A decoder did not run its sites one after the other, so its numbers would be wrong."""
+
+
+class SiteNorm(RMSNorm):
+    """An RMSNorm that adds the sublayer's output to the depth state and norms the mix of sources.
+
+    Args:
+        norm: the RMSNorm whose place it takes; weight and eps are kept.
+        site: its description.
+        key_eps: epsilon of the key norm.
+        algorithm: ``single_pass`` or ``two_phase``.
+
+    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32.  They are not Linear weights, so
+    that no quantiser or LoRA wrapper touches them, and they are multiplied in the graph, so that
+    weights updated in place take effect.
+    """
+
+    def __init__(self, norm: RMSNorm, site: Site, key_eps: float, algorithm: str) -> None:
+        super().__init__(norm.hidden_size, eps=norm.variance_epsilon)
+        self.weight = norm.weight
+        self.site = site
+        self.key_eps = key_eps
+        self.algorithm = algorithm
+        if site.mixes:
+            self.query = nn.Parameter(torch.empty(norm.hidden_size, dtype=torch.float32), False)
+            self.key_norm = nn.Parameter(torch.empty(norm.hidden_size, dtype=torch.float32), False)
+        self.group: list[SiteNorm] = []  # this site and the later ones that share its phase 1
+        self.enters_stage = False  # the first site of a pipeline stage that is not the first stage
+        self.leaves_stage = False  # the last site of a pipeline stage that is not the last stage
+        self.executed: Tensor | None
+        self.register_buffer("executed", None, persistent=False)
+
+    def count_passes(self) -> None:
+        """Keep the count of forward passes by algorithm here; the last site of a stage does."""
+        self.executed = torch.zeros(len(ALGORITHMS), dtype=torch.int64)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, site={self.site.index}, {self.algorithm}"
+
+    def folded_query(self) -> Tensor:
+        """Pseudo-query times key-norm weight, ``[hidden]`` float32; only the product matters."""
+        return self.query * self.key_norm
+
+    def forward(self, delta: Tensor, residual: Tensor | DepthState | None = None):
+        """Run the site.
+
+        Args:
+            delta: output of the previous sublayer, ``[tokens, hidden]``; the token embedding at
+                site 0.
+            residual: the state; None at site 0, the embedding at site 1, the packed state
+                ``[tokens, rows, hidden]`` at the first site of a later pipeline stage.
+
+        Returns:
+            The normed mix and the new state; at site 0 the normed embedding alone.
+
+        Raises:
+            SiteOrderError: if the site before this one did not run.
+        """
+        if residual is None:
+            self._record()
+            return super().forward(delta)  # one source: the mix is the embedding itself
+        state = self._receive(residual)
+        self._record()
+        blocks, answers = state.blocks, state.answers
+        partial = delta if state.partial is None else state.partial + delta
+        if self.site.opens_block:
+            blocks, partial, answers = (*blocks, partial), None, ()
+        normed, answers = self._mix(blocks, partial, answers)
+        if self.executed is not None:
+            self.executed[ALGORITHMS.index(self.algorithm)] += 1
+        if self.leaves_stage:
+            rows = blocks if partial is None else (*blocks, partial)
+            return normed, torch.stack(rows, dim=1)
+        return normed, DepthState(self.site.index, blocks, partial, answers)
+
+    def _mix(
+        self, blocks: Blocks, partial: Tensor | None, answers: Answers
+    ) -> tuple[Tensor, Answers]:
+        norm = self.weight, self.variance_epsilon
+        sources = blocks if partial is None else (*blocks, partial)
+        if not self.site.mixes:
+            return torch_path.rms_norm(sources[-1], *norm), ()
+        if self.algorithm == "single_pass":
+            return torch_path.single_pass(sources, self.folded_query(), self.key_eps, *norm), ()
+        if not answers:
+            queries = [site.folded_query() for site in self.group]
+            answers = torch_path.inter_block(blocks, queries, self.key_eps)
+        own = answers[0]
+        if partial is None:
+            return torch_path.rms_norm(own[0], *norm, dtype=blocks[0].dtype), answers[1:]
+        return torch_path.merge(*own, partial, self.folded_query(), self.key_eps, *norm), answers[
+            1:
+        ]
+
+    def _receive(self, residual: Tensor | DepthState) -> DepthState:
+        previous = self.site.index - 1
+        if isinstance(residual, DepthState) and residual.site == previous:
+            return residual
+        if isinstance(residual, Tensor) and residual.dim() == 2 and previous == 0:
+            return DepthState(0, (residual,))
+        if isinstance(residual, Tensor) and residual.dim() == 3 and self.enters_stage:
+            rows = residual.unbind(dim=1)
+            count = self.site.num_blocks - self.site.opens_block
+            return DepthState(previous, rows[:count], rows[count] if rows[count:] else None)
+        found = f"site {residual.site}" if isinstance(residual, DepthState) else "a plain residual"
+        raise SiteOrderError(
+            f"site {previous + 1} was run after {found} instead of after site {previous}: "
+            "a decoder layer left out a site."
+        )
+
+    def _record(self) -> None:
+        if _record is not None:
+            _record.append(self.site.index)
+
+
+_record: list[int] | None = None
+
+
+@contextmanager
+def recorded_sites() -> Iterator[list[int]]:
+    """Collect the indices of the sites that run inside the block."""
+    global _record
+    _record = []
+    try:
+        yield _record
+    finally:
+        _record = None

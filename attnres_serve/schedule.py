@@ -1,0 +1,64 @@
+"""From a specification to its sites: what each one reads, and where blocks open.
+
+A site is a place where sources are mixed.  Site s feeds sublayer s; the final site, numbered 2L,
+feeds the last norm.  Site s receives the output of sublayer s-1, adds it to the running partial
+sum and, where a block starts, moves that sum to the finished blocks before it reads.  (The paper's
+"read, then close" exposes the same sources in the same order.)
+"""
+
+from dataclasses import dataclass
+
+from attnres_serve.spec import AttnResSpec
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site, described by static numbers only, so that graphs have static shapes.
+
+    Attributes:
+        index: 0 to 2L.
+        opens_block: whether the partial sum it receives becomes a finished block.
+        num_blocks: finished blocks it reads, the embedding among them.
+        reads_partial: whether it reads a partial sum besides.
+        last_of_block: the last site whose finished blocks are the same; the sites up to there
+            share one phase 1.
+        mixes: False only for the final site of a model whose last norm reads the partial sum.
+    """
+
+    index: int
+    opens_block: bool
+    num_blocks: int
+    reads_partial: bool
+    last_of_block: int
+    mixes: bool = True
+
+    @property
+    def num_sources(self) -> int:
+        return self.num_blocks + self.reads_partial
+
+
+def sites(spec: AttnResSpec) -> tuple[Site, ...]:
+    """All sites of a model, in the order in which they run."""
+    final = spec.num_sublayers
+    starts = (*spec.block_starts, final + 1)
+    result = []
+    for number, (start, end) in enumerate(zip(starts, starts[1:], strict=False), 1):
+        result += [
+            Site(
+                index=index,
+                opens_block=index == start,
+                num_blocks=number,
+                reads_partial=index != start,
+                last_of_block=end - 1,
+                mixes=spec.final_mix or index != final,
+            )
+            for index in range(start, end)
+        ]
+    return tuple(result)
+
+
+def site_name(index: int, num_layers: int) -> str:
+    """How a site is called where a person reads it, for example ``attention of layer 3``."""
+    if index == 2 * num_layers:
+        return "the final norm"
+    return f"the {'attention' if index % 2 == 0 else 'MLP'} of layer {index // 2}"

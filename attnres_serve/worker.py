@@ -1,0 +1,11 @@
+"""What the server asks of vLLM's workers, by name through ``collective_rpc``."""
+
+from attnres_serve import compat
+
+
+class WorkerExtension:
+    """Methods added to vLLM's worker class."""
+
+    def attn_res_executed(self) -> dict[str, int]:
+        """Forward passes of this worker by algorithm; empty for standard residuals."""
+        return compat.inner_model(self).attn_res_executed()

@@ -1,0 +1,174 @@
+"""Compile the single-pass kernel ahead of time, without a GPU, and print what the compiler made of it.
+
+    python -m benchmarks.compile_ahead --arch 80 90 --hidden 1024 7168 --dtype bfloat16
+    python -m benchmarks.compile_ahead --hidden 7168 --tile 2 --num-warps 16
+
+Arguments are specialised by Triton's own binder from aligned tensors, so the binaries are those a
+launch would compile.  The only line on stdout is one JSON document; per kernel it holds
+
+* ``binaries`` needed for all numbers of sources: 1 unless a launch can compile during a request,
+* ``registers`` per thread, ``shared_bytes`` and ``programs_per_sm`` that fit the register file,
+* ``spill_bytes`` (stack per thread) and ``local_accesses`` (instructions that touch it),
+* ``loads`` and ``stores``: bits of an access to global memory -> how many such instructions.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from attnres_serve.kernels import triton_single_pass
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in triton_single_pass.DTYPES}
+ROWS = (0, 1, 3, 16)  # values Triton would tell apart in an argument that it specialises
+REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_100
+ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
+
+
+def specialise(
+    kernel: JITFunction, arguments: dict[str, Any], arch: int
+) -> tuple[ASTSource, GPUTarget, dict[str, Any]]:
+    """What launching ``kernel`` with these arguments on ``sm_<arch>`` would compile, and how.
+
+    Args:
+        kernel: a Triton kernel, not interpreted.
+        arguments: its arguments and launch options; meta tensors count as aligned to 16 bytes.
+        arch: compute capability times ten.
+    """
+    target = GPUTarget("cuda", arch, 32)
+    backend = make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialisation, options = bind(**arguments)
+    parsed, signature, constants, attributes = kernel._pack_args(
+        backend, options, bound, specialisation, options
+    )
+    return ASTSource(kernel, signature, constants, attributes), target, parsed.__dict__
+
+
+def access_widths(ptx: str, kind: str) -> dict[str, int]:
+    """Count the accesses to global memory by width in bits; ``kind`` is ``ld`` or ``st``."""
+    widths: Counter[int] = Counter()
+    for found, qualifiers in ACCESS.findall(ptx):
+        if found == kind:
+            vector = re.search(r"\.v(\d+)", qualifiers)
+            bits = int(re.search(r"\.[bufs](\d+)$", qualifiers)[1])
+            widths[bits * (int(vector[1]) if vector else 1)] += 1
+    return {str(width): widths[width] for width in sorted(widths, reverse=True)}
+
+
+def _cuobjdump(cubin: str, option: str) -> str:
+    command = [triton.knobs.nvidia.cuobjdump.path, option, cubin]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
+    """Registers, spills and access widths of a compiled kernel, read from its cubin and PTX."""
+    ptx = compiled.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = os.path.join(folder, "kernel.cubin")
+        with open(cubin, "wb") as file:
+            file.write(compiled.asm["cubin"])
+        usage = _cuobjdump(cubin, "--dump-resource-usage")
+        sass = _cuobjdump(cubin, "--dump-sass")
+    registers, stack, local = (
+        int(re.search(rf"\b{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL")
+    )
+    per_thread = -(-registers // 8) * 8  # allocated in eights
+    threads = 32 * compiled.metadata.num_warps
+    return {
+        "registers": registers,
+        "programs_per_sm": min(REGISTER_FILE // (per_thread * threads), 2048 // threads, 32),
+        "shared_bytes": compiled.metadata.shared,
+        "spill_bytes": stack + local,
+        "local_accesses": len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        "loads": access_widths(ptx, "ld"),
+        "stores": access_widths(ptx, "st"),
+        "roundings": dict(Counter(re.findall(r"\bcvt\.\S*(?:bf16|f16)\S*\.f32\b", ptx))),
+    }
+
+
+def single_pass_arguments(
+    hidden: int,
+    dtype: torch.dtype,
+    fresh: bool,
+    row: int,
+    config: triton_single_pass.Config | None,
+) -> dict[str, Any]:
+    """Arguments of a launch on dense, aligned tensors."""
+    tokens = torch.empty(2, hidden, dtype=dtype, device="meta")
+    bank = torch.empty(2, row + 1, hidden, dtype=dtype, device="meta")
+    query = torch.empty(hidden, dtype=torch.float32, device="meta")
+    return triton_single_pass.launch_arguments(
+        tokens,
+        bank,
+        query,
+        query.to(dtype),
+        tokens,
+        row=row,
+        fresh=fresh,
+        key_eps=1e-6,
+        norm_eps=1e-6,
+        config=config,
+    )
+
+
+def main() -> int:
+    """Compile what the command line asks for and print one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 4096, 7168])
+    parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"])
+    parser.add_argument("--tile", type=int, help="in place of the table's, with --num-warps")
+    parser.add_argument("--num-warps", type=int, help="in place of the table's, with --tile")
+    options = parser.parse_args()
+    if (options.tile is None) != (options.num_warps is None):
+        parser.error("--tile and --num-warps go together")
+    if triton_single_pass.INTERPRETED:
+        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+    override = None
+    if options.tile is not None:
+        override = triton_single_pass.Config(options.tile, options.num_warps)
+
+    kernels = []
+    for arch, hidden, dtype, fresh in product(
+        options.arch, options.hidden, options.dtype, (False, True)
+    ):
+        variants = {}
+        for row in ROWS:
+            arguments = single_pass_arguments(hidden, DTYPES[dtype], fresh, row, override)
+            source, target, launch = specialise(
+                triton_single_pass.single_pass_kernel, arguments, arch
+            )
+            variants[source.hash()] = source
+        compiled = triton.compile(source, target=target, options=launch)
+        kernels.append(
+            {
+                "kernel": "single_pass",
+                "arch": f"sm_{arch}",
+                "hidden": hidden,
+                "dtype": dtype,
+                "fresh": fresh,
+                "tile": arguments["TILE"],
+                "num_warps": arguments["num_warps"],
+                "binaries": len(variants),
+                **measure(compiled),
+            }
+        )
+    print(json.dumps({"triton": triton.__version__, "kernels": kernels}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

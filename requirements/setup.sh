@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Make or renew the virtual environment: requirements/setup.sh [serve|test]
+#
+#   VENV         where it goes (default .venv)
+#   PYTHON       interpreter to make it with (default: the first of python3.11 ... python3.13)
+#   DEVICE       cpu or cuda (default: cuda where a CUDA device is found)
+#   TORCH_INDEX  index with CPU wheels of torch, used only if pip's own sources lack the pinned one;
+#                empty forbids it
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+what=${1:-serve}
+venv=${VENV:-.venv}
+torch_index=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
+device=${DEVICE:-}
+if [ -z "$device" ]; then
+  if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then device=cuda; else device=cpu; fi
+fi
+
+fail() { echo "setup: $*" >&2; exit 1; }
+
+lists=("requirements/$device.txt")
+[ -f "${lists[0]}" ] || fail "DEVICE is '$device'; expected cpu or cuda."
+[ "$what" = test ] && lists+=(requirements/test.txt)
+
+# An unchanged tree costs nothing: one stamp for each purpose, a checksum of what went in.
+stamp="$venv/.installed-$what"
+sum=$(cat requirements/setup.sh pyproject.toml "${lists[@]}" | sha256sum; echo "$device $PWD")
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
+
+if [ ! -x "$venv/bin/python" ]; then
+  python=${PYTHON:-}
+  if [ -z "$python" ]; then
+    for candidate in python3.11 python3.12 python3.13 python3; do
+      if command -v "$candidate" >/dev/null &&
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$candidate
+        break
+      fi
+    done
+  fi
+  [ -n "$python" ] || fail "no Python 3.11 or later was found; install one or name it with PYTHON=."
+  "$python" -m venv "$venv" || fail "$python cannot make virtual environments (Debian: python3-venv)."
+fi
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+if [ "$device" = cpu ]; then
+  torch=$(grep '^torch==' requirements/cpu.txt)
+  extra=()
+  if ! pip install --quiet --dry-run --no-deps "$torch" >/dev/null 2>&1; then
+    [ -n "$torch_index" ] || fail "pip's sources have no $torch, and TORCH_INDEX is empty; set" \
+      "TORCH_INDEX to an index with CPU wheels of torch, or add one to pip's configuration."
+    extra=(--extra-index-url "$torch_index")
+  fi
+  echo "setup: installing the pinned packages of ${lists[*]} into $venv (a few minutes)"
+  # --no-deps: the list is complete, and torchvision and its like must stay out (see cpu.in).
+  for list in "${lists[@]}"; do
+    pip install --quiet --no-deps "${extra[@]}" -r "$list"
+  done
+else
+  echo "setup: installing vLLM for CUDA into $venv (several minutes)"
+  pip install --quiet -r requirements/cuda.txt
+  [ "$what" = test ] && pip install --quiet --no-deps -r requirements/test.txt
+fi
+pip install --quiet --no-deps --no-build-isolation -e .
+echo "$sum" > "$stamp"

@@ -1,0 +1,77 @@
+"""The ``vllm.endpoint_plugins`` entry point: our routes on vLLM's own OpenAI app."""
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel, Field
+
+from attnres_serve import __version__, settings
+from attnres_serve.configs import spec_of
+from attnres_serve.families import BY_ARCHITECTURE
+from attnres_serve.schedule import sites
+
+router = APIRouter(tags=["Attention Residuals"])
+
+
+class AttnResInfo(BaseModel):
+    """What is served and how its depth attention is computed."""
+
+    version: str = Field(description="version of attnres-serve")
+    format: str | None = Field(description="checkpoint format that was recognised")
+    backbone: str | None = Field(description="base family whose decoder is used")
+    blocks: int = Field(description="blocks of sublayers; 0 with standard residuals")
+    block_starts: list[int] = Field(description="first sublayer of every block")
+    sites: int = Field(description="places where sources are mixed, the final one included")
+    backend: str | None = Field(description="what computes the sites")
+    algorithm: str | None = Field(description="algorithm that was chosen")
+    executed: dict[str, int] = Field(
+        description="forward passes by algorithm since the start, warm-up and profiling included"
+    )
+
+
+@router.get("/v1/attn_res")
+async def attn_res(request: Request) -> AttnResInfo:
+    """Describe the depth attention of the served model."""
+    client = request.app.state.engine_client
+    config = client.vllm_config.model_config.hf_config
+    backbone = BY_ARCHITECTURE.get((config.architectures or [""])[0])
+    info: dict[str, Any] = {
+        "version": __version__,
+        "format": getattr(config, "attn_res_format", None),
+        "backbone": backbone,
+        "blocks": 0,
+        "block_starts": [],
+        "sites": 0,
+        "backend": None,
+        "algorithm": None,
+        "executed": {},
+    }
+    spec = spec_of(config) if backbone else None
+    if spec is not None:
+        by_worker = await client.collective_rpc("attn_res_executed")
+        info |= {
+            "blocks": spec.num_blocks,
+            "block_starts": list(spec.block_starts),
+            "sites": len(sites(spec)),
+            "backend": "torch",
+            "algorithm": settings.algorithm(client.vllm_config.additional_config),
+            "executed": by_worker[0],
+        }
+    return AttnResInfo(**info)
+
+
+class EndpointPlugin:
+    """See vLLM's ``EndpointPlugin`` protocol."""
+
+    name = "attnres"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        app.include_router(router)
+
+    async def init_state(self, engine_client, state, args) -> None:
+        """Nothing to prepare: the routes reach the engine through ``state.engine_client``."""
+
+
+def make_plugin() -> EndpointPlugin:
+    return EndpointPlugin()

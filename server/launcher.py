@@ -1,0 +1,109 @@
+"""``attnres-serve serve``: vLLM's own OpenAI server with our endpoint plugin and safe defaults.
+
+What can be judged without vLLM, the checkpoint and the port, is judged first: a mistake costs a
+second, not a minute.
+"""
+
+import argparse
+import errno
+import os
+import socket
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from attnres_serve import checkpoint, compat, hub, settings
+from attnres_serve.errors import CheckpointError, SettingError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.stat_logger_plugins",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that are ours; every other one is vLLM's."""
+    parser.add_argument("checkpoint", help="checkpoint folder, or a Hugging Face model id")
+    parser.add_argument(
+        "--attnres-algorithm",
+        choices=settings.CHOICES,
+        default=None,
+        help="how sites attend to their sources (default: auto)",
+    )
+    parser.add_argument(
+        "--host", default=DEFAULT_HOST, help="address to bind (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
+
+
+def serve(own: argparse.Namespace, vllm_arguments: list[str]) -> None:
+    """Serve a checkpoint until the server is stopped.
+
+    Args:
+        own: what ``add_arguments`` defines.
+        vllm_arguments: any flags of vLLM's server.
+
+    Raises:
+        CheckpointError, SettingError: with one sentence, before anything is started.
+    """
+    model = check_checkpoint(own.checkpoint)
+    check_port(own.host, own.port)
+    os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
+    defaults = ["--model", model, "--host", own.host, "--port", str(own.port)]
+    compat.run_server([*defaults, *vllm_arguments], own.attnres_algorithm)
+
+
+def check_checkpoint(name: str) -> str:
+    """Judge a checkpoint by its files; returns what to pass to vLLM as the model.
+
+    Raises:
+        CheckpointError: it cannot be served exactly as it was trained.
+    """
+    folder = Path(name).expanduser()
+    if folder.exists() or hub.looks_like_a_path(name):
+        translation, model = checkpoint.inspect(folder), str(folder)
+        config = checkpoint.read_config(folder)
+    else:
+        config = hub.read_config(name)
+        translation, model = checkpoint.resolve(config), name
+    if translation is None:
+        raise CheckpointError(
+            f"{name} is not an AttnRes checkpoint that can be served: found model_type "
+            f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
+            "expected FLA's transformer or the house format (docs/formats.md)."
+        )
+    return model
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise SettingError if the address cannot be bound."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        reason = (
+            "is in use"
+            if getattr(error, "errno", None) == errno.EADDRINUSE
+            else f"cannot be bound ({error})"
+        )
+        raise SettingError(
+            f"{host}:{port} {reason}; choose another address with --host and --port."
+        ) from None
+
+
+def allowed_plugins(current: str | None) -> str:
+    """The value of VLLM_PLUGINS with our endpoint plugin in it.
+
+    vLLM loads endpoint plugins only if they are named there, and the variable then filters every
+    other plugin group too, so whatever is installed in those stays named.
+    """
+    if current is not None:
+        names = [name for name in current.split(",") if name]
+    else:
+        names = [point.name for group in PLUGIN_GROUPS for point in entry_points(group=group)]
+    return ",".join(dict.fromkeys([*names, "attnres"]))

@@ -1,0 +1,402 @@
+"""Makers of tiny random checkpoints on disk, each servable on its own.
+
+Every tensor is drawn from a generator seeded by its Hugging Face name, so `write_standard` and
+`write_house` with one seed share all weights but the residual ones. Values are bf16 numbers
+whatever dtype they are stored in. Weights are large enough for spiky depth weights, uneven
+attention and clear greedy choices; `scale` multiplies the embedding and the sublayers' outputs, so
+a small one brings the residual stream down to the norms' eps.
+"""
+
+import json
+import math
+import shutil
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+GOLDENS = Path(__file__).parent / "goldens"
+TOKENIZER_SOURCE = GOLDENS / "fla_transformer_block"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+_SUBLAYER_SITES = ("self_attention", "mlp")
+_TITLES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+_HF_OF_FLA = {
+    "model.embeddings.": "model.embed_tokens.",
+    "model.res_proj.": "model.output_attn_res_proj.",
+    "model.res_norm.": "model.output_attn_res_norm.",
+    ".attn_norm.": ".input_layernorm.",
+    ".mlp_norm.": ".post_attention_layernorm.",
+    ".attn.": ".self_attn.",
+    ".attn_res_proj.": ".self_attention_res_proj.",
+    ".attn_res_norm.": ".self_attention_res_norm.",
+}
+
+
+def _renamed(tensors: dict[str, Tensor], table: dict[str, str]) -> dict[str, Tensor]:
+    """The tensors with the first matching part of each name replaced."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        old, new = next(((old, new) for old, new in table.items() if old in name), ("", ""))
+        renamed[name.replace(old, new) if old else name] = tensor
+    return renamed
+
+
+def _draw(name: str, shape: tuple[int, ...], seed: int, scale: float, tie: bool) -> Tensor:
+    """One random fp32 tensor holding bf16 values; its role is read off its name."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+    noise = torch.randn(shape, generator=generator)
+    if name == "model.norm.weight" and tie:
+        # mixed signs, or a tied head would only ever repeat the last token
+        value = 0.75 / scale * noise
+    elif "norm." in name:
+        value = 1 + 0.2 * noise
+    elif name.endswith(".bias"):
+        value = 0.3 * noise * (scale if "o_proj" in name or "down_proj" in name else 1)
+    elif "embed_tokens" in name:
+        value = (0.5 if tie else 1.0) * scale * noise
+    else:
+        gain = 1.0
+        if "res_proj" in name or "o_proj" in name or "down_proj" in name:
+            gain = 2.0
+        elif "lm_head" in name:
+            gain = 3.0
+        if "o_proj" in name or "down_proj" in name:
+            gain *= scale
+        value = gain / math.sqrt(shape[-1]) * noise
+    return value.bfloat16().float()
+
+
+def _base_shapes(
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    vocab: int,
+    biases: Sequence[str],
+    qk_norm: bool,
+    tie: bool,
+) -> dict[str, tuple[int, ...]]:
+    """Hugging Face names and shapes of a model with ordinary residuals."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not tie:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    linears = {
+        "self_attn.q_proj": (heads * head_dim, hidden),
+        "self_attn.k_proj": (kv_heads * head_dim, hidden),
+        "self_attn.v_proj": (kv_heads * head_dim, hidden),
+        "self_attn.o_proj": (hidden, heads * head_dim),
+        "mlp.gate_proj": (intermediate, hidden),
+        "mlp.up_proj": (intermediate, hidden),
+        "mlp.down_proj": (hidden, intermediate),
+    }
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        if qk_norm:
+            shapes[prefix + "self_attn.q_norm.weight"] = (head_dim,)
+            shapes[prefix + "self_attn.k_norm.weight"] = (head_dim,)
+        for name, shape in linears.items():
+            shapes[prefix + name + ".weight"] = shape
+            if name.split(".")[1] in biases:
+                shapes[prefix + name + ".bias"] = shape[:1]
+    return shapes
+
+
+def _residual_shapes(layers: int, hidden: int, final_mix: bool) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the queries and key norms, house format."""
+    stems = [
+        f"model.layers.{layer}.{site}" for layer in range(layers) for site in _SUBLAYER_SITES
+    ] + (["model.output_attn"] if final_mix else [])
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stem in stems:
+        shapes[stem + "_res_proj.weight"] = (1, hidden)
+        shapes[stem + "_res_norm.weight"] = (hidden,)
+    return shapes
+
+
+def _write(folder: Path, config: dict, tensors: dict[str, Tensor], dtype: str) -> Path:
+    """A complete checkpoint in `folder`, tokenizer included."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config | {"dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    stored = {name: t.to(getattr(torch, dtype)).contiguous() for name, t in tensors.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(TOKENIZER_SOURCE / name, folder / name)
+    return folder
+
+
+def _blocks(block_size: int | None, block_starts: Sequence[int] | None) -> dict:
+    if (block_size is None) == (block_starts is None):
+        raise ValueError("give either block_size or block_starts")
+    return {"block_size": block_size} if block_starts is None else {"block_starts": [*block_starts]}
+
+
+def write_standard(
+    folder: str | Path,
+    base: str = "llama",
+    *,
+    layers: int = 3,
+    hidden: int = 64,
+    heads: int = 2,
+    kv_heads: int = 1,
+    head_dim: int = 32,
+    intermediate: int = 96,
+    vocab: int = 320,
+    seed: int = 0,
+    scale: float = 1.0,
+    tie: bool = False,
+    rms_norm_eps: float = 1e-6,
+    rope_theta: float = 10000.0,
+    max_positions: int = 512,
+    attention_bias: bool = False,
+    mlp_bias: bool = False,
+    dtype: str = "bfloat16",
+) -> Path:
+    """An ordinary `llama`, `qwen2` or `qwen3` checkpoint. Returns its folder."""
+    if base == "qwen2" and (attention_bias or head_dim * heads != hidden):
+        raise ValueError("qwen2 has neither attention_bias nor a free head_dim")
+    if base != "llama" and mlp_bias:
+        raise ValueError("only llama has mlp_bias")
+    config = {
+        "architectures": [f"{_TITLES[base]}ForCausalLM"],
+        "model_type": base,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": max_positions,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": rms_norm_eps,
+        "rope_parameters": {"rope_theta": rope_theta, "rope_type": "default"},
+        "tie_word_embeddings": tie,
+        "use_cache": True,
+        "vocab_size": vocab,
+    }
+    if base != "qwen2":
+        config |= {"head_dim": head_dim, "attention_bias": attention_bias}
+    if base == "llama":
+        config["mlp_bias"] = mlp_bias
+    biases = ["q_proj", "k_proj", "v_proj"] if base == "qwen2" or attention_bias else []
+    biases += ["o_proj"] if attention_bias else []
+    biases += ["gate_proj", "up_proj", "down_proj"] if mlp_bias else []
+    shapes = _base_shapes(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocab=vocab,
+        biases=biases,
+        qk_norm=base == "qwen3",
+        tie=tie,
+    )
+    tensors = {name: _draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
+    return _write(Path(folder), config, tensors, dtype)
+
+
+def _add_residual(
+    folder: Path,
+    blocks: dict,
+    final_mix: bool | None,
+    key_norm_eps: float | None,
+    tensors: dict[str, Tensor],
+    source: Path,
+) -> Path:
+    """The ordinary checkpoint `source` as a house checkpoint with the residual `tensors`."""
+    config = json.loads((source / "config.json").read_text())
+    options = dict(blocks)
+    if final_mix is not None:
+        options["final_mix"] = final_mix
+    if key_norm_eps is not None:
+        options["key_norm_eps"] = key_norm_eps
+    base = config["model_type"]
+    config["model_type"] = f"attnres_{base}"
+    config["architectures"] = [f"AttnRes{_TITLES[base]}ForCausalLM"]
+    config["attn_res"] = options
+    merged = load_file(source / "model.safetensors") | tensors
+    return _write(folder, config, merged, config["dtype"])
+
+
+def write_house(
+    folder: str | Path,
+    base: str = "llama",
+    *,
+    block_size: int | None = None,
+    block_starts: Sequence[int] | None = None,
+    final_mix: bool | None = None,
+    key_norm_eps: float | None = None,
+    zero_queries: bool = False,
+    **options,
+) -> Path:
+    """A house-format checkpoint; `options` are those of `write_standard`. Returns its folder.
+
+    `final_mix` and `key_norm_eps` are left out of the config when None.
+    """
+    blocks = _blocks(block_size, block_starts)
+    folder = write_standard(folder, base, **options)
+    config = json.loads((folder / "config.json").read_text())
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    shapes = _residual_shapes(layers, hidden, final_mix is not False)
+    seed = options.get("seed", 0)
+    tensors = {name: _draw(name, shape, seed, 1.0, False) for name, shape in shapes.items()}
+    if zero_queries:
+        tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
+    return _add_residual(folder, blocks, final_mix, key_norm_eps, tensors, folder)
+
+
+def add_zero_queries(
+    src: str | Path,
+    dst: str | Path,
+    block_size: int | None = None,
+    *,
+    block_starts: Sequence[int] | None = None,
+) -> Path:
+    """An ordinary checkpoint rewritten with zero queries and unit key norms.
+
+    Both compute the same function, up to the norms' eps. Returns `dst`.
+    """
+    src = Path(src)
+    config = json.loads((src / "config.json").read_text())
+    shapes = _residual_shapes(config["num_hidden_layers"], config["hidden_size"], True)
+    tensors = {
+        name: torch.zeros(shape) if "_res_proj" in name else torch.ones(shape)
+        for name, shape in shapes.items()
+    }
+    return _add_residual(Path(dst), _blocks(block_size, block_starts), None, None, tensors, src)
+
+
+def write_fla(
+    folder: str | Path,
+    *,
+    layers: int = 3,
+    block_size: int | None = 4,
+    hidden: int = 64,
+    heads: int = 2,
+    kv_heads: int | None = 1,
+    intermediate: int | None = 96,
+    hidden_ratio: int | None = 4,
+    vocab: int = 320,
+    seed: int = 0,
+    scale: float = 1.0,
+    tie: bool = False,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    window_size: int | None = None,
+    norm_eps: float = 1e-6,
+    rope_theta: float = 10000.0,
+    max_positions: int = 512,
+    zero_queries: bool = False,
+    dtype: str = "bfloat16",
+) -> Path:
+    """An FLA `transformer` checkpoint; `block_size` None has ordinary residuals.
+
+    `kv_heads` and `intermediate` None are written as null. Returns the folder.
+    """
+    config = {
+        "architectures": ["TransformerForCausalLM"],
+        "model_type": "transformer",
+        "attnres_block_size": block_size,
+        "bos_token_id": 1,
+        "elementwise_affine": True,
+        "eos_token_id": 2,
+        "fuse_cross_entropy": False,
+        "fuse_linear_cross_entropy": False,
+        "fuse_norm": False,
+        "fuse_swiglu": False,
+        "hidden_act": "swish",
+        "hidden_ratio": hidden_ratio,
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": max_positions,
+        "norm_eps": norm_eps,
+        "num_heads": heads,
+        "num_hidden_layers": layers,
+        "num_kv_heads": kv_heads,
+        "pad_token_id": None,
+        "qk_norm": qk_norm,
+        "qkv_bias": qkv_bias,
+        "rope_theta": rope_theta,
+        "tie_word_embeddings": tie,
+        "use_cache": True,
+        "use_l2warp": False,
+        "vocab_size": vocab,
+        "window_size": window_size,
+    }
+    if intermediate is None:
+        intermediate = -(-int(hidden * (hidden_ratio or 4) * 2 / 3) // 256) * 256
+    shapes = _base_shapes(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_dim=hidden // heads,
+        intermediate=intermediate,
+        vocab=vocab,
+        biases=["q_proj", "k_proj", "v_proj"] if qkv_bias else [],
+        qk_norm=qk_norm,
+        tie=tie,
+    )
+    if block_size is not None:
+        shapes |= _residual_shapes(layers, hidden, True)
+    tensors = {name: _draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
+    if zero_queries:
+        tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
+    tensors = _renamed(tensors, {hf: fla for fla, hf in _HF_OF_FLA.items()})
+    return _write(Path(folder), config, tensors, dtype)
+
+
+def house_copy_of_fla(src: str | Path, dst: str | Path) -> Path:
+    """An FLA checkpoint rewritten in the house format, or a ValueError if it cannot be exact.
+
+    Without per-head norms it becomes `attnres_llama`, with biases `attnres_qwen2`, with per-head
+    norms `attnres_qwen3`. Returns `dst`.
+    """
+    src = Path(src)
+    fla = json.loads((src / "config.json").read_text())
+    eps, heads, hidden = fla["norm_eps"], fla["num_heads"], fla["hidden_size"]
+    if fla["attnres_block_size"] is None or fla["window_size"] is not None:
+        raise ValueError("the house format has neither ordinary residuals nor a window")
+    if fla["qk_norm"] and eps != 1e-5:
+        raise ValueError(f"FLA's per-head norms have eps 1e-5, those of qwen3 would have {eps}")
+    if fla["qk_norm"] and fla["qkv_bias"]:
+        raise ValueError("no base family has per-head norms and biases on q, k, v alone")
+    base = "qwen3" if fla["qk_norm"] else "qwen2" if fla["qkv_bias"] else "llama"
+    tensors = _renamed(load_file(src / "model.safetensors"), _HF_OF_FLA)
+    config = {
+        "architectures": [f"AttnRes{_TITLES[base]}ForCausalLM"],
+        "model_type": f"attnres_{base}",
+        "attn_res": {"block_size": fla["attnres_block_size"]},
+        "hidden_act": "silu",
+        "intermediate_size": tensors["model.layers.0.mlp.gate_proj.weight"].shape[0],
+        "num_attention_heads": heads,
+        "num_key_value_heads": fla["num_kv_heads"] or heads,
+        "rms_norm_eps": eps,
+        "rope_parameters": {"rope_theta": fla["rope_theta"], "rope_type": "default"},
+    }
+    same = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
+    same += ("tie_word_embeddings", "bos_token_id", "eos_token_id", "initializer_range")
+    config |= {key: fla[key] for key in same}
+    if base != "qwen2":
+        config |= {"head_dim": hidden // heads, "attention_bias": False}
+    if base == "llama":
+        config["mlp_bias"] = False
+    return _write(Path(dst), config, tensors, fla["dtype"])

@@ -1,0 +1,469 @@
+"""An independent float64 evaluation of Attention-Residuals language models.
+
+Written from the equations of arXiv 2603.15031; shares no code with the package under test. Every
+call evaluates the whole sequence, and every site sums its blocks anew from the sublayers' outputs.
+
+With y_s the output of sublayer s (attention, MLP, attention, ...), x the token embedding and block
+starts 0 = b_0 < b_1 < ..., the sources a site s can see are
+
+    V = [x] + [y_b + ... + y_(e-1) for each start b < s],    e = min(next start, s)
+
+so the newest block is present only as far as it has been computed. The site mixes them by
+softmax_i(<query, RMSNorm(V_i)>), and its sublayer (at the last site: the head) reads the result.
+
+Understood: the house format (`attnres_llama`, `attnres_qwen2`, `attnres_qwen3`), `transformer` of
+FLA and, with ordinary residuals, `llama`, `qwen2` and `qwen3`.
+
+    python tests/oracle.py CHECKPOINT    # agreement with the checkpoint's expected.json
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+HF_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "attention_norm": "model.layers.{}.input_layernorm.weight",
+    "mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
+    "attention": "model.layers.{}.self_attn.",
+    "mlp": "model.layers.{}.mlp.",
+}
+HOUSE_NAMES = HF_NAMES | {
+    "attention_query": "model.layers.{}.self_attention_res_proj.weight",
+    "attention_key": "model.layers.{}.self_attention_res_norm.weight",
+    "mlp_query": "model.layers.{}.mlp_res_proj.weight",
+    "mlp_key": "model.layers.{}.mlp_res_norm.weight",
+    "final_query": "model.output_attn_res_proj.weight",
+    "final_key": "model.output_attn_res_norm.weight",
+}
+FLA_NAMES = {
+    "embedding": "model.embeddings.weight",
+    "final_norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "attention_norm": "model.layers.{}.attn_norm.weight",
+    "mlp_norm": "model.layers.{}.mlp_norm.weight",
+    "attention": "model.layers.{}.attn.",
+    "mlp": "model.layers.{}.mlp.",
+    "attention_query": "model.layers.{}.attn_res_proj.weight",
+    "attention_key": "model.layers.{}.attn_res_norm.weight",
+    "mlp_query": "model.layers.{}.mlp_res_proj.weight",
+    "mlp_key": "model.layers.{}.mlp_res_norm.weight",
+    "final_query": "model.res_proj.weight",
+    "final_key": "model.res_norm.weight",
+}
+
+
+@dataclass
+class Spec:
+    """What a checkpoint computes, free of any format's spelling."""
+
+    names: dict[str, str]
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    rope_theta: float
+    tied: bool
+    qk_norm_eps: float | None = None  # None: no per-head norm of queries and keys
+    window: int | None = None
+    biases: frozenset[str] = frozenset()  # of q_proj ... o_proj, gate_proj, up_proj, down_proj
+    block_starts: tuple[int, ...] | None = None  # None: ordinary residuals
+    final_mix: bool = True
+    key_norm_eps: float = 0.0
+    eps_scale_starts: tuple[int, ...] | None = None  # see `load`
+
+    @property
+    def sublayers(self) -> int:
+        return 2 * self.layers
+
+
+def starts_of(block_size: int, sublayers: int) -> tuple[int, ...]:
+    """Block starts 0, S, 2S, ... of blocks of S sublayers."""
+    if block_size < 1:
+        raise ValueError(f"block size must be positive, not {block_size}")
+    return tuple(range(0, sublayers, block_size))
+
+
+def check_starts(starts: Sequence[int], sublayers: int) -> tuple[int, ...]:
+    """`starts` as a tuple, or a ValueError: they must rise from 0 and stay below `sublayers`."""
+    starts = tuple(starts)
+    rising = all(a < b for a, b in pairwise(starts))
+    if not starts or starts[0] != 0 or not rising or starts[-1] >= sublayers:
+        raise ValueError(f"bad block starts {starts} for {sublayers} sublayers")
+    return starts
+
+
+def source_spans(starts: Sequence[int], site: int) -> list[tuple[int, int]]:
+    """Spans [b, e) of the sublayers in each block that `site` can see, oldest first."""
+    ends = [*starts[1:], site]
+    return [(b, min(e, site)) for b, e in zip(starts, ends, strict=True) if b < site]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The matrices are too small to share: on a busy machine a second thread costs tenfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x: Tensor, theta: float) -> Tensor:
+    """Half-split rotary embedding of x [tokens, heads, head_dim], positions 0, 1, ..."""
+    tokens, _, dim = x.shape
+    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angle = torch.arange(tokens, dtype=torch.float64)[:, None, None] * frequency
+    first, second = x.split(dim // 2, dim=-1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+@dataclass
+class Model:
+    """A checkpoint in float64. `weights` is keyed by the format's own tensor names."""
+
+    spec: Spec
+    weights: dict[str, Tensor] = field(repr=False)
+
+    def weight(self, role: str, layer: int | None = None, leaf: str = "") -> Tensor:
+        return self.weights[self.spec.names[role].format(layer) + leaf]
+
+    def linear(self, x: Tensor, role: str, layer: int, leaf: str) -> Tensor:
+        """x [tokens, in] -> [tokens, out] through `leaf`, with its bias where there is one."""
+        y = x @ self.weight(role, layer, leaf + ".weight").T
+        return y + self.weight(role, layer, leaf + ".bias") if leaf in self.spec.biases else y
+
+    def attention(self, x: Tensor, layer: int) -> Tensor:
+        """Causal (windowed) grouped-query attention of x [tokens, hidden]."""
+        spec, tokens = self.spec, x.shape[0]
+        q = self.linear(x, "attention", layer, "q_proj").view(tokens, spec.heads, spec.head_dim)
+        k = self.linear(x, "attention", layer, "k_proj").view(tokens, spec.kv_heads, spec.head_dim)
+        v = self.linear(x, "attention", layer, "v_proj").view(tokens, spec.kv_heads, spec.head_dim)
+        if spec.qk_norm_eps is not None:
+            q = rms_norm(q, self.weight("attention", layer, "q_norm.weight"), spec.qk_norm_eps)
+            k = rms_norm(k, self.weight("attention", layer, "k_norm.weight"), spec.qk_norm_eps)
+        q, k = rotate(q, spec.rope_theta), rotate(k, spec.rope_theta)
+        age = torch.arange(tokens)[:, None] - torch.arange(tokens)  # query position - key position
+        hidden = (age < 0) if spec.window is None else (age < 0) | (age >= spec.window)
+        outputs = []
+        for head in range(spec.heads):
+            group = head // (spec.heads // spec.kv_heads)
+            scores = q[:, head] @ k[:, group].T / math.sqrt(spec.head_dim)
+            outputs.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, group])
+        return self.linear(torch.cat(outputs, dim=-1), "attention", layer, "o_proj")
+
+    def mlp(self, x: Tensor, layer: int) -> Tensor:
+        """SwiGLU of x [tokens, hidden]."""
+        gate = self.linear(x, "mlp", layer, "gate_proj")
+        up = self.linear(x, "mlp", layer, "up_proj")
+        return self.linear(gate / (1 + torch.exp(-gate)) * up, "mlp", layer, "down_proj")
+
+    def norm_eps(self, site: int) -> float:
+        """The eps of the norm that reads the mix of `site`."""
+        starts = self.spec.eps_scale_starts
+        sources = 1 if starts is None else 1 + len(source_spans(starts, site))
+        return sources**2 * self.spec.eps
+
+    def sublayer(self, s: int, h: Tensor) -> Tensor:
+        """y_s: prenorm and attention or MLP of what site s mixed, h [tokens, hidden]."""
+        layer = s // 2
+        if s % 2:
+            weight = self.weight("mlp_norm", layer)
+            return self.mlp(rms_norm(h, weight, self.norm_eps(s)), layer)
+        weight = self.weight("attention_norm", layer)
+        return self.attention(rms_norm(h, weight, self.norm_eps(s)), layer)
+
+    def head(self, h: Tensor) -> Tensor:
+        """Last norm, head and log-softmax: h [tokens, hidden] -> [tokens, vocab]."""
+        h = rms_norm(h, self.weight("final_norm"), self.norm_eps(self.spec.sublayers))
+        return (h @ self.weight("embedding" if self.spec.tied else "head").T).log_softmax(-1)
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """[tokens, hidden]"""
+        return self.weight("embedding")[torch.as_tensor(list(ids), dtype=torch.long)]
+
+    def depth_softmax(self, site: int, sources: Tensor) -> Tensor:
+        """Weights [tokens, sources] that `site` gives to sources [sources, tokens, hidden]."""
+        role = "final" if site == self.spec.sublayers else "mlp" if site % 2 else "attention"
+        layer = None if role == "final" else site // 2
+        keys = rms_norm(sources, self.weight(f"{role}_key", layer), self.spec.key_norm_eps)
+        return (keys @ self.weight(f"{role}_query", layer).flatten()).T.softmax(-1)
+
+    def _evaluate(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """What the last norm reads [tokens, hidden], and each site's weights [tokens, sources]."""
+        spec, x = self.spec, self.embed(ids)
+        y: list[Tensor] = []
+        weights: list[Tensor] = []
+        for site in range(spec.sublayers + 1):
+            if spec.block_starts is None:
+                h = torch.stack([x, *y]).sum(0)
+            else:
+                spans = source_spans(spec.block_starts, site)
+                sources = torch.stack([x, *(torch.stack(y[b:e]).sum(0) for b, e in spans)])
+                if site == spec.sublayers and not spec.final_mix:
+                    h = sources[-1]
+                else:
+                    weights.append(self.depth_softmax(site, sources))
+                    h = torch.einsum("tn,ntd->td", weights[-1], sources)
+            if site < spec.sublayers:
+                y.append(self.sublayer(site, h))
+        return h, weights
+
+    def logprobs(self, ids: Sequence[int]) -> Tensor:
+        """Log-probabilities [len(ids), vocab] of the token after each position."""
+        with one_thread():
+            return self.head(self._evaluate(ids)[0])
+
+    def depth_weights(self, ids: Sequence[int]) -> list[Tensor]:
+        """Per site the softmax weights [tokens, sources].
+
+        Sources are in the order embedding, finished blocks, running partial sum; with ordinary
+        residuals the list is empty, and without a final mix there is no last site.
+        """
+        with one_thread():
+            return self._evaluate(ids)[1]
+
+    def prompt_logprobs(self, ids: Sequence[int]) -> list[float | None]:
+        """The log-probability of each token given those before it; None for the first."""
+        table = self.logprobs(ids)
+        return [None, *(table[i, token].item() for i, token in enumerate(ids[1:]))]
+
+    def greedy(self, prompt: Sequence[int], n: int) -> tuple[list[int], list[float], list[float]]:
+        """`n` greedy tokens, their log-probabilities and their lead over the runner-up."""
+        ids, logprobs, gaps = list(prompt), [], []
+        for _ in range(n):
+            best = self.logprobs(ids)[-1].topk(2)
+            ids.append(int(best.indices[0]))
+            logprobs.append(best.values[0].item())
+            gaps.append((best.values[0] - best.values[1]).item())
+        return ids[len(prompt) :], logprobs, gaps
+
+
+def _rope_theta(config: dict) -> float:
+    if config.get("rope_scaling"):
+        raise ValueError(f"rope_scaling is not supported: {config['rope_scaling']}")
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"rope_parameters are not supported: {rope}")
+    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+
+
+def _fla_spec(config: dict) -> Spec:
+    hidden, heads = config["hidden_size"], config["num_heads"]
+    if config.get("hidden_act", "swish") != "swish":
+        raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported")
+    intermediate = config.get("intermediate_size")
+    if intermediate is None:
+        two_thirds = int(hidden * (config.get("hidden_ratio") or 4) * 2 / 3)
+        intermediate = math.ceil(two_thirds / 256) * 256
+    block_size = config.get("attnres_block_size")
+    eps = config.get("norm_eps", 1e-6)
+    layers = config["num_hidden_layers"]
+    return Spec(
+        names=FLA_NAMES,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.get("num_kv_heads") or heads,
+        head_dim=hidden // heads,
+        intermediate=intermediate,
+        vocab=config["vocab_size"],
+        eps=eps,
+        rope_theta=_rope_theta(config),
+        tied=config.get("tie_word_embeddings", False),
+        qk_norm_eps=1e-5 if config.get("qk_norm") else None,
+        window=config.get("window_size"),
+        biases=frozenset(["q_proj", "k_proj", "v_proj"] if config.get("qkv_bias") else []),
+        block_starts=None if block_size is None else starts_of(block_size, 2 * layers),
+        key_norm_eps=eps,
+    )
+
+
+def _hf_spec(config: dict, base: str) -> Spec:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    if config.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported")
+    if config.get("use_sliding_window"):
+        raise ValueError("use_sliding_window is not supported")
+    biases = []
+    if base == "qwen2" or config.get("attention_bias"):
+        biases += ["q_proj", "k_proj", "v_proj"]
+    if base != "qwen2" and config.get("attention_bias"):
+        biases += ["o_proj"]
+    if base == "llama" and config.get("mlp_bias"):
+        biases += ["gate_proj", "up_proj", "down_proj"]
+    head_dim = config.get("head_dim") if base != "qwen2" else None
+    return Spec(
+        names=HF_NAMES,
+        layers=config["num_hidden_layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=head_dim or (128 if base == "qwen3" else hidden // heads),
+        intermediate=config["intermediate_size"],
+        vocab=config["vocab_size"],
+        eps=config["rms_norm_eps"],
+        rope_theta=_rope_theta(config),
+        tied=config.get("tie_word_embeddings", False),
+        qk_norm_eps=config["rms_norm_eps"] if base == "qwen3" else None,
+        biases=frozenset(biases),
+    )
+
+
+def _house_spec(config: dict, base: str) -> Spec:
+    spec, options = _hf_spec(config, base), config["attn_res"]
+    unknown = set(options) - {"block_size", "block_starts", "final_mix", "key_norm_eps"}
+    if unknown or ("block_size" in options) == ("block_starts" in options):
+        raise ValueError(f"bad attn_res options {options}")
+    spec.names = HOUSE_NAMES
+    if "block_size" in options:
+        spec.block_starts = starts_of(options["block_size"], spec.sublayers)
+    else:
+        spec.block_starts = check_starts(options["block_starts"], spec.sublayers)
+    spec.final_mix = options.get("final_mix", True)
+    spec.key_norm_eps = options.get("key_norm_eps", spec.eps)
+    return spec
+
+
+def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the checkpoint must hold."""
+    d, names, shapes = spec.hidden, spec.names, {}
+    linears = {
+        "q_proj": ("attention", spec.heads * spec.head_dim, d),
+        "k_proj": ("attention", spec.kv_heads * spec.head_dim, d),
+        "v_proj": ("attention", spec.kv_heads * spec.head_dim, d),
+        "o_proj": ("attention", d, spec.heads * spec.head_dim),
+        "gate_proj": ("mlp", spec.intermediate, d),
+        "up_proj": ("mlp", spec.intermediate, d),
+        "down_proj": ("mlp", d, spec.intermediate),
+    }
+    shapes[names["embedding"]] = (spec.vocab, d)
+    shapes[names["final_norm"]] = (d,)
+    if not spec.tied:
+        shapes[names["head"]] = (spec.vocab, d)
+    if spec.block_starts is not None and spec.final_mix:
+        shapes[names["final_query"]], shapes[names["final_key"]] = (1, d), (d,)
+    for layer in range(spec.layers):
+        for role in ("attention", "mlp"):
+            shapes[names[f"{role}_norm"].format(layer)] = (d,)
+            if spec.block_starts is not None:
+                shapes[names[f"{role}_query"].format(layer)] = (1, d)
+                shapes[names[f"{role}_key"].format(layer)] = (d,)
+        for leaf, (role, rows, columns) in linears.items():
+            prefix = names[role].format(layer) + leaf
+            shapes[prefix + ".weight"] = (rows, columns)
+            if leaf in spec.biases:
+                shapes[prefix + ".bias"] = (rows,)
+        if spec.qk_norm_eps is not None:
+            for leaf in ("q_norm.weight", "k_norm.weight"):
+                shapes[names["attention"].format(layer) + leaf] = (spec.head_dim,)
+    return shapes
+
+
+def load(
+    checkpoint_dir: str | Path,
+    eps_scale: bool = False,
+    block_starts: Sequence[int] | None = None,
+) -> Model:
+    """Read config.json and every safetensors file of a checkpoint.
+
+    `eps_scale` is for a model with ordinary residuals: the norm that reads a site uses n^2 * eps,
+    n being the number of sources that site would have with the given `block_starts`. As
+    RMSNorm(x / n, eps) = RMSNorm(x, n^2 * eps), such a model equals the Attention-Residuals model
+    whose queries are all zero.
+    """
+    folder = Path(checkpoint_dir)
+    config = json.loads((folder / "config.json").read_text())
+    kind = config["model_type"]
+    if kind == "transformer":
+        spec = _fla_spec(config)
+    elif kind in ("llama", "qwen2", "qwen3"):
+        spec = _hf_spec(config, kind)
+    elif kind in ("attnres_llama", "attnres_qwen2", "attnres_qwen3"):
+        spec = _house_spec(config, kind.removeprefix("attnres_"))
+    else:
+        raise ValueError(f"model_type {kind!r} is not supported")
+    if eps_scale:
+        if block_starts is None or spec.block_starts is not None:
+            raise ValueError("eps_scale needs block_starts and a model with ordinary residuals")
+        spec.eps_scale_starts = check_starts(block_starts, spec.sublayers)
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (a file handle, not a dict)
+                weights[name] = tensors.get_tensor(name).to(torch.float64)
+    if spec.tied:
+        weights.pop(spec.names["head"], None)
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if found != (wanted := _shapes(spec)):
+        odd = sorted(dict(found.items() ^ wanted.items()))
+        raise ValueError(f"missing, unexpected or misshapen tensors: {odd}")
+    return Model(spec, weights)
+
+
+def agreement(model: Model, cases: Sequence[dict]) -> dict[str, float]:
+    """Largest differences from `cases` (the list in an expected.json).
+
+    `logprob` is over all prompt and generated log-probabilities, `excess` the same as a multiple of
+    the bound 1e-4 + 2e-5 * |logprob|, `gap` over the leads of the greedy choices; `tokens` counts
+    the agreeing greedy tokens up to a choice whose lead is below 2e-3, `of` those looked at.
+    """
+    worst = {"logprob": 0.0, "excess": 0.0, "gap": 0.0, "tokens": 0, "of": 0}
+    for case in cases:
+        prompt, output = case["prompt"], case["output"]
+        table = model.logprobs(prompt + output)[:-1]
+        wanted = case["prompt_logprobs"][1:] + case["output_logprobs"]
+        for row, token, want in zip(table, (prompt + output)[1:], wanted, strict=True):
+            difference = abs(row[token].item() - want)
+            worst["logprob"] = max(worst["logprob"], difference)
+            worst["excess"] = max(worst["excess"], difference / (1e-4 + 2e-5 * abs(want)))
+        generated = table[len(prompt) - 1 :]
+        top = generated.topk(2).values
+        for lead, want in zip((top[:, 0] - top[:, 1]).tolist(), case["output_gap"], strict=True):
+            worst["gap"] = max(worst["gap"], abs(lead - want))
+        sure = next((i for i, gap in enumerate(case["output_gap"]) if gap < 2e-3), len(output))
+        tokens, _, _ = model.greedy(prompt, sure)
+        worst["tokens"] += sum(a == b for a, b in zip(tokens, output, strict=False))
+        worst["of"] += sure
+    return worst
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1:
+        print("usage: python tests/oracle.py CHECKPOINT", file=sys.stderr)
+        return 2
+    folder = Path(arguments[0])
+    model = load(folder)
+    print(f"{folder.name}: {model.spec.layers} layers, block starts {model.spec.block_starts}")
+    if not (folder / "expected.json").exists():
+        print("no expected.json")
+        return 0
+    result = agreement(model, json.loads((folder / "expected.json").read_text()))
+    print("  ".join(f"{key} {value:.3g}" for key, value in result.items()))
+    return int(result["excess"] > 1 or result["tokens"] < result["of"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
