@@ -8,6 +8,7 @@ pipeline stages.
 
 import importlib
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -21,8 +22,13 @@ from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import site_of
 
+if TYPE_CHECKING:
+    from vllm.model_executor.models.llama import LlamaForCausalLM as _Base
+else:
+    _Base = object
 
-class AttnResMixin:
+
+class AttnResMixin(_Base):
     """What an AttnRes model adds to a model class of vLLM's."""
 
     model: nn.Module
@@ -78,12 +84,19 @@ class AttnResMixin:
             "have; start without it."
         )
 
-    def attn_res_executed(self) -> dict[str, int]:
-        """Forward passes by algorithm since the start, warm-up and profiling included."""
+    def attn_res_executed(self) -> dict[str, dict[str, int]]:
+        """Forward passes since the start by algorithm, eager and compiled.
+
+        Warm-up and profiling passes are included.
+        """
         if not self.attn_res_sites:
             return {}
-        counts = self.attn_res_sites[max(self.attn_res_sites)].executed.tolist()
-        return dict(zip(settings.ALGORITHMS, counts, strict=True))
+        counts = self.attn_res_sites[max(self.attn_res_sites)].executed
+        assert counts is not None, "install_sites lets the last site count"
+        return {
+            name: dict(zip(("eager", "compiled"), row, strict=True))
+            for name, row in zip(settings.ALGORITHMS, counts.tolist(), strict=True)
+        }
 
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], seen: set[tuple[int, str]]

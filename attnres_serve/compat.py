@@ -52,10 +52,11 @@ def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], buil
     from vllm.transformers_utils import config as vllm_config
 
     table = vllm_config._CONFIG_FORMAT_TO_CONFIG_PARSER
-    if getattr(table["hf"], "understands_attnres", False):
+    parser: Any = table["hf"]
+    if getattr(parser, "understands_attnres", False):
         return
 
-    class AttnResConfigParser(table["hf"]):  # type: ignore[name-defined,misc]
+    class AttnResConfigParser(parser):
         understands_attnres = True
 
         def parse(self, model, trust_remote_code, revision=None, code_revision=None, **kwargs):

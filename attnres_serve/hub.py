@@ -22,7 +22,8 @@ def read_config(name: str) -> dict[str, Any]:
         config, _ = PreTrainedConfig.get_config_dict(name)
     except (OSError, ValueError):
         raise CheckpointError(
-            f"{name} is neither a folder on this machine nor a Hugging Face model whose config.json "
-            "can be fetched; give the path of a checkpoint folder or check the id and the network."
+            f"{name} is neither a folder on this machine nor a Hugging Face model whose "
+            "config.json can be fetched; give the path of a checkpoint folder, or check the id and "
+            "the network."
         ) from None
     return config

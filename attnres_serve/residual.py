@@ -71,8 +71,12 @@ class SiteNorm(RMSNorm):
         self.register_buffer("executed", None, persistent=False)
 
     def count_passes(self) -> None:
-        """Keep the count of forward passes by algorithm here; the last site of a stage does."""
-        self.executed = torch.zeros(len(ALGORITHMS), dtype=torch.int64)
+        """Count forward passes here, by algorithm and by eager or compiled.
+
+        The last site of a stage does.  The count is part of the graph, so it says what ran, not
+        what was asked for.
+        """
+        self.executed = torch.zeros((len(ALGORITHMS), 2), dtype=torch.int64)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, site={self.site.index}, {self.algorithm}"
@@ -106,8 +110,8 @@ class SiteNorm(RMSNorm):
         if self.site.opens_block:
             blocks, partial, answers = (*blocks, partial), None, ()
         normed, answers = self._mix(blocks, partial, answers)
-        if self.executed is not None:
-            self.executed[ALGORITHMS.index(self.algorithm)] += 1
+        if self.executed is not None and _record is None:
+            self.executed[ALGORITHMS.index(self.algorithm), int(torch.compiler.is_compiling())] += 1
         if self.leaves_stage:
             rows = blocks if partial is None else (*blocks, partial)
             return normed, torch.stack(rows, dim=1)
@@ -125,12 +129,10 @@ class SiteNorm(RMSNorm):
         if not answers:
             queries = [site.folded_query() for site in self.group]
             answers = torch_path.inter_block(blocks, queries, self.key_eps)
-        own = answers[0]
+        own, rest, query = answers[0], answers[1:], self.folded_query()
         if partial is None:
-            return torch_path.rms_norm(own[0], *norm, dtype=blocks[0].dtype), answers[1:]
-        return torch_path.merge(*own, partial, self.folded_query(), self.key_eps, *norm), answers[
-            1:
-        ]
+            return torch_path.rms_norm(own[0], *norm, dtype=blocks[0].dtype), rest
+        return torch_path.merge(*own, partial, query, self.key_eps, *norm), rest
 
     def _receive(self, residual: Tensor | DepthState) -> DepthState:
         previous = self.site.index - 1

@@ -7,6 +7,7 @@ sum and, where a block starts, moves that sum to the finished blocks before it r
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from attnres_serve.spec import AttnResSpec
 
@@ -42,7 +43,7 @@ def sites(spec: AttnResSpec) -> tuple[Site, ...]:
     final = spec.num_sublayers
     starts = (*spec.block_starts, final + 1)
     result = []
-    for number, (start, end) in enumerate(zip(starts, starts[1:], strict=False), 1):
+    for number, (start, end) in enumerate(pairwise(starts), 1):
         result += [
             Site(
                 index=index,

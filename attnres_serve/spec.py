@@ -5,6 +5,7 @@ Sublayers are numbered 0 to 2L-1 (attention, MLP, attention, ...), as in arXiv 2
 """
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
@@ -44,7 +45,7 @@ class AttnResSpec:
                 f"attn_res.block_starts is {list(starts)!r}; expected whole sublayer numbers "
                 "that begin with 0."
             )
-        if any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(starts)):
             raise CheckpointError(
                 f"attn_res.block_starts is {list(starts)!r}; expected ascending numbers "
                 "without repetition."

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.translation import Translation
 from attnres_serve.schedule import site_name
+from attnres_serve.spec import AttnResSpec
 
 _ATTNRES = re.compile(
     r"^model\.(?:layers\.(?P<layer>\d+)\.(?P<kind>self_attention|mlp)_res"
     r"|(?P<final>output_attn)_res)_(?P<part>proj|norm)\.weight$"
 )
+# Left over in many checkpoints without a meaning of their own: rotary tables, a tied head.
+_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^lm_head\.weight$")
 _LOOKS_LIKE_ATTNRES = re.compile(r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres")
 
 
@@ -35,9 +38,9 @@ def tensor_name(site: int, part: str, num_layers: int) -> str:
     return f"model.layers.{site // 2}.{kind}_res_{part}.weight"
 
 
-def expected_sites(translation_spec) -> range:
+def expected_sites(spec: AttnResSpec) -> range:
     """Sites whose query and key norm a checkpoint carries (site 0's are there but never matter)."""
-    return range(translation_spec.num_sublayers + translation_spec.final_mix)
+    return range(spec.num_sublayers + spec.final_mix)
 
 
 def check_tensors(
@@ -57,13 +60,12 @@ def check_tensors(
     """
     spec, hidden = translation.spec, translation.config["hidden_size"]
     own_names = {rename(name): name for name in shapes}
-    needed: dict[str, tuple[int, str]] = {}
-    if spec is not None:
-        needed = {
-            tensor_name(site, part, spec.num_layers): (site, part)
-            for site in expected_sites(spec)
-            for part in ("proj", "norm")
-        }
+    num_layers = translation.config["num_hidden_layers"]
+    needed = {
+        tensor_name(site, part, num_layers): (site, part)
+        for site in (expected_sites(spec) if spec else ())
+        for part in ("proj", "norm")
+    }
     for name, own in own_names.items():
         if name not in needed and _LOOKS_LIKE_ATTNRES.search(name):
             raise CheckpointError(
@@ -71,7 +73,7 @@ def check_tensors(
                 "no site; the configuration and the weights do not belong together."
             )
     for name, (site, part) in needed.items():
-        where = f"{'query' if part == 'proj' else 'key norm'} of {site_name(site, spec.num_layers)}"
+        where = f"{'query' if part == 'proj' else 'key norm'} of {site_name(site, num_layers)}"
         if name not in own_names:
             raise CheckpointError(
                 f"the checkpoint lacks the {where} ({name} in house names); a missing one is never "
@@ -83,19 +85,30 @@ def check_tensors(
                 f"{own_names[name]}, the {where}, has the shape {list(shape)}; expected "
                 f"{[1, hidden] if part == 'proj' else [hidden]}."
             )
-    _check_base(translation, shapes, own_names)
+    _check_base(translation, own_names)
 
 
-def _check_base(translation, shapes, own_names) -> None:
-    """Raise if a tensor of the base model is missing; quantised checkpoints have names of their own."""
+def _check_base(translation: Translation, own_names: Mapping[str, str]) -> None:
+    """Raise if a tensor of the base model is missing or left over.
+
+    Quantised checkpoints have names of their own, which vLLM checks when it loads them.
+    """
     config = translation.config
     if config.get("quantization_config"):
         return
-    for name in base_tensors(translation):
-        if name not in own_names:
+    needed = set(base_tensors(translation))
+    for name in sorted(needed - set(own_names)):
+        raise CheckpointError(
+            f"the checkpoint lacks the tensor {name} (in house names), which a "
+            f"{translation.base} model with {config['num_hidden_layers']} layers needs."
+        )
+    for name, own in own_names.items():
+        known = name in needed or site_of(name, config["num_hidden_layers"])
+        if not known and not _HARMLESS.search(name):
             raise CheckpointError(
-                f"the checkpoint lacks the tensor {name} (in house names), which a "
-                f"{translation.base} model with {config['num_hidden_layers']} layers needs."
+                f"the checkpoint holds the tensor {own}, which a {translation.base} model with "
+                f"{config['num_hidden_layers']} layers does not have; the configuration and the "
+                "weights do not belong together."
             )
 
 
@@ -110,6 +123,11 @@ def base_tensors(translation: Translation) -> list[str]:
     ]
     if translation.base == "qwen2":
         layer += [f"self_attn.{part}_proj.bias" for part in "qkv"]
+    elif config.get("attention_bias"):
+        biased = "qkvo" if translation.base == "llama" else "qkv"
+        layer += [f"self_attn.{part}_proj.bias" for part in biased]
+    if translation.base == "llama" and config.get("mlp_bias"):
+        layer += [f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")]
     if translation.base == "qwen3":
         layer += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
     names = [

@@ -6,6 +6,6 @@ from attnres_serve import compat
 class WorkerExtension:
     """Methods added to vLLM's worker class."""
 
-    def attn_res_executed(self) -> dict[str, int]:
-        """Forward passes of this worker by algorithm; empty for standard residuals."""
+    def attn_res_executed(self) -> dict[str, dict[str, int]]:
+        """Forward passes of this worker by algorithm, eager and compiled."""
         return compat.inner_model(self).attn_res_executed()

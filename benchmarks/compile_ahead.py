@@ -1,4 +1,4 @@
-"""Compile the single-pass kernel ahead of time, without a GPU, and print what the compiler made of it.
+"""Compile the single-pass kernel ahead of time, without a GPU: registers, spills, access widths.
 
     python -m benchmarks.compile_ahead --arch 80 90 --hidden 1024 7168 --dtype bfloat16
     python -m benchmarks.compile_ahead --hidden 7168 --tile 2 --num-warps 16

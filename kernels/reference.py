@@ -94,7 +94,7 @@ def merge(answer: Tensor, log_sum: Tensor, partial: Tensor, query: Tensor, eps: 
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over the last dimension, in the dtype of ``x`` (the mix is normed before rounding)."""
+    """RMSNorm over the last dimension in the dtype of ``x``: the mix is normed before rounding."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
 
 

@@ -4,15 +4,23 @@ The functions never write to their arguments, so a compiler sees every read and 
 copy a block.  Scores, softmax and mixing are in float32, the RMSNorm is applied to the float32 mix,
 and the result is rounded once to the activation dtype.
 
+Each has two forms of the same arithmetic.  *Unrolled*, a sum over separate tensors, is what a
+compiler wants: inductor fuses it without a copy and computes a finished block's scores for all later
+sites while it writes the block.  *Stacked*, a few calls on one tensor, is what eager mode wants, and
+what a compiler gets beyond ``MAX_UNROLLED`` sources, where unrolled graphs compile too slowly.
+
 Shapes: ``T`` tokens, ``d`` hidden size, ``n`` sources, ``S`` sites that share a phase 1.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 __all__ = ["inter_block", "merge", "rms_norm", "single_pass"]
+
+MAX_UNROLLED = 16
 
 
 def single_pass(
@@ -29,9 +37,8 @@ def single_pass(
     Returns:
         ``[T, d]`` in the dtype of the sources.
     """
-    stacked = torch.stack(tuple(sources), dim=1).float()
-    weights = torch.softmax(_scores(stacked, query, key_eps), dim=1)
-    mixed = (weights.unsqueeze(-1) * stacked).sum(1)
+    attend = _unrolled if _unroll(sources) else _stacked
+    ((mixed, _),) = attend(sources, [query], key_eps)
     return rms_norm(mixed, norm_weight, norm_eps, sources[0].dtype)
 
 
@@ -46,14 +53,10 @@ def inter_block(
         key_eps: epsilon of the key norm.
 
     Returns:
-        Per site the answer ``[T, d]`` and its log-sum-exp ``[T]``, both float32.
+        Per site the answer ``[T, d]`` and its log-sum-exp ``[T, 1]``, both float32.
     """
-    stacked = torch.stack(tuple(blocks), dim=1).float()
-    scale = torch.rsqrt(stacked.square().mean(-1, keepdim=True) + key_eps)
-    logits = (stacked @ torch.stack(tuple(queries), dim=1)) * scale
-    log_sums = torch.logsumexp(logits, dim=1)
-    answers = torch.bmm(torch.exp(logits - log_sums.unsqueeze(1)).transpose(1, 2), stacked)
-    return tuple(zip(answers.unbind(1), log_sums.unbind(1), strict=True))
+    attend = _unrolled if _unroll(blocks) else _stacked
+    return attend(blocks, queries, key_eps)
 
 
 def merge(
@@ -69,7 +72,7 @@ def merge(
 
     Args:
         answer: ``[T, d]`` float32, this site's answer of phase 1.
-        log_sum: ``[T]`` float32, its log-sum-exp.
+        log_sum: ``[T, 1]`` float32, its log-sum-exp.
         partial: ``[T, d]`` running partial sum in the activation dtype.
         query, key_eps, norm_weight, norm_eps: as in ``single_pass``.
 
@@ -77,7 +80,7 @@ def merge(
         ``[T, d]`` in the dtype of ``partial``.
     """
     own = partial.float()
-    weight = torch.sigmoid(_scores(own, query, key_eps) - log_sum).unsqueeze(-1)
+    weight = torch.sigmoid(_score(own, query, key_eps) - log_sum)
     return rms_norm(answer + weight * (own - answer), norm_weight, norm_eps, partial.dtype)
 
 
@@ -88,5 +91,36 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
     return normed.to(dtype or x.dtype)
 
 
-def _scores(x: Tensor, query: Tensor, eps: float) -> Tensor:
-    return (x * query).sum(-1) * torch.rsqrt(x.square().mean(-1) + eps)
+def _unroll(sources: Sequence[Tensor]) -> bool:
+    return torch.compiler.is_compiling() and len(sources) <= MAX_UNROLLED
+
+
+def _score(x: Tensor, query: Tensor, eps: float) -> Tensor:
+    return (x * query).sum(-1, keepdim=True) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _unrolled(
+    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    answers = []
+    for query in queries:
+        scores = [_score(source.float(), query, eps) for source in sources]
+        top = reduce(torch.maximum, scores)
+        powers = [torch.exp(score - top) for score in scores]
+        total = reduce(torch.add, powers)
+        rows = zip(powers, sources, strict=True)
+        mixed = reduce(torch.add, [power / total * source.float() for power, source in rows])
+        answers.append((mixed, top + torch.log(total)))
+    return tuple(answers)
+
+
+def _stacked(
+    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    stacked = torch.stack(tuple(sources), dim=1).float()
+    scale = torch.rsqrt(stacked.square().mean(-1, keepdim=True) + eps)
+    scores = (stacked @ torch.stack(tuple(queries), dim=1)) * scale
+    log_sums = torch.logsumexp(scores, dim=1)
+    weights = torch.exp(scores - log_sums.unsqueeze(1))
+    mixed = torch.bmm(weights.transpose(1, 2), stacked)
+    return tuple((mixed[:, site], log_sums[:, site].unsqueeze(-1)) for site in range(len(queries)))

@@ -27,6 +27,9 @@ class AttnResInfo(BaseModel):
     executed: dict[str, int] = Field(
         description="forward passes by algorithm since the start, warm-up and profiling included"
     )
+    executed_compiled: dict[str, int] = Field(
+        description="those of them that ran in a compiled graph"
+    )
 
 
 @router.get("/v1/attn_res")
@@ -45,17 +48,20 @@ async def attn_res(request: Request) -> AttnResInfo:
         "backend": None,
         "algorithm": None,
         "executed": {},
+        "executed_compiled": {},
     }
     spec = spec_of(config) if backbone else None
     if spec is not None:
-        by_worker = await client.collective_rpc("attn_res_executed")
+        # Every worker runs every pass, so the first one's count stands for all.
+        passes, *_ = await client.collective_rpc("attn_res_executed")
         info |= {
             "blocks": spec.num_blocks,
             "block_starts": list(spec.block_starts),
             "sites": len(sites(spec)),
             "backend": "torch",
             "algorithm": settings.algorithm(client.vllm_config.additional_config),
-            "executed": by_worker[0],
+            "executed": {name: sum(counts.values()) for name, counts in passes.items()},
+            "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
         }
     return AttnResInfo(**info)
 

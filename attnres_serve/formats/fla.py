@@ -95,7 +95,7 @@ def _spec(config: dict[str, Any]) -> AttnResSpec | None:
 
 def _base_config(config: dict[str, Any]) -> dict[str, Any]:
     hidden, heads = config["hidden_size"], config["num_heads"]
-    base = {
+    base: dict[str, Any] = {
         key: config[key]
         for key in (
             "hidden_size",
@@ -142,6 +142,6 @@ def _base_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _intermediate_size(config: dict[str, Any]) -> int:
-    """FLA's rule for a null intermediate_size: two thirds of the ratio, up to 256's next multiple."""
+    """FLA's rule for a null size: two thirds of hidden_ratio, up to the next multiple of 256."""
     ratio = config.get("hidden_ratio") or 4
     return -(-int(config["hidden_size"] * ratio * 2 / 3) // 256) * 256

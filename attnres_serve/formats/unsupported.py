@@ -38,8 +38,9 @@ def refuse_if_attnres(config: dict[str, Any]) -> None:
     model_type = config.get("model_type")
     if model_type in NATIVE_MODEL_TYPES:
         return
-    architecture = (config.get("architectures") or [None])[0]
-    format_name = MODEL_TYPES.get(model_type) or ARCHITECTURES.get(architecture)
+    architectures = config.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    format_name = MODEL_TYPES.get(str(model_type)) or ARCHITECTURES.get(str(architecture))
     if format_name:
         raise CheckpointError(
             f"this is a checkpoint of the {format_name} format (model_type {model_type!r}, "

@@ -1,0 +1,208 @@
+"""Start servers for tests, ask them, stop them; compare answers with what a golden expects."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+TESTS = Path(__file__).parent
+GOLDENS = TESTS / "goldens"
+START_TIMEOUT = 420  # seconds; a compiled start takes 40 to 100 on two cores
+SMALL_GAP = 2e-3  # a greedy choice closer than this may fall either way
+
+
+def bound(logprob: float) -> float:
+    """How far a served logprob may be from the expected one.
+
+    Two float32 evaluations in different order: 1e-4 for the hidden state, 2e-5 relative for the
+    log-softmax of a large logit.  Measured differences are about a twentieth of it.
+    """
+    return 1e-4 + 2e-5 * abs(logprob)
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen
+    log: Path
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.url, timeout=300)
+
+    def get(self, path: str) -> Any:
+        return self.client.get(path).raise_for_status().json()
+
+    def complete(self, prompt: Any, **options: Any) -> dict[str, Any]:
+        """Greedy completion; ``prompt`` is text, token ids or a list of those."""
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 16, **options}
+        return self.client.post("/v1/completions", json=body).raise_for_status().json()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return self.get("/v1/attn_res")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a server: small KV cache, nothing fetched, no interpreter for Triton."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "VLLM_PLUGINS")}
+    return kept | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | extra
+
+
+OURS = (sys.executable, "-m", "attnres_serve", "serve")
+VLLMS = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model")
+
+
+@contextmanager
+def running(
+    command: tuple[str, ...], checkpoint: Path, log: Path, *flags: str, **env: str
+) -> Iterator[Server]:
+    """A server of ``checkpoint``, started and stopped.
+
+    Args:
+        command: ``OURS`` or ``VLLMS``.
+        checkpoint: folder.
+        log: where its output goes.
+        flags, env: further flags and environment variables.
+    """
+    port = free_port()
+    arguments = [*command, str(checkpoint), "--host", "127.0.0.1", "--port", str(port), *flags]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            arguments, stdout=output, stderr=subprocess.STDOUT, env=environment(**env)
+        )
+    server = Server(f"http://127.0.0.1:{port}", process, log)
+    try:
+        _wait_until_healthy(server)
+        yield server
+    finally:
+        server.client.close()
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_healthy(server: Server) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            raise RuntimeError(f"the server ended while starting:\n{tail(server.log)}")
+        try:
+            if server.client.get("/health", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.3)
+    raise TimeoutError(f"no answer after {START_TIMEOUT} s:\n{tail(server.log)}")
+
+
+def tail(log: Path, lines: int = 60) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def expected(golden: Path) -> list[dict[str, Any]]:
+    return json.loads((golden / "expected.json").read_text())
+
+
+def differences(
+    case: dict[str, Any],
+    prompt_logprobs: list[float] | None,
+    output: list[int],
+    logprobs: list[float],
+) -> Iterator[str]:
+    """Every way in which an answer departs from a case of ``expected.json``.
+
+    Args:
+        case: the case.
+        prompt_logprobs: logprob of each prompt token from the second on, None if not asked for.
+        output, logprobs: generated tokens and their logprobs.
+    """
+    if prompt_logprobs is not None:
+        wanted = case["prompt_logprobs"][1:]
+        assert len(prompt_logprobs) == len(wanted)
+        for position, (found, want) in enumerate(zip(prompt_logprobs, wanted, strict=True), 1):
+            if not abs(found - want) <= bound(want):
+                yield f"prompt token {position}: {found} instead of {want}"
+    assert len(output) == len(logprobs) == len(case["output"])
+    rows = zip(
+        output, logprobs, case["output"], case["output_logprobs"], case["output_gap"], strict=True
+    )
+    for position, (token, found, wanted_token, want, gap) in enumerate(rows):
+        if gap < SMALL_GAP:
+            return
+        if token != wanted_token:
+            yield f"output token {position}: {token} instead of {wanted_token}"
+            return
+        if not abs(found - want) <= bound(want):
+            yield f"output token {position}: {found} instead of {want}"
+
+
+def http_answer(choice: dict[str, Any], prompt: list[int]) -> tuple:
+    """Prompt logprobs, tokens and logprobs of a choice of ``/v1/completions``.
+
+    The request asks for ``logprobs=0``, ``return_tokens_as_token_ids`` and, perhaps,
+    ``prompt_logprobs=0``.
+    """
+    given = choice.get("prompt_logprobs")
+    prompt_logprobs = None
+    if given is not None:
+        pairs = zip(given[1:], prompt[1:], strict=True)
+        prompt_logprobs = [entry[str(token)]["logprob"] for entry, token in pairs]
+    tokens = [int(token.removeprefix("token_id:")) for token in choice["logprobs"]["tokens"]]
+    return prompt_logprobs, tokens, choice["logprobs"]["token_logprobs"]
+
+
+ASK = {
+    "logprobs": 0,
+    "return_tokens_as_token_ids": True,
+    "ignore_eos": True,
+}
+
+
+def check_golden_over_http(server: Server, golden: Path) -> None:
+    """Alone, in a batch, and from the prefix cache: every answer within the bound."""
+    cases = expected(golden)
+    found: list[str] = []
+    for case in cases:
+        answer = server.complete(case["prompt"], prompt_logprobs=0, **ASK)["choices"][0]
+        found += differences(case, *http_answer(answer, case["prompt"]))
+    batch = server.complete([case["prompt"] for case in cases], prompt_logprobs=0, **ASK)
+    choices = sorted(batch["choices"], key=lambda choice: choice["index"])
+    for case, choice in zip(cases, choices, strict=True):
+        found += differences(case, *http_answer(choice, case["prompt"]))
+    longest = max(cases, key=lambda case: len(case["prompt"]))
+    cached = server.complete(longest["prompt"], **ASK)
+    if cached["usage"]["prompt_tokens_details"]["cached_tokens"] == 0:
+        cached = server.complete(longest["prompt"], **ASK)
+    assert cached["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    found += differences(longest, *http_answer(cached["choices"][0], longest["prompt"]))
+    assert not found, "\n".join(found)
+
+
+def check_executed(info: dict[str, Any], algorithm: str, compiled: bool) -> None:
+    """The counters say that this algorithm ran, the other did not, and whether it was compiled."""
+    assert info["algorithm"] == algorithm
+    other = {"single_pass": "two_phase", "two_phase": "single_pass"}[algorithm]
+    assert info["executed"][algorithm] > 0
+    assert info["executed"][other] == 0
+    in_graph = info["executed_compiled"][algorithm]
+    assert in_graph == (info["executed"][algorithm] if compiled else 0)

@@ -1,0 +1,114 @@
+"""The goldens, served: every checkpoint, both algorithms, eager and compiled, through vLLM's own
+API server, through ours and through the engine; alone, batched, cached and chunked."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import house_copy_of_fla
+from serving import (
+    GOLDENS,
+    OURS,
+    VLLMS,
+    check_executed,
+    check_golden_over_http,
+    environment,
+    running,
+    tail,
+)
+
+pytestmark = pytest.mark.engine
+
+BLOCK, FULL, SMALL = "fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale"
+HOUSE = "house_copy_of_block"
+CHUNK = 48  # tokens per step: the prompts of 70 and 200 tokens need several
+
+# Way in, golden, algorithm, mode, chunked.  Every pair of values of any two columns is in a row.
+PAIRWISE = [
+    ("ours", BLOCK, "single_pass", "compiled", True),
+    ("ours", FULL, "two_phase", "eager", False),
+    ("ours", SMALL, "single_pass", "eager", False),
+    ("ours", HOUSE, "two_phase", "compiled", True),
+    ("vllm", BLOCK, "two_phase", "eager", False),
+    ("vllm", FULL, "single_pass", "compiled", True),
+    ("vllm", SMALL, "two_phase", "compiled", False),
+    ("vllm", HOUSE, "single_pass", "eager", True),
+    ("engine", BLOCK, "single_pass", "eager", True),
+    ("engine", FULL, "two_phase", "compiled", False),
+    ("engine", SMALL, "two_phase", "compiled", True),
+    ("engine", HOUSE, "single_pass", "compiled", False),
+]
+EVERY = itertools.product(
+    ("ours", "vllm", "engine"),
+    (BLOCK, FULL, SMALL, HOUSE),
+    ("single_pass", "two_phase"),
+    ("eager", "compiled"),
+    (False, True),
+)
+COMBINATIONS = [
+    pytest.param(*row, marks=() if row in PAIRWISE else pytest.mark.exhaustive) for row in EVERY
+]
+
+
+def test_the_subset_is_pairwise():
+    """Every pair of values that two columns can take stands in some row of the subset."""
+    columns = list(zip(*PAIRWISE, strict=True))
+    for first, second in itertools.combinations(columns, 2):
+        assert set(zip(first, second, strict=True)) == set(
+            itertools.product(set(first), set(second))
+        )
+
+
+@pytest.fixture(scope="module")
+def house_copy(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("house") / HOUSE
+    house_copy_of_fla(GOLDENS / BLOCK, folder)
+    (folder / "expected.json").write_bytes((GOLDENS / BLOCK / "expected.json").read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize(("way", "name", "algorithm", "mode", "chunked"), COMBINATIONS)
+def test_golden(way, name, algorithm, mode, chunked, house_copy, tmp_path):
+    golden = house_copy if name == HOUSE else GOLDENS / name
+    flags = ["--dtype", "float32", "--max-model-len", "256", "--enable-prompt-tokens-details"]
+    if mode == "eager":
+        flags.append("--enforce-eager")
+    if chunked:
+        flags += ["--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8"]
+    if way == "engine":
+        info = run_in_engine(golden, algorithm, mode, chunked, tmp_path)
+    else:
+        env = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+        if way == "ours":
+            command = OURS
+            flags += ["--attnres-algorithm", algorithm]
+        else:
+            command = VLLMS
+            flags += ["--additional-config", json.dumps({"attnres_algorithm": algorithm})]
+            env["VLLM_PLUGINS"] = "attnres"  # lets vLLM's own server load our endpoint
+        with running(command, golden, tmp_path / "log", *flags, **env) as server:
+            check_golden_over_http(server, golden)
+            info = server.info
+    check_executed(info, algorithm, compiled=mode == "compiled")
+
+
+def run_in_engine(golden, algorithm, mode, chunked, tmp_path) -> dict:
+    """The same through ``vllm.LLM``, in a process of its own (tests/engine.py)."""
+    log, result = tmp_path / "log", tmp_path / "result.json"
+    arguments = [str(golden), algorithm, mode, str(CHUNK if chunked else 0), str(result)]
+    with log.open("w") as output:
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "engine.py"), *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(VLLM_CACHE_ROOT=str(tmp_path / "cache")),
+            timeout=600,
+            check=False,
+        )
+    assert result.exists(), f"exit {done.returncode}:\n{tail(log)}"
+    answer = json.loads(result.read_text())
+    assert not answer["found"], "\n".join(answer["found"])
+    return answer

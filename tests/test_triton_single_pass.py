@@ -1,0 +1,466 @@
+"""The single-pass Triton kernel against the float64 run of its specification.
+
+Without a GPU the kernel runs in Triton's interpreter, which has to be chosen before Triton is
+imported.  The variable is set around that import and while these tests run, so that no process
+another test starts inherits it.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+ON_GPU = torch.cuda.is_available()
+_VARIABLE = "TRITON_INTERPRET"
+_before = os.environ.get(_VARIABLE)
+if not ON_GPU and "triton" not in sys.modules:
+    os.environ[_VARIABLE] = "1"
+
+import triton  # noqa: E402  (the variable above comes first)
+
+from attnres_serve.kernels import reference, triton_single_pass  # noqa: E402
+from attnres_serve.kernels.triton_single_pass import MAX_HIDDEN, single_pass  # noqa: E402
+
+if _before is None:
+    os.environ.pop(_VARIABLE, None)
+
+# False if another module of this test run imported Triton without the interpreter.
+INTERPRETED = triton_single_pass.INTERPRETED and not isinstance(
+    triton.language.sum, triton.JITFunction
+)
+RUNNABLE = ON_GPU or INTERPRETED
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+HIDDEN = (1, 3, 64, 96, 257, 1000, 4097)
+LAYOUTS = ("dense", "padded", "slots first")
+KEY_EPS, NORM_EPS = 1e-6, 1e-5
+
+# Error before the last rounding, in units of 2^-24 times the condition of the result (see
+# _tolerance).  Seen in the interpreter: up to 1.3 in 557 cases; a GPU's exp2 and rsqrt add up to
+# two units each.
+FLOAT32_ROUNDINGS = 4.0
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the variable set while a test runs, and the interpreter's arithmetic like a GPU's."""
+    if ON_GPU or not RUNNABLE:
+        return
+    monkeypatch.setenv(_VARIABLE, "1")
+    _round_bf16_to_nearest(monkeypatch)
+    _sum_pairwise(monkeypatch)
+
+
+def _round_bf16_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9's interpreter truncates float32 to bf16; compiled code has cvt.rn.bf16."""
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def convert_float(data, source, target, rounding_mode):
+        if (source, target) != (triton.language.float32, triton.language.bfloat16):
+            return convert(data, source, target, rounding_mode)
+        rounded = torch.tensor(data).to(torch.bfloat16).view(torch.int16)
+        return rounded.numpy().view("uint16").reshape(data.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert_float)
+
+
+def _sum_pairwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9's interpreter adds joined tensors term by term; threads and warps add as a tree.
+
+    numpy sums pairwise only along a contiguous axis.  Of 4097 squares the one-by-one sum is off by
+    34 units of 2^-24 where the tree is off by 2, and the error of a score would be mostly that.
+    """
+    from triton.runtime import interpreter
+
+    def add(self, operand):
+        axis = range(operand.handle.data.ndim)[self.axis]
+        data = np.ascontiguousarray(np.moveaxis(operand.handle.data, axis, -1)).sum(-1)
+        assert not self.keep_dims
+        return self.to_tensor(data, operand.dtype)
+
+    monkeypatch.setattr(interpreter.ReduceOps, "sum", add)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch: ``row + 1`` sources of ``tokens`` x ``hidden``, and how they are laid out."""
+
+    tokens: int
+    row: int
+    hidden: int
+    dtype: torch.dtype = torch.bfloat16
+    fresh: bool = False
+    layout: str = "dense"
+    spare: int = 1
+    scale: float = 1.0
+    query_scale: float = 1.0
+    weight_dtype: torch.dtype | None = None
+    seed: int = 0
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bit patterns, so that NaN equals itself and 0 differs from -0."""
+    return tensor.contiguous().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+
+
+def _poisoned(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Storage full of NaN and a view of ``shape`` into it, ``[T, d]`` or ``[T, slots, d]``."""
+    pad = 0 if layout == "dense" else 5
+    if layout == "slots first" and len(shape) == 3:
+        tokens, slots, hidden = shape
+        storage = torch.full((slots, tokens, hidden + pad), torch.nan, dtype=dtype, device=DEVICE)
+        return storage, storage.transpose(0, 1)[..., :hidden]
+    extra = [1] * (len(shape) - 2) if layout == "padded" else [0] * (len(shape) - 2)
+    sizes = [shape[0], *(s + e for s, e in zip(shape[1:-1], extra, strict=True)), shape[-1] + pad]
+    storage = torch.full(sizes, torch.nan, dtype=dtype, device=DEVICE)
+    return storage, storage[tuple(slice(0, size) for size in shape)]
+
+
+def _random(generator: torch.Generator, case: Case, *shape: int) -> Tensor:
+    """Normal values cut at three sigma, so that fp16 at scale 1e4 cannot overflow in one sum."""
+    values = torch.randn(*shape, generator=generator).clamp(-3, 3) * case.scale
+    return values.to(case.dtype).to(DEVICE)
+
+
+def _compare(case: Case) -> None:
+    """Run the kernel on a case and hold state, untouched memory and result to the reference."""
+    generator = torch.Generator().manual_seed(case.seed)
+    shape = (case.tokens, case.row + 1 + case.spare, case.hidden)
+    bank_storage, bank = _poisoned(shape, case.layout, case.dtype)
+    _, delta = _poisoned((case.tokens, case.hidden), case.layout, case.dtype)
+    out_storage, out = _poisoned((case.tokens, case.hidden), case.layout, case.dtype)
+    used = case.row if case.fresh else case.row + 1  # a fresh row holds NaN until it is written
+    bank[:, :used] = _random(generator, case, case.tokens, used, case.hidden)
+    delta.copy_(_random(generator, case, case.tokens, case.hidden))
+    query = torch.randn(case.hidden, generator=generator).to(DEVICE) * case.query_scale
+    norm_weight = torch.randn(case.hidden, generator=generator).to(DEVICE)
+    norm_weight = norm_weight.to(case.weight_dtype or case.dtype)
+
+    blocks = [bank[:, i].clone() for i in range(case.row)]
+    before = None if case.fresh else bank[:, case.row].clone()
+    partial = reference.add_partial(before, delta)
+    mixed, _ = reference.mix([*blocks, partial], query, KEY_EPS, torch.float64)
+    expected = reference.rms_norm(mixed, norm_weight, NORM_EPS)
+    expected_storage = bank_storage.clone()
+    expected_view = expected_storage.as_strided(bank.shape, bank.stride(), bank.storage_offset())
+    expected_view[:, case.row] = partial
+    delta_before = delta.clone()
+
+    returned = single_pass(
+        delta,
+        bank,
+        query,
+        norm_weight,
+        row=case.row,
+        fresh=case.fresh,
+        key_eps=KEY_EPS,
+        norm_eps=NORM_EPS,
+        out=out,
+    )
+
+    assert returned is out
+    assert torch.equal(_bits(bank_storage), _bits(expected_storage)), "state or untouched rows"
+    assert torch.equal(_bits(delta), _bits(delta_before))
+    if case.tokens == 0:
+        return
+    assert int(out_storage.isnan().sum()) == out_storage.numel() - out.numel(), "padding or holes"
+    tolerance = _tolerance([*blocks, partial], query, norm_weight, mixed, expected, case.dtype)
+    worst = ((out.double() - expected).abs() / tolerance).max()
+    assert worst <= 1, f"{float(worst):.3g} times the tolerance"
+
+
+def _tolerance(
+    sources: list[Tensor],
+    query: Tensor,
+    norm_weight: Tensor,
+    mixed: Tensor,
+    expected: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """How far a float32 computation with one final rounding may be from the exact result.
+
+    The rounding is wrong by half a unit in the last place.  Before it, a score carries an absolute
+    error that grows with its own size (product, root, exponential) and with the root of the summed
+    squares of its terms (rounding errors of a sum add like a random walk); a weight inherits that
+    as a relative error, the mix inherits it times the largest source, and the norm divides by the
+    root mean square of the mix, which cancellation may have made small.
+    """
+    stacked = torch.stack(sources, dim=1).double()  # [T, n, d]
+    rms = (stacked.square().mean(-1) + KEY_EPS).sqrt()
+    terms = (stacked * query.double()).square().sum(-1).sqrt() / rms
+    score = reference.scores(stacked, query.double(), KEY_EPS).abs()
+    condition = 1 + (terms + score).amax(1)
+    gain = norm_weight.double().abs().max() / (mixed.square().mean(-1) + NORM_EPS).sqrt()
+    float32 = FLOAT32_ROUNDINGS * 2**-24 * condition * stacked.abs().amax((1, 2)) * gain
+    limits = torch.finfo(dtype)
+    half_ulp = expected.abs().clamp(min=limits.smallest_normal) * (limits.eps / 2)
+    return half_ulp + float32[:, None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(
+        Case,
+        tokens=st.sampled_from((1, 5)),
+        row=st.integers(0, 15),
+        hidden=st.sampled_from(HIDDEN),
+        dtype=st.sampled_from(DTYPES),
+        fresh=st.booleans(),
+        layout=st.sampled_from(LAYOUTS),
+        spare=st.integers(0, 2),
+        scale=st.sampled_from((1.0, 1e4, 1e-4, 1e-6)),
+        query_scale=st.sampled_from((0.0, 0.05, 1.0)),
+        weight_dtype=st.sampled_from((None, *DTYPES)),
+        seed=st.integers(0, 2**31),
+    )
+)
+def test_single_pass_over_the_grid(case: Case) -> None:
+    """Any mix of shape, dtype, layout and magnitude."""
+    _compare(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        # One source: its weight is exactly one and the loop does not run.
+        Case(5, 0, 257, fresh=True),
+        Case(5, 0, 257),
+        # The second source: one masked lane in a tile of two.
+        Case(5, 1, 96),
+        # A full and a partly filled last tile.
+        Case(5, 2, 96),
+        Case(5, 3, 96, fresh=True),
+        # Full AttnRes depth, more tokens than any other row here.
+        Case(17, 15, 64),
+        # Hidden size one: the norm leaves the sign only, unit strides everywhere.
+        Case(5, 3, 1),
+        # Fewer elements than a warp has lanes.
+        Case(5, 3, 3, layout="padded"),
+        # One element more than a power of two: nearly half of the block is masked.
+        Case(1, 4, 4097, layout="padded"),
+        # The largest block of the table.
+        Case(1, 2, 7168),
+        # Not dense: padded rows and slots, and a bank with slots outermost.
+        Case(5, 4, 1000, layout="padded", fresh=True),
+        Case(5, 4, 1000, layout="slots first"),
+        # No slot behind the row, so that a read past it would leave the bank.
+        Case(5, 4, 257, spare=0),
+        # Zero query: equal scores, a plain mean.
+        Case(5, 8, 257, query_scale=0.0),
+        # Sharp: scores of several tens, one weight takes all, others underflow.
+        Case(5, 8, 257, query_scale=4.0),
+        # Magnitudes at which a mean square overflows fp16 and at which eps outweighs it.
+        Case(5, 4, 257, scale=1e4),
+        Case(5, 4, 257, scale=1e-4),
+        Case(5, 4, 257, scale=1e-6),
+        # Norm weight kept in float32 beside half activations, as some families do.
+        Case(5, 4, 257, weight_dtype=torch.float32),
+        # Nothing to do.
+        Case(0, 3, 64),
+    ],
+    ids=lambda case: "-".join(str(v) for v in vars(case).values()),
+)
+def test_single_pass_rows(case: Case, dtype: torch.dtype) -> None:
+    """Hand-picked rows; the comments say what each stresses."""
+    _compare(Case(**{**vars(case), "dtype": dtype}))
+
+
+def _arguments(**changes: object) -> dict[str, object]:
+    """Valid arguments of a small launch, with changes."""
+    generator = torch.Generator().manual_seed(1)
+    arguments: dict[str, object] = {
+        "delta": torch.randn(4, 96, generator=generator).to(torch.bfloat16).to(DEVICE),
+        "bank": torch.randn(4, 5, 96, generator=generator).to(torch.bfloat16).to(DEVICE),
+        "query": torch.randn(96, generator=generator).to(DEVICE),
+        "norm_weight": torch.randn(96, generator=generator).to(torch.bfloat16).to(DEVICE),
+        "row": 3,
+        "fresh": False,
+        "key_eps": KEY_EPS,
+        "norm_eps": NORM_EPS,
+    }
+    return arguments | changes
+
+
+def test_a_dominating_score_selects_its_source() -> None:
+    """A source along a long query takes the whole weight, in the loop and in the partial sum."""
+    for chosen in (0, 2, 3):
+        arguments = _arguments()
+        arguments["query"] *= 50
+        arguments["bank"][:, chosen] = (arguments["query"] / 50).to(torch.bfloat16)
+        if chosen == 3:
+            arguments["delta"].zero_()
+        source = arguments["bank"][:, chosen].double()
+        out = single_pass(**arguments)
+        expected = reference.rms_norm(source, arguments["norm_weight"], NORM_EPS)
+        torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=2**-20)
+
+
+def test_a_token_does_not_depend_on_its_batch() -> None:
+    """The config does not depend on T, so a token alone gets the bits it gets among others."""
+    together = _arguments()
+    alone = _arguments()
+    alone["delta"], alone["bank"] = alone["delta"][2:3], alone["bank"][2:3]
+    assert torch.equal(single_pass(**together)[2:3], single_pass(**alone))
+
+
+@pytest.mark.parametrize("config", [(1, 1), (2, 2), (4, 4)], ids=str)
+def test_configs_agree(config: tuple[int, int]) -> None:
+    """Tiles that divide the number of sources, do not, and exceed it."""
+    expected = single_pass(**_arguments())
+    actual = single_pass(**_arguments(config=triton_single_pass.Config(*config)))
+    torch.testing.assert_close(actual, expected, rtol=2**-7, atol=2**-20)
+
+
+def test_out_is_allocated_dense() -> None:
+    """A padded delta does not give a padded result."""
+    wide = torch.randn(4, 100).to(torch.bfloat16).to(DEVICE)
+    out = single_pass(**_arguments(delta=wide[:, :96]))
+    assert out.is_contiguous() and out.dtype == torch.bfloat16 and out.shape == (4, 96)
+
+
+def test_one_launch_and_none_for_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site is one launch of one program per token; no tokens, no launch."""
+    grids = []
+
+    class Spy:
+        def __getitem__(self, grid: tuple[int, ...]):
+            grids.append(grid)
+            return lambda **arguments: None
+
+    monkeypatch.setattr(triton_single_pass, "single_pass_kernel", Spy())
+    single_pass(**_arguments())
+    assert grids == [(4,)]
+    empty = _arguments()
+    empty["delta"], empty["bank"] = empty["delta"][:0], empty["bank"][:0]
+    assert single_pass(**empty).shape == (0, 96)
+    assert grids == [(4,)]
+
+
+def _zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype, device=DEVICE)
+
+
+REFUSALS = {
+    "delta of three dimensions": (
+        lambda: {"delta": _zeros(4, 1, 96)},
+        r"delta must be \[tokens, hidden\] and bank \[tokens, slots, hidden\], not \[4, 1, 96\]",
+    ),
+    "other tokens": (lambda: {"bank": _zeros(3, 5, 96)}, r"bank \[3, 5, 96\] does not fit delta"),
+    "other hidden size": (lambda: {"bank": _zeros(4, 5, 95)}, "does not fit delta"),
+    "hidden size zero": (
+        lambda: {"delta": _zeros(4, 0), "bank": _zeros(4, 5, 0)},
+        "hidden size 0 is outside",
+    ),
+    "hidden size too large": (
+        lambda: {"delta": _zeros(1, MAX_HIDDEN + 1), "bank": _zeros(1, 4, MAX_HIDDEN + 1)},
+        f"hidden size {MAX_HIDDEN + 1} is outside 1..{MAX_HIDDEN}",
+    ),
+    "row behind the bank": (lambda: {"row": 5}, "row 5 is outside the 5 slots of the bank"),
+    "negative row": (lambda: {"row": -1}, "row -1 is outside"),
+    "integer delta": (lambda: {"delta": _zeros(4, 96, dtype=torch.int32)}, "delta is torch.int32"),
+    "double delta": (lambda: {"delta": _zeros(4, 96, dtype=torch.float64)}, "torch.float64, not"),
+    "bank of another dtype": (
+        lambda: {"bank": _zeros(4, 5, 96, dtype=torch.float16)},
+        "bank is torch.float16 but delta is torch.bfloat16",
+    ),
+    "query not in float32": (lambda: {"query": _zeros(96)}, "query is torch.bfloat16; it is fold"),
+    "integer weight": (
+        lambda: {"norm_weight": _zeros(96, dtype=torch.int8)},
+        "norm_weight is torch.int8",
+    ),
+    "query of another size": (
+        lambda: {"query": _zeros(95, dtype=torch.float32)},
+        r"query is \[95\], not \[96\]",
+    ),
+    "weight of two dimensions": (
+        lambda: {"norm_weight": _zeros(1, 96)},
+        r"norm_weight is \[1, 96\], not \[96\]",
+    ),
+    "out of another shape": (lambda: {"out": _zeros(4, 95)}, r"out is \[4, 95\] torch.bfloat16"),
+    "out of another dtype": (
+        lambda: {"out": _zeros(4, 96, dtype=torch.float32)},
+        r"out is \[4, 96\] torch.float32 but delta",
+    ),
+    "query elsewhere": (
+        lambda: {"query": torch.empty(96, device="meta")},
+        f"query is on meta but delta on {DEVICE}",
+    ),
+    "strided delta": (lambda: {"delta": _zeros(4, 192)[:, ::2]}, "delta must have unit stride"),
+    "strided bank": (lambda: {"bank": _zeros(4, 5, 192)[..., ::2]}, "bank must have unit stride"),
+    "strided query": (
+        lambda: {"query": _zeros(192, dtype=torch.float32)[::2]},
+        "query must have unit stride",
+    ),
+    "strided out": (lambda: {"out": _zeros(4, 192)[:, ::2]}, "out must have unit stride"),
+    "expanded bank": (
+        lambda: {"bank": _zeros(1, 5, 96).expand(4, 5, 96)},
+        "bank is written and its rows overlap",
+    ),
+    "overlapping slots": (
+        lambda: {"bank": _zeros(4 * 5 * 96).as_strided((4, 5, 96), (480, 95, 1))},
+        "bank is written and its rows overlap",
+    ),
+    "expanded out": (
+        lambda: {"out": _zeros(1, 96).expand(4, 96)},
+        "out is written and its rows overlap",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each broken contract is named before anything is launched."""
+    changes, sentence = REFUSALS[name]
+    monkeypatch.setattr(triton_single_pass, "single_pass_kernel", None)
+    kind = TypeError if " is torch." in sentence or "float64" in sentence else ValueError
+    kind = ValueError if name.startswith("out") else kind
+    with pytest.raises(kind, match=sentence):
+        single_pass(**_arguments(**changes()))
+
+
+@pytest.mark.parametrize("name", ["delta", "bank"])
+def test_refuses_an_out_that_shares_memory(name: str) -> None:
+    """Writing the result must not change what another program still reads."""
+    arguments = _arguments()
+    shared = arguments[name] if name == "delta" else arguments[name][:, 4]
+    with pytest.raises(ValueError, match=f"out must not share memory with {name}"):
+        single_pass(**arguments, out=shared)
+
+
+@pytest.mark.skipif(ON_GPU, reason="needs tensors without a Triton backend")
+def test_refuses_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence names both ways out."""
+    monkeypatch.setattr(triton_single_pass, "INTERPRETED", False)
+    with pytest.raises(ValueError, match="torch path, or set TRITON_INTERPRET=1 before"):
+        single_pass(**_arguments())
+
+
+if not RUNNABLE:
+    for _name in [name for name in globals() if name.startswith("test_")]:
+        del globals()[_name]
+
+    def test_single_pass_in_a_process_of_its_own() -> None:
+        """Triton was imported here without the interpreter: all tests above run in a child."""
+        assert _VARIABLE not in os.environ, "the interpreter was asked for and is not in use"
+        child = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+            cwd=Path(__file__).parents[1],
+            env=os.environ | {_VARIABLE: "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
+        assert "passed" in child.stdout
