@@ -98,6 +98,9 @@ class AttnResMixin(_Base):
             for name, row in zip(settings.ALGORITHMS, counts.tolist(), strict=True)
         }
 
+    def _mixing_sites(self) -> set[int]:
+        return {index for index, norm in self.attn_res_sites.items() if norm.site.mixes}
+
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], seen: set[tuple[int, str]]
     ) -> Iterator[tuple[str, Tensor]]:
@@ -110,7 +113,7 @@ class AttnResMixin(_Base):
                 yield name, tensor
                 continue
             site, part = found
-            if site in self.attn_res_sites:
+            if site in self._mixing_sites():
                 parameter = getattr(self.attn_res_sites[site], _PARAMETERS[part])
                 if tensor.numel() != parameter.numel():
                     raise CheckpointError(
@@ -119,13 +122,13 @@ class AttnResMixin(_Base):
                     )
                 seen.add(found)
                 yield f"{_module_name(site, layers)}.{_PARAMETERS[part]}", tensor.reshape(-1)
-            elif not self.attn_res_sites or site > 2 * layers:
+            elif site in self.attn_res_sites or not self.attn_res_sites or site > 2 * layers:
                 raise CheckpointError(
                     f"{original} is an AttnRes tensor for which the configuration has no site."
                 )
 
     def _require_all(self, seen: set[tuple[int, str]]) -> None:
-        for site in self.attn_res_sites:
+        for site in self._mixing_sites():
             for part, parameter in _PARAMETERS.items():
                 if (site, part) not in seen:
                     raise CheckpointError(

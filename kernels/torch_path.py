@@ -5,9 +5,10 @@ copy a block.  Scores, softmax and mixing are in float32, the RMSNorm is applied
 and the result is rounded once to the activation dtype.
 
 Each has two forms of the same arithmetic.  *Unrolled*, a sum over separate tensors, is what a
-compiler wants: inductor fuses it without a copy and computes a finished block's scores for all later
-sites while it writes the block.  *Stacked*, a few calls on one tensor, is what eager mode wants, and
-what a compiler gets beyond ``MAX_UNROLLED`` sources, where unrolled graphs compile too slowly.
+compiler wants: inductor fuses it without a copy and computes the scores of a finished block for all
+later sites while it writes the block.  *Stacked*, a few calls on one tensor, is what eager mode
+wants, and what a compiler gets beyond ``MAX_UNROLLED`` sources, where unrolled graphs compile too
+slowly.
 
 Shapes: ``T`` tokens, ``d`` hidden size, ``n`` sources, ``S`` sites that share a phase 1.
 """

@@ -1,72 +1,95 @@
-"""Run a golden through ``vllm.LLM`` and write what was found: a process of its own, so that an
-engine that hangs or dies is not the test runner's."""
+"""Run checkpoints through ``vllm.LLM`` in a process of its own: ``python engine.py JOBS RESULTS``.
 
+Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
+model without AttnRes), chunk: tokens per step or 0}; its result holds the answers alone, in a batch
+and from the prefix cache, and what the counters say.  The engine lives in this process, so that
+a tiny checkpoint costs seconds.
+"""
+
+import gc
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from serving import differences, expected
+import torch
+
+NEW_TOKENS = 16
 
 
-def answers(llm, prompts: list[list[int]], prompt_logprobs: bool) -> list:
+def answers(llm, prompts: list[list[int]], prompt_logprobs: bool) -> list[dict[str, Any]]:
+    """Greedy tokens and logprobs for prompts that are sent together."""
     from vllm import SamplingParams
 
     params = SamplingParams(
         temperature=0,
-        max_tokens=16,
-        logprobs=0,
+        max_tokens=NEW_TOKENS,
+        logprobs=1,
         prompt_logprobs=0 if prompt_logprobs else None,
         ignore_eos=True,
     )
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return llm.generate(inputs, params, use_tqdm=False)
+    return [unpack(request) for request in llm.generate(inputs, params, use_tqdm=False)]
 
 
-def unpack(request) -> tuple:
+def unpack(request) -> dict[str, Any]:
     tokens = list(request.outputs[0].token_ids)
     steps = zip(request.outputs[0].logprobs, tokens, strict=True)
-    logprobs = [step[token].logprob for step, token in steps]
-    if request.prompt_logprobs is None:
-        return None, tokens, logprobs
-    pairs = zip(request.prompt_logprobs[1:], request.prompt_token_ids[1:], strict=True)
-    return [entry[token].logprob for entry, token in pairs], tokens, logprobs
+    prompt_logprobs = None
+    if request.prompt_logprobs is not None:
+        pairs = zip(request.prompt_logprobs[1:], request.prompt_token_ids[1:], strict=True)
+        prompt_logprobs = [entry[token].logprob for entry, token in pairs]
+    return {
+        "prompt_logprobs": prompt_logprobs,
+        "tokens": tokens,
+        "logprobs": [step[token].logprob for step, token in steps],
+        "cached": request.num_cached_tokens or 0,
+    }
 
 
-def main(golden: str, algorithm: str, mode: str, chunk: str, result: str) -> None:
+def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
 
-    limits = {"max_num_batched_tokens": int(chunk), "max_num_seqs": 8} if int(chunk) else {}
+    options: dict[str, Any] = {}
+    if job["algorithm"]:
+        options["additional_config"] = {"attnres_algorithm": job["algorithm"]}
+    if job["chunk"]:
+        options |= {"max_num_batched_tokens": job["chunk"], "max_num_seqs": 8}
     llm = LLM(
-        golden,
+        job["checkpoint"],
         dtype="float32",
         max_model_len=256,
-        enforce_eager=mode == "eager",
-        additional_config={"attnres_algorithm": algorithm},
-        **limits,
+        enforce_eager=job["mode"] == "eager",
+        distributed_executor_backend="uni",
+        **options,
     )
-    cases = expected(Path(golden))
-    found: list[str] = []
-    for case in cases:
-        (request,) = answers(llm, [case["prompt"]], prompt_logprobs=True)
-        found += differences(case, *unpack(request))
-    batch = answers(llm, [case["prompt"] for case in cases], prompt_logprobs=True)
-    for case, request in zip(cases, batch, strict=True):
-        found += differences(case, *unpack(request))
-    longest = max(cases, key=lambda case: len(case["prompt"]))
-    for _ in range(2):
-        (request,) = answers(llm, [longest["prompt"]], prompt_logprobs=False)
-        found += differences(longest, *unpack(request))
-    if not request.num_cached_tokens:
-        found.append("the second request was not answered from the prefix cache")
-    (passes,) = llm.collective_rpc("attn_res_executed")
-    info = {
-        "found": found,
-        "algorithm": algorithm,
-        "executed": {name: sum(counts.values()) for name, counts in passes.items()},
-        "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
+    prompts = job["prompts"]
+    result: dict[str, Any] = {
+        "alone": [answers(llm, [prompt], prompt_logprobs=True)[0] for prompt in prompts],
+        "batch": answers(llm, prompts, prompt_logprobs=True),
     }
-    Path(result).write_text(json.dumps(info))
+    longest = max(prompts, key=len)
+    for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
+        (result["cached"],) = answers(llm, [longest], prompt_logprobs=False)
+    if job["algorithm"]:
+        (passes,) = llm.collective_rpc("attn_res_executed")
+        result["algorithm"] = job["algorithm"]
+        result["executed"] = {name: sum(counts.values()) for name, counts in passes.items()}
+        result["executed_compiled"] = {name: counts["compiled"] for name, counts in passes.items()}
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+    torch.compiler.reset()
+    return result
+
+
+def main(jobs: str, results: str) -> None:
+    found = [run(job) for job in json.loads(Path(jobs).read_text())]
+    plugin = "attnres_serve" in sys.modules
+    Path(results).write_text(json.dumps({"results": found, "plugin_loaded": plugin}))
 
 
 if __name__ == "__main__":
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     main(*sys.argv[1:])

@@ -206,3 +206,35 @@ def check_executed(info: dict[str, Any], algorithm: str, compiled: bool) -> None
     assert info["executed"][other] == 0
     in_graph = info["executed_compiled"][algorithm]
     assert in_graph == (info["executed"][algorithm] if compiled else 0)
+
+
+def engine_job(
+    checkpoint: Path, prompts: list[list[int]], algorithm: str | None, mode: str = "eager"
+) -> dict[str, Any]:
+    """A job for ``run_engine``; no algorithm for a model without AttnRes."""
+    return {
+        "checkpoint": str(checkpoint),
+        "prompts": prompts,
+        "algorithm": algorithm,
+        "mode": mode,
+        "chunk": 0,
+    }
+
+
+def run_engine(jobs: list[dict[str, Any]], folder: Path, **env: str) -> dict[str, Any]:
+    """Run jobs one after the other in one process of ``engine.py``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log, asked, result = folder / "log", folder / "jobs.json", folder / "results.json"
+    asked.write_text(json.dumps(jobs))
+    env = {"VLLM_CACHE_ROOT": str(folder / "cache"), **env}
+    with log.open("w") as output:
+        done = subprocess.run(
+            [sys.executable, str(TESTS / "engine.py"), str(asked), str(result)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(**env),
+            timeout=900,
+            check=False,
+        )
+    assert result.exists(), f"exit {done.returncode}:\n{tail(log)}"
+    return json.loads(result.read_text())

@@ -3,8 +3,6 @@ API server, through ours and through the engine; alone, batched, cached and chun
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,11 @@ from serving import (
     VLLMS,
     check_executed,
     check_golden_over_http,
-    environment,
+    differences,
+    engine_job,
+    expected,
+    run_engine,
     running,
-    tail,
 )
 
 pytestmark = pytest.mark.engine
@@ -96,19 +96,18 @@ def test_golden(way, name, algorithm, mode, chunked, house_copy, tmp_path):
 
 
 def run_in_engine(golden, algorithm, mode, chunked, tmp_path) -> dict:
-    """The same through ``vllm.LLM``, in a process of its own (tests/engine.py)."""
-    log, result = tmp_path / "log", tmp_path / "result.json"
-    arguments = [str(golden), algorithm, mode, str(CHUNK if chunked else 0), str(result)]
-    with log.open("w") as output:
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).parent / "engine.py"), *arguments],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment(VLLM_CACHE_ROOT=str(tmp_path / "cache")),
-            timeout=600,
-            check=False,
-        )
-    assert result.exists(), f"exit {done.returncode}:\n{tail(log)}"
-    answer = json.loads(result.read_text())
-    assert not answer["found"], "\n".join(answer["found"])
-    return answer
+    """The same through ``vllm.LLM``."""
+    cases = expected(golden)
+    job = engine_job(golden, [case["prompt"] for case in cases], algorithm, mode)
+    (result,) = run_engine([job | {"chunk": CHUNK if chunked else 0}], tmp_path)["results"]
+    longest = max(cases, key=lambda case: len(case["prompt"]))
+    assert result["cached"]["cached"] > 0
+    found = []
+    for case, answer in [
+        *zip(cases, result["alone"], strict=True),
+        *zip(cases, result["batch"], strict=True),
+        (longest, result["cached"]),
+    ]:
+        found += differences(case, answer["prompt_logprobs"], answer["tokens"], answer["logprobs"])
+    assert not found, "\n".join(found)
+    return result

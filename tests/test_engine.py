@@ -1,0 +1,166 @@
+"""Random checkpoints through the engine against independent float64 models: other shapes and scales
+of both formats, zero queries, and plain vLLM where the two must be equal."""
+
+import random
+
+import pytest
+from checkpoints import add_zero_queries, write_fla, write_house, write_standard
+from oracle import load
+from serving import SMALL_GAP, bound, engine_job, run_engine
+
+pytestmark = pytest.mark.engine
+
+ALGORITHMS = ("single_pass", "two_phase")
+VOCABULARY = 320
+
+# What each checkpoint stresses.
+CHECKPOINTS = {
+    "house_llama_full": (write_house, {"base": "llama", "layers": 3, "block_size": 1}),
+    "house_llama_s2": (write_house, {"base": "llama", "layers": 4, "block_size": 2}),
+    "house_qwen2_s4_short_last": (write_house, {"base": "qwen2", "layers": 5, "block_size": 4}),
+    "house_qwen3_s6": (write_house, {"base": "qwen3", "layers": 6, "block_size": 6}),
+    "house_odd_size": (write_house, {"base": "llama", "layers": 4, "block_size": 3}),
+    "house_uneven": (write_house, {"base": "qwen3", "layers": 4, "block_starts": [0, 1, 5]}),
+    "house_one_block": (write_house, {"base": "llama", "layers": 3, "block_size": 100}),
+    "house_one_layer": (write_house, {"base": "qwen2", "layers": 1, "block_size": 1}),
+    "house_no_final_mix": (
+        write_house,
+        {"base": "llama", "layers": 4, "block_size": 4, "final_mix": False},
+    ),
+    "house_key_eps_tied": (
+        write_house,
+        {"base": "llama", "layers": 3, "block_size": 2, "key_norm_eps": 1e-2, "tie": True},
+    ),
+    "house_small_scale": (
+        write_house,
+        {"base": "qwen3", "layers": 4, "block_size": 2, "scale": 0.02},
+    ),
+    "fla_gqa": (write_fla, {"block_size": 4, "kv_heads": 1}),
+    "fla_mha_bias_null_sizes": (
+        write_fla,
+        {"block_size": 2, "kv_heads": None, "intermediate": None, "qkv_bias": True},
+    ),
+    "fla_qk_norm_bias_tied": (
+        write_fla,
+        {"block_size": 1, "layers": 3, "qk_norm": True, "qkv_bias": True, "tie": True},
+    ),
+    "fla_window": (write_fla, {"block_size": 4, "window_size": 24}),
+    "fla_window_qk_norm": (write_fla, {"block_size": 2, "window_size": 24, "qk_norm": True}),
+    "fla_window_bias": (write_fla, {"block_size": 2, "window_size": 24, "qkv_bias": True}),
+    "fla_standard_twin": (write_fla, {"block_size": None, "qk_norm": True}),
+}
+
+
+def fresh_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
+    return [[random.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+def check_against(model, prompt: list[int], answer: dict, where: str) -> list[str]:
+    """Compare an answer with a float64 model: prompt, and the served tokens given themselves."""
+    tokens = answer["tokens"]
+    logprobs = model.logprobs([*prompt, *tokens])
+    found = []
+    given = answer["prompt_logprobs"]
+    for position, token in enumerate(prompt[1:] if given else ()):
+        want = float(logprobs[position, token])
+        if not abs(given[position] - want) <= bound(want):
+            found.append(f"{where}: prompt token {position + 1}: {given[position]}, not {want}")
+    for step, (token, value) in enumerate(zip(tokens, answer["logprobs"], strict=True)):
+        row = logprobs[len(prompt) - 1 + step]
+        best = float(row.max())
+        if not abs(value - float(row[token])) <= bound(value):
+            found.append(f"{where}: output token {step}: {value}, not {float(row[token])}")
+        if best - float(row[token]) > SMALL_GAP:
+            found.append(f"{where}: output token {step} is not the greedy choice")
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Every checkpoint under both algorithms, in one process."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    random.seed()  # fresh prompts; a failure prints what it needs
+    jobs = {}
+    for name, (write, options) in CHECKPOINTS.items():
+        write(root / name, seed=random.randrange(10**6), **options)
+        prompts = fresh_prompts((1, 7, 60, 190))
+        standard = options.get("block_size", 1) is None
+        for algorithm in (None,) if standard else ALGORITHMS:
+            jobs[name, algorithm] = engine_job(root / name, prompts, algorithm)
+    results = run_engine(list(jobs.values()), root / "run")["results"]
+    return root, dict(zip(jobs, zip(jobs.values(), results, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_random_checkpoint_equals_the_float64_model(served, name):
+    root, runs = served
+    model = load(root / name)
+    found = []
+    for (checkpoint, algorithm), (job, result) in runs.items():
+        if checkpoint != name:
+            continue
+        for kind in ("alone", "batch"):
+            for prompt, answer in zip(job["prompts"], result[kind], strict=True):
+                where = f"{algorithm}, {kind}, {len(prompt)} tokens"
+                found += check_against(model, prompt, answer, where)
+        longest = max(job["prompts"], key=len)
+        assert result["cached"]["cached"] > 0
+        found += check_against(model, longest, result["cached"], f"{algorithm}, cached")
+        if algorithm:
+            other = ALGORITHMS[ALGORITHMS.index(algorithm) - 1]
+            assert result["executed"][algorithm] > 0
+            assert result["executed"][other] == 0
+    assert not found, "\n".join(found)
+
+
+BASES = ("llama", "qwen2", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def zero_queries(tmp_path_factory):
+    """Standard checkpoints with unit-scale embeddings, the same with zero queries, both served."""
+    root = tmp_path_factory.mktemp("zero")
+    prompts = fresh_prompts((5, 40, 180))
+    for base in BASES:
+        write_standard(root / base, base=base, layers=4, seed=11, scale=UNIT_SCALE)
+        add_zero_queries(root / base, root / f"{base}_zero", block_size=3)
+    plain_jobs = [engine_job(root / base, prompts, None) for base in BASES]
+    plain = run_engine(plain_jobs, root / "plain", VLLM_PLUGINS="")
+    assert not plain["plugin_loaded"]
+    jobs = [engine_job(root / f"{b}_zero", prompts, a) for b in BASES for a in ALGORITHMS]
+    ours = iter(run_engine(jobs, root / "ours")["results"])
+    return {
+        base: (plain["results"][i], [next(ours) for _ in ALGORITHMS])
+        for i, base in enumerate(BASES)
+    }
+
+
+# Activations large against eps, so that n^2 eps does not matter.
+UNIT_SCALE = 1.0
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_zero_queries_equal_the_original_in_plain_vllm(zero_queries, base):
+    plain, both = zero_queries[base]
+    for result in both:
+        for wanted, found in zip(plain["alone"], result["alone"], strict=True):
+            assert found["tokens"] == wanted["tokens"]
+            for key in ("prompt_logprobs", "logprobs"):
+                for a, b in zip(found[key], wanted[key], strict=True):
+                    assert abs(a - b) <= bound(b)
+
+
+def test_zero_queries_at_small_scale_equal_the_scaled_eps_model(tmp_path):
+    """Where activations are near eps, zero queries are the standard model with n^2 eps a site."""
+    write_standard(tmp_path / "base", base="llama", layers=4, seed=5, scale=0.02)
+    add_zero_queries(tmp_path / "base", tmp_path / "zero", block_size=3)
+    prompts = fresh_prompts((6, 50, 150))
+    jobs = [engine_job(tmp_path / "zero", prompts, algorithm) for algorithm in ALGORITHMS]
+    results = run_engine(jobs, tmp_path / "run")["results"]
+    scaled = load(tmp_path / "base", eps_scale=True, block_starts=[0, 3, 6])
+    plain = load(tmp_path / "base")
+    shift = (scaled.logprobs(prompts[1]) - plain.logprobs(prompts[1])).abs().max()
+    assert shift > 1e-2, "the scale hides the eps, so this test would prove nothing"
+    for algorithm, result in zip(ALGORITHMS, results, strict=True):
+        for prompt, answer in zip(prompts, result["alone"], strict=True):
+            assert not check_against(scaled, prompt, answer, algorithm)

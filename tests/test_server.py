@@ -1,0 +1,181 @@
+"""The server on the demo checkpoint: OpenAI's client, our route, and bad requests."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import APIStatusError, OpenAI
+from serving import OURS, running
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "examples" / "demo" / "checkpoint"
+CONTEXT = 512
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    flags = ("--enforce-eager", "--served-model-name", "demo", "--max-model-len", str(CONTEXT))
+    with running(OURS, DEMO, log, *flags) as running_server:
+        yield running_server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_models_lists_the_checkpoint(client):
+    assert [model.id for model in client.models.list()] == ["demo"]
+
+
+def test_health_and_metrics(server):
+    assert server.client.get("/health").status_code == 200
+    assert "vllm:" in server.client.get("/metrics").text
+
+
+def test_info_describes_the_model(server):
+    info = server.info
+    assert info["format"] == "house"
+    assert info["backbone"] == "llama"
+    assert info["backend"] == "torch"
+    assert info["algorithm"] == "single_pass"
+    assert info["sites"] == 2 * info_layers() + 1
+    assert info["blocks"] == len(info["block_starts"]) > 1
+    before = info["executed"]["single_pass"]
+    server.complete("import os", max_tokens=5, ignore_eos=True)
+    after = server.info["executed"]
+    assert after["single_pass"] == before + 5  # the prompt's pass gives the first token
+    assert after["two_phase"] == 0
+
+
+def info_layers() -> int:
+    return int(re.search(r'"num_hidden_layers": (\d+)', (DEMO / "config.json").read_text())[1])
+
+
+def test_the_demo_continues_python(client):
+    """Really trained: a class body goes on as Python, which random weights would not."""
+    answer = client.completions.create(
+        model="demo", prompt="import os\nimport sys\n\n\ndef ", temperature=0, max_tokens=24
+    )
+    assert re.match(r"\w+\(", answer.choices[0].text), answer.choices[0].text
+
+
+def test_completion_logprobs(client):
+    answer = client.completions.create(
+        model="demo", prompt="def main(", temperature=0, max_tokens=4, logprobs=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == 4
+    for chosen, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert chosen <= 0
+        assert max(top.values()) == pytest.approx(chosen)
+
+
+def test_streaming_gives_the_same_text(client):
+    ask = {"model": "demo", "prompt": "class Foo:\n    def ", "temperature": 0, "max_tokens": 12}
+    whole = client.completions.create(**ask).choices[0].text
+    parts = [chunk.choices[0].text for chunk in client.completions.create(stream=True, **ask)]
+    assert len(parts) > 1
+    assert "".join(parts) == whole
+
+
+def test_n_and_seed(client):
+    ask = {"model": "demo", "prompt": "x = ", "temperature": 1.0, "max_tokens": 16, "n": 3}
+    first = [choice.text for choice in client.completions.create(seed=7, **ask).choices]
+    again = [choice.text for choice in client.completions.create(seed=7, **ask).choices]
+    other = [choice.text for choice in client.completions.create(seed=8, **ask).choices]
+    assert len(first) == 3
+    assert first == again
+    assert first != other
+
+
+def test_stop(client):
+    ask = {"model": "demo", "prompt": "def f(self):\n    return", "temperature": 0}
+    free = client.completions.create(max_tokens=30, **ask).choices[0]
+    assert "\n" in free.text
+    stopped = client.completions.create(max_tokens=30, stop="\n", **ask).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == free.text.split("\n")[0]
+
+
+def test_chat(client):
+    messages = [{"role": "user", "content": "def add(a, b):"}]
+    ask = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 8}
+    answer = client.chat.completions.create(logprobs=True, top_logprobs=2, **ask)
+    assert answer.choices[0].message.role == "assistant"
+    assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
+    chunks = list(client.chat.completions.create(stream=True, **ask))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == answer.choices[0].message.content
+
+
+def refused(call) -> APIStatusError:
+    with pytest.raises(APIStatusError) as caught:
+        call()
+    return caught.value
+
+
+def test_prompt_longer_than_the_context(client):
+    error = refused(
+        lambda: client.completions.create(model="demo", prompt=[5] * (CONTEXT + 1), max_tokens=1)
+    )
+    assert error.status_code == 400
+    assert str(CONTEXT) in error.message
+
+
+def test_unknown_model(client):
+    error = refused(lambda: client.completions.create(model="nope", prompt="x"))
+    assert error.status_code == 404
+    assert "nope" in error.message
+
+
+def test_negative_max_tokens(client):
+    error = refused(lambda: client.completions.create(model="demo", prompt="x", max_tokens=-1))
+    assert error.status_code == 400
+    assert "max_tokens" in error.message
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff\xfe", b'{"model": "demo"}'])
+def test_malformed_body(server, body):
+    answer = server.client.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["message"]
+    assert "Traceback" not in answer.text
+
+
+def test_readme_examples(server):
+    """The README's curl and its openai-python example, word for word but for the address."""
+    readme = (ROOT / "README.md").read_text()
+    (curl,) = re.findall(
+        r"```bash\n(curl http://127.0.0.1:8000/v1/completions.*?)```", readme, re.S
+    )
+    done = run(["bash", "-c", at(server, curl)])
+    assert '"text_completion"' in done
+    (python,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    assert run([sys.executable, "-c", at(server, python)]).strip()
+
+
+def at(server, text: str) -> str:
+    assert "http://127.0.0.1:8000" in text
+    return text.replace("http://127.0.0.1:8000", server.url)
+
+
+def run(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_loopback_only(server):
+    """Nothing listens on the other addresses of this machine."""
+    port = httpx.URL(server.url).port
+    sockets = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    listening = {row.split()[1] for row in sockets if row.split()[3] == "0A"}
+    bound = {address for address in listening if address.endswith(f":{port:04X}")}
+    assert bound == {f"0100007F:{port:04X}"}
