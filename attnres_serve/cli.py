@@ -17,6 +17,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="serve a checkpoint over HTTP",
+        usage="attnres-serve serve [CHECKPOINT] [--attnres-algorithm ALGORITHM] [flags]",
         description="Serve a checkpoint with vLLM's OpenAI-compatible server.",
         epilog="Any other flag is vLLM's: see `vllm serve --help`, for example --max-model-len, "
         "--dtype, --enforce-eager, --api-key, --served-model-name.",
@@ -28,9 +29,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit status: 0 done, 2 for input that is refused."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
+    # which it does not know, for it.
+    checkpoint = None
+    if arguments[:1] == ["serve"] and not "".join(arguments[1:2]).startswith("-"):
+        checkpoint = "".join(arguments[1:2]) or None
+        del arguments[1:2]
     own, others = build_parser().parse_known_args(arguments)
     try:
-        launcher.serve(own, others)
+        launcher.serve(checkpoint, own, others)
     except (CheckpointError, SettingError) as error:
         print(f"attnres-serve: {error}", file=sys.stderr)
         return 2

