@@ -20,8 +20,8 @@ def unsupported_version() -> str | None:
         import vllm
     except ImportError as error:
         return (
-            f"vLLM cannot be imported ({error}); install it, or attnres-serve with the extra cpu or "
-            "cuda."
+            f"vLLM cannot be imported ({error}); install it, or attnres-serve with the extra cpu "
+            "or cuda."
         )
     try:
         found = tuple(int(part) for part in vllm.__version__.split(".")[:2])

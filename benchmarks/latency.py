@@ -243,11 +243,12 @@ def environment(name: str, folder: Path, threads: int) -> dict[str, str]:
 def draw_prompts(shape: Shape, number: int) -> dict[Phase, Prompts]:
     """The prompts of round ``number``, new in every round and equal for all engines."""
     draw = random.Random(number)
-    return {
-        phase: [draw.choices(range(3, shape.vocab), k=phase.prompt_tokens) for _ in range(batch)]
-        for phase in PHASES
-        for batch in (phase.batch,)
-    }
+
+    def prompts(phase: Phase) -> Prompts:
+        tokens = range(3, shape.vocab)
+        return [draw.choices(tokens, k=phase.prompt_tokens) for _ in range(phase.batch)]
+
+    return {phase: prompts(phase) for phase in PHASES}
 
 
 def check(engine: Engine, state: dict[str, Any], turns: int, before: dict[str, Any]) -> None:
