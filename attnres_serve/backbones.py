@@ -173,9 +173,8 @@ def install_sites(model: nn.Module, spec: AttnResSpec, algorithm: str) -> dict[i
         setattr(owner, name, norm)
         installed[site.index] = norm
     for index, norm in installed.items():
-        norm.group = [
-            installed[i] for i in range(index, norm.site.last_of_block + 1) if i in installed
-        ]
+        shared = range(index, norm.site.last_of_block + 1)
+        norm.group = [installed[i] for i in shared if i in installed and installed[i].site.mixes]
     installed[min(installed)].enters_stage = first > 0
     installed[max(installed)].leaves_stage = not has_final
     installed[max(installed)].count_passes()

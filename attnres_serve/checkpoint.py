@@ -66,9 +66,8 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
+            table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names = sorted({str(name) for name in table.values()})
         except (ValueError, KeyError, AttributeError, TypeError):
             raise CheckpointError(f"{index} is damaged; copy or download it again.") from None
         missing = [name for name in names if not (folder / name).is_file()]

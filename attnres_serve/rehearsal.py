@@ -26,31 +26,25 @@ def rehearse(model: nn.Module, installed: dict[int, SiteNorm]) -> None:
     Raises:
         SiteOrderError: naming the first site that did not run.
     """
+    cause: Exception | None = None
     with torch.no_grad(), _stubbed_sublayers(model), recorded_sites() as ran:
         try:
             compat.forward_one_token(model)
-        except SiteOrderError:
-            raise
-        except Exception as error:
-            _compare(ran, installed, error)
-            raise
-    _compare(ran, installed, None)
-
-
-def _compare(ran: list[int], installed: dict[int, SiteNorm], cause: Exception | None) -> None:
+        except Exception as error:  # whatever a norm that is no site made of a depth state
+            cause = error
     expected = sorted(installed)
-    if ran == expected:
+    if ran == expected and cause is None:
         return
     missing = next((index for index in expected if index not in ran), None)
-    num_layers = (max(expected) + 1) // 2
     what = (
-        f"the site before {site_name(missing, num_layers)} did not run"
-        if missing is not None
-        else f"the sites ran in the order {ran}"
+        f"the sites ran in the order {ran}"
+        if missing is None
+        else f"the site before {site_name(missing, model.config.num_hidden_layers)} did not run"
     )
     raise SiteOrderError(
-        f"{what}; vLLM's {type(installed[expected[0]]).__name__} layers do not follow the residual "
-        "convention that AttnRes needs, so this model is not served."
+        f"{what}{f' ({type(cause).__name__}: {cause})' if cause else ''}: the layers of vLLM's "
+        f"{type(model).__name__} do not follow the residual convention that AttnRes needs, so this "
+        "model is not served."
     ) from cause
 
 

@@ -6,6 +6,7 @@ Sublayers are numbered 0 to 2L-1 (attention, MLP, attention, ...), as in arXiv 2
 
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
@@ -138,4 +139,5 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    """A finite number (Python's JSON reader knows NaN and Infinity)."""
+    return type(value) is int or (type(value) is float and isfinite(value))

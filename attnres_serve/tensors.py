@@ -20,14 +20,15 @@ _LOOKS_LIKE_ATTNRES = re.compile(r"(^|[._])res_(proj|norm|bias|query|alpha|gate)
 def site_of(name: str, num_layers: int) -> tuple[int, str] | None:
     """Site and part (``proj``: pseudo-query, ``norm``: key-norm weight) of an AttnRes tensor.
 
-    Returns None for tensors of the base model.
+    Returns None for tensors of the base model; a site beyond 2L for a layer that the model has not.
     """
     match = _ATTNRES.match(name)
     if not match:
         return None
     if match["final"]:
         return 2 * num_layers, match["part"]
-    return 2 * int(match["layer"]) + (match["kind"] == "mlp"), match["part"]
+    site = 2 * int(match["layer"]) + (match["kind"] == "mlp")
+    return site + (site >= 2 * num_layers), match["part"]
 
 
 def tensor_name(site: int, part: str, num_layers: int) -> str:

@@ -1,0 +1,212 @@
+"""The specification and the schedule made from it: which sources every site reads."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.schedule import site_name, sites
+from attnres_serve.spec import AttnResSpec
+
+EPS = 1e-6
+Source = tuple[str, ...]  # what was added up to make it
+
+# Layers, block size in sublayers, starts.
+UNIFORM = [
+    (3, 1, (0, 1, 2, 3, 4, 5)),
+    (4, 2, (0, 2, 4, 6)),
+    (4, 4, (0, 4)),
+    (6, 6, (0, 6)),
+    # The last block is short: by two sublayers, by one, by all but one.
+    (5, 4, (0, 4, 8)),
+    (4, 3, (0, 3, 6)),
+    (3, 5, (0, 5)),
+    # As large as the model, and larger: one block.
+    (3, 6, (0,)),
+    (3, 7, (0,)),
+    (3, 10**6, (0,)),
+    (1, 1, (0, 1)),
+    (1, 2, (0,)),
+]
+
+
+def canonical_sources(num_layers: int, starts: tuple[int, ...]) -> list[list[Source]]:
+    """The pseudocode of the canonical function, word for word: "read, then close the block"."""
+    completed: list[Source] = []
+    partial: Source | None = ("embedding",)
+    read = []
+    for s in range(2 * num_layers):
+        read.append([*completed, partial])
+        if s in starts:
+            completed.append(partial)
+            partial = None
+        y = (f"sublayer {s}",)
+        partial = y if partial is None else partial + y
+    read.append([*completed, partial])
+    return read
+
+
+def scheduled_sources(spec: AttnResSpec) -> list[list[Source]]:
+    """What the sites read when each adds its input, closes the block it must close, and reads."""
+    blocks: list[Source] = []
+    partial: Source = ()
+    read = []
+    for site in sites(spec):
+        partial += (f"sublayer {site.index - 1}" if site.index else "embedding",)
+        if site.opens_block:
+            blocks.append(partial)
+            partial = ()
+        assert site.num_blocks == len(blocks)
+        assert site.reads_partial == bool(partial)
+        assert site.num_sources == len(blocks) + bool(partial)
+        read.append([*blocks, partial] if site.reads_partial else list(blocks))
+    return read
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> AttnResSpec:
+    layers = draw(st.integers(1, 12))
+    rest = draw(st.sets(st.integers(1, 2 * layers - 1)))
+    return AttnResSpec(layers, (0, *sorted(rest)), EPS, draw(st.booleans()))
+
+
+@pytest.mark.parametrize(("layers", "size", "starts"), UNIFORM)
+def test_uniform_blocks(layers: int, size: int, starts: tuple[int, ...]) -> None:
+    """A block size becomes the starts it means, short last block and one big block included."""
+    spec = AttnResSpec.uniform(layers, size, EPS)
+    assert spec.block_starts == starts
+    assert spec.num_blocks == len(starts)
+    assert spec.is_full == (size == 1)
+
+
+@pytest.mark.parametrize(("layers", "size", "starts"), UNIFORM)
+def test_uniform_blocks_read_the_canonical_sources(
+    layers: int, size: int, starts: tuple[int, ...]
+) -> None:
+    """The schedule of a uniform spec exposes what the canonical pseudocode exposes."""
+    spec = AttnResSpec.uniform(layers, size, EPS)
+    assert scheduled_sources(spec) == canonical_sources(layers, starts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs())
+def test_any_starts_read_the_canonical_sources(spec: AttnResSpec) -> None:
+    """Uneven starts too: the same sources, in the same order, at every site."""
+    assert scheduled_sources(spec) == canonical_sources(spec.num_layers, spec.block_starts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs())
+def test_sites_that_share_a_phase_1_have_the_same_blocks(spec: AttnResSpec) -> None:
+    """`last_of_block` ends the run of sites with equal finished blocks, never before or after."""
+    every = sites(spec)
+    assert [site.index for site in every] == list(range(spec.num_sublayers + 1))
+    for site in every:
+        alike = [other.index for other in every if other.num_blocks == site.num_blocks]
+        assert site.last_of_block == max(alike)
+
+
+@settings(max_examples=50, deadline=None)
+@given(specs())
+def test_the_schedule_of_a_shorter_block_by_hand(spec: AttnResSpec) -> None:
+    """Every source but the last is a whole block and no sublayer is read twice or left out."""
+    for index, sources in enumerate(scheduled_sources(spec)):
+        read = [part for source in sources for part in source]
+        assert read == ["embedding", *(f"sublayer {s}" for s in range(index))]
+
+
+def test_sources_of_a_small_model_by_hand() -> None:
+    """Two layers with blocks of three sublayers, written out by a person."""
+    a, b, c, d, e = "embedding", "sublayer 0", "sublayer 1", "sublayer 2", "sublayer 3"
+    assert scheduled_sources(AttnResSpec.uniform(2, 3, EPS)) == [
+        [(a,)],
+        [(a,), (b,)],
+        [(a,), (b, c)],
+        [(a,), (b, c, d)],
+        [(a,), (b, c, d), (e,)],
+    ]
+
+
+@pytest.mark.parametrize("final_mix", [True, False])
+def test_only_the_final_site_can_be_without_a_mix(final_mix: bool) -> None:
+    """`final_mix` false takes the mix from the last site and from no other."""
+    *others, final = sites(AttnResSpec.uniform(3, 2, EPS, final_mix))
+    assert all(site.mixes for site in others)
+    assert final.mixes is final_mix
+
+
+def test_a_spec_survives_the_house_dictionary() -> None:
+    """What `to_house` writes, `from_house` reads, whatever the base's eps."""
+    spec = AttnResSpec(4, (0, 1, 5), 3e-5, final_mix=False)
+    assert AttnResSpec.from_house(spec.to_house(), 4, 1e-6) == spec
+
+
+def test_house_defaults() -> None:
+    """The final mix is on and the key norm has the base's eps unless the dictionary says other."""
+    assert AttnResSpec.from_house({"block_size": 2}, 2, 7e-6) == AttnResSpec(2, (0, 2), 7e-6, True)
+    other = {"block_starts": [0, 3], "final_mix": False, "key_norm_eps": 1e-3}
+    assert AttnResSpec.from_house(other, 2, 7e-6) == AttnResSpec(2, (0, 3), 1e-3, False)
+
+
+REFUSED_HOUSE: list[tuple[Any, str]] = [
+    *(
+        ({"block_size": value}, f"the block size is {value!r}; expected a whole number")
+        for value in (0, -4, True, False, 2.0, "4", None, [4])
+    ),
+    *(
+        ({"block_starts": value}, "expected whole sublayer numbers that begin with 0")
+        for value in ([], [1], [2, 4], [0, 2.0], [0, True], [False, 2], [0, "2"], [0, None], [-1])
+    ),
+    *(
+        ({"block_starts": value}, f"block_starts is {value!r}; expected a list")
+        for value in (0, "0", None, {"0": 1}, True)
+    ),
+    ({"block_starts": [0, 4, 2]}, "[0, 4, 2]; expected ascending numbers"),
+    ({"block_starts": [0, 2, 2]}, "[0, 2, 2]; expected ascending numbers"),
+    ({"block_starts": [0, -2]}, "[0, -2]; expected ascending numbers"),
+    ({"block_starts": [0, 6]}, "ends with 6, but the model has only 6 sublayers"),
+    ({"block_starts": [0, 2, 99]}, "ends with 99, but the model has only 6 sublayers"),
+    ({"block_size": 2, "blocksize": 4}, "the unknown key 'blocksize'"),
+    ({"block_size": 2, "num_layers": 3}, "the unknown key 'num_layers'"),
+    ({"block_size": 2, "block_starts": [0, 2]}, "exactly one of block_size"),
+    ({}, "exactly one of block_size"),
+    ({"final_mix": True}, "exactly one of block_size"),
+    *(
+        ({"block_size": 2, "final_mix": value}, f"final_mix is {value!r}; expected true or false")
+        for value in (0, 1, None, "false")
+    ),
+    *(
+        ({"block_size": 2, "key_norm_eps": value}, "expected a positive number")
+        for value in (0, -1e-6, True, "1e-6", None, float("nan"), float("inf"))
+    ),
+    *((value, f"attn_res is {value!r}; expected an object") for value in (None, 4, [4], "4", True)),
+]
+
+
+@pytest.mark.parametrize(("attn_res", "sentence"), REFUSED_HOUSE, ids=repr)
+def test_house_dictionaries_that_are_refused(attn_res: Any, sentence: str) -> None:
+    """Each mistake raises the one error, with what was found in it."""
+    with pytest.raises(CheckpointError) as caught:
+        AttnResSpec.from_house(attn_res, 3, EPS)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("layers", [0, -1, True, 3.0, "3", None], ids=repr)
+@pytest.mark.parametrize("attn_res", [{"block_size": 2}, {"block_starts": [0]}], ids=repr)
+def test_numbers_of_layers_that_are_refused(layers: Any, attn_res: dict) -> None:
+    """A model needs a whole positive number of layers, whichever way its blocks are given."""
+    with pytest.raises(CheckpointError, match=r"num_hidden_layers is .*; expected a whole number"):
+        AttnResSpec.from_house(attn_res, layers, EPS)
+
+
+def test_names_of_sites() -> None:
+    """A person reads kinds and layers, and the final norm by its name."""
+    assert [site_name(index, 2) for index in range(5)] == [
+        "the attention of layer 0",
+        "the MLP of layer 0",
+        "the attention of layer 1",
+        "the MLP of layer 1",
+        "the final norm",
+    ]
