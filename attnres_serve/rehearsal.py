@@ -41,10 +41,11 @@ def rehearse(model: nn.Module, installed: dict[int, SiteNorm]) -> None:
         if missing is None
         else f"the site before {site_name(missing, model.config.num_hidden_layers)} did not run"
     )
+    if cause:  # torch's own errors go on with the tensors themselves
+        what += f" ({type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''})"
     raise SiteOrderError(
-        f"{what}{f' ({type(cause).__name__}: {cause})' if cause else ''}: the layers of vLLM's "
-        f"{type(model).__name__} do not follow the residual convention that AttnRes needs, so this "
-        "model is not served."
+        f"{what}: the layers of vLLM's {type(model).__name__} do not follow the residual "
+        "convention that AttnRes needs, so this model is not served."
     ) from cause
 
 

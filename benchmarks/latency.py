@@ -1,7 +1,7 @@
 """End-to-end latency of AttnRes against the same model with standard residuals in stock vLLM.
 
     python -m benchmarks.latency --out benchmarks/results/cpu-latency.json
-    python -m benchmarks.latency --shape 768x12 --rounds 30
+    python -m benchmarks.latency --shape 768x12 --rounds 30 --control
     python -m benchmarks.latency --quick              does it work: tiny model, three rounds
 
 Three engines are started one after the other and stay up: ``baseline`` (a Llama; no plugin is
@@ -13,6 +13,9 @@ at a time, every round in another order; in a round all get the same fresh rando
 * decode: seconds per step, from 33 output tokens less those for 1, at batch 1 and 8
 
 A ratio is AttnRes / baseline within a round; its median over the rounds has a bootstrap interval.
+That interval knows the noise between rounds, not the luck of a process (where its memory lies);
+``--control`` adds a second baseline, whose ratio would be 1 without it.
+
 The passes that the sites counted must be those of the measurement, all compiled.  The last line on
 stdout is one JSON document; the table goes to stderr.
 """
@@ -39,6 +42,8 @@ from tqdm import tqdm
 from benchmarks.common import ROOT, cores, median_interval, paired_ratios, publish
 
 BASELINE = "baseline"
+CONTROL = "control"
+STOCK = (BASELINE, CONTROL)
 ENGINES = (BASELINE, "single_pass", "two_phase")
 DISCARDED = 2  # rounds before those that count
 WARM = 4  # tokens of the request that begins a turn: the others have had the caches
@@ -122,7 +127,7 @@ class Engine:
     """A running engine.
 
     Attributes:
-        name: one of ``ENGINES``.
+        name: one of ``ENGINES``, or ``CONTROL``.
         process: its process.
         start_s: seconds that making the engine took, compilation included.
         idle: shares of a core that it used between its turns.
@@ -180,7 +185,7 @@ def running(name: str, shape: Shape, folder: Path, threads: int) -> Iterator[Eng
     """An engine, started and stopped; its checkpoint, caches and log are in ``folder``."""
     model, log = folder / "model", folder / "log"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(shape.config(name != BASELINE)))
+    (model / "config.json").write_text(json.dumps(shape.config(name not in STOCK)))
     options = {
         "model": str(model),
         "load_format": "dummy",
@@ -192,7 +197,7 @@ def running(name: str, shape: Shape, folder: Path, threads: int) -> Iterator[Eng
         "max_num_batched_tokens": 1024,
         "max_num_seqs": max(phase.batch for phase in PHASES),
     }
-    if name != BASELINE:
+    if name not in STOCK:
         options["additional_config"] = {"attnres_algorithm": name}
     command = [sys.executable, "-m", "benchmarks.latency_engine", json.dumps(options)]
     with log.open("w") as output:
@@ -220,7 +225,7 @@ def running(name: str, shape: Shape, folder: Path, threads: int) -> Iterator[Eng
 
 
 def environment(name: str, folder: Path, threads: int) -> dict[str, str]:
-    """The environment of an engine: no plugin for the baseline, equal threads, empty caches.
+    """The environment of an engine: no plugin for stock vLLM, equal threads, empty caches.
 
     vLLM binds threads and preloads OpenMP only in worker processes, so both are done here: without
     the preload torch and vLLM's kernels would each have a pool of threads.
@@ -228,7 +233,7 @@ def environment(name: str, folder: Path, threads: int) -> dict[str, str]:
     torch = Path(find_spec("torch").origin).parent
     openmp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
     return os.environ | {
-        "VLLM_PLUGINS": "" if name == BASELINE else "attnres",
+        "VLLM_PLUGINS": "" if name in STOCK else "attnres",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CACHE_ROOT": str(folder / "vllm"),
@@ -264,7 +269,7 @@ def check(engine: Engine, state: dict[str, Any], turns: int, before: dict[str, A
         RuntimeError: saying what differs.
     """
     expected: dict[str, Any] = {}
-    if engine.name != BASELINE:
+    if engine.name not in STOCK:
         expected = {
             name: {"eager": 0, "compiled": counts["compiled"]}
             for name, counts in before["executed"].items()
@@ -273,7 +278,7 @@ def check(engine: Engine, state: dict[str, Any], turns: int, before: dict[str, A
     wrong = [
         f"{what}: {found}, expected {wanted}"
         for what, found, wanted in (
-            ("plugin loaded", state["plugin_loaded"], engine.name != BASELINE),
+            ("plugin loaded", state["plugin_loaded"], engine.name not in STOCK),
             ("compilation", state["compilation"], "DYNAMO_TRACE_ONCE"),
             ("forward passes", state["executed"], expected),
         )
@@ -284,18 +289,18 @@ def check(engine: Engine, state: dict[str, Any], turns: int, before: dict[str, A
 
 
 def measure(
-    shape: Shape, rounds: int, threads: int, progress: tqdm
+    shape: Shape, names: Sequence[str], rounds: int, threads: int, progress: tqdm
 ) -> tuple[dict[str, Any], Samples]:
-    """Start the three engines for a shape and ask them in turn.
+    """Start the engines for a shape and ask them in turn.
 
     Returns:
         What each engine is, and the seconds by phase and engine, round after round.
     """
-    samples: Samples = {(phase, name): [] for phase in PHASES for name in ENGINES}
+    samples: Samples = {(phase, name): [] for phase in PHASES for name in names}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engines = []
-        for name in ENGINES:
+        for name in names:
             progress.set_postfix_str(f"starting {name}")
             engines.append(stack.enter_context(running(name, shape, folder / name, threads)))
             progress.update()
@@ -358,6 +363,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=cores(), help="default: all cores")
+    parser.add_argument("--control", action="store_true", help="add a second baseline")
     parser.add_argument("--quick", action="store_true", help="tiny model, 3 rounds: no evidence")
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -366,10 +372,11 @@ def main(arguments: list[str] | None = None) -> int:
     rounds = 3 if options.quick else options.rounds
 
     engines, rows = {}, []
-    turns = len(ENGINES) * (1 + rounds + DISCARDED)
+    names = (*ENGINES, CONTROL) if options.control else ENGINES
+    turns = len(names) * (1 + rounds + DISCARDED)
     with tqdm(total=len(shapes) * turns, unit="turn", file=sys.stderr) as progress:
         for name, shape in shapes.items():
-            engines[name], samples = measure(shape, rounds, options.threads, progress)
+            engines[name], samples = measure(shape, names, rounds, options.threads, progress)
             rows += summarise(name, samples)
     sys.stderr.write(table(rows) + "\n")
     publish(

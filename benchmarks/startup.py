@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from tqdm import tqdm
@@ -75,7 +74,7 @@ def first_token(port: int) -> bool:
     try:
         with urlopen(request, timeout=60) as response:
             return json.load(response)["usage"]["completion_tokens"] == 1
-    except (URLError, ConnectionError):
+    except OSError:  # nothing listens yet, or it is not ready
         return False
 
 

@@ -76,8 +76,14 @@ def check_checkpoint(name: str) -> str:
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
     """
-    folder = Path(name).expanduser()
-    if folder.exists() or hub.looks_like_a_path(name):
+    try:
+        folder = Path(name).expanduser()
+        exists = folder.exists()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{name} cannot be looked up ({error}); give the path of a checkpoint folder."
+        ) from None
+    if exists or hub.looks_like_a_path(name):
         translation, model = inspect(folder), str(folder)
         config = read_config(folder)
     else:
@@ -94,12 +100,14 @@ def check_checkpoint(name: str) -> str:
 
 def check_port(host: str, port: int) -> None:
     """Raise SettingError if the address cannot be bound."""
+    if not 0 <= port <= 65535:  # getaddrinfo would take the lower 16 bits
+        raise SettingError(f"{port} is no port; choose one from 0 to 65535 with --port.")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = (
             "is in use"
             if getattr(error, "errno", None) == errno.EADDRINUSE

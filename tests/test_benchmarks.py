@@ -60,7 +60,7 @@ def check_latency(document: dict[str, Any]) -> None:
     assert document.keys() >= {"quick", "engines"}
     assert document["engines"].keys() == shapes.keys()
     for shape, engines in document["engines"].items():
-        assert tuple(engines) == latency.ENGINES
+        assert tuple(engines) in (latency.ENGINES, (*latency.ENGINES, latency.CONTROL))
         assert 2 * shapes[shape]["layers"] == 8 * shapes[shape]["block_size"]
         for name, facts in engines.items():
             assert facts.keys() == FACTS
@@ -70,7 +70,11 @@ def check_latency(document: dict[str, Any]) -> None:
         (row["shape"], row["phase"], row["batch"], row["engine"]): row
         for row in document["results"]
     }
-    assert len(rows) == len(document["results"]) == len(shapes) * len(latency.PHASES) * 3
+    assert (
+        len(rows)
+        == len(document["results"])
+        == sum(len(engines) * len(latency.PHASES) for engines in document["engines"].values())
+    )
     for (*where, engine), row in rows.items():
         assert row.keys() == (ROW if engine == latency.BASELINE else ROW | RATIO)
         assert row["rounds"] == len(row["seconds"]) == rounds
@@ -166,6 +170,7 @@ def test_an_engine_that_ran_what_it_should_is_reported():
     check_engine("single_pass", facts_of("single_pass"), 2)
     stock = facts_of("single_pass", plugin_loaded=False, executed={}, executed_at_start={})
     check_engine("baseline", stock, 2)
+    check_engine("control", stock, 2)
 
 
 @pytest.mark.parametrize(
@@ -218,10 +223,15 @@ def test_the_figures_on_file_follow_from_their_times(path):
 @pytest.mark.timeout(1800)
 def test_the_quick_measurement_runs_end_to_end(tmp_path):
     out = tmp_path / "quick.json"
-    command = [sys.executable, "-m", "benchmarks.latency", "--quick", "--out", str(out)]
+    command = [sys.executable, "-m", "benchmarks.latency", "--quick", "--control"]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1700
+        [*command, "--out", str(out)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1700,
     )
     assert done.returncode == 0, done.stderr[-6000:]
     document = json.loads(done.stdout.splitlines()[-1])

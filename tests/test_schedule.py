@@ -110,8 +110,8 @@ def test_sites_that_share_a_phase_1_have_the_same_blocks(spec: AttnResSpec) -> N
 
 @settings(max_examples=50, deadline=None)
 @given(specs())
-def test_the_schedule_of_a_shorter_block_by_hand(spec: AttnResSpec) -> None:
-    """Every source but the last is a whole block and no sublayer is read twice or left out."""
+def test_every_output_is_read_exactly_once(spec: AttnResSpec) -> None:
+    """At a site, the sources together hold each earlier output once, in the order of time."""
     for index, sources in enumerate(scheduled_sources(spec)):
         read = [part for source in sources for part in source]
         assert read == ["embedding", *(f"sublayer {s}" for s in range(index))]

@@ -44,6 +44,14 @@ def translate(config: dict[str, Any]) -> Translation:
             raise CheckpointError(
                 f"{key} is {config.get(key)!r}; expected a whole number of at least 1."
             )
+    for key in ("num_kv_heads", "intermediate_size", "max_position_embeddings"):
+        if config.get(key) is not None and not is_count(config[key]):
+            raise CheckpointError(
+                f"{key} is {config[key]!r}; expected null or a whole number of at least 1."
+            )
+    ratio = config.get("hidden_ratio")
+    if ratio is not None and (not is_number(ratio) or ratio <= 0):
+        raise CheckpointError(f"hidden_ratio is {ratio!r}; expected null or a positive number.")
     for key in ("qkv_bias", "qk_norm", "tie_word_embeddings"):
         if type(config.get(key, False)) is not bool:
             raise CheckpointError(f"{key} is {config[key]!r}; expected true or false.")
@@ -58,8 +66,17 @@ def translate(config: dict[str, Any]) -> Translation:
         raise CheckpointError(
             f"hidden_size {hidden} is not divisible by num_heads {heads}, as FLA's attention needs."
         )
-    if config.get("rope_theta", 10000.0) is None:
-        raise CheckpointError("rope_theta is null; expected the base of the rotary embedding.")
+    if heads % (config.get("num_kv_heads") or heads):
+        raise CheckpointError(
+            f"num_heads {heads} is not divisible by num_kv_heads {config['num_kv_heads']}, as "
+            "FLA's attention needs."
+        )
+    theta = config.get("rope_theta", 10000.0)
+    if not is_number(theta) or theta <= 0:
+        raise CheckpointError(
+            f"rope_theta is {theta!r}; expected the base of the rotary embedding, a positive "
+            "number."
+        )
     if config.get("rope_scaling") is not None:
         raise CheckpointError(
             f"rope_scaling is {config['rope_scaling']!r}; FLA's transformer has no scaled rotary "

@@ -12,7 +12,7 @@ from typing import Any
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
-from attnres_serve.spec import AttnResSpec
+from attnres_serve.spec import AttnResSpec, is_count
 
 NAME = "house"
 PREFIX = "attnres_"
@@ -39,6 +39,10 @@ def translate(config: dict[str, Any]) -> Translation:
         raise CheckpointError(
             f"config.json has model_type {config['model_type']!r} but no attn_res; add for "
             'example {"block_size": 4}, counted in sublayers.'
+        )
+    if not is_count(config.get("hidden_size")):
+        raise CheckpointError(
+            f"hidden_size is {config.get('hidden_size')!r}; expected a whole number of at least 1."
         )
     spec = AttnResSpec.from_house(
         config["attn_res"], config.get("num_hidden_layers"), config.get("rms_norm_eps", 1e-6)

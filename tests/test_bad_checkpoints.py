@@ -1,0 +1,447 @@
+"""What is refused before a server starts: one sentence, exit status 2, no traceback.
+
+Also that config.json may hold anything at all: nothing but ``CheckpointError`` comes out.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import GOLDENS, write_fla, write_house
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from serving import free_port
+
+from attnres_serve import checkpoint, cli, compat
+from attnres_serve.errors import CheckpointError
+
+GOLDEN = GOLDENS / "fla_transformer_block"  # five layers, block size 4, hidden size 64
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the golden, to be damaged."""
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(GOLDEN, copy, ignore=shutil.ignore_patterns("expected.json"))
+    return copy
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What would have been served; nothing here may start a server."""
+    calls: list[tuple] = []
+    monkeypatch.setattr(compat, "run_server", lambda *arguments: calls.append(arguments))
+    monkeypatch.setenv("VLLM_PLUGINS", "")  # so that what the launcher sets is undone
+    return calls
+
+
+@pytest.fixture
+def refused(started: list[tuple], capfd: pytest.CaptureFixture) -> Callable[..., str]:
+    """Serve, be refused in exactly one line, and return that line."""
+
+    def serve(*arguments: Any) -> str:
+        status = cli.main(["serve", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        assert (status, started, out) == (2, [], "")
+        assert err.startswith("attnres-serve: ") and err.endswith("\n") and err.count("\n") == 1
+        return err
+
+    return serve
+
+
+def edit_config(folder: Path, *removed: str, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in config.items() if k not in removed}))
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict], Any]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
+    """The tests below prove something only if the copy is accepted before it is damaged."""
+    port = free_port()
+    assert cli.main(["serve", str(folder), "--port", str(port), "--dtype", "float32"]) == 0
+    flags = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    assert started == [(str(folder), flags, None)]
+
+
+# --- the folder and config.json
+
+
+def test_no_such_path(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """A path that does not exist is a path, not a model id to be looked up."""
+    missing = tmp_path / "missing"
+    assert f"{missing} does not exist" in refused(missing)
+
+
+def test_a_file(folder: Path, refused: Callable[..., str]) -> None:
+    """The weights' file in the place of their folder."""
+    assert "is a file; give the folder" in refused(folder / WEIGHTS)
+
+
+def test_no_config(folder: Path, refused: Callable[..., str]) -> None:
+    """A folder without config.json."""
+    (folder / "config.json").unlink()
+    assert f"{folder} has no config.json" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"{", "cannot be read as JSON"),
+        (b"", "cannot be read as JSON"),
+        (b"\xff\xfe{}", "cannot be read as JSON"),
+        (b"[]", "holds a list; expected a JSON object"),
+        (b"null", "holds a NoneType; expected a JSON object"),
+        (b"{}", "found model_type None and architectures None"),
+    ],
+    ids=repr,
+)
+def test_config_that_is_no_object(
+    content: bytes, sentence: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """Broken, empty, not text, or JSON of another kind."""
+    (folder / "config.json").write_bytes(content)
+    assert sentence in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"model_type": "gpt_neo", "attnres_block_size": None}, ("model_type 'gpt_neo'",)),
+        ({"model_type": "llama", "attn_res_block_size": 2}, ("ambiguous", "'llama'")),
+        ({"model_type": "llama"}, ("attnres_block_size: 4", "ambiguous")),
+        ({"architectures": ["FooForCausalLM"]}, ("attnres_block_size: 4", "'FooForCausalLM'")),
+        *(
+            ({"attnres_block_size": size}, (f"attnres_block_size is {size!r}", "even number"))
+            for size in (0, -4, 3, "4", True, 4.5)
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_configurations(
+    changes: dict[str, Any], parts: tuple[str, ...], folder: Path, refused: Callable[..., str]
+) -> None:
+    """Models that are no AttnRes, keys of unknown unit, and block sizes that FLA has not."""
+    edit_config(folder, **changes)
+    line = refused(folder)
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDENS.glob("qwen3_attnres_*")))
+def test_goldens_of_unsupported_formats(name: str, refused: Callable[..., str]) -> None:
+    """Recognised by name, with the formats that are served."""
+    line = refused(GOLDENS / name)
+    assert "open-attnres" in line and "supported are FLA's" in line
+
+
+# --- tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("model.layers.2.attn_res_proj.weight", "lacks the query of the attention of layer 2"),
+        ("model.layers.4.mlp_res_proj.weight", "lacks the query of the MLP of layer 4"),
+        ("model.layers.3.mlp_res_norm.weight", "lacks the key norm of the MLP of layer 3"),
+        ("model.res_proj.weight", "lacks the query of the final norm"),
+        ("model.res_norm.weight", "lacks the key norm of the final norm"),
+        ("model.layers.1.mlp.up_proj.weight", "lacks the tensor model.layers.1.mlp.up_proj"),
+        ("model.layers.1.attn.o_proj.weight", "lacks the tensor model.layers.1.self_attn.o_proj"),
+        ("model.norm.weight", "lacks the tensor model.norm.weight"),
+        ("lm_head.weight", "lacks the tensor lm_head.weight"),
+    ],
+)
+def test_missing_tensors(
+    name: str, sentence: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """A missing query is never taken as zero, a missing head never as tied."""
+    edit_tensors(folder, lambda tensors: tensors.pop(name))
+    assert sentence in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "sentence"),
+    [
+        # One layer too many: FLA's attention query of layer 5, numbered like the final site.
+        ("model.layers.5.attn_res_proj.weight", "model.res_proj.weight", "no site"),
+        ("model.layers.5.mlp_res_norm.weight", "model.res_norm.weight", "no site"),
+        ("model.layers.0.attn_res_bias", "model.res_norm.weight", "no site"),
+        ("model.final_res_proj.weight", "model.res_proj.weight", "no site"),
+        ("model.layers.5.mlp.up_proj.weight", "model.layers.4.mlp.up_proj.weight", "5 layers does"),
+        ("model.layers.0.attn.q_proj.bias", "model.res_norm.weight", "does not have"),
+        ("model.layers.0.attn.q_norm.weight", "model.res_norm.weight", "does not have"),
+    ],
+)
+def test_left_over_tensors(
+    name: str, like: str, sentence: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """A tensor that the configuration has no place for is named, never dropped."""
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[like].clone()}))
+    line = refused(folder)
+    assert "the checkpoint holds the " in line and name in line and sentence in line
+
+
+def test_res_tensors_of_a_model_with_standard_residuals(
+    folder: Path, refused: Callable[..., str]
+) -> None:
+    """A null block size beside trained queries would silently serve another function."""
+    edit_config(folder, attnres_block_size=None)
+    line = refused(folder)
+    assert "the AttnRes tensor model." in line and "no site" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sentence"),
+    [
+        ("model.layers.2.attn_res_proj.weight", (2, 64), "[2, 64]; expected [1, 64]"),
+        ("model.layers.2.attn_res_proj.weight", (64, 1), "[64, 1]; expected [1, 64]"),
+        ("model.layers.2.mlp_res_norm.weight", (32,), "[32]; expected [64]"),
+        ("model.layers.2.mlp_res_norm.weight", (1, 64), "[1, 64]; expected [64]"),
+        ("model.res_proj.weight", (1, 65), "[1, 65]; expected [1, 64]"),
+    ],
+)
+def test_misshapen_tensors(
+    name: str, shape: tuple[int, ...], sentence: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """Too many, too few, or turned round."""
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].new_zeros(shape)}))
+    line = refused(folder)
+    assert name in line and sentence in line
+
+
+def test_house_tensors_without_a_final_mix(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """A final query beside `final_mix: false` is left over."""
+    folder = write_house(tmp_path / "house", block_size=2)
+    checkpoint.inspect(folder)
+    edit_config(folder, attn_res={"block_size": 2, "final_mix": False})
+    line = refused(folder)
+    assert "model.output_attn_res_" in line and "no site" in line
+
+
+# --- files
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "last.ckpt", "weights.pth"])
+def test_pickles(name: str, folder: Path, refused: Callable[..., str]) -> None:
+    """A pickle is refused unread, by its name."""
+    (folder / WEIGHTS).unlink()
+    (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    line = refused(folder)
+    assert f"{name}, a pickle" in line and "safetensors" in line
+
+
+def test_no_weights(folder: Path, refused: Callable[..., str]) -> None:
+    """A configuration alone."""
+    (folder / WEIGHTS).unlink()
+    assert "no *.safetensors file" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "size", [0, 4, 20, 500, 200_000, -1], ids=["empty", "length", "header", "header", "half", "end"]
+)
+def test_truncated_weights(size: int, folder: Path, refused: Callable[..., str]) -> None:
+    """Cut in the length field, in the header, in the data, and by a single byte."""
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:size])
+    assert f"{folder / WEIGHTS} is damaged or truncated" in refused(folder)
+
+
+def write_index(folder: Path, content: Any) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / f"{WEIGHTS}.index.json").write_text(text)
+
+
+def test_missing_shard(folder: Path, refused: Callable[..., str]) -> None:
+    """The index names a file that is not there."""
+    shard = "model-00002-of-00002.safetensors"
+    write_index(folder, {"weight_map": {"a": WEIGHTS, "b": shard}})
+    assert f"lacks the file {shard}" in refused(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", {}, {"weight_map": None}, {"weight_map": [1]}])
+def test_broken_index(content: Any, folder: Path, refused: Callable[..., str]) -> None:
+    """An index that cannot be read is said to be damaged."""
+    write_index(folder, content)
+    assert "index.json is damaged" in refused(folder)
+
+
+@pytest.mark.parametrize("value", [5, None, ["x"], ""], ids=repr)
+def test_index_that_names_no_file(value: Any, folder: Path, refused: Callable[..., str]) -> None:
+    """A shard's name of a wrong type is a missing file, not a crash."""
+    write_index(folder, {"weight_map": {"a": value}})
+    assert "lacks the file" in refused(folder)
+
+
+def test_a_tensor_in_two_files(folder: Path, refused: Callable[..., str]) -> None:
+    """Which one would be served depends on the order of reading."""
+    shutil.copyfile(folder / WEIGHTS, folder / "second.safetensors")
+    assert "is in more than one file" in refused(folder)
+
+
+# --- address and model id
+
+
+def test_port_in_use(folder: Path, refused: Callable[..., str]) -> None:
+    """Before vLLM has spent a minute on loading."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert f"127.0.0.1:{port} is in use" in refused(folder, "--port", port)
+
+
+@pytest.mark.parametrize("port", [70000, 65536, -1])
+def test_port_out_of_range(port: int, folder: Path, refused: Callable[..., str]) -> None:
+    """No such port; the resolver itself would take 70000 for 4464."""
+    assert f"{port} is no port; choose one from 0 to 65535" in refused(folder, f"--port={port}")
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "999.1.1.1", "x" * 64 + ".invalid"])
+def test_host_that_is_none(host: str, folder: Path, refused: Callable[..., str]) -> None:
+    """A name that does not resolve, an address that is none, a name that no resolver takes."""
+    assert f"{host}:8000 cannot be bound" in refused(folder, "--host", host)
+
+
+def test_the_checkpoint_is_judged_before_the_port(
+    tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """Of two mistakes the checkpoint's is told."""
+    assert "does not exist" in refused(tmp_path / "missing", "--port", "70000")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "~no-such-user/model", "a\0b"], ids=["long", "~", "0"])
+def test_names_that_no_system_call_takes(name: str, refused: Callable[..., str]) -> None:
+    """A name that the file system itself refuses is a sentence too."""
+    refused(name)
+
+
+def command(*arguments: Any) -> tuple[subprocess.CompletedProcess, str]:
+    """The real command, in a process of its own."""
+    child = subprocess.run(
+        [sys.executable, "-m", "attnres_serve", "serve", *map(str, arguments)],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert child.returncode == 2 and child.stdout == ""
+    assert child.stderr.startswith("attnres-serve: ") and child.stderr.count("\n") == 1
+    return child, child.stderr
+
+
+def test_the_command_itself(folder: Path) -> None:
+    """Exit status and the one line, as a shell sees them."""
+    edit_tensors(folder, lambda tensors: tensors.pop("model.res_proj.weight"))
+    _, line = command(folder)
+    assert "lacks the query of the final norm" in line
+
+
+def test_unknown_model_id() -> None:
+    """Offline, an id that is not in the cache is told apart from a path."""
+    _, line = command("nobody/no-such-attnres-model")
+    assert "nobody/no-such-attnres-model is neither a folder on this machine nor" in line
+
+
+# --- what is accepted
+
+
+@pytest.mark.parametrize("size", [10, 12, 1000])
+def test_block_as_large_as_the_model_and_larger(size: int, folder: Path) -> None:
+    """One block; the tensors are the same, so the same weights fit."""
+    edit_config(folder, attnres_block_size=size)
+    translation = checkpoint.inspect(folder)
+    assert translation is not None and translation.spec.block_starts == (0,)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qkv_bias": True, "kv_heads": None},
+        {"qk_norm": True, "tie": True},
+        {"block_size": None, "intermediate": None},
+    ],
+    ids=repr,
+)
+def test_variants_that_are_accepted(options: dict[str, Any], tmp_path: Path) -> None:
+    """The list of tensors to expect follows biases, norms, a tied head and standard residuals."""
+    translation = checkpoint.inspect(write_fla(tmp_path, **options))
+    assert translation is not None
+    assert (translation.spec is None) == (options.get("block_size", 4) is None)
+
+
+def test_harmless_left_overs_are_accepted(folder: Path) -> None:
+    """Rotary tables, which old checkpoints carry, and a copy of a tied head."""
+    name = "model.layers.0.attn.rotary.rotary_emb.inv_freq"
+    edit_tensors(folder, lambda t: t.update({name: t["model.res_norm.weight"].clone()}))
+    assert checkpoint.inspect(folder) is not None
+
+
+# --- anything at all in config.json
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 20),
+    st.sampled_from([2**40, -(2**70), 0.0, -1.5, 1e-6, 1e300, float("nan"), float("inf"), "", "4"]),
+    st.text(max_size=5),
+)
+VALUES = st.one_of(
+    SCALARS,
+    st.lists(SCALARS, max_size=3),
+    st.dictionaries(st.sampled_from(["block_size", "block_starts", "x"]), SCALARS, max_size=2),
+    st.sampled_from(["llama", "transformer", "attnres_llama", "attnres_", "qwen3_attnres"]),
+)
+HUGE_LAYERS = 2**40  # Not a mistake of types: a model of so many layers is described, then listed.
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A golden and a house checkpoint whose configurations are changed in place."""
+    root = tmp_path_factory.mktemp("fuzz")
+    shutil.copytree(GOLDEN, root / "fla")
+    write_house(root / "house", "qwen3", block_starts=[0, 3], key_norm_eps=1e-5)
+    return [root / "fla", root / "house"]
+
+
+@settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_config_is_judged(data: st.DataObject, targets: list[Path]) -> None:
+    """Changed, added and removed values give a translation, None or ``CheckpointError``."""
+    folder = data.draw(st.sampled_from(targets))
+    path = folder / "config.json"
+    original = path.read_text()
+    config = json.loads(original)
+    extra = ["attn_res", "attn_res_block_size", "auto_map", "rope_scaling", "quantization_config"]
+    keys = st.sampled_from(sorted({*config, *extra}))
+    changes = data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=3))
+    if changes.get("num_hidden_layers") == HUGE_LAYERS:
+        changes["num_hidden_layers"] = 9
+    removed = data.draw(st.sets(keys, max_size=1))
+    path.write_text(json.dumps({k: v for k, v in (config | changes).items() if k not in removed}))
+    try:
+        checkpoint.inspect(folder)
+    except CheckpointError as error:
+        sentence = str(error)
+    else:
+        sentence = "accepted"
+    finally:
+        path.write_text(original)
+    assert sentence and "\n" not in sentence

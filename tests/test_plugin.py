@@ -1,0 +1,375 @@
+"""The entry point: it registers what it must, touches nothing else, and never stops vLLM."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from checkpoints import GOLDENS, write_fla
+
+from attnres_serve import compat, configs, plugin, settings
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.families import FAMILIES
+from attnres_serve.server import launcher
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = GOLDENS / "fla_transformer_block"
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """What we log by ``vllm``'s own logger, which does not propagate; its children are vLLM's."""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.addFilter(lambda record: record.name == "vllm")
+    handler.emit = lambda record: found.append(record.getMessage())
+    logging.getLogger("vllm").addHandler(handler)
+    yield found
+    logging.getLogger("vllm").removeHandler(handler)
+
+
+def python(script: str, *arguments: object, **env: str) -> Any:
+    """Run a script in a process of its own; returns what its last line says, as JSON."""
+    child = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"} | env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+# --- register
+
+
+def test_registering_twice_changes_nothing_more(warnings: list[str]) -> None:
+    """vLLM may load a plugin more than once in a process; the parser is wrapped only once."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.transformers_utils.config import _CONFIG_FORMAT_TO_CONFIG_PARSER as PARSERS
+
+    plugin.register()
+    once = PARSERS["hf"]
+    plugin.register()
+    assert PARSERS["hf"] is once and once.understands_attnres
+    assert not getattr(once.__base__, "understands_attnres", False)
+    for family in FAMILIES.values():
+        assert family.architecture in ModelRegistry.get_supported_archs()
+        hook = MODELS_CONFIG_MAP[family.architecture]
+        assert hook.verify_and_update_config is plugin.on_config
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (compat, "unsupported_version"),
+        (compat, "install_config_parser"),
+        (compat, "register_architecture"),
+        (configs, "register_model_types"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("hf"), ImportError("gone")])
+def test_register_never_raises(
+    module: Any, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """Whatever breaks inside, vLLM starts for all other models, and one warning says why."""
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, name, fail)
+    plugin.register()
+    (warning,) = warnings
+    assert type(error).__name__ in warning and str(error) in warning
+    assert "all other models are" in warning
+
+
+@pytest.mark.parametrize("version", ["0.26.1", "0.31.9", "0.33.0", "0.40.0", "1.0", "garbage", ""])
+def test_unsupported_versions(
+    version: str, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """One sentence with what was found and what is supported, and nothing is registered."""
+    import vllm
+
+    def fail(*arguments: object) -> None:
+        pytest.fail("something was registered")
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(configs, "register_model_types", fail)
+    monkeypatch.setattr(compat, "install_config_parser", fail)
+    monkeypatch.setattr(compat, "register_architecture", fail)
+    plugin.register()
+    (warning,) = warnings
+    assert f"supports vLLM 0.32, found {version}: " in warning
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.7", "0.32.1rc1", "0.32.0+cpu"])
+def test_supported_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patch releases, candidates and local builds of the minor version."""
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    assert compat.unsupported_version() is None
+
+
+def test_importing_the_plugin_is_cheap() -> None:
+    """vLLM imports it in every process; the heavy modules come only when it registers."""
+    script = """
+import sys, json, attnres_serve.plugin
+print(json.dumps([name for name in ("torch", "vllm", "transformers") if name in sys.modules]))
+"""
+    assert python(script) == []
+
+
+@pytest.mark.parametrize("name", ["torch_path", "reference"])
+def test_kernels_are_importable_without_vllm(name: str) -> None:
+    """The functions can be used, and tested, where vLLM is not installed."""
+    script = """
+import sys, json, importlib
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "vllm":
+            raise ImportError("vllm is blocked")
+sys.meta_path.insert(0, Blocked())
+try:
+    import vllm
+    blocked = False
+except ImportError:
+    blocked = True
+module = importlib.import_module("attnres_serve.kernels." + sys.argv[1])
+print(json.dumps([blocked, "vllm" in sys.modules, hasattr(module, "rms_norm")]))
+"""
+    assert python(script, name) == [True, False, True]
+
+
+@pytest.mark.parametrize("folder", ["kernels", "server"])
+def test_linked_folders_are_namespace_packages(folder: str) -> None:
+    """No ``__init__.py``, so that the folders can be links into the package."""
+    assert (ROOT / folder).is_dir() and not (ROOT / folder / "__init__.py").exists()
+
+
+# --- recognising checkpoints
+
+RESOLVE = """
+import sys, json
+from vllm.transformers_utils.config import get_config
+if sys.argv[1] == "registered":
+    from attnres_serve.plugin import register
+    register()
+answers = []
+for trust in (True, False):
+    try:
+        config = get_config(sys.argv[2], trust_remote_code=trust)
+        found = [type(config).__name__, config.to_dict()]
+    except Exception as error:
+        found = [type(error).__name__, str(error)]
+    answers.append(found)
+print()
+print(json.dumps(answers))
+"""
+FOREIGN = """
+from transformers import PreTrainedConfig
+
+
+class FooConfig(PreTrainedConfig):
+    model_type = "transformer"
+"""
+
+
+def test_transformer_stays_free_for_foreign_repositories(tmp_path: Path) -> None:
+    """A repository with code of its own under this name resolves exactly as without the plugin.
+
+    Its keys are FLA's on purpose.
+    """
+    folder = write_fla(tmp_path / "foreign")
+    path = folder / "config.json"
+    auto_map = {"auto_map": {"AutoConfig": "configuration_foo.FooConfig"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | auto_map))
+    (folder / "configuration_foo.py").write_text(FOREIGN)
+    cache = str(tmp_path / "cache")
+    with_plugin = python(RESOLVE, "registered", folder, HF_HOME=cache, VLLM_PLUGINS="")
+    without = python(RESOLVE, "plain", folder, HF_HOME=cache, VLLM_PLUGINS="")
+    assert with_plugin == without
+    (trusted, content), (error, message) = with_plugin
+    assert trusted == "FooConfig" and content["attnres_block_size"] == 4
+    assert error != "FooConfig" and message
+
+
+BESIDE_FLA = """
+import sys, json
+order, folder, house = sys.argv[1:]
+if order == "fla first":
+    import fla.models
+from attnres_serve.plugin import register
+register()
+if order == "fla last":
+    import fla.models
+from transformers import AutoConfig
+from fla.models import TransformerConfig
+from vllm.transformers_utils.config import get_config
+config = AutoConfig.from_pretrained(folder)
+print()
+print(json.dumps([
+    type(config) is TransformerConfig,
+    config.attnres_block_size,
+    type(get_config(folder, trust_remote_code=False)).__name__,
+    type(AutoConfig.from_pretrained(folder)) is TransformerConfig,
+]))
+"""
+
+
+@pytest.mark.parametrize("order", ["fla first", "fla last"])
+def test_beside_fla(order: str) -> None:
+    """FLA's own AutoConfig keeps the name `transformer`; vLLM gets ours, in either order."""
+    pytest.importorskip("fla", reason="needs flash-linear-attention")
+    found = python(BESIDE_FLA, order, GOLDEN, "", VLLM_PLUGINS="")
+    assert found == [True, 4, "AttnResLlamaConfig", True]
+
+
+# --- on_config
+
+
+def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace:
+    """As much of a VllmConfig as the hook reads."""
+    values: dict[str, Any] = {
+        "additional_config": {},
+        "speculative_config": None,
+        "load_config": SimpleNamespace(load_format="auto"),
+        "parallel_config": SimpleNamespace(worker_extension_cls=""),
+        "model_config": SimpleNamespace(model=str(model)),
+    }
+    return SimpleNamespace(**values | changes)
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "medusa", "draft_model", "suffix", None]
+)
+def test_speculation_that_is_refused(method: str | None) -> None:
+    """Whatever looks inside the target model, or was never tried, is refused by its name."""
+    config = vllm_config(speculative_config=SimpleNamespace(method=method))
+    if method is None:
+        plugin.on_config(config)
+        return
+    with pytest.raises(SettingError, match=f"by '{method}' is not supported.*supported: ngram"):
+        plugin.on_config(config)
+    assert config.load_config.load_format == "auto"
+
+
+def test_ngram_is_accepted_and_the_configuration_is_completed() -> None:
+    """The weights are pinned to safetensors, and the workers get our extension."""
+    config = vllm_config(GOLDEN, speculative_config=SimpleNamespace(method="ngram"))
+    plugin.on_config(config)
+    assert config.load_config.load_format == "safetensors"
+    assert config.parallel_config.worker_extension_cls == "attnres_serve.worker.WorkerExtension"
+
+
+def test_what_the_user_chose_is_kept() -> None:
+    """A load format and a worker extension of the user's own have precedence."""
+    config = vllm_config(GOLDEN)
+    config.load_config.load_format = "dummy"
+    config.parallel_config.worker_extension_cls = "my.Extension"
+    plugin.on_config(config)
+    assert config.load_config.load_format == "dummy"
+    assert config.parallel_config.worker_extension_cls == "my.Extension"
+
+
+def test_weights_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
+    """A local folder is inspected, unless its weights will not be read."""
+    folder = write_fla(tmp_path)
+    plugin.on_config(vllm_config(folder))
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
+        plugin.on_config(vllm_config(folder))
+    plugin.on_config(vllm_config(folder, load_config=SimpleNamespace(load_format="dummy")))
+
+
+@pytest.mark.parametrize(
+    ("additional_config", "sentence"),
+    [
+        ({"attnres_algorithm": "fast"}, "attnres_algorithm is 'fast'; expected one of single_pass"),
+        ({"attnres_algorithm": None}, "attnres_algorithm is None"),
+        ({"attnres_algorithm": ["auto"]}, r"attnres_algorithm is \['auto'\]"),
+        ({"attnres_algoritm": "auto"}, "the unknown key 'attnres_algoritm'"),
+        ({"attnres_block_size": 4}, "the unknown key 'attnres_block_size'"),
+    ],
+)
+def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: str) -> None:
+    """A misspelt setting of ours is never ignored."""
+    with pytest.raises(SettingError, match=sentence):
+        plugin.on_config(vllm_config(additional_config=additional_config))
+
+
+@pytest.mark.parametrize(
+    ("additional_config", "wanted"),
+    [
+        ({}, "single_pass"),
+        (None, "single_pass"),
+        (SimpleNamespace(), "single_pass"),
+        ({"attnres_algorithm": "auto"}, "single_pass"),
+        ({"attnres_algorithm": "two_phase", "other_plugin": 1}, "two_phase"),
+        ({"attnres_algorithm": "single_pass"}, "single_pass"),
+    ],
+    ids=str,
+)
+def test_algorithms(additional_config: Any, wanted: str) -> None:
+    """The default, the names, and the keys of others."""
+    assert settings.algorithm(additional_config) == wanted
+
+
+# --- VLLM_PLUGINS
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend that plugins are installed, by group."""
+
+    def install(**groups: list[str]) -> None:
+        def entry_points(group: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name=name) for name in groups.get(group.split(".")[1], [])]
+
+        monkeypatch.setattr(launcher, "entry_points", entry_points)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("current", "wanted"),
+    [
+        ("", "attnres"),
+        ("attnres", "attnres"),
+        ("mine", "mine,attnres"),
+        ("mine,,yours,mine", "mine,yours,attnres"),
+        ("attnres,mine", "attnres,mine"),
+    ],
+)
+def test_plugins_that_the_user_named(
+    current: str, wanted: str, installed: Callable[..., None]
+) -> None:
+    """The user's choice is kept and ours is added; what else is installed stays off."""
+    installed(general_plugins=["other"])
+    assert launcher.allowed_plugins(current) == wanted
+
+
+def test_plugins_when_none_were_named(installed: Callable[..., None]) -> None:
+    """Without the variable vLLM loads all but endpoint plugins; they stay, and ours joins them."""
+    installed(
+        general_plugins=["attnres", "lora"],
+        platform_plugins=["npu"],
+        io_processor_plugins=["lora"],
+        stat_logger_plugins=["stats"],
+        endpoint_plugins=["others_routes"],
+    )
+    assert launcher.allowed_plugins(None) == "attnres,lora,npu,stats"
+    installed()
+    assert launcher.allowed_plugins(None) == "attnres"

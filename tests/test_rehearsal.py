@@ -1,0 +1,289 @@
+"""Models of vLLM's classes in this process: every site must run, every tensor must arrive.
+
+No engine: a world of one process, a model without KV cache.
+"""
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_fla, write_house
+from safetensors.torch import load_file
+
+pytest.importorskip("vllm")
+
+from vllm.config import set_current_vllm_config
+from vllm.distributed import (
+    cleanup_dist_env_and_memory,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.model_loader.utils import initialize_model
+
+from attnres_serve import plugin, rehearsal
+from attnres_serve.errors import CheckpointError
+from attnres_serve.rehearsal import rehearse
+from attnres_serve.residual import SiteNorm, SiteOrderError, recorded_sites
+
+BASES = ("llama", "qwen2", "qwen3")
+LAYERS = 3  # seven sites, the final one included; blocks of four sublayers
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A world of one process, and the folders of the checkpoints."""
+    plugin.register()
+    root = tmp_path_factory.mktemp("models")
+    for base in BASES:
+        write_house(root / base, base, layers=LAYERS, block_size=4)
+    write_house(root / "unmixed", layers=LAYERS, block_size=4, final_mix=False)
+    write_fla(root / "fla", layers=LAYERS)
+    write_fla(root / "standard", layers=LAYERS, block_size=None)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with set_current_vllm_config(vllm_config(root / "llama")):
+        init_distributed_environment(1, 0, f"tcp://127.0.0.1:{port}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+    yield root
+    cleanup_dist_env_and_memory()
+
+
+def vllm_config(folder: Path, algorithm: str = "single_pass"):
+    return EngineArgs(
+        model=str(folder),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        additional_config={"attnres_algorithm": algorithm},
+    ).create_engine_config()
+
+
+@pytest.fixture
+def make(world: Path) -> Iterator[Make]:
+    """Models by the name of their checkpoint; the configuration stays current in the test."""
+    contexts = []
+
+    def build(name: str, algorithm: str = "single_pass") -> Any:
+        config = vllm_config(world / name, algorithm)
+        context = set_current_vllm_config(config)
+        context.__enter__()
+        contexts.append(context)
+        return initialize_model(vllm_config=config)
+
+    yield build
+    for context in reversed(contexts):
+        context.__exit__(None, None, None)
+
+
+def norm_at(model: Any, site: int) -> tuple[Any, str]:
+    """Where a site's norm is: the module that holds it, and its name there."""
+    if site == 2 * LAYERS:
+        return model, "norm"
+    names = ("input_layernorm", "post_attention_layernorm")
+    return model.layers[site // 2], names[site % 2]
+
+
+@pytest.mark.parametrize("algorithm", ["single_pass", "two_phase"])
+@pytest.mark.parametrize("base", BASES)
+def test_every_site_runs(base: str, algorithm: str, make: Make) -> None:
+    """A model builds, each norm is a site, and vLLM's own forward runs them all in order."""
+    model = make(base, algorithm)
+    assert sorted(model.attn_res_sites) == list(range(2 * LAYERS + 1))
+    for index, site in model.attn_res_sites.items():
+        owner, name = norm_at(model.model, index)
+        assert getattr(owner, name) is site and isinstance(site, SiteNorm)
+        assert site.site.index == index and site.algorithm == algorithm
+    with torch.no_grad(), rehearsal._stubbed_sublayers(model.model), recorded_sites() as ran:
+        rehearsal.compat.forward_one_token(model.model)
+    assert ran == list(range(2 * LAYERS + 1))
+    # The stubs are gone, and the rehearsal is not among the passes that are counted.
+    assert not any("forward" in vars(module) for module in model.modules())
+    executed = model.attn_res_executed()
+    assert all(count == 0 for row in executed.values() for count in row.values())
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_building_a_model_rehearses_it(
+    base: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder layer of vLLM's that changes its convention is found when the model is built."""
+    layer_class = type(make(base).model.layers[0])
+    monkeypatch.setattr(layer_class, "forward", without_mlp_norm)
+    with pytest.raises(SiteOrderError):
+        make(base)
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("site", range(2 * LAYERS + 1))
+def test_a_plain_norm_in_the_place_of_a_site(base: str, site: int, make: Make) -> None:
+    """Whichever site is lost, the sentence names it."""
+    model = make(base)
+    owner, name = norm_at(model.model, site)
+    setattr(owner, name, RMSNorm(64))
+    with pytest.raises(SiteOrderError) as caught:
+        rehearse(model.model, model.attn_res_sites)
+    assert_names(caught.value, site)
+
+
+def without_mlp_norm(self, positions, hidden_states, residual, *rest, **kwargs):
+    """A decoder layer's forward that leaves out its second norm."""
+    if residual is None:
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+    else:
+        hidden_states, residual = self.input_layernorm(hidden_states, residual)
+    hidden_states = self.self_attn(positions=positions, hidden_states=hidden_states)
+    return self.mlp(hidden_states), residual
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_layer_that_skips_its_mlp_norm(
+    base: str, layer: int, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that runs its MLP on what attention returned is refused."""
+    model = make(base)
+    skipping = without_mlp_norm.__get__(model.model.layers[layer])
+    monkeypatch.setattr(model.model.layers[layer], "forward", skipping)
+    with pytest.raises(SiteOrderError) as caught:
+        rehearse(model.model, model.attn_res_sites)
+    assert_names(caught.value, 2 * layer + 1)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_decoder_that_skips_its_final_norm(
+    base: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last mix is not the decoder layers' business, and is missed all the same."""
+    model = make(base)
+
+    def forward(self, input_ids, positions, received, inputs_embeds=None):
+        hidden, residual = inputs_embeds, None
+        for layer in self.layers:
+            hidden, residual = layer(positions, hidden, residual)
+        return hidden
+
+    monkeypatch.setattr(type(model.model), "forward", forward)
+    with pytest.raises(SiteOrderError, match="the site before the final norm did not run") as info:
+        rehearse(model.model, model.attn_res_sites)
+    assert "residual convention" in str(info.value)
+
+
+def assert_names(error: SiteOrderError, site: int) -> None:
+    """One line that says at which place a site is missing."""
+    kind = "MLP" if site % 2 else "attention"
+    place = "the final norm" if site == 2 * LAYERS else f"the {kind} of layer {site // 2}"
+    sentence = str(error)
+    assert f"the site before {place} did not run" in sentence
+    assert "residual convention" in sentence
+    assert "\n" not in sentence and len(sentence) < 400
+
+
+# --- weights
+
+QUERY = "model.layers.1.mlp_res_proj.weight"
+FINAL_NORM = "model.output_attn_res_norm.weight"
+
+
+def weights(world: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(world / name / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", [*BASES, "unmixed", "fla"])
+def test_weights_arrive(name: str, make: Make, world: Path) -> None:
+    """Every query and key norm of the file stands, bit for bit in value, at its own site."""
+    model, tensors = make(name), weights(world, name)
+    model.load_weights(iter(tensors.items()))
+    seen = 0
+    for index, site in model.attn_res_sites.items():
+        if index == 2 * LAYERS:
+            stem = "model.res" if name == "fla" else "model.output_attn_res"
+        else:
+            kind = "mlp" if index % 2 else "attn" if name == "fla" else "self_attention"
+            stem = f"model.layers.{index // 2}.{kind}_res"
+        if not site.site.mixes:
+            assert f"{stem}_proj.weight" not in tensors
+            continue
+        assert torch.equal(site.query, tensors[f"{stem}_proj.weight"].float().flatten())
+        assert torch.equal(site.key_norm, tensors[f"{stem}_norm.weight"].float())
+        assert torch.equal(site.folded_query(), site.query * site.key_norm)
+        seen += 1
+    assert seen == 2 * LAYERS + (name != "unmixed")
+
+
+def test_standard_residuals_have_no_sites(make: Make, world: Path) -> None:
+    """The twin without AttnRes is vLLM's plain model, and refuses a query."""
+    model, tensors = make("standard"), weights(world, "standard")
+    assert model.attn_res_sites == {} and model.attn_res_executed() == {}
+    assert not any(isinstance(module, SiteNorm) for module in model.modules())
+    model.load_weights(iter(tensors.items()))
+    extra = ("model.layers.0.attn_res_proj.weight", torch.zeros(1, 64))
+    with pytest.raises(CheckpointError, match=r"attn_res_proj.* no site"):
+        make("standard").load_weights(iter([*tensors.items(), extra]))
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (QUERY, "lacks the query of the MLP of layer 1"),
+        (FINAL_NORM, "lacks the key norm of the final norm"),
+    ],
+)
+def test_missing(base: str, name: str, sentence: str, make: Make, world: Path) -> None:
+    """A query that does not come is never left at what memory held."""
+    tensors = weights(world, base)
+    del tensors[name]
+    with pytest.raises(CheckpointError, match=sentence):
+        make(base).load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("name", [QUERY, FINAL_NORM])
+def test_wrong_shape(base: str, name: str, make: Make, world: Path) -> None:
+    """Half a query is not loaded into the half of a parameter."""
+    tensors = weights(world, base)
+    tensors[name] = torch.zeros(1, 32)
+    with pytest.raises(CheckpointError, match=r"\[1, 32\]; expected 64") as caught:
+        make(base).load_weights(iter(tensors.items()))
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        # A layer too many: its attention site has the number that the final site would have.
+        *((base, f"model.layers.{LAYERS}.self_attention_res_proj.weight") for base in BASES),
+        ("llama", f"model.layers.{LAYERS}.mlp_res_norm.weight"),
+        ("unmixed", "model.output_attn_res_proj.weight"),
+        ("fla", f"model.layers.{LAYERS}.attn_res_proj.weight"),
+    ],
+)
+def test_left_over(checkpoint: str, name: str, make: Make, world: Path) -> None:
+    """A query that has no site is refused, not dropped and not put at another site."""
+    tensors = weights(world, checkpoint) | {name: torch.zeros(64)}
+    with pytest.raises(CheckpointError, match="no site") as caught:
+        make(checkpoint).load_weights(iter(tensors.items()))
+    assert name in str(caught.value)
+
+
+def test_part_of_the_weights_can_be_loaded_again(make: Make, world: Path) -> None:
+    """After a whole load, a part may be updated in place and takes effect in the folded query."""
+    model, tensors = make("llama"), weights(world, "llama")
+    model.load_weights(iter(tensors.items()))
+    model.load_weights(iter([(QUERY, torch.full((1, 64), 2.0))]))
+    site = model.attn_res_sites[3]
+    assert torch.equal(site.folded_query(), 2 * site.key_norm)
+
+
+def test_eagle_is_refused(make: Make) -> None:
+    """Auxiliary hidden states would be hidden + residual, which a depth state is not."""
+    with pytest.raises(CheckpointError, match="EAGLE"):
+        make("llama").set_aux_hidden_state_layers((1,))
