@@ -9,14 +9,14 @@ VENV ?= .venv
 DEMO := examples/demo/checkpoint
 MODEL ?= $(DEMO)
 # The demo starts eager: compiling takes longer than anyone wants to wait for a first answer.
-ARGS ?= $(if $(filter $(DEMO),$(MODEL)),--enforce-eager --served-model-name demo)
+DEMO_ARGS := $(if $(filter $(DEMO),$(MODEL)),--enforce-eager --served-model-name demo)
 export VENV
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 
 .PHONY: serve test test-all check setup setup-test clean
 
 serve: setup
-	exec $(VENV)/bin/attnres-serve serve $(MODEL) $(ARGS)
+	exec $(VENV)/bin/attnres-serve serve "$(MODEL)" $(DEMO_ARGS) $(ARGS)
 
 test: setup-test
 	$(VENV)/bin/python -m pytest -m "not exhaustive" $(ARGS_TEST)

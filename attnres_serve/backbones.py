@@ -20,7 +20,7 @@ from attnres_serve.rehearsal import rehearse
 from attnres_serve.residual import SiteNorm
 from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import site_of
+from attnres_serve.tensors import base_shapes, check_shape, site_of
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.llama import LlamaForCausalLM as _Base
@@ -39,6 +39,11 @@ class AttnResMixin(_Base):
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)
         self.attn_res_num_layers = config.num_hidden_layers
+        self.attn_res_base_shapes = (
+            {}
+            if vllm_config.quant_config
+            else base_shapes(BY_ARCHITECTURE[type(self).__name__], config.to_dict())
+        )
         self.attn_res_sites: dict[int, SiteNorm] = {}
         self.attn_res_loaded = False
         if config.attn_res_qk_norm_eps is not None:
@@ -110,6 +115,8 @@ class AttnResMixin(_Base):
             name = self.attn_res_format.rename(original)
             found = site_of(name, layers)
             if found is None:
+                if name in self.attn_res_base_shapes:
+                    check_shape(original, tensor.shape, self.attn_res_base_shapes[name])
                 yield name, tensor
                 continue
             site, part = found

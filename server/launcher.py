@@ -10,6 +10,7 @@ import os
 import socket
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
@@ -19,6 +20,7 @@ from attnres_serve.resolver import resolve
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+DEFAULTS: dict[str, Any] = {"host": DEFAULT_HOST, "port": DEFAULT_PORT}
 PLUGIN_GROUPS = (
     "vllm.general_plugins",
     "vllm.platform_plugins",
@@ -35,10 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="how sites attend to their sources (default: auto)",
     )
-    parser.add_argument(
-        "--host", default=DEFAULT_HOST, help="address to bind (default: %(default)s)"
-    )
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
+    parser.add_argument("--host", default=None, help=f"address to bind (default: {DEFAULT_HOST})")
+    parser.add_argument("--port", type=int, default=None, help=f"(default: {DEFAULT_PORT})")
 
 
 def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[str]) -> None:
@@ -52,11 +52,13 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     Raises:
         CheckpointError, SettingError: with one sentence, before anything is started.
     """
-    model = check_checkpoint(checkpoint or bundled_demo())
-    check_port(own.host, own.port)
+    model = check_checkpoint(bundled_demo() if checkpoint is None else checkpoint)
+    given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
+    if given or "--config" not in vllm_arguments:  # a file may name another address
+        check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
-    address = ["--host", own.host, "--port", str(own.port)]
-    compat.run_server(model, [*address, *vllm_arguments], own.attnres_algorithm)
+    address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], own.attnres_algorithm)
 
 
 def bundled_demo() -> str:

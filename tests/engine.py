@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-NEW_TOKENS = 16
+NEW_TOKENS = 16  # as in the goldens
 
 
 def answers(llm, prompts: list[list[int]], prompt_logprobs: bool) -> list[dict[str, Any]]:

@@ -74,8 +74,44 @@ def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
     """The tests below prove something only if the copy is accepted before it is damaged."""
     port = free_port()
     assert cli.main(["serve", str(folder), "--port", str(port), "--dtype", "float32"]) == 0
-    flags = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    assert started == [(str(folder), flags, None)]
+    defaults = {"host": "127.0.0.1", "port": 8000}
+    flags = ["--port", str(port), "--dtype", "float32"]
+    assert started == [(str(folder), defaults, flags, None)]
+
+
+def test_an_empty_name_is_not_the_demo(refused: Callable[..., str]) -> None:
+    """As in ``serve "$UNSET"``."""
+    assert "expected" in refused("") or "folder" in refused("")
+
+
+@pytest.mark.parametrize("size", ["intermediate_size", "num_kv_heads", "vocab_size"])
+def test_base_tensor_of_another_shape(folder: Path, refused: Callable[..., str], size: str) -> None:
+    """vLLM would cut the larger weight without a word."""
+    value = {"intermediate_size": 48, "num_kv_heads": 2, "vocab_size": 300}[size]
+    edit_config(folder, **{size: value})
+    assert "has the shape" in refused(folder)
+
+
+@pytest.mark.parametrize("key", ["rotary_dim", "attnres_null_source", "rope_parameters"])
+def test_a_key_that_fla_does_not_have(folder: Path, refused: Callable[..., str], key: str) -> None:
+    edit_config(folder, **{key: 16})
+    assert key in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        ("llama", {"sliding_window": 16}),
+        ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}),
+    ],
+)
+def test_windows_that_vllm_would_give_to_other_layers(
+    tmp_path: Path, refused: Callable[..., str], base: str, changes: dict
+) -> None:
+    folder = write_house(tmp_path / "house", base=base, layers=2, block_size=2)
+    edit_config(folder, **changes)
+    assert "sliding_window" in refused(folder)
 
 
 # --- the folder and config.json

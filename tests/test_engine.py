@@ -83,7 +83,7 @@ def served(tmp_path_factory):
     jobs = {}
     for name, (write, options) in CHECKPOINTS.items():
         write(root / name, seed=random.randrange(10**6), **options)
-        prompts = fresh_prompts((1, 7, 60, 190))
+        prompts = fresh_prompts((7, 190))
         standard = options.get("block_size", 1) is None
         for algorithm in (None,) if standard else ALGORITHMS:
             jobs[name, algorithm] = engine_job(root / name, prompts, algorithm)

@@ -247,7 +247,10 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
         "speculative_config": None,
         "load_config": SimpleNamespace(load_format="auto"),
         "parallel_config": SimpleNamespace(worker_extension_cls=""),
-        "model_config": SimpleNamespace(model=str(model)),
+        "lora_config": None,
+        "model_config": SimpleNamespace(
+            model=str(model), hf_config=SimpleNamespace(attn_res_format="fla")
+        ),
     }
     return SimpleNamespace(**values | changes)
 
@@ -272,6 +275,23 @@ def test_ngram_is_accepted_and_the_configuration_is_completed() -> None:
     plugin.on_config(config)
     assert config.load_config.load_format == "safetensors"
     assert config.parallel_config.worker_extension_cls == "attnres_serve.worker.WorkerExtension"
+
+
+def test_lora_on_fla_is_refused() -> None:
+    """vLLM would apply the MLP's part of an adapter with FLA's names and drop the attention's."""
+    with pytest.raises(SettingError, match="LoRA"):
+        plugin.on_config(vllm_config(GOLDEN, lora_config=SimpleNamespace()))
+
+
+def test_overrides_in_the_checkpoints_own_keys_take_effect() -> None:
+    """`--hf-overrides` is applied before the translation, or it would be ignored silently."""
+    from vllm.transformers_utils.config import get_config
+
+    plugin.register()
+    overrides = {"attnres_block_size": 2, "norm_eps": 1e-3}
+    config = get_config(str(GOLDEN), trust_remote_code=False, hf_overrides_kw=overrides)
+    assert config.attn_res["block_starts"] == [0, 2, 4, 6, 8]
+    assert config.rms_norm_eps == config.attn_res["key_norm_eps"] == 1e-3
 
 
 def test_what_the_user_chose_is_kept() -> None:

@@ -44,6 +44,7 @@ def translate(config: dict[str, Any]) -> Translation:
         raise CheckpointError(
             f"hidden_size is {config.get('hidden_size')!r}; expected a whole number of at least 1."
         )
+    _check_windows(base, config)
     spec = AttnResSpec.from_house(
         config["attn_res"], config.get("num_hidden_layers"), config.get("rms_norm_eps", 1e-6)
     )
@@ -52,3 +53,21 @@ def translate(config: dict[str, Any]) -> Translation:
 
 def rename(name: str) -> str:
     return name
+
+
+def _check_windows(base: str, config: dict[str, Any]) -> None:
+    """Refuse what vLLM's decoder would serve with other windows than Hugging Face's class has."""
+    window, types = config.get("sliding_window"), set(config.get("layer_types") or ())
+    if base == "llama":
+        right = window is None or bool(types)
+    elif window is not None and config.get("use_sliding_window"):
+        right = types == {"sliding_attention"}
+    else:
+        right = types <= {"full_attention"}
+    if not right:
+        raise CheckpointError(
+            f"sliding_window {window!r} with use_sliding_window "
+            f"{config.get('use_sliding_window')!r} and layer_types {sorted(map(str, types))} is "
+            f"not supported on {base}: vLLM would give its layers other windows; supported are no "
+            "window, or sliding_attention stated in layer_types for every layer."
+        )

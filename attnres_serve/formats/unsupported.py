@@ -14,6 +14,7 @@ BLOCK_KEYS = (
     "attnres_num_blocks",
     "attn_res_num_blocks",
 )
+_SWITCHED_OFF: tuple[Any, ...] = (None, False, 0, "", "none")
 OTHER_KEYS = ("attn_res", "attnres_mode", "attn_res_output_route", "use_attn_res")
 
 MODEL_TYPES = {
@@ -47,7 +48,8 @@ def refuse_if_attnres(config: dict[str, Any]) -> None:
             f"architecture {architecture!r}), which is not supported yet; supported are FLA's "
             "transformer and the house format."
         )
-    found = {key: config[key] for key in (*BLOCK_KEYS, *OTHER_KEYS) if config.get(key) is not None}
+    keys = (*BLOCK_KEYS, *OTHER_KEYS)
+    found = {key: config[key] for key in keys if config.get(key) not in _SWITCHED_OFF}
     if not found:
         return
     key, value = next(iter(found.items()))
