@@ -361,6 +361,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
+    parser.add_argument(
+        "--algorithms", choices=ENGINES[1:], nargs="+", default=ENGINES[1:], help="default: all"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=cores(), help="default: all cores")
     parser.add_argument("--control", action="store_true", help="add a second baseline")
@@ -372,7 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
     rounds = 3 if options.quick else options.rounds
 
     engines, rows = {}, []
-    names = (*ENGINES, CONTROL) if options.control else ENGINES
+    names = (BASELINE, *options.algorithms, *((CONTROL,) if options.control else ()))
     turns = len(names) * (1 + rounds + DISCARDED)
     with tqdm(total=len(shapes) * turns, unit="turn", file=sys.stderr) as progress:
         for name, shape in shapes.items():
