@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,10 +61,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+# One cache for all servers of a test run: it spares each of them the inspection of model classes.
+CACHE = tempfile.TemporaryDirectory(prefix="attnres-serve-tests-")
+
+
 def environment(**extra: str) -> dict[str, str]:
     """The environment of a server: small KV cache, nothing fetched, no interpreter for Triton."""
     kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "VLLM_PLUGINS")}
-    return kept | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | extra
+    own = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": CACHE.name}
+    return kept | own | extra
 
 
 OURS = (sys.executable, "-m", "attnres_serve", "serve")
@@ -226,7 +232,6 @@ def run_engine(jobs: list[dict[str, Any]], folder: Path, **env: str) -> dict[str
     folder.mkdir(parents=True, exist_ok=True)
     log, asked, result = folder / "log", folder / "jobs.json", folder / "results.json"
     asked.write_text(json.dumps(jobs))
-    env = {"VLLM_CACHE_ROOT": str(folder / "cache"), **env}
     with log.open("w") as output:
         done = subprocess.run(
             [sys.executable, str(TESTS / "engine.py"), str(asked), str(result)],
