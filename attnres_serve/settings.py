@@ -13,8 +13,7 @@ PREFIX = "attnres_"
 def algorithm(additional_config: Any) -> str:
     """The algorithm to run, from vLLM's ``additional_config``.
 
-    ``auto`` is single_pass: on CPU, where both were measured, two_phase did not win in any regime
-    (docs/performance.md).
+    ``auto`` is single_pass, the faster one in decode on CPU (docs/performance.md).
 
     Raises:
         SettingError: for an unknown value, or an unknown key that begins with ``attnres_``.
