@@ -8,11 +8,12 @@ pipeline stages.
 
 import importlib
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from attnres_serve import compat, formats, settings
+from attnres_serve import backend_choice, compat, formats, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, FINAL_NORM, SITE_NORMS
@@ -46,13 +47,15 @@ class AttnResMixin(_Base):
         )
         self.attn_res_sites: dict[int, SiteNorm] = {}
         self.attn_res_loaded = False
+        self.attn_res_backend: str | None = None
         if config.attn_res_qk_norm_eps is not None:
             _set_qk_norm_eps(self.model, config.attn_res_qk_norm_eps)
         spec = spec_of(config)
         if spec is None:
             return
-        self.attn_res_algorithm = settings.algorithm(vllm_config.additional_config)
-        self.attn_res_sites = install_sites(self.model, spec, self.attn_res_algorithm)
+        algorithm = settings.algorithm(vllm_config.additional_config)
+        self.attn_res_backend, backend = backend_choice.choose(vllm_config)
+        self.attn_res_sites = install_sites(self.model, spec, algorithm, backend)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors = (
             compat.empty_intermediate_tensors(
                 rows_received(spec, min(self.attn_res_sites)), config.hidden_size
@@ -60,13 +63,14 @@ class AttnResMixin(_Base):
         )
         rehearse(self.model, self.attn_res_sites)
         compat.logger().info(
-            "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s",
+            "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s, backend %s",
             config.attn_res_format,
             type(self).__name__,
             spec.num_blocks,
             spec.num_sublayers,
             " (Full AttnRes)" if spec.is_full else "",
-            self.attn_res_algorithm,
+            algorithm,
+            self.attn_res_backend,
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -154,13 +158,16 @@ def _module_name(site: int, num_layers: int) -> str:
     return f"model.layers.{site // 2}.{SITE_NORMS[site % 2]}"
 
 
-def install_sites(model: nn.Module, spec: AttnResSpec, algorithm: str) -> dict[int, SiteNorm]:
+def install_sites(
+    model: nn.Module, spec: AttnResSpec, algorithm: str, backend: ModuleType
+) -> dict[int, SiteNorm]:
     """Put a ``SiteNorm`` in the place of every norm of this pipeline stage.
 
     Args:
         model: vLLM's decoder (``layers``, ``norm``, ``start_layer``, ``end_layer``).
         spec: its depth attention.
         algorithm: ``single_pass`` or ``two_phase``.
+        backend: what computes the sites, see ``kernels.backends``.
 
     Returns:
         The sites of this stage by their index.
@@ -176,7 +183,7 @@ def install_sites(model: nn.Module, spec: AttnResSpec, algorithm: str) -> dict[i
             owner, name = model, FINAL_NORM
         else:
             continue
-        norm = SiteNorm(getattr(owner, name), site, spec.key_norm_eps, algorithm)
+        norm = SiteNorm(getattr(owner, name), site, spec.key_norm_eps, algorithm, backend)
         setattr(owner, name, norm)
         installed[site.index] = norm
     for index, norm in installed.items():

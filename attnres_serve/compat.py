@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.errors import SettingError
-from attnres_serve.settings import ALGORITHM_KEY
 
 SUPPORTED = ((0, 32), (0, 33))  # from, up to but not including
 
@@ -169,13 +168,24 @@ def uses_lora(vllm_config) -> bool:
     return vllm_config.lora_config is not None
 
 
+def on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return current_platform.is_cpu()
+
+
+def set_additional(vllm_config, key: str, value: str) -> None:
+    """Set a key of ``additional_config``, which goes into vLLM's compile-cache key."""
+    vllm_config.additional_config = {**(vllm_config.additional_config or {}), key: value}
+
+
 def inner_model(worker):
     """The model object that a worker runs, without LoRA's or graphs' wrappers."""
     return worker.model_runner.get_model()
 
 
 def run_server(
-    model: str, defaults: dict[str, Any], arguments: list[str], algorithm: str | None
+    model: str, defaults: dict[str, Any], arguments: list[str], own: dict[str, str]
 ) -> None:
     """Run vLLM's ``serve`` command, as ``vllm serve`` would where its wheel lets it start.
 
@@ -185,7 +195,7 @@ def run_server(
         model: what to serve.
         defaults: values of flags that neither the arguments nor a configuration file give.
         arguments: flags of vLLM's server.
-        algorithm: our setting for ``additional_config``, None to leave it as it is.
+        own: settings of ours for ``additional_config``.
 
     Raises:
         SettingError: vLLM refused the configuration before it started an engine.
@@ -210,8 +220,8 @@ def run_server(
             f"found the model {args.model_tag or args.model!r} among the flags; give the "
             "checkpoint once, right after `serve`."
         )
-    if algorithm is not None:
-        args.additional_config = {**(args.additional_config or {}), ALGORITHM_KEY: algorithm}
+    for key, value in own.items():
+        set_additional(args, key, value)
     configure_logging_from_args(args)
     try:
         command = ServeSubcommand()

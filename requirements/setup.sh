@@ -68,4 +68,8 @@ else
   [ "$what" = test ] && pip install --quiet --no-deps -r requirements/test.txt
 fi
 pip install --quiet --no-deps --no-build-isolation -e .
+if [ "$device" = cpu ]; then  # now rather than in the first start; without a compiler torch serves
+  "$venv/bin/python" -W ignore -c 'from attnres_serve.kernels import backends; backends.load("cpp")' ||
+    echo "setup: no C++ backend; AttnRes runs on the slower torch backend" >&2
+fi
 echo "$sum" > "$stamp"

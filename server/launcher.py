@@ -33,9 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are ours; every other one is vLLM's."""
     parser.add_argument(
         "--attnres-algorithm",
-        choices=settings.CHOICES,
+        choices=settings.CHOICES[settings.ALGORITHM_KEY],
         default=None,
         help="how sites attend to their sources (default: auto)",
+    )
+    parser.add_argument(
+        "--attnres-backend",
+        choices=settings.CHOICES[settings.BACKEND_KEY],
+        default=None,
+        help="what computes the sites (default: auto)",
     )
     parser.add_argument("--host", default=None, help=f"address to bind (default: {DEFAULT_HOST})")
     parser.add_argument("--port", type=int, default=None, help=f"(default: {DEFAULT_PORT})")
@@ -58,7 +64,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], own.attnres_algorithm)
+    chosen = {key: value for key in settings.CHOICES if (value := getattr(own, key)) is not None}
+    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], chosen)
 
 
 def bundled_demo() -> str:
