@@ -68,8 +68,6 @@ else
   [ "$what" = test ] && pip install --quiet --no-deps -r requirements/test.txt
 fi
 pip install --quiet --no-deps --no-build-isolation -e .
-if [ "$device" = cpu ]; then  # now rather than in the first start; without a compiler torch serves
-  "$venv/bin/python" -W ignore -c 'from attnres_serve.kernels import backends; backends.load("cpp")' ||
-    echo "setup: no C++ backend; AttnRes runs on the slower torch backend" >&2
-fi
+"$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM 2>"$venv/warmup.log" ||
+  echo "setup: the caches could not be warmed ($venv/warmup.log); the first start will be slower" >&2
 echo "$sum" > "$stamp"
