@@ -16,6 +16,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from attnres_serve.kernels import torch_path
 from attnres_serve.schedule import Site
 from attnres_serve.settings import ALGORITHMS
+from attnres_serve.spec import AttnResSpec
 
 Blocks = tuple[Tensor, ...]
 Answers = tuple[tuple[Tensor, Tensor], ...]
@@ -27,7 +28,7 @@ class DepthState(NamedTuple):
     Attributes:
         site: index of the site that made it.
         blocks: finished blocks, each ``[tokens, hidden]``, the embedding first.
-        partial: running partial sum ``[tokens, hidden]``, None where a block has just begun.
+        partial: running partial sum ``[tokens, hidden]``, None where it has just begun anew.
         answers: phase-1 answers and their log-sum-exp for the following sites of the open block.
     """
 
@@ -47,23 +48,27 @@ class SiteNorm(RMSNorm):
     Args:
         norm: the RMSNorm whose place it takes; weight and eps are kept.
         site: its description.
-        key_eps: epsilon of the key norm.
+        spec: the model's depth attention.
         algorithm: ``single_pass`` or ``two_phase``.
 
-    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32.  They are not Linear weights, so
-    that no quantiser or LoRA wrapper touches them, and they are multiplied in the graph, so that
-    weights updated in place take effect.
+    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32, and with a recency bias ``bias``,
+    ``[1]`` float32.  They are not Linear weights, so that no quantiser or LoRA wrapper touches
+    them, and they are multiplied in the graph, so that weights updated in place take effect.
     """
 
-    def __init__(self, norm: RMSNorm, site: Site, key_eps: float, algorithm: str) -> None:
+    def __init__(self, norm: RMSNorm, site: Site, spec: AttnResSpec, algorithm: str) -> None:
         super().__init__(norm.hidden_size, eps=norm.variance_epsilon)
         self.weight = norm.weight
         self.site = site
-        self.key_eps = key_eps
+        self.key_eps = spec.key_norm_eps
+        self.logit_scale = spec.logit_scale
         self.algorithm = algorithm
+        self.bias: nn.Parameter | None = None
         if site.mixes:
-            self.query = nn.Parameter(torch.empty(norm.hidden_size, dtype=torch.float32), False)
-            self.key_norm = nn.Parameter(torch.empty(norm.hidden_size, dtype=torch.float32), False)
+            self.query = _parameter(norm.hidden_size)
+            self.key_norm = _parameter(norm.hidden_size)
+            if spec.recency_bias:
+                self.bias = _parameter(1)
         self.group: list[SiteNorm] = []  # this site and the later ones that share its phase 1
         self.enters_stage = False  # the first site of a pipeline stage that is not the first stage
         self.leaves_stage = False  # the last site of a pipeline stage that is not the last stage
@@ -82,8 +87,9 @@ class SiteNorm(RMSNorm):
         return f"{super().extra_repr()}, site={self.site.index}, {self.algorithm}"
 
     def folded_query(self) -> Tensor:
-        """Pseudo-query times key-norm weight, ``[hidden]`` float32; only the product matters."""
-        return self.query * self.key_norm
+        """Pseudo-query times key-norm weight and scale, ``[hidden]`` float32; only that matters."""
+        folded = self.query * self.key_norm
+        return folded if self.logit_scale == 1 else folded * self.logit_scale
 
     def forward(self, delta: Tensor, residual: Tensor | DepthState | None = None):
         """Run the site.
@@ -108,7 +114,9 @@ class SiteNorm(RMSNorm):
         blocks, answers = state.blocks, state.answers
         partial = delta if state.partial is None else state.partial + delta
         if self.site.opens_block:
-            blocks, partial, answers = (*blocks, partial), None, ()
+            blocks, answers = (*blocks, partial), ()
+            if not self.site.cumulative:
+                partial = None
         normed, answers = self._mix(blocks, partial, answers)
         if self.executed is not None and _record is None:
             self.executed[ALGORITHMS.index(self.algorithm), int(torch.compiler.is_compiling())] += 1
@@ -124,22 +132,24 @@ class SiteNorm(RMSNorm):
         sources = blocks if partial is None else (*blocks, partial)
         if not self.site.mixes:
             return torch_path.rms_norm(sources[-1], *norm), ()
-        if self.algorithm == "single_pass":
-            return torch_path.single_pass(sources, self.folded_query(), self.key_eps, *norm), ()
+        query, bias = self.folded_query(), self.bias
+        # Phase 1 knows no bias, so where the last source is a block, the site attends on its own.
+        if self.algorithm == "single_pass" or (partial is None and bias is not None):
+            return torch_path.single_pass(sources, query, self.key_eps, *norm, bias), ()
         if not answers:
             queries = [site.folded_query() for site in self.group]
             answers = torch_path.inter_block(blocks, queries, self.key_eps)
-        own, rest, query = answers[0], answers[1:], self.folded_query()
+        own, rest = answers[0], answers[1:]
         if partial is None:
             return torch_path.rms_norm(own[0], *norm, dtype=blocks[0].dtype), rest
-        return torch_path.merge(*own, partial, query, self.key_eps, *norm), rest
+        return torch_path.merge(*own, partial, query, self.key_eps, *norm, bias), rest
 
     def _receive(self, residual: Tensor | DepthState) -> DepthState:
         previous = self.site.index - 1
         if isinstance(residual, DepthState) and residual.site == previous:
             return residual
         if isinstance(residual, Tensor) and residual.dim() == 2 and previous == 0:
-            return DepthState(0, (residual,))
+            return DepthState(0, (residual,), residual if self.site.cumulative else None)
         if isinstance(residual, Tensor) and residual.dim() == 3 and self.enters_stage:
             rows = residual.unbind(dim=1)
             count = self.site.num_blocks - self.site.opens_block
@@ -153,6 +163,10 @@ class SiteNorm(RMSNorm):
     def _record(self) -> None:
         if _record is not None:
             _record.append(self.site.index)
+
+
+def _parameter(size: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
 
 
 _record: list[int] | None = None
