@@ -21,7 +21,14 @@ from attnres_serve.rehearsal import rehearse
 from attnres_serve.residual import SiteNorm
 from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import base_shapes, check_shape, site_of
+from attnres_serve.tensors import (
+    PARTS,
+    base_shapes,
+    check_part,
+    check_shape,
+    expected_parts,
+    site_of,
+)
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.llama import LlamaForCausalLM as _Base
@@ -46,6 +53,7 @@ class AttnResMixin(_Base):
             else base_shapes(BY_ARCHITECTURE[type(self).__name__], config.to_dict())
         )
         self.attn_res_sites: dict[int, SiteNorm] = {}
+        self.attn_res_parameters: dict[tuple[int, str], list[str]] = {}
         self.attn_res_loaded = False
         self.attn_res_backend: str | None = None
         if config.attn_res_qk_norm_eps is not None:
@@ -56,6 +64,7 @@ class AttnResMixin(_Base):
         algorithm = settings.algorithm(vllm_config.additional_config)
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
         self.attn_res_sites = install_sites(self.model, spec, algorithm, backend)
+        self.attn_res_parameters = parameters_of(self.attn_res_sites, spec)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors = (
             compat.empty_intermediate_tensors(
                 rows_received(spec, min(self.attn_res_sites)), config.hidden_size
@@ -107,9 +116,6 @@ class AttnResMixin(_Base):
             for name, row in zip(settings.ALGORITHMS, counts.tolist(), strict=True)
         }
 
-    def _mixing_sites(self) -> set[int]:
-        return {index for index, norm in self.attn_res_sites.items() if norm.site.mixes}
-
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], seen: set[tuple[int, str]]
     ) -> Iterator[tuple[str, Tensor]]:
@@ -123,33 +129,47 @@ class AttnResMixin(_Base):
                     check_shape(original, tensor.shape, self.attn_res_base_shapes[name])
                 yield name, tensor
                 continue
-            site, part = found
-            if site in self._mixing_sites():
-                parameter = getattr(self.attn_res_sites[site], _PARAMETERS[part])
-                if tensor.numel() != parameter.numel():
-                    raise CheckpointError(
-                        f"{original}, of {site_name(site, layers)}, has the shape "
-                        f"{list(tensor.shape)}; expected {parameter.numel()} elements."
-                    )
-                seen.add(found)
-                yield f"{_module_name(site, layers)}.{_PARAMETERS[part]}", tensor.reshape(-1)
-            elif site in self.attn_res_sites or not self.attn_res_sites or site > 2 * layers:
+            if found not in self.attn_res_parameters:
                 raise CheckpointError(
                     f"{original} is an AttnRes tensor for which the configuration has no site."
                 )
+            check_part(original, tensor.shape, *found, self.config.hidden_size, layers)
+            if found in seen:
+                raise CheckpointError(
+                    f"the checkpoint holds a second {PARTS[found[1]]} of "
+                    f"{site_name(found[0], layers)}, {original}; remove the one that was not "
+                    "trained."
+                )
+            seen.add(found)
+            for parameter in self.attn_res_parameters[found]:
+                yield parameter, tensor.reshape(-1)
 
     def _require_all(self, seen: set[tuple[int, str]]) -> None:
-        for site in self._mixing_sites():
-            for part, parameter in _PARAMETERS.items():
-                if (site, part) not in seen:
-                    raise CheckpointError(
-                        f"the checkpoint lacks the {parameter.replace('_', ' ')} of "
-                        f"{site_name(site, self.attn_res_num_layers)}; a missing one is never "
-                        "taken as zero."
-                    )
+        for (site, part), parameters in self.attn_res_parameters.items():
+            if parameters and (site, part) not in seen:
+                raise CheckpointError(
+                    f"the checkpoint lacks the {PARTS[part]} of "
+                    f"{site_name(site, self.attn_res_num_layers)}; a missing one is never "
+                    "taken as zero."
+                )
 
 
-_PARAMETERS = {"proj": "query", "norm": "key_norm"}
+def parameters_of(
+    installed: dict[int, SiteNorm], spec: AttnResSpec
+) -> dict[tuple[int, str], list[str]]:
+    """The parameters of this pipeline stage that each AttnRes tensor of a checkpoint fills.
+
+    There are several where sites share a query, and none where they are another stage's.
+    """
+    names = {"proj": "query", "norm": "key_norm", "bias": "bias"}
+    parameters: dict[tuple[int, str], list[str]] = {found: [] for found in expected_parts(spec)}
+    for site, part in parameters:
+        parameters[site, part] = [
+            f"{_module_name(index, spec.num_layers)}.{names[part]}"
+            for index, norm in installed.items()
+            if norm.site.mixes and norm.site.tensors == site
+        ]
+    return parameters
 
 
 def _module_name(site: int, num_layers: int) -> str:
@@ -183,7 +203,7 @@ def install_sites(
             owner, name = model, FINAL_NORM
         else:
             continue
-        norm = SiteNorm(getattr(owner, name), site, spec.key_norm_eps, algorithm, backend)
+        norm = SiteNorm(getattr(owner, name), site, spec, algorithm, backend)
         setattr(owner, name, norm)
         installed[site.index] = norm
     for index, norm in installed.items():

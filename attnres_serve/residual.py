@@ -18,6 +18,7 @@ from attnres_serve.kernels import torch_path
 from attnres_serve.kernels.backends import SiteWeights
 from attnres_serve.schedule import Site
 from attnres_serve.settings import ALGORITHMS
+from attnres_serve.spec import AttnResSpec
 
 Blocks = tuple[Tensor, ...]
 
@@ -40,7 +41,7 @@ class DepthState(NamedTuple):
     Attributes:
         site: index of the site that made it.
         blocks: finished blocks, each ``[tokens, hidden]``, the embedding first.
-        partial: running partial sum ``[tokens, hidden]``, None where a block has just begun.
+        partial: running partial sum ``[tokens, hidden]``, None where it has just begun anew.
         answers: phase 1 of the open block (two-phase only).
     """
 
@@ -64,26 +65,31 @@ class SiteNorm(RMSNorm):
     Args:
         norm: the RMSNorm whose place it takes; weight and eps are kept.
         site: its description.
-        key_eps: epsilon of the key norm.
+        spec: the model's depth attention.
         algorithm: ``single_pass`` or ``two_phase``.
         backend: what computes it, see ``kernels.backends``.
 
-    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32.  They are not Linear weights, so
-    that no quantiser or LoRA wrapper touches them.
+    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32, and with a recency bias ``bias``,
+    ``[1]`` float32.  They are not Linear weights, so that no quantiser or LoRA wrapper touches
+    them.
     """
 
     def __init__(
-        self, norm: RMSNorm, site: Site, key_eps: float, algorithm: str, backend: ModuleType
+        self, norm: RMSNorm, site: Site, spec: AttnResSpec, algorithm: str, backend: ModuleType
     ) -> None:
         super().__init__(norm.hidden_size, eps=norm.variance_epsilon)
         self.weight = norm.weight
         self.site = site
-        self.key_eps = key_eps
+        self.key_eps = spec.key_norm_eps
+        self.logit_scale = spec.logit_scale
         self.algorithm = algorithm
         self.backend = backend
+        self.bias: nn.Parameter | None = None
         if site.mixes:
-            self.query = nn.Parameter(torch.empty(norm.hidden_size, dtype=torch.float32), False)
-            self.key_norm = nn.Parameter(torch.empty(norm.hidden_size, dtype=torch.float32), False)
+            self.query = _parameter(norm.hidden_size)
+            self.key_norm = _parameter(norm.hidden_size)
+            if spec.recency_bias:
+                self.bias = _parameter(1)
         self.group: list[SiteNorm] = []  # this site and the later ones that share its phase 1
         self.enters_stage = False  # the first site of a pipeline stage that is not the first stage
         self.leaves_stage = False  # the last site of a pipeline stage that is not the last stage
@@ -103,8 +109,8 @@ class SiteNorm(RMSNorm):
 
     def site_weights(self) -> SiteWeights:
         """What the backend needs of this site."""
-        norm = self.weight, self.variance_epsilon
-        return SiteWeights(self.query, self.key_norm, self.key_eps, *norm)
+        key = self.query, self.key_norm, self.logit_scale, self.key_eps, self.bias
+        return SiteWeights(*key, self.weight, self.variance_epsilon)
 
     def forward(self, delta: Tensor, residual: Tensor | DepthState | None = None):
         """Run the site.
@@ -126,10 +132,12 @@ class SiteNorm(RMSNorm):
             return super().forward(delta)  # one source: the mix is the embedding itself
         state = self._receive(residual)
         self._record()
-        normed, updated, answers = self._run(state, delta)
-        blocks, partial = state.blocks, updated
-        if self.site.opens_block:
-            blocks, partial = (*blocks, updated), None
+        opens = self.site.opens_block
+        if opens and self.site.cumulative:  # the sum so far becomes a block, and goes on
+            delta = state.add(delta)
+            state, opens = DepthState(state.site, (*state.blocks, delta)), False
+        normed, updated, answers = self._run(state, delta, opens)
+        blocks, partial = ((*state.blocks, updated), None) if opens else (state.blocks, updated)
         if self.executed is not None and _record is None:
             self.executed[ALGORITHMS.index(self.algorithm), int(torch.compiler.is_compiling())] += 1
         if self.leaves_stage:
@@ -137,20 +145,26 @@ class SiteNorm(RMSNorm):
             return normed, torch.stack(rows, dim=1)
         return normed, DepthState(self.site.index, blocks, partial, answers)
 
-    def _run(self, state: DepthState, delta: Tensor) -> tuple[Tensor, Tensor, Answers | None]:
-        """The normed mix, the new partial sum and the phase 1 of the open block."""
+    def _run(
+        self, state: DepthState, delta: Tensor, opens: bool
+    ) -> tuple[Tensor, Tensor, Answers | None]:
+        """The normed mix, the new partial sum and the phase 1 of the open block.
+
+        ``opens``: the new sum is a block by itself, and nothing follows it.
+        """
         if not self.site.mixes:
             updated = state.add(delta)
             norm = self.weight, self.variance_epsilon
             return torch_path.rms_norm(updated, *norm), updated, None
         weights = self.site_weights()
-        if self.algorithm == "single_pass":
+        # Phase 1 knows no bias, so where the last source is a block, the site attends on its own.
+        if self.algorithm == "single_pass" or (opens and self.bias is not None):
             return *self.backend.single_pass(state.blocks, state.partial, delta, weights), None
-        if self.site.opens_block:
+        if opens:
             updated = state.add(delta)
             answers = self._phase_1((*state.blocks, updated))
             return self.backend.norm_answer(answers.values, 0, weights, delta), updated, answers
-        answers = state.answers or self._phase_1(state.blocks)  # a stage may begin inside a block
+        answers = state.answers or self._phase_1(state.blocks)
         position = self.site.index - answers.site
         merged = self.backend.merge(answers.values, position, state.partial, delta, weights)
         return *merged, answers
@@ -164,7 +178,7 @@ class SiteNorm(RMSNorm):
         if isinstance(residual, DepthState) and residual.site == previous:
             return residual
         if isinstance(residual, Tensor) and residual.dim() == 2 and previous == 0:
-            return DepthState(0, (residual,))
+            return DepthState(0, (residual,), residual if self.site.cumulative else None)
         if isinstance(residual, Tensor) and residual.dim() == 3 and self.enters_stage:
             rows = residual.unbind(dim=1)
             count = self.site.num_blocks - self.site.opens_block
@@ -178,6 +192,10 @@ class SiteNorm(RMSNorm):
     def _record(self) -> None:
         if _record is not None:
             _record.append(self.site.index)
+
+
+def _parameter(size: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
 
 
 _record: list[int] | None = None

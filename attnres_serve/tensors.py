@@ -1,12 +1,12 @@
 """Which tensors a checkpoint must hold, by the names of the house format."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.translation import Translation
-from attnres_serve.schedule import site_name
+from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec, is_count
 
 Shape = tuple[int, ...]
@@ -22,38 +22,79 @@ SIZES = (
 
 _ATTNRES = re.compile(
     r"^model\.(?:layers\.(?P<layer>\d+)\.(?P<kind>self_attention|mlp)_res"
-    r"|(?P<final>output_attn)_res)_(?P<part>proj|norm)\.weight$"
+    r"|(?P<final>output_attn)_res)_(?:(?P<part>proj|norm)\.weight|(?P<bias>bias))$"
 )
+PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
 # Left over in many checkpoints without a meaning of their own: rotary tables, a tied head.
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^lm_head\.weight$")
 _LOOKS_LIKE_ATTNRES = re.compile(r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres")
 
 
 def site_of(name: str, num_layers: int) -> tuple[int, str] | None:
-    """Site and part (``proj``: pseudo-query, ``norm``: key-norm weight) of an AttnRes tensor.
+    """Site and part (a key of ``PARTS``) of an AttnRes tensor.
 
     Returns None for tensors of the base model; a site beyond 2L for a layer that the model has not.
     """
     match = _ATTNRES.match(name)
     if not match:
         return None
+    part = match["part"] or match["bias"]
     if match["final"]:
-        return 2 * num_layers, match["part"]
+        return 2 * num_layers, part
     site = 2 * int(match["layer"]) + (match["kind"] == "mlp")
-    return site + (site >= 2 * num_layers), match["part"]
+    return site + (site >= 2 * num_layers), part
 
 
 def tensor_name(site: int, part: str, num_layers: int) -> str:
     """The inverse of ``site_of``."""
+    leaf = part if part == "bias" else f"{part}.weight"
     if site == 2 * num_layers:
-        return f"model.output_attn_res_{part}.weight"
+        return f"model.output_attn_res_{leaf}"
     kind = "mlp" if site % 2 else "self_attention"
-    return f"model.layers.{site // 2}.{kind}_res_{part}.weight"
+    return f"model.layers.{site // 2}.{kind}_res_{leaf}"
 
 
-def expected_sites(spec: AttnResSpec) -> range:
-    """Sites whose query and key norm a checkpoint carries (site 0's are there but never matter)."""
-    return range(spec.num_sublayers + spec.final_mix)
+def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
+    """Site and part of every AttnRes tensor of a checkpoint.
+
+    Site 0's are among them though they never matter, as every format has them.
+    """
+    if spec is None:
+        return []
+    parts = [part for part in PARTS if part != "bias" or spec.recency_bias]
+    owners = dict.fromkeys(site.tensors for site in sites(spec) if site.mixes)
+    return [(site, part) for site in owners for part in parts]
+
+
+def check_part(name: str, shape: Shape, site: int, part: str, hidden: int, num_layers: int) -> None:
+    """Raise CheckpointError if the AttnRes tensor ``name`` has not the shape of its part."""
+    shapes: dict[str, list[Shape]] = {
+        "proj": [(1, hidden), (hidden,)],
+        "norm": [(hidden,)],
+        "bias": [(), (1,)],
+    }
+    allowed = shapes[part]
+    if tuple(shape) not in allowed:
+        raise CheckpointError(
+            f"{name}, the {PARTS[part]} of {site_name(site, num_layers)}, has the shape "
+            f"{list(shape)}; expected {list(allowed[0])}."
+        )
+
+
+def by_house_name(names: Iterable[str], rename: Callable[[str], str]) -> dict[str, str]:
+    """The checkpoint's own tensor names by their house names.
+
+    Raises:
+        CheckpointError: two tensors have the same meaning.
+    """
+    own_names: dict[str, str] = {}
+    for name in names:
+        if (other := own_names.setdefault(rename(name), name)) != name:
+            raise CheckpointError(
+                f"the checkpoint holds both {other} and {name}, which mean the "
+                "same; remove the one that was not trained."
+            )
+    return own_names
 
 
 def check_tensors(
@@ -72,12 +113,10 @@ def check_tensors(
         CheckpointError: a query or key norm is missing, left over or of the wrong shape.
     """
     spec, hidden = translation.spec, translation.config["hidden_size"]
-    own_names = {rename(name): name for name in shapes}
+    own_names = by_house_name(shapes, rename)
     num_layers = translation.config["num_hidden_layers"]
     needed = {
-        tensor_name(site, part, num_layers): (site, part)
-        for site in (expected_sites(spec) if spec else ())
-        for part in ("proj", "norm")
+        tensor_name(site, part, num_layers): (site, part) for site, part in expected_parts(spec)
     }
     for name, own in own_names.items():
         if name not in needed and _LOOKS_LIKE_ATTNRES.search(name):
@@ -86,18 +125,14 @@ def check_tensors(
                 "no site; the configuration and the weights do not belong together."
             )
     for name, (site, part) in needed.items():
-        where = f"{'query' if part == 'proj' else 'key norm'} of {site_name(site, num_layers)}"
         if name not in own_names:
             raise CheckpointError(
-                f"the checkpoint lacks the {where} ({name} in house names); a missing one is never "
-                "taken as zero, so save the model with all of them."
+                f"the checkpoint lacks the {PARTS[part]} of {site_name(site, num_layers)} ({name} "
+                "in house names); a missing one is never taken as zero, so save the model with all "
+                "of them."
             )
-        shape = shapes[own_names[name]]
-        if shape not in ([(1, hidden), (hidden,)] if part == "proj" else [(hidden,)]):
-            raise CheckpointError(
-                f"{own_names[name]}, the {where}, has the shape {list(shape)}; expected "
-                f"{[1, hidden] if part == 'proj' else [hidden]}."
-            )
+        own = own_names[name]
+        check_part(own, shapes[own], site, part, hidden, num_layers)
     _check_base(translation, {name: shapes[own] for name, own in own_names.items()}, own_names)
 
 

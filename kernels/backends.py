@@ -32,16 +32,21 @@ class SiteWeights(NamedTuple):
 
     Attributes:
         query: pseudo-query ``[d]`` float32.
-        key_norm: weight of the key norm ``[d]`` float32.  Only its product with the query matters;
-            backends multiply in every pass, so that weights updated in place take effect.
+        key_norm: weight of the key norm ``[d]`` float32.
+        logit_scale: factor of the logits.  Only the product of these three matters; backends
+            multiply in every pass, so that weights updated in place take effect.
         key_eps: epsilon of the key norm.
+        bias: ``[1]`` float32, added to the logit of the last source; None for none.  Phase 1 does
+            not know it.
         norm_weight: weight ``[d]`` of the RMSNorm behind the mix.
         norm_eps: its epsilon.
     """
 
     query: Tensor
     key_norm: Tensor
+    logit_scale: float
     key_eps: float
+    bias: Tensor | None
     norm_weight: Tensor
     norm_eps: float
 

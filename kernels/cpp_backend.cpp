@@ -147,17 +147,17 @@ void read_vector(float* to, const Tensor& vector, int64_t hidden) {
   dispatch(vector.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
     const auto* from = static_cast<const typename D::Element*>(vector.const_data_ptr());
-    chunks(hidden, [&](int64_t at, int64_t n) { Float32::narrow(to + at, load<D>(from + at, n)); });
+    chunks(hidden, [&](int64_t at, int64_t n) { store<Float32>(to + at, load<D>(from + at, n), n); });
   });
 }
 
-// Pseudo-queries times key-norm weights: only the product matters.
-Rows fold(const Tensors& queries, const Tensors& key_norms, int64_t hidden) {
+// Pseudo-queries times key-norm weights and the scale of the logits: only the product matters.
+Rows fold(const Tensors& queries, const Tensors& key_norms, float scale, int64_t hidden) {
   Rows folded(queries.size(), hidden), weight(1, hidden);
   for (size_t site = 0; site < queries.size(); ++site) {
     read_vector(folded[site], queries[site], hidden);
     read_vector(weight[0], key_norms[site], hidden);
-    for (int64_t at = 0; at < hidden; ++at) folded[site][at] *= weight[0][at];
+    for (int64_t at = 0; at < hidden; ++at) folded[site][at] *= weight[0][at] * scale;
   }
   return folded;
 }
@@ -177,6 +177,21 @@ struct Norm {
       const Vec x = Float32::widen(row + at) * scale * Float32::widen(weight[0] + at);
       store<D>(to + at, x, n);
     });
+  }
+};
+
+// What a site has learned, in float32.
+struct Site {
+  Rows query;
+  float key_eps, bias = 0;
+  Norm norm;
+  Site(
+      const Tensor& query, const Tensor& key_norm, double logit_scale, double key_eps,
+      const std::optional<Tensor>& bias, const Tensor& norm_weight, double norm_eps)
+      : query(fold({query}, {key_norm}, logit_scale, query.numel())),
+        key_eps(static_cast<float>(key_eps)),
+        norm(norm_weight, norm_eps, query.numel()) {
+    if (bias) read_vector(&this->bias, *bias, 1);
   }
 };
 
@@ -277,14 +292,9 @@ void for_tokens(int64_t tokens, int64_t elements_each, const F& body) {
 // written to `updated`.
 void attend_and_norm(
     Tensor& normed, Tensor* updated, const Tensors& blocks, const Tensors& addends,
-    const Tensor& query, const Tensor& key_norm, double key_eps, const std::optional<Tensor>& bias,
-    const Tensor& norm_weight, double norm_eps) {
+    const Site& site) {
   const Tensor& like = addends[0];
   const int64_t tokens = like.size(0), hidden = like.size(1), count = blocks.size() + 1;
-  const Rows folded = fold({query}, {key_norm}, hidden);
-  const Norm norm(norm_weight, norm_eps, hidden);
-  float last_bias = 0;
-  if (bias) read_vector(&last_bias, *bias, 1);
   dispatch(like.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
     auto sources = matrices<D>(blocks, like);
@@ -301,25 +311,24 @@ void attend_and_norm(
           add<D>(sources.back()[token], terms[0][token], terms[1][token], hidden);
         int64_t row = 0;
         for (; row + kGroup <= count; row += kGroup)
-          score<D, kGroup>(&weights[row], &rows[row], folded[0], key_eps, hidden);
+          score<D, kGroup>(&weights[row], &rows[row], site.query[0], site.key_eps, hidden);
         for (; row < count; ++row)
-          score<D, 1>(&weights[row], &rows[row], folded[0], key_eps, hidden);
-        weights.back() += last_bias;
+          score<D, 1>(&weights[row], &rows[row], site.query[0], site.key_eps, hidden);
+        weights.back() += site.bias;
         softmax(weights.data(), count);
         float* to = mixed[0];
         const float* by = weights.data();
         Vec squares;
         mix<D, 1>(&to, &squares, rows.data(), &by, count, hidden);
-        norm.apply<D>(out[token], to, squares, hidden);
+        site.norm.apply<D>(out[token], to, squares, hidden);
       }
     });
   });
 }
 
 void merge_and_norm(
-    Tensor& normed, Tensor* updated, const Tensor& answers, const Tensor& log_sums, int64_t position,
-    const Tensors& addends, const Tensor& query, const Tensor& key_norm, double key_eps,
-    const std::optional<Tensor>& bias, const Tensor& norm_weight, double norm_eps) {
+    Tensor& normed, Tensor* updated, const Tensor& answers, const Tensor& log_sums,
+    int64_t position, const Tensors& addends, const Site& site) {
   const Tensor& like = addends[0];
   const int64_t tokens = like.size(0), hidden = like.size(1);
   STD_TORCH_CHECK(
@@ -331,10 +340,6 @@ void merge_and_norm(
       log_sums.dim() == 2 && log_sums.size(0) == answers.size(0) && log_sums.size(1) == tokens &&
           log_sums.is_contiguous() && log_sums.scalar_type() == ScalarType::Float,
       "log_sums must be [sites, tokens], contiguous float32");
-  const Rows folded = fold({query}, {key_norm}, hidden);
-  const Norm norm(norm_weight, norm_eps, hidden);
-  float last_bias = 0;
-  if (bias) read_vector(&last_bias, *bias, 1);
   const float* answer = static_cast<const float*>(answers.const_data_ptr()) + position * tokens * hidden;
   const float* log_sum = static_cast<const float*>(log_sums.const_data_ptr()) + position * tokens;
   dispatch(like.scalar_type(), [&](auto dtype) {
@@ -348,8 +353,8 @@ void merge_and_norm(
         if (updated) add<D>(own[token], terms[0][token], terms[1][token], hidden);
         const typename D::Element* row = own[token];
         float logit;
-        score<D, 1>(&logit, &row, folded[0], key_eps, hidden);
-        const float weight = 1 / (1 + std::exp(log_sum[token] - logit - last_bias));
+        score<D, 1>(&logit, &row, site.query[0], site.key_eps, hidden);
+        const float weight = 1 / (1 + std::exp(log_sum[token] - logit - site.bias));
         Vec squares = {};
         chunks(hidden, [&](int64_t at, int64_t n) {
           const Vec other = load<Float32>(answer + token * hidden + at, n);
@@ -357,58 +362,58 @@ void merge_and_norm(
           Float32::narrow(mixed[0] + at, merged);
           squares += merged * merged;
         });
-        norm.apply<D>(out[token], mixed[0], squares, hidden);
+        site.norm.apply<D>(out[token], mixed[0], squares, hidden);
       }
     });
   });
 }
 
 Tensor mix_norm(
-    Tensors sources, Tensor query, Tensor key_norm, double key_eps, std::optional<Tensor> bias,
-    Tensor norm_weight, double norm_eps) {
-  const Tensors last = {sources.back()};
+    Tensors sources, Tensor query, Tensor key_norm, double logit_scale, double key_eps,
+    std::optional<Tensor> bias, Tensor norm_weight, double norm_eps) {
+  const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
+  const Tensor last = sources.back();
   sources.pop_back();
-  Tensor normed = torch::stable::new_empty(last[0], {last[0].size(0), last[0].size(1)});
-  attend_and_norm(
-      normed, nullptr, sources, last, query, key_norm, key_eps, bias, norm_weight, norm_eps);
+  Tensor normed = torch::stable::new_empty(last, {last.size(0), last.size(1)});
+  attend_and_norm(normed, nullptr, sources, {last}, site);
   return normed;
 }
 
 std::tuple<Tensor, Tensor> add_mix_norm(
-    Tensors blocks, Tensor partial, Tensor delta, Tensor query, Tensor key_norm, double key_eps,
-    std::optional<Tensor> bias, Tensor norm_weight, double norm_eps) {
+    Tensors blocks, Tensor partial, Tensor delta, Tensor query, Tensor key_norm,
+    double logit_scale, double key_eps, std::optional<Tensor> bias, Tensor norm_weight,
+    double norm_eps) {
+  const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
   Tensor normed = torch::stable::new_empty(delta, {delta.size(0), delta.size(1)});
   Tensor updated = torch::stable::new_empty(delta, {delta.size(0), delta.size(1)});
-  attend_and_norm(
-      normed, &updated, blocks, {partial, delta}, query, key_norm, key_eps, bias, norm_weight,
-      norm_eps);
+  attend_and_norm(normed, &updated, blocks, {partial, delta}, site);
   return {normed, updated};
 }
 
 Tensor merge_norm(
     Tensor answers, Tensor log_sums, int64_t position, Tensor own, Tensor query, Tensor key_norm,
-    double key_eps, std::optional<Tensor> bias, Tensor norm_weight, double norm_eps) {
+    double logit_scale, double key_eps, std::optional<Tensor> bias, Tensor norm_weight,
+    double norm_eps) {
+  const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
   Tensor normed = torch::stable::new_empty(own, {own.size(0), own.size(1)});
-  merge_and_norm(
-      normed, nullptr, answers, log_sums, position, {own}, query, key_norm, key_eps, bias,
-      norm_weight, norm_eps);
+  merge_and_norm(normed, nullptr, answers, log_sums, position, {own}, site);
   return normed;
 }
 
 std::tuple<Tensor, Tensor> add_merge_norm(
     Tensor answers, Tensor log_sums, int64_t position, Tensor partial, Tensor delta, Tensor query,
-    Tensor key_norm, double key_eps, std::optional<Tensor> bias, Tensor norm_weight,
-    double norm_eps) {
+    Tensor key_norm, double logit_scale, double key_eps, std::optional<Tensor> bias,
+    Tensor norm_weight, double norm_eps) {
+  const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
   Tensor normed = torch::stable::new_empty(delta, {delta.size(0), delta.size(1)});
   Tensor updated = torch::stable::new_empty(delta, {delta.size(0), delta.size(1)});
-  merge_and_norm(
-      normed, &updated, answers, log_sums, position, {partial, delta}, query, key_norm, key_eps,
-      bias, norm_weight, norm_eps);
+  merge_and_norm(normed, &updated, answers, log_sums, position, {partial, delta}, site);
   return {normed, updated};
 }
 
 std::tuple<Tensor, Tensor> inter_block(
-    Tensors blocks, Tensors queries, Tensors key_norms, double key_eps) {
+    Tensors blocks, Tensors queries, Tensors key_norms, double logit_scale,
+    double key_eps) {
   STD_TORCH_CHECK(
       !blocks.empty() && !queries.empty() && queries.size() == key_norms.size(),
       "inter_block takes at least one block, and a key norm for every query");
@@ -419,7 +424,7 @@ std::tuple<Tensor, Tensor> inter_block(
   Tensor log_sums = torch::stable::new_empty(like, {sites, tokens}, ScalarType::Float);
   float* answer = static_cast<float*>(answers.data_ptr());
   float* log_sum = static_cast<float*>(log_sums.data_ptr());
-  const Rows folded = fold(queries, key_norms, hidden);
+  const Rows folded = fold(queries, key_norms, logit_scale, hidden);
   dispatch(like.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
     const auto sources = matrices<D>(blocks, like);
@@ -476,23 +481,22 @@ std::tuple<Tensor, Tensor> inter_block(
 
 }  // namespace
 
+#define SITE \
+  "Tensor query, Tensor key_norm, float logit_scale, float key_eps, Tensor? bias, " \
+  "Tensor norm_weight, float norm_eps"
+
 STABLE_TORCH_LIBRARY(attnres_serve, library) {
+  library.def("mix_norm(Tensor[] sources, " SITE ") -> Tensor");
   library.def(
-      "mix_norm(Tensor[] sources, Tensor query, Tensor key_norm, float key_eps, Tensor? bias, "
-      "Tensor norm_weight, float norm_eps) -> Tensor");
+      "add_mix_norm(Tensor[] blocks, Tensor partial, Tensor delta, " SITE ") -> (Tensor, Tensor)");
   library.def(
-      "add_mix_norm(Tensor[] blocks, Tensor partial, Tensor delta, Tensor query, Tensor key_norm, "
-      "float key_eps, Tensor? bias, Tensor norm_weight, float norm_eps) -> (Tensor, Tensor)");
+      "inter_block(Tensor[] blocks, Tensor[] queries, Tensor[] key_norms, float logit_scale, "
+      "float key_eps) -> (Tensor, Tensor)");
   library.def(
-      "inter_block(Tensor[] blocks, Tensor[] queries, Tensor[] key_norms, float key_eps) "
-      "-> (Tensor, Tensor)");
+      "merge_norm(Tensor answers, Tensor log_sums, int position, Tensor own, " SITE ") -> Tensor");
   library.def(
-      "merge_norm(Tensor answers, Tensor log_sums, int position, Tensor own, Tensor query, "
-      "Tensor key_norm, float key_eps, Tensor? bias, Tensor norm_weight, float norm_eps) -> Tensor");
-  library.def(
-      "add_merge_norm(Tensor answers, Tensor log_sums, int position, Tensor partial, Tensor delta, "
-      "Tensor query, Tensor key_norm, float key_eps, Tensor? bias, Tensor norm_weight, "
-      "float norm_eps) -> (Tensor, Tensor)");
+      "add_merge_norm(Tensor answers, Tensor log_sums, int position, Tensor partial, "
+      "Tensor delta, " SITE ") -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {

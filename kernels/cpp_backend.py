@@ -49,13 +49,14 @@ def single_pass(
     blocks: Sequence[Tensor], partial: Tensor | None, delta: Tensor, weights: SiteWeights
 ) -> tuple[Tensor, Tensor]:
     if partial is None:
-        return _ops.mix_norm((*blocks, delta), *_arguments(weights)), delta
-    return _ops.add_mix_norm(blocks, partial, delta, *_arguments(weights))
+        return _ops.mix_norm((*blocks, delta), *weights), delta
+    return _ops.add_mix_norm(blocks, partial, delta, *weights)
 
 
 def inter_block(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
     queries, key_norms = [site.query for site in sites], [site.key_norm for site in sites]
-    return _ops.inter_block(blocks, queries, key_norms, sites[0].key_eps)
+    scale, eps = sites[0].logit_scale, sites[0].key_eps
+    return _ops.inter_block(blocks, queries, key_norms, scale, eps)
 
 
 def norm_answer(answers: Answers, position: int, weights: SiteWeights, like: Tensor) -> Tensor:
@@ -67,13 +68,8 @@ def merge(
     answers: Answers, position: int, partial: Tensor | None, delta: Tensor, weights: SiteWeights
 ) -> tuple[Tensor, Tensor]:
     if partial is None:
-        return _ops.merge_norm(*answers, position, delta, *_arguments(weights)), delta
-    return _ops.add_merge_norm(*answers, position, partial, delta, *_arguments(weights))
-
-
-def _arguments(weights: SiteWeights) -> tuple:
-    query, key_norm, key_eps, norm_weight, norm_eps = weights
-    return query, key_norm, key_eps, None, norm_weight, norm_eps
+        return _ops.merge_norm(*answers, position, delta, *weights), delta
+    return _ops.add_merge_norm(*answers, position, partial, delta, *weights)
 
 
 def _register_fakes() -> None:

@@ -18,11 +18,11 @@ def single_pass(
     blocks: Sequence[Tensor], partial: Tensor | None, delta: Tensor, weights: SiteWeights
 ) -> tuple[Tensor, Tensor]:
     updated = delta if partial is None else partial + delta
-    return torch_path.single_pass((*blocks, updated), *_folded(weights)), updated
+    return torch_path.single_pass((*blocks, updated), *_arguments(weights)), updated
 
 
 def inter_block(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
-    return torch_path.inter_block(blocks, [_folded(site)[0] for site in sites], sites[0].key_eps)
+    return torch_path.inter_block(blocks, [_folded(site) for site in sites], sites[0].key_eps)
 
 
 def norm_answer(answers: Answers, position: int, weights: SiteWeights, like: Tensor) -> Tensor:
@@ -34,9 +34,14 @@ def merge(
     answers: Answers, position: int, partial: Tensor | None, delta: Tensor, weights: SiteWeights
 ) -> tuple[Tensor, Tensor]:
     updated = delta if partial is None else partial + delta
-    return torch_path.merge(*answers[position], updated, *_folded(weights)), updated
+    return torch_path.merge(*answers[position], updated, *_arguments(weights)), updated
 
 
-def _folded(weights: SiteWeights) -> tuple[Tensor, float, Tensor, float]:
+def _folded(weights: SiteWeights) -> Tensor:
     query = weights.query * weights.key_norm
-    return query, weights.key_eps, weights.norm_weight, weights.norm_eps
+    return query if weights.logit_scale == 1 else query * weights.logit_scale
+
+
+def _arguments(weights: SiteWeights) -> tuple:
+    norm = weights.norm_weight, weights.norm_eps
+    return _folded(weights), weights.key_eps, *norm, weights.bias

@@ -55,6 +55,8 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, scale: float, tie: bool)
         value = 0.75 / scale * noise
     elif "norm." in name:
         value = 1 + 0.2 * noise
+    elif name.endswith("_res_bias"):
+        value = 1 + noise
     elif name.endswith(".bias"):
         value = 0.3 * noise * (scale if "o_proj" in name or "down_proj" in name else 1)
     elif "embed_tokens" in name:
@@ -114,15 +116,26 @@ def _base_shapes(
     return shapes
 
 
-def _residual_shapes(layers: int, hidden: int, final_mix: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the queries and key norms, house format."""
+def _residual_shapes(
+    layers: int,
+    hidden: int,
+    final_mix: bool,
+    recency_bias: bool = False,
+    owners: Sequence[int] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the queries and key norms, house format.
+
+    `owners` are the sublayers that have some, all of them when None.
+    """
     stems = [
-        f"model.layers.{layer}.{site}" for layer in range(layers) for site in _SUBLAYER_SITES
+        f"model.layers.{s // 2}.{_SUBLAYER_SITES[s % 2]}" for s in owners or range(2 * layers)
     ] + (["model.output_attn"] if final_mix else [])
     shapes: dict[str, tuple[int, ...]] = {}
     for stem in stems:
         shapes[stem + "_res_proj.weight"] = (1, hidden)
         shapes[stem + "_res_norm.weight"] = (hidden,)
+        if recency_bias:
+            shapes[stem + "_res_bias"] = ()
     return shapes
 
 
@@ -212,25 +225,13 @@ def write_standard(
     return _write(Path(folder), config, tensors, dtype)
 
 
-def _add_residual(
-    folder: Path,
-    blocks: dict,
-    final_mix: bool | None,
-    key_norm_eps: float | None,
-    tensors: dict[str, Tensor],
-    source: Path,
-) -> Path:
+def _add_residual(folder: Path, attn_res: dict, tensors: dict[str, Tensor], source: Path) -> Path:
     """The ordinary checkpoint `source` as a house checkpoint with the residual `tensors`."""
     config = json.loads((source / "config.json").read_text())
-    options = dict(blocks)
-    if final_mix is not None:
-        options["final_mix"] = final_mix
-    if key_norm_eps is not None:
-        options["key_norm_eps"] = key_norm_eps
     base = config["model_type"]
     config["model_type"] = f"attnres_{base}"
     config["architectures"] = [f"AttnRes{_TITLES[base]}ForCausalLM"]
-    config["attn_res"] = options
+    config["attn_res"] = attn_res
     merged = load_file(source / "model.safetensors") | tensors
     return _write(folder, config, merged, config["dtype"])
 
@@ -243,23 +244,118 @@ def write_house(
     block_starts: Sequence[int] | None = None,
     final_mix: bool | None = None,
     key_norm_eps: float | None = None,
+    attn_res: dict | None = None,
     zero_queries: bool = False,
     **options,
 ) -> Path:
     """A house-format checkpoint; `options` are those of `write_standard`. Returns its folder.
 
-    `final_mix` and `key_norm_eps` are left out of the config when None.
+    `final_mix` and `key_norm_eps` are left out of the config when None; `attn_res` holds further
+    keys of its dictionary of that name.
     """
-    blocks = _blocks(block_size, block_starts)
+    given = {"final_mix": final_mix, "key_norm_eps": key_norm_eps}
+    attn_res = _blocks(block_size, block_starts) | (attn_res or {})
+    attn_res |= {key: value for key, value in given.items() if value is not None}
     folder = write_standard(folder, base, **options)
     config = json.loads((folder / "config.json").read_text())
-    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
-    shapes = _residual_shapes(layers, hidden, final_mix is not False)
+    layers = config["num_hidden_layers"]
+    owners = {
+        None: range(2 * layers),
+        "layer": range(0, 2 * layers, 2),
+        "block": block_starts or range(0, 2 * layers, block_size or 1),
+    }[attn_res.get("shared_queries")]
+    shapes = _residual_shapes(
+        layers,
+        config["hidden_size"],
+        attn_res.get("final_mix", True),
+        attn_res.get("recency_bias", False),
+        owners,
+    )
     seed = options.get("seed", 0)
     tensors = {name: _draw(name, shape, seed, 1.0, False) for name, shape in shapes.items()}
     if zero_queries:
         tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
-    return _add_residual(folder, blocks, final_mix, key_norm_eps, tensors, folder)
+    return _add_residual(folder, attn_res, tensors, folder)
+
+
+def _as_format(folder: Path, config: dict, names: dict[str, str]) -> Path:
+    """The house checkpoint in `folder` with other tensor names and other keys of its config."""
+    own = json.loads((folder / "config.json").read_text())
+    del own["attn_res"]
+    tensors = _renamed(load_file(folder / "model.safetensors"), names)
+    return _write(folder, own | config, tensors, own["dtype"])
+
+
+def write_kimi_names(
+    folder: str | Path, *, block_layers: int | None, output_route: bool = True, **options
+) -> Path:
+    """A `qwen3_ar` checkpoint; `block_layers` None has ordinary residuals. Returns its folder."""
+    config = {
+        "architectures": ["Qwen3ARForCausalLM"],
+        "model_type": "qwen3_ar",
+        "attn_res_block_size": block_layers,
+        "attn_res_output_route": output_route,
+        "auto_map": {"AutoConfig": "configuration_qwen3_ar.Qwen3ARConfig"},
+    }
+    folder = Path(folder)
+    if block_layers is None:
+        write_standard(folder, "qwen3", **options)
+        own = json.loads((folder / "config.json").read_text())
+        return _write(folder, own | config, load_file(folder / "model.safetensors"), own["dtype"])
+    write_house(folder, "qwen3", block_size=2 * block_layers, final_mix=output_route, **options)
+    return _as_format(folder, config, {})
+
+
+_MODE_NAMES = {
+    ".self_attention_res_": ".attn_res_",
+    "model.output_attn_res_": "model.final_res_",
+}
+_TITAN_NAMES = _MODE_NAMES | {"model.output_attn_res_": "model.final_attn_res_"}
+
+
+def write_mode(
+    folder: str | Path,
+    base: str = "qwen3",
+    *,
+    mode: str = "block",
+    num_blocks: int = 2,
+    cumulative: bool = False,
+    layers: int = 3,
+    **options,
+) -> Path:
+    """A `qwen3_attnres` or `llama_attnres` checkpoint. Returns its folder.
+
+    `cumulative` is open-attnres, with recency biases; otherwise it is delta-attnres.
+    """
+    own_key = {"attnres_recency_bias_init": 3.0} if cumulative else {"attnres_num_heads": 8}
+    config = {
+        "architectures": [f"{_TITLES[base]}AttnResForCausalLM"],
+        "model_type": f"{base}_attnres",
+        "attnres_gate_type": "bias",
+        "attnres_mode": mode,
+        "attnres_num_blocks": num_blocks,
+        **own_key,
+    }
+    if not cumulative:
+        config["attnres_use_null_source"] = False
+    size = 1 if mode == "full" else 2 * math.ceil(layers / num_blocks)
+    spec = {"cumulative": True, "recency_bias": True, "final_mix": False} if cumulative else {}
+    folder = Path(folder)
+    write_house(folder, base, block_size=size, attn_res=spec, layers=layers, **options)
+    return _as_format(folder, config, _MODE_NAMES)
+
+
+def write_titan(folder: str | Path, *, num_blocks: int = 2, layers: int = 3, **options) -> Path:
+    """A `Qwen3BlockAttnResForCausalLM` checkpoint. Returns its folder."""
+    config = {
+        "architectures": ["Qwen3BlockAttnResForCausalLM"],
+        "model_type": "qwen3",
+        "attn_res_num_blocks": num_blocks,
+    }
+    size = 2 * max(layers // num_blocks, 1)
+    folder = Path(folder)
+    write_house(folder, "qwen3", block_size=size, layers=layers, **options)
+    return _as_format(folder, config, _TITAN_NAMES)
 
 
 def add_zero_queries(
@@ -280,7 +376,7 @@ def add_zero_queries(
         name: torch.zeros(shape) if "_res_proj" in name else torch.ones(shape)
         for name, shape in shapes.items()
     }
-    return _add_residual(Path(dst), _blocks(block_size, block_starts), None, None, tensors, src)
+    return _add_residual(Path(dst), _blocks(block_size, block_starts), tensors, src)
 
 
 def write_fla(

@@ -8,11 +8,17 @@ starts 0 = b_0 < b_1 < ..., the sources a site s can see are
 
     V = [x] + [y_b + ... + y_(e-1) for each start b < s],    e = min(next start, s)
 
-so the newest block is present only as far as it has been computed. The site mixes them by
-softmax_i(<query, RMSNorm(V_i)>), and its sublayer (at the last site: the head) reads the result.
+so the newest block is present only as far as it has been computed. In a cumulative model a source
+is instead all that was summed up to a start, and the last one all that there is:
+
+    V = [x + y_0 + ... + y_(b-1) for each start b <= s] + [x + y_0 + ... + y_(s-1)]
+
+The site mixes them by softmax_i(scale * <query, RMSNorm(V_i)> + [i is last] * bias), and its
+sublayer (at the last site: the head) reads the result. Without a final mix the head reads V's last.
 
 Understood: the house format (`attnres_llama`, `attnres_qwen2`, `attnres_qwen3`), `transformer` of
-FLA and, with ordinary residuals, `llama`, `qwen2` and `qwen3`.
+FLA, `qwen3_ar`, `qwen3_attnres` and `llama_attnres` (told apart by the tensors), `qwen3` with the
+architecture Qwen3BlockAttnResForCausalLM and, with ordinary residuals, `llama`, `qwen2`, `qwen3`.
 
     python tests/oracle.py CHECKPOINT    # agreement with the checkpoint's expected.json
 """
@@ -20,7 +26,7 @@ FLA and, with ordinary residuals, `llama`, `qwen2` and `qwen3`.
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -46,6 +52,25 @@ HOUSE_NAMES = HF_NAMES | {
     "mlp_key": "model.layers.{}.mlp_res_norm.weight",
     "final_query": "model.output_attn_res_proj.weight",
     "final_key": "model.output_attn_res_norm.weight",
+    "attention_recency": "model.layers.{}.self_attention_res_bias",
+    "mlp_recency": "model.layers.{}.mlp_res_bias",
+    "final_recency": "model.output_attn_res_bias",
+}
+OPEN_NAMES = HF_NAMES | {
+    "attention_query": "model.layers.{}.attn_res_proj.weight",
+    "attention_key": "model.layers.{}.attn_res_norm.weight",
+    "attention_recency": "model.layers.{}.attn_res_bias",
+    "mlp_query": "model.layers.{}.mlp_res_proj.weight",
+    "mlp_key": "model.layers.{}.mlp_res_norm.weight",
+    "mlp_recency": "model.layers.{}.mlp_res_bias",
+}
+DELTA_NAMES = OPEN_NAMES | {
+    "final_query": "model.final_res_proj.weight",
+    "final_key": "model.final_res_norm.weight",
+}
+TITAN_NAMES = OPEN_NAMES | {
+    "final_query": "model.final_attn_res_proj.weight",
+    "final_key": "model.final_attn_res_norm.weight",
 }
 FLA_NAMES = {
     "embedding": "model.embeddings.weight",
@@ -85,6 +110,10 @@ class Spec:
     block_starts: tuple[int, ...] | None = None  # None: ordinary residuals
     final_mix: bool = True
     key_norm_eps: float = 0.0
+    cumulative: bool = False
+    recency_bias: bool = False
+    logit_scale: float = 1.0
+    shared_queries: str | None = None  # "layer" or "block": the sites of one have one query
     eps_scale_starts: tuple[int, ...] | None = None  # see `load`
 
     @property
@@ -112,6 +141,17 @@ def source_spans(starts: Sequence[int], site: int) -> list[tuple[int, int]]:
     """Spans [b, e) of the sublayers in each block that `site` can see, oldest first."""
     ends = [*starts[1:], site]
     return [(b, min(e, site)) for b, e in zip(starts, ends, strict=True) if b < site]
+
+
+def site_role(spec: Spec, site: int) -> tuple[str, int | None]:
+    """Under which role and layer the query and key norm of `site` are stored."""
+    if site == spec.sublayers:
+        return "final", None
+    if spec.shared_queries == "layer":
+        site = 2 * (site // 2)
+    elif spec.shared_queries == "block":
+        site = max(start for start in spec.block_starts if start <= site)
+    return ("mlp" if site % 2 else "attention"), site // 2
 
 
 @contextmanager
@@ -206,10 +246,21 @@ class Model:
 
     def depth_softmax(self, site: int, sources: Tensor) -> Tensor:
         """Weights [tokens, sources] that `site` gives to sources [sources, tokens, hidden]."""
-        role = "final" if site == self.spec.sublayers else "mlp" if site % 2 else "attention"
-        layer = None if role == "final" else site // 2
+        role, layer = site_role(self.spec, site)
         keys = rms_norm(sources, self.weight(f"{role}_key", layer), self.spec.key_norm_eps)
-        return (keys @ self.weight(f"{role}_query", layer).flatten()).T.softmax(-1)
+        scores = self.spec.logit_scale * (keys @ self.weight(f"{role}_query", layer).flatten()).T
+        if self.spec.recency_bias:
+            scores[:, -1] += self.weight(f"{role}_recency", layer).item()
+        return scores.softmax(-1)
+
+    def sources(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
+        """V of `site` [sources, tokens, hidden], from the embedding x and the outputs y_0 ..."""
+        starts = self.spec.block_starts
+        if self.spec.cumulative:
+            ends = [*(b for b in starts if b <= site), site]
+            return torch.stack([torch.stack([x, *y[:end]]).sum(0) for end in ends])
+        spans = source_spans(starts, site)
+        return torch.stack([x, *(torch.stack(list(y[b:e])).sum(0) for b, e in spans)])
 
     def _evaluate(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """What the last norm reads [tokens, hidden], and each site's weights [tokens, sources]."""
@@ -220,8 +271,7 @@ class Model:
             if spec.block_starts is None:
                 h = torch.stack([x, *y]).sum(0)
             else:
-                spans = source_spans(spec.block_starts, site)
-                sources = torch.stack([x, *(torch.stack(y[b:e]).sum(0) for b, e in spans)])
+                sources = self.sources(site, x, y)
                 if site == spec.sublayers and not spec.final_mix:
                     h = sources[-1]
                 else:
@@ -334,7 +384,8 @@ def _hf_spec(config: dict, base: str) -> Spec:
 
 def _house_spec(config: dict, base: str) -> Spec:
     spec, options = _hf_spec(config, base), config["attn_res"]
-    unknown = set(options) - {"block_size", "block_starts", "final_mix", "key_norm_eps"}
+    free = ("final_mix", "cumulative", "recency_bias", "logit_scale", "shared_queries")
+    unknown = set(options) - {"block_size", "block_starts", "key_norm_eps", *free}
     if unknown or ("block_size" in options) == ("block_starts" in options):
         raise ValueError(f"bad attn_res options {options}")
     spec.names = HOUSE_NAMES
@@ -342,9 +393,46 @@ def _house_spec(config: dict, base: str) -> Spec:
         spec.block_starts = starts_of(options["block_size"], spec.sublayers)
     else:
         spec.block_starts = check_starts(options["block_starts"], spec.sublayers)
-    spec.final_mix = options.get("final_mix", True)
     spec.key_norm_eps = options.get("key_norm_eps", spec.eps)
+    for key in free:
+        setattr(spec, key, options.get(key, getattr(spec, key)))
     return spec
+
+
+def _layers_spec(config: dict, base: str, names: dict[str, str], per_block: int | None) -> Spec:
+    """A model on `base` whose blocks are `per_block` layers; None: every sublayer is one."""
+    spec = _hf_spec(config, base)
+    spec.names, spec.key_norm_eps = names, spec.eps
+    spec.block_starts = starts_of(2 * per_block if per_block else 1, spec.sublayers)
+    return spec
+
+
+def _kimi_names_spec(config: dict) -> Spec:
+    if config["attn_res_block_size"] is None:
+        return _hf_spec(config, "qwen3")
+    spec = _layers_spec(config, "qwen3", HOUSE_NAMES, config["attn_res_block_size"])
+    spec.final_mix = config["attn_res_output_route"]
+    return spec
+
+
+def _mode_spec(config: dict, base: str, tensors: Iterable[str]) -> Spec:
+    """`qwen3_attnres` and `llama_attnres`: cumulative if there are recency biases."""
+    mode, blocks = config["attnres_mode"], config["attnres_num_blocks"]
+    if mode not in ("block", "full") or config.get("attnres_gate_type", "bias") != "bias":
+        raise ValueError(f"attnres_mode {mode!r} with this gate is not supported")
+    if config.get("attnres_use_null_source"):
+        raise ValueError("a null source is not supported")
+    per_block = math.ceil(config["num_hidden_layers"] / blocks) if mode == "block" else None
+    biased = any(name.endswith("_res_bias") for name in tensors)
+    spec = _layers_spec(config, base, OPEN_NAMES if biased else DELTA_NAMES, per_block)
+    spec.cumulative = spec.recency_bias = biased
+    spec.final_mix = not biased
+    return spec
+
+
+def _titan_spec(config: dict) -> Spec:
+    per_block = max(config["num_hidden_layers"] // config["attn_res_num_blocks"], 1)
+    return _layers_spec(config, "qwen3", TITAN_NAMES, per_block)
 
 
 def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
@@ -363,14 +451,16 @@ def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     shapes[names["final_norm"]] = (d,)
     if not spec.tied:
         shapes[names["head"]] = (spec.vocab, d)
-    if spec.block_starts is not None and spec.final_mix:
-        shapes[names["final_query"]], shapes[names["final_key"]] = (1, d), (d,)
+    if spec.block_starts is not None:
+        for site in range(spec.sublayers + spec.final_mix):
+            role, layer = site_role(spec, site)
+            shapes[names[f"{role}_query"].format(layer)] = (1, d)
+            shapes[names[f"{role}_key"].format(layer)] = (d,)
+            if spec.recency_bias:
+                shapes[names[f"{role}_recency"].format(layer)] = ()
     for layer in range(spec.layers):
         for role in ("attention", "mlp"):
             shapes[names[f"{role}_norm"].format(layer)] = (d,)
-            if spec.block_starts is not None:
-                shapes[names[f"{role}_query"].format(layer)] = (1, d)
-                shapes[names[f"{role}_key"].format(layer)] = (d,)
         for leaf, (role, rows, columns) in linears.items():
             prefix = names[role].format(layer) + leaf
             shapes[prefix + ".weight"] = (rows, columns)
@@ -380,6 +470,23 @@ def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
             for leaf in ("q_norm.weight", "k_norm.weight"):
                 shapes[names["attention"].format(layer) + leaf] = (spec.head_dim,)
     return shapes
+
+
+def _spec_of(config: dict, tensors: Iterable[str]) -> Spec:
+    kind, architectures = config["model_type"], config.get("architectures")
+    if kind == "transformer":
+        return _fla_spec(config)
+    if kind == "qwen3_ar":
+        return _kimi_names_spec(config)
+    if kind in ("qwen3_attnres", "llama_attnres"):
+        return _mode_spec(config, kind.removesuffix("_attnres"), tensors)
+    if kind == "qwen3" and architectures == ["Qwen3BlockAttnResForCausalLM"]:
+        return _titan_spec(config)
+    if kind in ("llama", "qwen2", "qwen3"):
+        return _hf_spec(config, kind)
+    if kind in ("attnres_llama", "attnres_qwen2", "attnres_qwen3"):
+        return _house_spec(config, kind.removeprefix("attnres_"))
+    raise ValueError(f"model_type {kind!r} is not supported")
 
 
 def load(
@@ -396,24 +503,16 @@ def load(
     """
     folder = Path(checkpoint_dir)
     config = json.loads((folder / "config.json").read_text())
-    kind = config["model_type"]
-    if kind == "transformer":
-        spec = _fla_spec(config)
-    elif kind in ("llama", "qwen2", "qwen3"):
-        spec = _hf_spec(config, kind)
-    elif kind in ("attnres_llama", "attnres_qwen2", "attnres_qwen3"):
-        spec = _house_spec(config, kind.removeprefix("attnres_"))
-    else:
-        raise ValueError(f"model_type {kind!r} is not supported")
-    if eps_scale:
-        if block_starts is None or spec.block_starts is not None:
-            raise ValueError("eps_scale needs block_starts and a model with ordinary residuals")
-        spec.eps_scale_starts = check_starts(block_starts, spec.sublayers)
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a file handle, not a dict)
                 weights[name] = tensors.get_tensor(name).to(torch.float64)
+    spec = _spec_of(config, weights)
+    if eps_scale:
+        if block_starts is None or spec.block_starts is not None:
+            raise ValueError("eps_scale needs block_starts and a model with ordinary residuals")
+        spec.eps_scale_starts = check_starts(block_starts, spec.sublayers)
     if spec.tied:
         weights.pop(spec.names["head"], None)
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}

@@ -11,6 +11,8 @@ from torch import Tensor
 from attnres_serve.kernels import backends, cpp_backend
 from attnres_serve.kernels.backends import SiteWeights
 
+LOGIT_SCALE = 1.25
+
 
 @pytest.fixture(params=backends.BACKENDS)
 def backend(request: pytest.FixtureRequest) -> ModuleType:
@@ -30,11 +32,12 @@ def site(case: Case, dtype: torch.dtype, number: int = 0) -> SiteWeights:
     generator = torch.Generator().manual_seed(case.seed + 7)
     key_norms = 0.5 + torch.rand((number + 1, case.hidden), generator=generator)
     query = case.queries(number + 1)[number]
-    return SiteWeights(query, key_norms[number], KEY_EPS, case.norm_weight(dtype), NORM_EPS)
+    key = query, key_norms[number], LOGIT_SCALE, KEY_EPS, None
+    return SiteWeights(*key, case.norm_weight(dtype), NORM_EPS)
 
 
 def folded(weights: SiteWeights) -> Tensor:
-    return weights.query * weights.key_norm
+    return weights.query * weights.key_norm * weights.logit_scale
 
 
 def split(last: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,6 +89,26 @@ def test_two_phase(
         normed, updated = backend.merge(answers, position, partial, delta, weights)
         assert torch.equal(updated, partial + delta)
         check_normed(normed, [*blocks, updated], query, norm_weight)
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(
+    backend: ModuleType, copies: int
+) -> None:
+    """In both algorithms, with a new partial sum and with one that grew."""
+    case = Case(count=4)
+    *blocks, last = case.sources(torch.float32)
+    partial, delta = split(last)
+    weights = site(case, torch.float32)._replace(bias=torch.tensor([float(copies)]).log())
+    answers = backend.inter_block(blocks, [weights])
+    for normed, updated in (
+        backend.single_pass(blocks, None, last, weights),
+        backend.single_pass(blocks, partial, delta, weights),
+        backend.merge(answers, 0, None, last, weights),
+        backend.merge(answers, 0, partial, delta, weights),
+    ):
+        sources = [*blocks, *[updated] * copies]
+        check_normed(normed, sources, folded(weights), weights.norm_weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -168,15 +191,15 @@ def test_operators_keep_the_rules_of_torch() -> None:
     *blocks, last = case.sources(torch.bfloat16)
     partial, delta = split(last)
     weights = site(case, torch.bfloat16)
-    arguments = cpp_backend._arguments(weights)
     operators = torch.ops.attnres_serve
-    answers = operators.inter_block(blocks, [weights.query], [weights.key_norm], KEY_EPS)
+    phase_1 = blocks, [weights.query], [weights.key_norm], LOGIT_SCALE, KEY_EPS
+    answers = operators.inter_block(*phase_1)
     for operator, inputs in [
-        (operators.mix_norm, ([*blocks, last], *arguments)),
-        (operators.add_mix_norm, (blocks, partial, delta, *arguments)),
-        (operators.inter_block, (blocks, [weights.query], [weights.key_norm], KEY_EPS)),
-        (operators.merge_norm, (*answers, 0, last, *arguments)),
-        (operators.add_merge_norm, (*answers, 0, partial, delta, *arguments)),
+        (operators.mix_norm, ([*blocks, last], *weights)),
+        (operators.add_mix_norm, (blocks, partial, delta, *weights)),
+        (operators.inter_block, phase_1),
+        (operators.merge_norm, (*answers, 0, last, *weights)),
+        (operators.add_merge_norm, (*answers, 0, partial, delta, *weights)),
     ]:
         torch.library.opcheck(operator.default, inputs)
 

@@ -397,7 +397,7 @@ def test_build(config: dict[str, Any], cls: str) -> None:
     assert result.model_type == f"attnres_{translation.base}"
     assert result.architectures == [FAMILIES[translation.base].architecture]
     assert result.attn_res == translation.spec.to_house()
-    assert set(result.attn_res) == {"block_starts", "final_mix", "key_norm_eps"}
+    assert set(result.attn_res) == {"block_starts", "key_norm_eps"}
     assert configs.spec_of(result) == translation.spec
     assert result.attn_res_format == translation.format
     assert result.attn_res_qk_norm_eps == translation.qk_norm_eps

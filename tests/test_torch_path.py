@@ -23,13 +23,17 @@ every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def two_phase(
-    blocks: list[Tensor], partial: Tensor, queries: list[Tensor], weight: Tensor
+    blocks: list[Tensor],
+    partial: Tensor,
+    queries: list[Tensor],
+    weight: Tensor,
+    bias: Tensor | None = None,
 ) -> list[Tensor]:
     """Every site of a block reads the same finished blocks and, here, the same partial sum."""
     answers = torch_path.inter_block(blocks, queries, KEY_EPS)
     rows = zip(answers, queries, strict=True)
     return [
-        torch_path.merge(answer, log_sum, partial, query, KEY_EPS, weight, NORM_EPS)
+        torch_path.merge(answer, log_sum, partial, query, KEY_EPS, weight, NORM_EPS, bias)
         for (answer, log_sum), query in rows
     ]
 
@@ -103,6 +107,31 @@ def test_zero_query_is_the_mean(form: str) -> None:
     torch.testing.assert_close(mixed, torch.stack(sources).mean(0), rtol=1e-5, atol=1e-4)
 
 
+@every_form
+@pytest.mark.parametrize("copies", [2, 3])
+def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(form: str, copies: int) -> None:
+    """In the reference, in either form, and in the merge of two-phase."""
+    *blocks, last = sources = Case(count=5).sources(torch.float32)
+    (query,), bias = Case().queries(), torch.tensor([copies]).log()
+    repeated = [*sources, *[last] * (copies - 1)]
+    exact, _ = reference.mix(repeated, query, KEY_EPS, torch.float64)
+    biased, weights = reference.mix(sources, query, KEY_EPS, torch.float64, bias)
+    torch.testing.assert_close(biased, exact, rtol=1e-7, atol=1e-7)
+    assert weights.shape == (5, 5)
+    ((mixed, _),) = FORMS[form](sources, [query], KEY_EPS, bias)
+    check_mix(mixed, repeated, query)
+    weight = Case().norm_weight(torch.float32)
+    ((answer, log_sum),) = FORMS[form](blocks, [query], KEY_EPS)
+    for actual in (
+        torch_path.single_pass(sources, query, KEY_EPS, weight, NORM_EPS, bias),
+        torch_path.merge(answer, log_sum, last, query, KEY_EPS, weight, NORM_EPS, bias),
+    ):
+        check_normed(actual, repeated, query, weight)
+    (answers,), (log_sums,) = reference.inter_block(blocks, query[None], KEY_EPS, torch.float64)
+    merged = reference.merge(answers, log_sums, last, query, KEY_EPS, bias)
+    torch.testing.assert_close(merged, exact, rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
 def test_rms_norm(dtype: torch.dtype, scale: float) -> None:
@@ -157,22 +186,27 @@ def test_compiled(
     monkeypatch: pytest.MonkeyPatch,
     unwritten: Callable[..., None],
 ) -> None:
-    """Both algorithms in one graph, for any number of tokens, in the form meant for this depth."""
+    """Both algorithms in one graph, for any number of tokens, in the form meant for this depth.
+
+    Once more with a recency bias that stands for a second copy of the last source.
+    """
     monkeypatch.setattr(torch_path, other, refuse)
 
     def both(
-        sources: list[Tensor], queries: list[Tensor], weight: Tensor
+        sources: list[Tensor], queries: list[Tensor], weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        single = torch_path.single_pass(sources, queries[0], KEY_EPS, weight, NORM_EPS)
-        return single, two_phase(sources[:-1], sources[-1], queries, weight)
+        single = torch_path.single_pass(sources, queries[0], KEY_EPS, weight, NORM_EPS, bias)
+        return single, two_phase(sources[:-1], sources[-1], queries, weight, bias)
 
     torch.compiler.reset()
     compiled = torch.compile(both, fullgraph=True, dynamic=True)
-    for tokens, scale in ((5, 1.0), (33, 1e4)):
+    double = torch.tensor([2.0]).log()
+    for tokens, scale, bias in ((5, 1.0, None), (33, 1e4, None), (7, 1.0, double)):
         case = Case(tokens=tokens, count=count, scale=scale, seed=tokens)
         sources, queries, weight = case.sources(dtype), case.queries(2), case.norm_weight(dtype)
         unwritten(*sources, *queries, weight)
-        single, merged = compiled(sources, queries, weight)
+        single, merged = compiled(sources, queries, weight, bias)
+        sources = sources if bias is None else [*sources, sources[-1]]
         check_normed(single, sources, queries[0], weight)
         for actual, query in zip(merged, queries, strict=True):
             check_normed(actual, sources, query, weight)
