@@ -20,7 +20,7 @@ from attnres_serve.rehearsal import rehearse
 from attnres_serve.residual import SiteNorm
 from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import base_shapes, check_shape, site_of
+from attnres_serve.tensors import base_shapes, check_shape, parts_of, same_tensor, site_of
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.llama import LlamaForCausalLM as _Base
@@ -111,8 +111,12 @@ class AttnResMixin(_Base):
     ) -> Iterator[tuple[str, Tensor]]:
         """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site."""
         layers = self.attn_res_num_layers
-        for original, tensor in weights:
+        named: dict[str, str] = {}
+        for original, tensor in self._parts(weights):
             name = self.attn_res_format.rename(original)
+            if name in named:
+                raise CheckpointError(same_tensor(named[name], original))
+            named[name] = original
             found = site_of(name, layers)
             if found is None:
                 if name in self.attn_res_base_shapes:
@@ -133,6 +137,15 @@ class AttnResMixin(_Base):
                 raise CheckpointError(
                     f"{original} is an AttnRes tensor for which the configuration has no site."
                 )
+
+    def _parts(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The stream with fused tensors cut into their parts."""
+        for name, tensor in weights:
+            names = parts_of(self.attn_res_format, name, tuple(tensor.shape))
+            if len(names) == 1:
+                yield name, tensor
+            else:
+                yield from zip(names, tensor.chunk(len(names)), strict=True)
 
     def _require_all(self, seen: set[tuple[int, str]]) -> None:
         for site in self._mixing_sites():
@@ -201,7 +214,7 @@ def _set_qk_norm_eps(model: nn.Module, eps: float) -> None:
 
 def _make(architecture: str) -> type[nn.Module]:
     family = FAMILIES[BY_ARCHITECTURE[architecture]]
-    base = getattr(importlib.import_module(family.vllm_module), family.vllm_class)
+    base = getattr(importlib.import_module(family.module), family.cls)
     return type(architecture, (AttnResMixin, base), {"__module__": __name__})
 
 

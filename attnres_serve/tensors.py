@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
 from attnres_serve.schedule import site_name
 from attnres_serve.spec import AttnResSpec, is_count
@@ -56,6 +57,26 @@ def expected_sites(spec: AttnResSpec) -> range:
     return range(spec.num_sublayers + spec.final_mix)
 
 
+def parts_of(format_module, name: str, shape: Shape) -> dict[str, Shape]:
+    """The parts that a tensor of a checkpoint holds, by names that the format's ``rename`` knows.
+
+    One, the tensor itself, unless the format fuses weights.
+
+    Raises:
+        CheckpointError: a fused tensor is not made of equal parts.
+    """
+    parts = getattr(format_module, "parts", None)
+    names = parts(name) if parts else (name,)
+    if len(names) == 1:
+        return {name: shape}
+    if not shape or shape[0] % len(names):
+        raise CheckpointError(
+            f"{name} has the shape {list(shape)}; it should hold {len(names)} parts of equal size, "
+            "one after the other along the first dimension."
+        )
+    return dict.fromkeys(names, (shape[0] // len(names), *shape[1:]))
+
+
 def check_tensors(
     translation: Translation,
     shapes: Mapping[str, Shape],
@@ -72,7 +93,10 @@ def check_tensors(
         CheckpointError: a query or key norm is missing, left over or of the wrong shape.
     """
     spec, hidden = translation.spec, translation.config["hidden_size"]
-    own_names = {rename(name): name for name in shapes}
+    own_names: dict[str, str] = {}
+    for own in shapes:
+        if (twin := own_names.setdefault(rename(own), own)) != own:
+            raise CheckpointError(same_tensor(twin, own))
     num_layers = translation.config["num_hidden_layers"]
     needed = {
         tensor_name(site, part, num_layers): (site, part)
@@ -130,6 +154,14 @@ def _check_base(
             )
 
 
+def same_tensor(first: str, second: str) -> str:
+    """The sentence about two tensors of a checkpoint that mean the same weight."""
+    return (
+        f"the checkpoint holds both {first} and {second}, two names of one weight; which of them "
+        "was trained cannot be told, so save the model with one."
+    )
+
+
 def check_shape(name: str, found: Shape, expected: Shape) -> None:
     """Raise CheckpointError if a tensor has not the shape that its configuration gives it."""
     if tuple(found) != tuple(expected):
@@ -172,14 +204,19 @@ def base_shapes(base: str, config: Mapping[str, Any]) -> dict[str, Shape]:
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
-    biased = "qkvo" if base == "llama" else "qkv"
+    llama = FAMILIES[base].hf == "llama"
+    biased = "qkvo" if llama else "qkv"
     if base == "qwen2" or config.get("attention_bias"):
         layer |= {f"self_attn.{part}_proj.bias": (rows[part],) for part in biased}
-    if base == "llama" and config.get("mlp_bias"):
+    if llama and config.get("mlp_bias"):
         layer |= {
             f"mlp.{part}_proj.bias": (size,)
             for part, size in (("gate", width), ("up", width), ("down", hidden))
         }
+    if FAMILIES[base].attention_gate:
+        layer["self_attn.attn_gate.weight"] = (rows["q"], hidden)
+        if config.get("attention_bias"):
+            layer["self_attn.attn_gate.bias"] = (rows["q"],)
     if base == "qwen3":
         layer |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
     shapes = {
