@@ -9,7 +9,7 @@ from attnres_serve import formats
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
-from attnres_serve.tensors import check_tensors, parts_of, same_tensor
+from attnres_serve.tensors import check_tensors, parts_of
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -104,9 +104,6 @@ def inspect(folder: Path) -> Translation | None:
         module = formats.by_name(translation.format)
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in read_shapes(folder).items():
-            for part, part_shape in parts_of(module, name, shape).items():
-                if part in shapes:
-                    raise CheckpointError(same_tensor(part, name))
-                shapes[part] = part_shape
+            shapes |= parts_of(module, name, shape)
         check_tensors(translation, shapes, module.rename)
     return translation

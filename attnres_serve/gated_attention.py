@@ -19,18 +19,9 @@ from vllm.model_executor.models.llama import (
 class GatedLlamaAttention(LlamaAttention):
     """Llama's attention; a tensor-parallel rank holds the gates of its own heads."""
 
-    def __init__(
-        self, config, hidden_size, num_heads, *args, bias=False, quant_config=None, prefix="", **rest
-    ) -> None:
+    def __init__(self, *, hidden_size: int, bias: bool, quant_config, prefix: str, **rest) -> None:
         super().__init__(
-            config,
-            hidden_size,
-            num_heads,
-            *args,
-            bias=bias,
-            quant_config=quant_config,
-            prefix=prefix,
-            **rest,
+            hidden_size=hidden_size, bias=bias, quant_config=quant_config, prefix=prefix, **rest
         )
         # Not called gate_proj: vLLM's Llama would stack a weight of that name with up_proj.
         self.attn_gate = ColumnParallelLinear(
@@ -57,6 +48,4 @@ class GatedLlamaDecoderLayer(LlamaDecoderLayer):
 
 class GatedLlamaForCausalLM(LlamaForCausalLM):
     def __init__(self, *, vllm_config, prefix: str = "") -> None:
-        super().__init__(
-            vllm_config=vllm_config, prefix=prefix, layer_type=GatedLlamaDecoderLayer
-        )
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=GatedLlamaDecoderLayer)

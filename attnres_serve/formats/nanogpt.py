@@ -1,10 +1,10 @@
-"""BabyLM's nanoGPT (``nanogpt`` / ``NanoGPTForCausalLM``): a Llama under nanoGPT's names, with a gate
-on attention's output.
+"""BabyLM's nanoGPT (``nanogpt`` / ``NanoGPTForCausalLM``): a Llama under nanoGPT's names, with a
+gate on attention's output.
 
 Its checkpoints bring their class along as code (``auto_map``), which is not run.  What it computes
 was read from its public source, ``eval/hf_nanogpt/modeling_nanogpt.py`` in YpLarryWang/nanoGPT on
-GitHub: half-split rotary embedding, no scaling; the eps of the norms in config.json, that of the key
-norms fixed; ``c_attn`` holds queries, keys and values one after the other.
+GitHub: half-split rotary embedding, no scaling; the eps of the norms in config.json, that of the
+key norms fixed; ``c_attn`` holds queries, keys and values one after the other.
 """
 
 import re
@@ -37,7 +37,7 @@ _VARIANTS = {
     "use_swiglu": (True, "a GELU MLP"),
     "use_rope": (True, "learned positions"),
     "bidirectional": (False, "attention to later tokens"),
-    "use_static_attn_res": (False, "static routing: source weights that do not depend on the input"),
+    "use_static_attn_res": (False, "static routing: source weights learned without queries"),
 }
 _CHANGES_THE_MODEL = re.compile(
     r"^(n|use)_|attn|attention|rope|rotary|norm|logit|mask|window|scal|moe|expert|swiglu|quant"
@@ -86,7 +86,8 @@ def translate(config: dict[str, Any]) -> Translation:
     hidden, heads = config["n_embd"], config["n_head"]
     if hidden % heads or hidden // heads % 2:
         raise CheckpointError(
-            f"n_embd {hidden} is not n_head {heads} times an even number, as rotary embedding needs."
+            f"n_embd {hidden} is not n_head {heads} times an even number, which rotary embedding "
+            "needs."
         )
     width = round(int(config["swiglu_mult"] * hidden) / 64) * 64
     if not width:
@@ -94,7 +95,7 @@ def translate(config: dict[str, Any]) -> Translation:
             f"swiglu_mult {config['swiglu_mult']!r} and n_embd {hidden} make an MLP of size 0: the "
             "size is their product, rounded to a multiple of 64."
         )
-    base = {
+    base: dict[str, Any] = {
         key: config[key]
         for key in (
             "vocab_size",
@@ -170,7 +171,7 @@ def _check_types(config: dict[str, Any]) -> None:
                 f"{key} is {config.get(key)!r}; config.json must state it, true or false."
             )
     for key in _NUMBERS:
-        value = config.get(key)
+        value: Any = config.get(key)
         if not is_number(value) or not 0 < value <= 1e9:
             raise CheckpointError(
                 f"{key} is {value!r}; config.json must state it, a positive number of at most 1e9."
