@@ -140,6 +140,7 @@ def test_block_sizes_that_are_refused(size: Any) -> None:
         ({"swiglu_mult": 1e300}, "swiglu_mult is 1e+300;"),
         ({"swiglu_mult": 0.25}, "make an MLP of size 0"),
         ({"n_layer": 0}, "n_layer is 0;"),
+        ({"n_embd": 10**400}, "a whole number from 1 to 2^31 - 1"),
         ({"block_size": "512"}, "block_size is '512';"),
         ({"n_head": 3}, "n_embd 64 is not n_head 3 times an even number"),
         ({"n_head": 64}, "n_embd 64 is not n_head 64 times an even number"),

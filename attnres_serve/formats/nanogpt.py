@@ -160,10 +160,10 @@ def _spec(config: dict[str, Any]) -> AttnResSpec | None:
 
 def _check_types(config: dict[str, Any]) -> None:
     for key in _COUNTS:
-        if not is_count(config.get(key)):
+        value: Any = config.get(key)
+        if not is_count(value) or value >= 2**31:
             raise CheckpointError(
-                f"{key} is {config.get(key)!r}; config.json must state it, a whole number of at "
-                "least 1."
+                f"{key} is {value!r}; config.json must state it, a whole number from 1 to 2^31 - 1."
             )
     for key in (*_FLAGS, *_DEFAULTS):
         if type(config.get(key)) is not bool:
@@ -171,7 +171,7 @@ def _check_types(config: dict[str, Any]) -> None:
                 f"{key} is {config.get(key)!r}; config.json must state it, true or false."
             )
     for key in _NUMBERS:
-        value: Any = config.get(key)
+        value = config.get(key)
         if not is_number(value) or not 0 < value <= 1e9:
             raise CheckpointError(
                 f"{key} is {value!r}; config.json must state it, a positive number of at most 1e9."
