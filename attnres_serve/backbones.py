@@ -27,6 +27,8 @@ from attnres_serve.tensors import (
     check_part,
     check_shape,
     expected_parts,
+    parts_of,
+    same_tensor,
     site_of,
 )
 
@@ -121,8 +123,12 @@ class AttnResMixin(_Base):
     ) -> Iterator[tuple[str, Tensor]]:
         """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site."""
         layers = self.attn_res_num_layers
-        for original, tensor in weights:
+        named: dict[str, str] = {}
+        for original, tensor in self._parts(weights):
             name = self.attn_res_format.rename(original)
+            if name in named:
+                raise CheckpointError(same_tensor(named[name], original))
+            named[name] = original
             found = site_of(name, layers)
             if found is None:
                 if name in self.attn_res_base_shapes:
@@ -134,15 +140,18 @@ class AttnResMixin(_Base):
                     f"{original} is an AttnRes tensor for which the configuration has no site."
                 )
             check_part(original, tensor.shape, *found, self.config.hidden_size, layers)
-            if found in seen:
-                raise CheckpointError(
-                    f"the checkpoint holds a second {PARTS[found[1]]} of "
-                    f"{site_name(found[0], layers)}, {original}; remove the one that was not "
-                    "trained."
-                )
             seen.add(found)
             for parameter in self.attn_res_parameters[found]:
                 yield parameter, tensor.reshape(-1)
+
+    def _parts(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The stream with fused tensors cut into their parts."""
+        for name, tensor in weights:
+            names = parts_of(self.attn_res_format, name, tuple(tensor.shape))
+            if len(names) == 1:
+                yield name, tensor
+            else:
+                yield from zip(names, tensor.chunk(len(names)), strict=True)
 
     def _require_all(self, seen: set[tuple[int, str]]) -> None:
         for (site, part), parameters in self.attn_res_parameters.items():
@@ -228,7 +237,7 @@ def _set_qk_norm_eps(model: nn.Module, eps: float) -> None:
 
 def _make(architecture: str) -> type[nn.Module]:
     family = FAMILIES[BY_ARCHITECTURE[architecture]]
-    base = getattr(importlib.import_module(family.vllm_module), family.vllm_class)
+    base = getattr(importlib.import_module(family.module), family.cls)
     return type(architecture, (AttnResMixin, base), {"__module__": __name__})
 
 

@@ -9,7 +9,7 @@ from attnres_serve import formats
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
-from attnres_serve.tensors import check_tensors
+from attnres_serve.tensors import check_tensors, parts_of
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -101,6 +101,9 @@ def inspect(folder: Path) -> Translation | None:
     config = read_config(folder)
     translation = resolve(config)
     if translation is not None:
-        rename = formats.by_name(translation.format).rename
-        check_tensors(translation, read_shapes(folder), rename)
+        module = formats.by_name(translation.format)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, shape in read_shapes(folder).items():
+            shapes |= parts_of(module, name, shape)
+        check_tensors(translation, shapes, module.rename)
     return translation

@@ -39,6 +39,10 @@ def _register() -> None:
         )
 
 
+# Formats whose names for linear layers are not the base family's.
+OWN_NAMES = {"fla": "FLA", "nanogpt": "nanoGPT"}
+
+
 def on_config(vllm_config) -> None:
     """Check a whole configuration of vLLM's before any worker starts.
 
@@ -59,10 +63,12 @@ def on_config(vllm_config) -> None:
             f"{', '.join(settings.SPECULATION)}."
         )
     config = vllm_config.model_config.hf_config
-    if compat.uses_lora(vllm_config) and getattr(config, "attn_res_format", None) == "fla":
+    found = getattr(config, "attn_res_format", None)
+    if compat.uses_lora(vllm_config) and found in OWN_NAMES:
         raise SettingError(
-            "LoRA adapters are not supported on FLA checkpoints: their names are FLA's, and vLLM "
-            "would apply only a part of them; convert the model to the house format."
+            f"LoRA adapters are not supported on {OWN_NAMES[found]} checkpoints: their names are "
+            f"{OWN_NAMES[found]}'s, and vLLM would apply only a part of them; convert the model to "
+            "the house format."
         )
     compat.require_safetensors(vllm_config)
     compat.install_worker_extension(vllm_config)

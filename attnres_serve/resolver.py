@@ -16,8 +16,9 @@ def resolve(config: dict[str, Any], own_code: bool = False) -> Translation | Non
 
     Args:
         config: the content of config.json.
-        own_code: whether the caller means to run the repository's own code (``auto_map`` with
-            trust_remote_code); such a checkpoint is left to its code.
+        own_code: whether the caller may run the repository's own code (``auto_map`` with
+            trust_remote_code).  A checkpoint that no format claims is then left to its code; one
+            that is claimed is ours with or without, as vLLM prefers its own classes too.
 
     Returns:
         The translation, or None where this is not an AttnRes checkpoint that we should touch.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
 from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec, is_count
@@ -90,11 +91,28 @@ def by_house_name(names: Iterable[str], rename: Callable[[str], str]) -> dict[st
     own_names: dict[str, str] = {}
     for name in names:
         if (other := own_names.setdefault(rename(name), name)) != name:
-            raise CheckpointError(
-                f"the checkpoint holds both {other} and {name}, which mean the "
-                "same; remove the one that was not trained."
-            )
+            raise CheckpointError(same_tensor(other, name))
     return own_names
+
+
+def parts_of(format_module, name: str, shape: Shape) -> dict[str, Shape]:
+    """The parts that a tensor of a checkpoint holds, by names that the format's ``rename`` knows.
+
+    One, the tensor itself, unless the format fuses weights.
+
+    Raises:
+        CheckpointError: a fused tensor is not made of equal parts.
+    """
+    parts = getattr(format_module, "parts", None)
+    names = parts(name) if parts else (name,)
+    if len(names) == 1:
+        return {name: shape}
+    if not shape or shape[0] % len(names):
+        raise CheckpointError(
+            f"{name} has the shape {list(shape)}; it should hold {len(names)} parts of equal size, "
+            "one after the other along the first dimension."
+        )
+    return dict.fromkeys(names, (shape[0] // len(names), *shape[1:]))
 
 
 def check_tensors(
@@ -165,6 +183,14 @@ def _check_base(
             )
 
 
+def same_tensor(first: str, second: str) -> str:
+    """The sentence about two tensors of a checkpoint that mean the same weight."""
+    return (
+        f"the checkpoint holds both {first} and {second}, two names of one weight; which of them "
+        "was trained cannot be told, so save the model with one."
+    )
+
+
 def check_shape(name: str, found: Shape, expected: Shape) -> None:
     """Raise CheckpointError if a tensor has not the shape that its configuration gives it."""
     if tuple(found) != tuple(expected):
@@ -207,14 +233,19 @@ def base_shapes(base: str, config: Mapping[str, Any]) -> dict[str, Shape]:
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
-    biased = "qkvo" if base == "llama" else "qkv"
+    llama = FAMILIES[base].hf == "llama"
+    biased = "qkvo" if llama else "qkv"
     if base == "qwen2" or config.get("attention_bias"):
         layer |= {f"self_attn.{part}_proj.bias": (rows[part],) for part in biased}
-    if base == "llama" and config.get("mlp_bias"):
+    if llama and config.get("mlp_bias"):
         layer |= {
             f"mlp.{part}_proj.bias": (size,)
             for part, size in (("gate", width), ("up", width), ("down", hidden))
         }
+    if FAMILIES[base].attention_gate:
+        layer["self_attn.attn_gate.weight"] = (rows["q"], hidden)
+        if config.get("attention_bias"):
+            layer["self_attn.attn_gate.bias"] = (rows["q"],)
     if base == "qwen3":
         layer |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
     shapes = {

@@ -16,9 +16,10 @@ is instead all that was summed up to a start, and the last one all that there is
 The site mixes them by softmax_i(scale * <query, RMSNorm(V_i)> + [i is last] * bias), and its
 sublayer (at the last site: the head) reads the result. Without a final mix the head reads V's last.
 
-Understood: the house format (`attnres_llama`, `attnres_qwen2`, `attnres_qwen3`), `transformer` of
-FLA, `qwen3_ar`, `qwen3_attnres` and `llama_attnres` (told apart by the tensors), `qwen3` with the
-architecture Qwen3BlockAttnResForCausalLM and, with ordinary residuals, `llama`, `qwen2`, `qwen3`.
+Understood: the house format (`attnres_llama`, `attnres_gated_llama`, `attnres_qwen2`,
+`attnres_qwen3`), `transformer` of FLA, `nanogpt` of BabyLM, `qwen3_ar`, `qwen3_attnres` and
+`llama_attnres` (told apart by the tensors), `qwen3` with the architecture
+Qwen3BlockAttnResForCausalLM and, with ordinary residuals, `llama`, `qwen2`, `qwen3`.
 
     python tests/oracle.py CHECKPOINT    # agreement with the checkpoint's expected.json
 """
@@ -87,6 +88,27 @@ FLA_NAMES = {
     "final_query": "model.res_proj.weight",
     "final_key": "model.res_norm.weight",
 }
+NANOGPT_NAMES = {
+    "embedding": "transformer.wte.weight",
+    "final_norm": "transformer.ln_f.weight",
+    "head": "lm_head.weight",
+    "attention_norm": "transformer.h.{}.ln_1.weight",
+    "mlp_norm": "transformer.h.{}.ln_2.weight",
+    "attention": "transformer.h.{}.attn.",
+    "mlp": "transformer.h.{}.mlp.",
+    "attention_query": "transformer.h.{}.attn_res_q1",
+    "attention_key": "transformer.h.{}.attn_res_norm1.weight",
+    "mlp_query": "transformer.h.{}.attn_res_q2",
+    "mlp_key": "transformer.h.{}.attn_res_norm2.weight",
+    "final_query": "attn_res_qf",
+    "final_key": "attn_res_normf.weight",
+}
+NANOGPT_LEAVES = {
+    "o_proj": "c_proj",
+    "gate_proj": "c_gate",
+    "up_proj": "c_val",
+    "down_proj": "c_proj",
+}
 
 
 @dataclass
@@ -107,6 +129,9 @@ class Spec:
     qk_norm_eps: float | None = None  # None: no per-head norm of queries and keys
     window: int | None = None
     biases: frozenset[str] = frozenset()  # of q_proj ... o_proj, gate_proj, up_proj, down_proj
+    leaves: dict[str, str] = field(default_factory=dict)  # where a linear is not called so
+    fused_qkv: bool = False  # c_attn: queries, keys and values one after the other
+    gated: bool = False  # attention's output times sigmoid(attn_gate x), before o_proj
     block_starts: tuple[int, ...] | None = None  # None: ordinary residuals
     final_mix: bool = True
     key_norm_eps: float = 0.0
@@ -192,15 +217,20 @@ class Model:
 
     def linear(self, x: Tensor, role: str, layer: int, leaf: str) -> Tensor:
         """x [tokens, in] -> [tokens, out] through `leaf`, with its bias where there is one."""
-        y = x @ self.weight(role, layer, leaf + ".weight").T
-        return y + self.weight(role, layer, leaf + ".bias") if leaf in self.spec.biases else y
+        own = self.spec.leaves.get(leaf, leaf)
+        y = x @ self.weight(role, layer, own + ".weight").T
+        return y + self.weight(role, layer, own + ".bias") if leaf in self.spec.biases else y
 
     def attention(self, x: Tensor, layer: int) -> Tensor:
         """Causal (windowed) grouped-query attention of x [tokens, hidden]."""
         spec, tokens = self.spec, x.shape[0]
-        q = self.linear(x, "attention", layer, "q_proj").view(tokens, spec.heads, spec.head_dim)
-        k = self.linear(x, "attention", layer, "k_proj").view(tokens, spec.kv_heads, spec.head_dim)
-        v = self.linear(x, "attention", layer, "v_proj").view(tokens, spec.kv_heads, spec.head_dim)
+        if spec.fused_qkv:
+            qkv = self.linear(x, "attention", layer, "c_attn").split(spec.hidden, dim=-1)
+        else:
+            qkv = [self.linear(x, "attention", layer, f"{part}_proj") for part in "qkv"]
+        q = qkv[0].view(tokens, spec.heads, spec.head_dim)
+        k = qkv[1].view(tokens, spec.kv_heads, spec.head_dim)
+        v = qkv[2].view(tokens, spec.kv_heads, spec.head_dim)
         if spec.qk_norm_eps is not None:
             q = rms_norm(q, self.weight("attention", layer, "q_norm.weight"), spec.qk_norm_eps)
             k = rms_norm(k, self.weight("attention", layer, "k_norm.weight"), spec.qk_norm_eps)
@@ -212,7 +242,10 @@ class Model:
             group = head // (spec.heads // spec.kv_heads)
             scores = q[:, head] @ k[:, group].T / math.sqrt(spec.head_dim)
             outputs.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, group])
-        return self.linear(torch.cat(outputs, dim=-1), "attention", layer, "o_proj")
+        output = torch.cat(outputs, dim=-1)
+        if spec.gated:
+            output = output / (1 + torch.exp(-self.linear(x, "attention", layer, "attn_gate")))
+        return self.linear(output, "attention", layer, "o_proj")
 
     def mlp(self, x: Tensor, layer: int) -> Tensor:
         """SwiGLU of x [tokens, hidden]."""
@@ -351,6 +384,34 @@ def _fla_spec(config: dict) -> Spec:
     )
 
 
+def _nanogpt_spec(config: dict) -> Spec:
+    hidden, heads, layers = config["n_embd"], config["n_head"], config["n_layer"]
+    kind = [config[key] for key in ("use_rmsnorm", "use_swiglu", "use_rope")]
+    if kind != [True, True, True] or config["bidirectional"]:
+        raise ValueError("only RMSNorm, SwiGLU, rotary embedding and causal attention")
+    linears = ("c_attn", "o_proj", "attn_gate", "gate_proj", "up_proj", "down_proj")
+    size = config["attn_res_block_size"] if config["use_attn_res"] else None
+    return Spec(
+        names=NANOGPT_NAMES,
+        leaves=NANOGPT_LEAVES,
+        fused_qkv=True,
+        gated=config["use_attn_gate"],
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=64 * round(int(config["swiglu_mult"] * hidden) / 64),
+        vocab=config["vocab_size"],
+        eps=config["layer_norm_epsilon"],
+        rope_theta=config["rope_theta"],
+        tied=config.get("tie_word_embeddings", True),
+        biases=frozenset(linears if config["bias"] else ()),
+        block_starts=None if size is None else starts_of(size, 2 * layers),
+        key_norm_eps=1e-5,
+    )
+
+
 def _hf_spec(config: dict, base: str) -> Spec:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("hidden_act", "silu") != "silu":
@@ -362,7 +423,9 @@ def _hf_spec(config: dict, base: str) -> Spec:
         biases += ["q_proj", "k_proj", "v_proj"]
     if base != "qwen2" and config.get("attention_bias"):
         biases += ["o_proj"]
-    if base == "llama" and config.get("mlp_bias"):
+    if base == "gated_llama" and config.get("attention_bias"):
+        biases += ["attn_gate"]
+    if base in ("llama", "gated_llama") and config.get("mlp_bias"):
         biases += ["gate_proj", "up_proj", "down_proj"]
     head_dim = config.get("head_dim") if base != "qwen2" else None
     return Spec(
@@ -379,6 +442,7 @@ def _hf_spec(config: dict, base: str) -> Spec:
         tied=config.get("tie_word_embeddings", False),
         qk_norm_eps=config["rms_norm_eps"] if base == "qwen3" else None,
         biases=frozenset(biases),
+        gated=base == "gated_llama",
     )
 
 
@@ -447,6 +511,12 @@ def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
         "up_proj": ("mlp", spec.intermediate, d),
         "down_proj": ("mlp", d, spec.intermediate),
     }
+    if spec.gated:
+        linears["attn_gate"] = ("attention", spec.heads * spec.head_dim, d)
+    if spec.fused_qkv:
+        linears = {k: v for k, v in linears.items() if k not in ("q_proj", "k_proj", "v_proj")}
+        linears["c_attn"] = ("attention", 3 * d, d)
+    query = (1, d) if names.get("attention_query", "").endswith(".weight") else (d,)
     shapes[names["embedding"]] = (spec.vocab, d)
     shapes[names["final_norm"]] = (d,)
     if not spec.tied:
@@ -454,7 +524,7 @@ def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     if spec.block_starts is not None:
         for site in range(spec.sublayers + spec.final_mix):
             role, layer = site_role(spec, site)
-            shapes[names[f"{role}_query"].format(layer)] = (1, d)
+            shapes[names[f"{role}_query"].format(layer)] = query
             shapes[names[f"{role}_key"].format(layer)] = (d,)
             if spec.recency_bias:
                 shapes[names[f"{role}_recency"].format(layer)] = ()
@@ -462,7 +532,7 @@ def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
         for role in ("attention", "mlp"):
             shapes[names[f"{role}_norm"].format(layer)] = (d,)
         for leaf, (role, rows, columns) in linears.items():
-            prefix = names[role].format(layer) + leaf
+            prefix = names[role].format(layer) + spec.leaves.get(leaf, leaf)
             shapes[prefix + ".weight"] = (rows, columns)
             if leaf in spec.biases:
                 shapes[prefix + ".bias"] = (rows,)
@@ -476,6 +546,8 @@ def _spec_of(config: dict, tensors: Iterable[str]) -> Spec:
     kind, architectures = config["model_type"], config.get("architectures")
     if kind == "transformer":
         return _fla_spec(config)
+    if kind == "nanogpt":
+        return _nanogpt_spec(config)
     if kind == "qwen3_ar":
         return _kimi_names_spec(config)
     if kind in ("qwen3_attnres", "llama_attnres"):
@@ -484,7 +556,7 @@ def _spec_of(config: dict, tensors: Iterable[str]) -> Spec:
         return _titan_spec(config)
     if kind in ("llama", "qwen2", "qwen3"):
         return _hf_spec(config, kind)
-    if kind in ("attnres_llama", "attnres_qwen2", "attnres_qwen3"):
+    if kind in ("attnres_llama", "attnres_gated_llama", "attnres_qwen2", "attnres_qwen3"):
         return _house_spec(config, kind.removeprefix("attnres_"))
     raise ValueError(f"model_type {kind!r} is not supported")
 

@@ -277,10 +277,13 @@ def test_ngram_is_accepted_and_the_configuration_is_completed() -> None:
     assert config.parallel_config.worker_extension_cls == "attnres_serve.worker.WorkerExtension"
 
 
-def test_lora_on_fla_is_refused() -> None:
-    """vLLM would apply the MLP's part of an adapter with FLA's names and drop the attention's."""
-    with pytest.raises(SettingError, match="LoRA"):
-        plugin.on_config(vllm_config(GOLDEN, lora_config=SimpleNamespace()))
+@pytest.mark.parametrize(("name", "whose"), [("fla", "FLA"), ("nanogpt", "nanoGPT")])
+def test_lora_with_other_names_is_refused(name: str, whose: str) -> None:
+    """vLLM would apply the part of an adapter whose names it knows and drop the rest."""
+    config = vllm_config(lora_config=SimpleNamespace())
+    config.model_config.hf_config.attn_res_format = name
+    with pytest.raises(SettingError, match=f"LoRA .* {whose}'s"):
+        plugin.on_config(config)
 
 
 def test_overrides_in_the_checkpoints_own_keys_take_effect() -> None:

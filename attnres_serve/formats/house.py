@@ -58,7 +58,7 @@ def rename(name: str) -> str:
 def _check_windows(base: str, config: dict[str, Any]) -> None:
     """Refuse what vLLM's decoder would serve with other windows than Hugging Face's class has."""
     window, types = config.get("sliding_window"), set(config.get("layer_types") or ())
-    if base == "llama":
+    if FAMILIES[base].hf == "llama":
         right = window is None or bool(types)
     elif window is not None and config.get("use_sliding_window"):
         right = types == {"sliding_attention"}
