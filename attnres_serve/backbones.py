@@ -22,10 +22,13 @@ from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import (
     PARTS,
+    TIED,
     base_shapes,
     check_part,
     check_shape,
+    check_tied,
     expected_parts,
+    fingerprint,
     site_of,
 )
 
@@ -117,8 +120,12 @@ class AttnResMixin(_Base):
     ) -> Iterator[tuple[str, Tensor]]:
         """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site."""
         layers = self.attn_res_num_layers
+        tied: dict[str, object] = {}
         for original, tensor in weights:
             name = self.attn_res_format.rename(original)
+            if name in TIED and self.config.tie_word_embeddings:
+                tied[name] = fingerprint(tensor)
+                check_tied(tied)
             found = site_of(name, layers)
             if found is None:
                 if name in self.attn_res_base_shapes:

@@ -9,14 +9,14 @@ import errno
 import os
 import socket
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import inspect, read_config
+from attnres_serve.checkpoint import inspect, inspect_hub, read_config
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.resolver import resolve
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -52,7 +52,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     Raises:
         CheckpointError, SettingError: with one sentence, before anything is started.
     """
-    model = check_checkpoint(bundled_demo() if checkpoint is None else checkpoint)
+    name = bundled_demo() if checkpoint is None else checkpoint
+    model = check_checkpoint(name, revision_in(vllm_arguments))
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
     if given or "--config" not in vllm_arguments:  # a file may name another address
         check_port(**{**DEFAULTS, **given})
@@ -72,8 +73,22 @@ def bundled_demo() -> str:
     return str(folder)
 
 
-def check_checkpoint(name: str) -> str:
+def revision_in(vllm_arguments: list[str]) -> str | None:
+    """The value of vLLM's flag --revision: branch, tag or commit of a model id."""
+    for word, following in pairwise([*vllm_arguments, None]):
+        if word == "--revision":
+            return following
+        if word is not None and word.startswith("--revision="):
+            return word.removeprefix("--revision=")
+    return None
+
+
+def check_checkpoint(name: str, revision: str | None = None) -> str:
     """Judge a checkpoint by its files; returns what to pass to vLLM as the model.
+
+    Args:
+        name: a folder, or a Hugging Face model id.
+        revision: branch, tag or commit of a model id.
 
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
@@ -89,13 +104,13 @@ def check_checkpoint(name: str) -> str:
         translation, model = inspect(folder), str(folder)
         config = read_config(folder)
     else:
-        config = hub.read_config(name)
-        translation, model = resolve(config), name
+        translation, model = inspect_hub(name, revision), name
+        config = hub.read_config(name, revision)
     if translation is None:
         raise CheckpointError(
             f"{name} is not an AttnRes checkpoint that can be served: found model_type "
             f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
-            "expected FLA's transformer or the house format (docs/formats.md)."
+            "the formats that are served are in docs/formats.md."
         )
     return model
 

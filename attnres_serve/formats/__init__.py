@@ -7,11 +7,21 @@ A format module has:
   architectures and keys together, never by one key alone;
 * ``translate(config)`` - the base family, its Hugging Face config and the AttnRes specification;
 * ``rename(name)`` - a tensor's name in the house format (the base family's names plus Kimi's).
+
+Formats that claim the same config.json also have ``MARK``, a pattern of tensor names that only one
+of them has, and ``KEY``, a key of config.json that only one of them writes.
 """
 
-from attnres_serve.formats import fla, house
+from attnres_serve.formats import (
+    delta_attnres,
+    fla,
+    house,
+    open_attnres,
+    qwen3_ar,
+    torchtitan,
+)
 
-SERVED = (house, fla)
+SERVED = (house, fla, qwen3_ar, open_attnres, delta_attnres, torchtitan)
 
 
 def by_name(name: str):
