@@ -66,12 +66,10 @@ def _told_apart(
     if len(marks) == 1:
         return next(translation for translation in translations if translation.format in marks)
     meanings = " or ".join(module.NAME for module in modules)
-    what = f"model_type {config.get('model_type')!r} stands for {meanings}, and {where} has "
-    if marks:
-        found = " and ".join(f"{mark}, as only {name} has" for name, mark in marks.items())
-        what += f"{found}: a mixture that no published code defines and that is not supported"
-    else:
-        what += "nothing that only one of them has"
-    if names is None:
-        what += "; the tensors would tell, but they are not at hand"
-    raise CheckpointError(f"{what}.")
+    found = " and ".join(f"{mark} (of {name} only)" for name, mark in marks.items())
+    raise CheckpointError(
+        f"model_type {config.get('model_type')!r} stands for {meanings}, and {where} has "
+        + (f"both {found}" if marks else "nothing that only one of them has")
+        + ": no published code defines such a model, so it is not supported"
+        + ("; its tensors would tell more, but they are not at hand." if names is None else ".")
+    )

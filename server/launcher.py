@@ -15,7 +15,7 @@ from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import inspect, inspect_hub, read_config
+from attnres_serve.checkpoint import inspect, inspect_hub, read_config, recognise
 from attnres_serve.errors import CheckpointError, SettingError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -53,7 +53,11 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         CheckpointError, SettingError: with one sentence, before anything is started.
     """
     name = bundled_demo() if checkpoint is None else checkpoint
-    model = check_checkpoint(name, revision_in(vllm_arguments))
+    model = check_checkpoint(
+        name,
+        value_of("--revision", vllm_arguments),
+        has_weights=value_of("--load-format", vllm_arguments) != "dummy",
+    )
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
     if given or "--config" not in vllm_arguments:  # a file may name another address
         check_port(**{**DEFAULTS, **given})
@@ -73,22 +77,23 @@ def bundled_demo() -> str:
     return str(folder)
 
 
-def revision_in(vllm_arguments: list[str]) -> str | None:
-    """The value of vLLM's flag --revision: branch, tag or commit of a model id."""
+def value_of(flag: str, vllm_arguments: list[str]) -> str | None:
+    """The value that a flag of vLLM's is given, None where it is not given."""
     for word, following in pairwise([*vllm_arguments, None]):
-        if word == "--revision":
+        if word == flag:
             return following
-        if word is not None and word.startswith("--revision="):
-            return word.removeprefix("--revision=")
+        if word is not None and word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
     return None
 
 
-def check_checkpoint(name: str, revision: str | None = None) -> str:
+def check_checkpoint(name: str, revision: str | None = None, has_weights: bool = True) -> str:
     """Judge a checkpoint by its files; returns what to pass to vLLM as the model.
 
     Args:
         name: a folder, or a Hugging Face model id.
         revision: branch, tag or commit of a model id.
+        has_weights: whether its weights will be read; otherwise config.json alone must fit.
 
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
@@ -100,19 +105,20 @@ def check_checkpoint(name: str, revision: str | None = None) -> str:
         raise CheckpointError(
             f"{name} cannot be looked up ({error}); give the path of a checkpoint folder."
         ) from None
-    if exists or hub.looks_like_a_path(name):
-        translation, model = inspect(folder), str(folder)
-        config = read_config(folder)
+    local = exists or hub.looks_like_a_path(name)
+    model: str | Path = folder if local else name
+    config = read_config(folder) if local else hub.read_config(name, revision)
+    if not has_weights:
+        translation = recognise(config, False, model, revision)
     else:
-        translation, model = inspect_hub(name, revision), name
-        config = hub.read_config(name, revision)
+        translation = inspect(folder) if local else inspect_hub(name, revision)
     if translation is None:
         raise CheckpointError(
             f"{name} is not an AttnRes checkpoint that can be served: found model_type "
             f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
             "the formats that are served are in docs/formats.md."
         )
-    return model
+    return str(model)
 
 
 def check_port(host: str, port: int) -> None:
