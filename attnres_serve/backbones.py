@@ -23,10 +23,13 @@ from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import (
     PARTS,
+    TIED,
     base_shapes,
     check_part,
     check_shape,
+    check_tied,
     expected_parts,
+    fingerprint,
     parts_of,
     same_tensor,
     site_of,
@@ -124,11 +127,15 @@ class AttnResMixin(_Base):
         """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site."""
         layers = self.attn_res_num_layers
         named: dict[str, str] = {}
+        tied: dict[str, object] = {}
         for original, tensor in self._parts(weights):
             name = self.attn_res_format.rename(original)
             if name in named:
                 raise CheckpointError(same_tensor(named[name], original))
             named[name] = original
+            if name in TIED and self.config.tie_word_embeddings:
+                tied[name] = fingerprint(tensor)
+                check_tied(tied)
             found = site_of(name, layers)
             if found is None:
                 if name in self.attn_res_base_shapes:

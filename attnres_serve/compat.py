@@ -41,7 +41,9 @@ def logger():
     return init_logger("vllm.attnres_serve")
 
 
-def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], build) -> None:
+def install_config_parser(
+    translate: Callable[[dict[str, Any], bool, str | Path, str | None], Any], build: Callable
+) -> None:
     """Let AttnRes checkpoints be recognised wherever vLLM reads a config.json.
 
     The parser of the format "hf" is replaced in vLLM's own table.  (Registering an AutoConfig for a
@@ -49,7 +51,8 @@ def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], buil
     need a flag.)
 
     Args:
-        translate: from a config.json and "may run the repository's code" to a translation or None.
+        translate: from a config.json, "may run the repository's code", the model's folder or id and
+            its revision to a translation or None.
         build: from a translation and the model's name to a Hugging Face config.
     """
     from transformers import PreTrainedConfig
@@ -71,7 +74,7 @@ def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], buil
             overrides = kwargs.get("hf_overrides")
             if isinstance(overrides, dict):  # in the checkpoint's own keys, so before translation
                 content = {**content, **overrides}
-            translation = translate(content, trust_remote_code)
+            translation = translate(content, trust_remote_code, model, revision)
             if translation is None:
                 return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
             return content, build(translation, str(model))
@@ -107,12 +110,12 @@ def require_safetensors(vllm_config) -> None:
         vllm_config.load_config.load_format = "safetensors"
 
 
-def reads_weights_from(vllm_config) -> Path | None:
-    """The local folder whose safetensors files will be read, if that is where weights come from."""
-    folder = Path(vllm_config.model_config.model)
-    if vllm_config.load_config.load_format == "safetensors" and folder.is_dir():
-        return folder
-    return None
+def reads_weights_from(vllm_config) -> tuple[str, str | None] | None:
+    """The folder or model id, and its revision, whose safetensors files will be read, if any."""
+    model = vllm_config.model_config
+    if vllm_config.load_config.load_format != "safetensors":
+        return None
+    return model.model, model.revision
 
 
 def speculation_method(vllm_config) -> str | None:

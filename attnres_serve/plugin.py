@@ -5,6 +5,7 @@ model on the machine.
 """
 
 import logging
+from pathlib import Path
 
 from attnres_serve import compat
 
@@ -28,11 +29,11 @@ def register() -> None:
 
 def _register() -> None:
     from attnres_serve import configs
+    from attnres_serve.checkpoint import recognise
     from attnres_serve.families import FAMILIES
-    from attnres_serve.resolver import resolve
 
     configs.register_model_types()
-    compat.install_config_parser(resolve, configs.build)
+    compat.install_config_parser(recognise, configs.build)
     for family in FAMILIES.values():
         compat.register_architecture(
             family.architecture, f"attnres_serve.backbones:{family.architecture}", on_config
@@ -51,7 +52,7 @@ def on_config(vllm_config) -> None:
         CheckpointError: weights that do not fit the configuration.
     """
     from attnres_serve import settings
-    from attnres_serve.checkpoint import inspect
+    from attnres_serve.checkpoint import inspect, inspect_hub
     from attnres_serve.errors import SettingError
 
     settings.algorithm(vllm_config.additional_config)
@@ -72,6 +73,8 @@ def on_config(vllm_config) -> None:
         )
     compat.require_safetensors(vllm_config)
     compat.install_worker_extension(vllm_config)
-    folder = compat.reads_weights_from(vllm_config)
-    if folder is not None:
-        inspect(folder)
+    source = compat.reads_weights_from(vllm_config)
+    if source is not None and Path(source[0]).is_dir():
+        inspect(Path(source[0]))
+    elif source is not None:
+        inspect_hub(*source)

@@ -2,13 +2,18 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.unsupported import variant
 from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec, is_count
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -28,7 +33,9 @@ _ATTNRES = re.compile(
 PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
 # Left over in many checkpoints without a meaning of their own: rotary tables, a tied head.
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^lm_head\.weight$")
-_LOOKS_LIKE_ATTNRES = re.compile(r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres")
+_LOOKS_LIKE_ATTNRES = re.compile(
+    r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres|null_source|pre_gate"
+)
 
 
 def site_of(name: str, num_layers: int) -> tuple[int, str] | None:
@@ -139,8 +146,9 @@ def check_tensors(
     for name, own in own_names.items():
         if name not in needed and _LOOKS_LIKE_ATTNRES.search(name):
             raise CheckpointError(
-                f"the checkpoint holds the AttnRes tensor {own}, for which its configuration has "
-                "no site; the configuration and the weights do not belong together."
+                f"the checkpoint holds the AttnRes tensor {own}{variant(own)}, for which its "
+                "configuration has no site; the configuration and the weights do not belong "
+                "together."
             )
     for name, (site, part) in needed.items():
         if name not in own_names:
@@ -189,6 +197,31 @@ def same_tensor(first: str, second: str) -> str:
         f"the checkpoint holds both {first} and {second}, two names of one weight; which of them "
         "was trained cannot be told, so save the model with one."
     )
+
+
+TIED = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def fingerprint(tensor: "Tensor") -> tuple[Any, ...]:
+    """Dtype, shape and digest of a tensor's values: equal for equal tensors and no others."""
+    import torch
+
+    values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), sha256(values.numpy()).digest()
+
+
+def check_tied(fingerprints: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a head that is tied to the embedding is stored with other values.
+
+    Args:
+        fingerprints: of those tensors of ``TIED`` that the checkpoint holds.
+    """
+    if len(set(fingerprints.values())) > 1:
+        raise CheckpointError(
+            "config.json ties the head to the embedding (tie_word_embeddings), but the checkpoint "
+            "holds a head of its own with other values (lm_head.weight in house names); set "
+            "tie_word_embeddings to false if it was trained untied, or remove the tensor."
+        )
 
 
 def check_shape(name: str, found: Shape, expected: Shape) -> None:

@@ -9,14 +9,14 @@ import errno
 import os
 import socket
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import inspect, read_config
+from attnres_serve.checkpoint import inspect, inspect_hub, read_config, recognise
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.resolver import resolve
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -58,7 +58,12 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     Raises:
         CheckpointError, SettingError: with one sentence, before anything is started.
     """
-    model = check_checkpoint(bundled_demo() if checkpoint is None else checkpoint)
+    name = bundled_demo() if checkpoint is None else checkpoint
+    model = check_checkpoint(
+        name,
+        value_of("--revision", vllm_arguments),
+        has_weights=value_of("--load-format", vllm_arguments) != "dummy",
+    )
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
     if given or "--config" not in vllm_arguments:  # a file may name another address
         check_port(**{**DEFAULTS, **given})
@@ -79,8 +84,23 @@ def bundled_demo() -> str:
     return str(folder)
 
 
-def check_checkpoint(name: str) -> str:
+def value_of(flag: str, vllm_arguments: list[str]) -> str | None:
+    """The value that a flag of vLLM's is given, None where it is not given."""
+    for word, following in pairwise([*vllm_arguments, None]):
+        if word == flag:
+            return following
+        if word is not None and word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return None
+
+
+def check_checkpoint(name: str, revision: str | None = None, has_weights: bool = True) -> str:
     """Judge a checkpoint by its files; returns what to pass to vLLM as the model.
+
+    Args:
+        name: a folder, or a Hugging Face model id.
+        revision: branch, tag or commit of a model id.
+        has_weights: whether its weights will be read; otherwise config.json alone must fit.
 
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
@@ -92,19 +112,20 @@ def check_checkpoint(name: str) -> str:
         raise CheckpointError(
             f"{name} cannot be looked up ({error}); give the path of a checkpoint folder."
         ) from None
-    if exists or hub.looks_like_a_path(name):
-        translation, model = inspect(folder), str(folder)
-        config = read_config(folder)
+    local = exists or hub.looks_like_a_path(name)
+    model: str | Path = folder if local else name
+    config = read_config(folder) if local else hub.read_config(name, revision)
+    if not has_weights:
+        translation = recognise(config, False, model, revision)
     else:
-        config = hub.read_config(name)
-        translation, model = resolve(config), name
+        translation = inspect(folder) if local else inspect_hub(name, revision)
     if translation is None:
         raise CheckpointError(
             f"{name} is not an AttnRes checkpoint that can be served: found model_type "
             f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
-            "expected FLA's transformer or the house format (docs/formats.md)."
+            "the formats that are served are in docs/formats.md."
         )
-    return model
+    return str(model)
 
 
 def check_port(host: str, port: int) -> None:

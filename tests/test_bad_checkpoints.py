@@ -177,13 +177,6 @@ def test_configurations(
     assert all(part in line for part in parts), line
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in GOLDENS.glob("qwen3_attnres_*")))
-def test_goldens_of_unsupported_formats(name: str, refused: Callable[..., str]) -> None:
-    """Recognised by name, with the formats that are served."""
-    line = refused(GOLDENS / name)
-    assert "open-attnres" in line and "supported are FLA's" in line
-
-
 # --- tensors
 
 
