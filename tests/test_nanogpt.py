@@ -352,12 +352,12 @@ def test_house_copy(options: dict, tmp_path: Path) -> None:
 
 # --- what is served
 
-SERVED = [
-    (BLOCK, "single_pass", "eager"),
-    (BLOCK, "two_phase", "compiled"),
-    (SMALL, "single_pass", "eager"),
-    (SMALL, "two_phase", "eager"),
-]
+SERVED = [(BLOCK, "single_pass"), (SMALL, "two_phase")]
+
+
+def golden_job(name: str, algorithm: str, mode: str) -> dict[str, Any]:
+    asked = [case["prompt"] for case in expected(GOLDENS / name)]
+    return engine_job(GOLDENS / name, asked, algorithm, mode)
 
 
 @pytest.fixture(scope="module")
@@ -374,9 +374,8 @@ def served(tmp_path_factory: pytest.TempPathFactory):
         ("zero", "two_phase"): engine_job(root / "zero", prompts, "two_phase"),
         ("twin", None): engine_job(root / "twin", prompts, None),
     }
-    for name, algorithm, mode in SERVED:
-        asked = [case["prompt"] for case in expected(GOLDENS / name)]
-        jobs[name, algorithm] = engine_job(GOLDENS / name, asked, algorithm, mode)
+    for name, algorithm in SERVED:
+        jobs[name, algorithm] = golden_job(name, algorithm, "eager")
     results = run_engine(list(jobs.values()), root / "run")["results"]
     return root, {
         key: (job, result) for (key, job), result in zip(jobs.items(), results, strict=True)
@@ -384,10 +383,22 @@ def served(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("name", "algorithm", "mode"), SERVED)
-def test_goldens_served(name: str, algorithm: str, mode: str, served) -> None:
+@pytest.mark.parametrize(("name", "algorithm"), SERVED)
+def test_goldens_served(name: str, algorithm: str, served) -> None:
+    check_golden(name, algorithm, "eager", served[1][name, algorithm][1])
+
+
+@pytest.mark.engine
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize(("name", "algorithm"), [(BLOCK, "two_phase"), (SMALL, "single_pass")])
+def test_goldens_served_otherwise(name: str, algorithm: str, mode: str, tmp_path: Path) -> None:
+    (result,) = run_engine([golden_job(name, algorithm, mode)], tmp_path)["results"]
+    check_golden(name, algorithm, mode, result)
+
+
+def check_golden(name: str, algorithm: str, mode: str, result: dict[str, Any]) -> None:
     """Alone, in a batch and from the prefix cache."""
-    _, result = served[1][name, algorithm]
     cases = expected(GOLDENS / name)
     longest = max(cases, key=lambda case: len(case["prompt"]))
     assert result["cached"]["cached"] > 0
@@ -406,13 +417,7 @@ def test_goldens_served(name: str, algorithm: str, mode: str, served) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    "key",
-    [
-        ("house", "single_pass"),
-        ("zero", "two_phase"),
-        ("twin", None),
-    ],
-    ids=str,
+    "key", [("house", "single_pass"), ("zero", "two_phase"), ("twin", None)], ids=str
 )
 def test_random_checkpoints_served(key: tuple[str, str | None], served) -> None:
     """Grouped queries under a gate wider than the model, zero queries, standard residuals: the
