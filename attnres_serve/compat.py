@@ -196,13 +196,16 @@ def inner_model(worker):
 
 
 @contextmanager
-def recorded_engine(checkpoint: str, longest: int, own: dict[str, str]) -> Iterator[Callable]:
-    """An engine in this process, eager and in float32, whose norms are listened to.
+def recorded_engine(
+    checkpoint: str, longest: int, own: dict[str, str], dtype: str
+) -> Iterator[Callable]:
+    """An eager engine in this process whose norms are listened to.
 
     Args:
         checkpoint: folder.
         longest: tokens of the longest prompt; each prompt is one forward pass.
         own: settings of ours for ``additional_config``.
+        dtype: of weights and activations.
 
     Yields:
         A function from token ids to, per site, what it received and what it gave, ``[T, d]`` each,
@@ -216,7 +219,7 @@ def recorded_engine(checkpoint: str, longest: int, own: dict[str, str]) -> Itera
 
     llm = LLM(
         checkpoint,
-        dtype="float32",
+        dtype=dtype,
         max_model_len=longest + 1,
         max_num_batched_tokens=max(longest + 1, 256),
         max_num_seqs=1,

@@ -166,18 +166,20 @@ def verify(
         wholes: list[dict[str, Tensor]] = []
         errors: dict[str, float] = {}
         for passage in found:
-            wholes.append(_whole(passage, evaluate(passage.ids)))
+            wholes.append(whole(passage, evaluate(passage.ids)))
             for part, error in parts(passage):
                 errors[part] = max(errors.get(part, 0.0), error)
             step("comparing")
     return _report(wholes, errors)
 
 
-def serve(folder: Path, prompts: Sequence[list[int]], chosen: dict[str, str]) -> Iterator[Passage]:
+def serve(
+    folder: Path, prompts: Sequence[list[int]], chosen: dict[str, str], dtype: str = "float32"
+) -> Iterator[Passage]:
     """Run prompts through an engine in this process and keep what every site received and gave."""
     from attnres_serve import compat
 
-    with compat.recorded_engine(str(folder), max(map(len, prompts)), chosen) as record:
+    with compat.recorded_engine(str(folder), max(map(len, prompts)), chosen, dtype) as record:
         for ids in prompts:
             yield Passage(ids, *record(ids))
 
@@ -270,7 +272,7 @@ def _error(found: "Tensor", expected: "Tensor") -> float:
     return ((found - expected).norm(dim=-1) / norms.clamp(min=1e-30)).max().item()
 
 
-def _whole(passage: Passage, expected: "Tensor") -> dict[str, "Tensor"]:
+def whole(passage: Passage, expected: "Tensor") -> dict[str, "Tensor"]:
     """Per token the logprob gap (of the next token), the KL divergence, and the greedy choices."""
     import torch
 
@@ -288,19 +290,19 @@ def _whole(passage: Passage, expected: "Tensor") -> dict[str, "Tensor"]:
 def _report(wholes: list[dict[str, "Tensor"]], errors: dict[str, float]) -> Report:
     import torch
 
-    whole = {key: torch.cat([one[key] for one in wholes]) for key in wholes[0]}
-    clear = whole["same"][whole["clear"]]
+    every = {key: torch.cat([one[key] for one in wholes]) for key in wholes[0]}
+    clear = every["same"][every["clear"]]
     agreement = clear.double().mean().item() if len(clear) else 1.0
     worst = max(errors, key=lambda part: errors[part]) if errors else None
     beyond = {part: error for part, error in errors.items() if not error <= PART_BOUND}
     gap, kl, kl_max = (
-        whole["gap"].max().item(),
-        whole["kl"].mean().item(),
-        whole["kl"].max().item(),
+        every["gap"].max().item(),
+        every["kl"].mean().item(),
+        every["kl"].max().item(),
     )
     holds = not beyond and gap <= LOGPROB_BOUND and kl <= KL_BOUND and agreement == 1
     worst_error = errors[worst] if worst else 0.0
-    return Report(len(whole["kl"]), gap, kl, kl_max, agreement, worst, worst_error, beyond, holds)
+    return Report(len(every["kl"]), gap, kl, kl_max, agreement, worst, worst_error, beyond, holds)
 
 
 def table(report: Report) -> str:

@@ -1,9 +1,10 @@
 """Run checkpoints through ``vllm.LLM`` in a process of its own: ``python engine.py JOBS RESULTS``.
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
-model without AttnRes), chunk: tokens per step or 0, options: further ones of ``vllm.LLM``}; its
-result holds the answers alone, in a batch and from the prefix cache, and what the counters say.
-The engine lives in this process, so that a tiny checkpoint costs seconds.
+model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
+lora: folder of an adapter or nothing}; its result holds the answers alone, in a batch and from the
+prefix cache, and what the counters say.  The engine lives in this process, so that a tiny
+checkpoint costs seconds.
 """
 
 import gc
@@ -18,9 +19,12 @@ import torch
 NEW_TOKENS = 16  # as in the goldens
 
 
-def answers(llm, prompts: list[list[int]], prompt_logprobs: bool) -> list[dict[str, Any]]:
+def answers(
+    llm, prompts: list[list[int]], prompt_logprobs: bool, lora: str | None
+) -> list[dict[str, Any]]:
     """Greedy tokens and logprobs for prompts that are sent together."""
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
     params = SamplingParams(
         temperature=0,
@@ -30,7 +34,9 @@ def answers(llm, prompts: list[list[int]], prompt_logprobs: bool) -> list[dict[s
         ignore_eos=True,
     )
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [unpack(request) for request in llm.generate(inputs, params, use_tqdm=False)]
+    request = LoRARequest("adapter", 1, lora) if lora else None
+    done = llm.generate(inputs, params, use_tqdm=False, lora_request=request)
+    return [unpack(request) for request in done]
 
 
 def unpack(request) -> dict[str, Any]:
@@ -65,14 +71,14 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         enforce_eager=job["mode"] == "eager",
         **options,
     )
-    prompts = job["prompts"]
+    prompts, lora = job["prompts"], job["lora"]
     result: dict[str, Any] = {
-        "alone": [answers(llm, [prompt], prompt_logprobs=True)[0] for prompt in prompts],
-        "batch": answers(llm, prompts, prompt_logprobs=True),
+        "alone": [answers(llm, [prompt], True, lora)[0] for prompt in prompts],
+        "batch": answers(llm, prompts, True, lora),
     }
     longest = max(prompts, key=len)
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
-        (result["cached"],) = answers(llm, [longest], prompt_logprobs=False)
+        (result["cached"],) = answers(llm, [longest], False, lora)
     if job["algorithm"]:
         every_worker = llm.collective_rpc("attn_res_executed")
         passes = every_worker[0]

@@ -220,6 +220,7 @@ def engine_job(
     algorithm: str | None,
     mode: str = "eager",
     backend: str = "cpp",
+    lora: Path | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """A job for ``run_engine``; no algorithm for a model without AttnRes, options of vllm.LLM's."""
@@ -231,6 +232,7 @@ def engine_job(
         "mode": mode,
         "chunk": 0,
         "options": options,
+        "lora": lora and str(lora),
     }
 
 
@@ -250,12 +252,21 @@ def check_job(result: dict[str, Any], cases: list[dict[str, Any]]) -> None:
 
 def run_engine(jobs: list[dict[str, Any]], folder: Path, **env: str) -> dict[str, Any]:
     """Run jobs one after the other in one process of ``engine.py``."""
+    return _run("engine.py", jobs, folder, env)
+
+
+def run_verify(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """Run jobs one after the other in one process of ``verify_jobs.py``."""
+    return _run("verify_jobs.py", jobs, folder, {})
+
+
+def _run(script: str, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str]) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     log, asked, result = folder / "log", folder / "jobs.json", folder / "results.json"
     asked.write_text(json.dumps(jobs))
     with log.open("w") as output:
         done = subprocess.run(
-            [sys.executable, str(TESTS / "engine.py"), str(asked), str(result)],
+            [sys.executable, str(TESTS / script), str(asked), str(result)],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment(**env),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import house_copy_of_fla, write_standard
 from safetensors.torch import load_file, save_file
-from serving import GOLDENS, TESTS, environment, expected, tail
+from serving import GOLDENS, environment, expected, run_verify
 
 from attnres_serve import cli, oracle, verify
 from attnres_serve.errors import CheckpointError
@@ -70,20 +70,12 @@ def reports(tmp_path_factory) -> dict[str, dict]:
             "served": str(path),
             "reference": str(GOLDENS / golden),
             "prompts": [case["prompt"] for case in expected(GOLDENS / golden)[1:3]],
-            "algorithm": ("two_phase", "single_pass")[number % 2],
-            "against": "fp64",
+            "chosen": {"attnres_algorithm": ("two_phase", "single_pass")[number % 2]},
+            "dtype": "float32",
         }
         for number, (path, golden) in enumerate(served.values())
     ]
-    asked, results, log = folder / "jobs.json", folder / "results.json", folder / "log"
-    asked.write_text(json.dumps(jobs))
-    with log.open("w") as output:
-        command = [sys.executable, str(TESTS / "verify_jobs.py"), str(asked), str(results)]
-        subprocess.run(
-            command, stdout=output, stderr=output, env=environment(), timeout=600, check=False
-        )
-    assert results.exists(), tail(log)
-    return dict(zip(served, json.loads(results.read_text()), strict=True))
+    return dict(zip(served, run_verify(jobs, folder), strict=True))
 
 
 @pytest.mark.engine

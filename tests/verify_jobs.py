@@ -1,6 +1,7 @@
 """Verify checkpoints one after the other in one process: ``python verify_jobs.py JOBS RESULTS``.
 
-A job is {served, reference, prompts, algorithm, against}; its result is the report.
+A job is {served, reference, prompts, chosen, dtype}.  In float32 its result is the report, in
+another dtype the mean KL divergence from the float64 model.
 """
 
 import json
@@ -9,13 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attnres_serve import verify
+import torch
+
+from attnres_serve import oracle, verify
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+def run(job: dict[str, Any]) -> Any:
     served, reference = Path(job["served"]), Path(job["reference"])
-    chosen = {"attnres_algorithm": job["algorithm"]}
-    return asdict(verify.verify(served, reference, job["prompts"], chosen, job["against"]))
+    if job["dtype"] == "float32":
+        return asdict(verify.verify(served, reference, job["prompts"], job["chosen"]))
+    with torch.inference_mode():
+        model = oracle.load(reference)
+        passages = verify.serve(served, job["prompts"], job["chosen"], job["dtype"])
+        kl = [verify.whole(passage, model.logprobs(passage.ids))["kl"] for passage in passages]
+        return torch.cat(kl).mean().item()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,123 @@
+"""What vLLM does to a model besides running it: LoRA, INT8 weights, n-gram speculation.
+
+Each is compared with a float64 model for which it makes no difference: adapters merged into the
+weights, the unquantised sites, the greedy tokens.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import write_house
+from safetensors.torch import load_file, save_file
+from serving import engine_job, run_engine, run_verify
+from test_engine import ALGORITHMS, check_against, fresh_prompts
+
+from attnres_serve.oracle import load
+
+pytestmark = pytest.mark.engine
+
+SHAPE = {"layers": 4, "block_size": 3, "seed": 21}
+WEIGHTS = "model.safetensors"
+
+
+def write_adapter(folder: Path, base: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A LoRA adapter on attention and MLP; returns the weights with the adapter merged."""
+    generator = torch.Generator().manual_seed(3)
+    adapter, merged = {}, dict(base)
+    for name, weight in base.items():
+        if not name.endswith(("q_proj.weight", "v_proj.weight", "down_proj.weight")):
+            continue
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        down = 0.2 * torch.randn((4, weight.shape[1]), generator=generator)
+        up = 0.2 * torch.randn((weight.shape[0], 4), generator=generator)
+        adapter |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
+        merged[name] = weight + up @ down
+    folder.mkdir()
+    save_file(adapter, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "bias": "none"}
+    config["target_modules"] = ["q_proj", "v_proj", "down_proj"]
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return merged
+
+
+def copy_with(folder: Path, source: Path, tensors: dict[str, torch.Tensor], **config) -> Path:
+    folder.mkdir()
+    own = json.loads((source / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(own))
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+def test_lora_and_speculation(tmp_path):
+    """An adapter equals the weights it is merged into; speculation changes no token."""
+    base = write_house(tmp_path / "base", "qwen3", dtype="float32", **SHAPE)
+    tensors = load_file(base / WEIGHTS)
+    merged = copy_with(
+        tmp_path / "merged", base, write_adapter(tmp_path / "adapter", tensors), dtype="float32"
+    )
+    prompts = fresh_prompts((9, 150))
+    repetitive = [[17, 23, 5, 99] * 12, [3, 4] * 40]
+    lora = {"enable_lora": True, "max_lora_rank": 8}
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    jobs = [
+        engine_job(base, prompts, "single_pass", lora=tmp_path / "adapter", **lora),
+        engine_job(base, prompts, "two_phase", lora=tmp_path / "adapter", **lora),
+        *(engine_job(base, repetitive, a, speculative_config=ngram) for a in ALGORITHMS),
+    ]
+    results = run_engine(jobs, tmp_path / "run")["results"]
+    assert (load(base).logprobs(prompts[0]) - load(merged).logprobs(prompts[0])).abs().max() > 0.1
+    for job, result in zip(jobs, results, strict=True):
+        model = load(merged if job["lora"] else base)
+        for kind in ("alone", "batch"):
+            for prompt, answer in zip(job["prompts"], result[kind], strict=True):
+                assert not check_against(model, prompt, answer, f"{job['options']}, {kind}")
+
+
+def quantised(folder: Path, source: Path) -> Path:
+    """The checkpoint with INT8 weights (one scale per row) and INT8 activations, as saved by
+    compressed-tensors."""
+    tensors = {}
+    for name, weight in load_file(source / WEIGHTS).items():
+        if not name.endswith("_proj.weight") or "_res_" in name:
+            tensors[name] = weight
+            continue
+        scale = weight.float().abs().amax(1, keepdim=True) / 127
+        tensors[name] = (weight.float() / scale).round().to(torch.int8)
+        tensors[f"{name}_scale"] = scale
+    integers = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": integers | {"strategy": "channel", "dynamic": False},
+        "input_activations": integers | {"strategy": "token", "dynamic": True},
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    return copy_with(folder, source, tensors, quantization_config=quantization)
+
+
+def test_sites_of_a_quantised_model(tmp_path):
+    """INT8 changes what sublayers compute, and not what sites make of it."""
+    base = write_house(tmp_path / "base", "llama", hidden=128, intermediate=256, **SHAPE)
+    served = quantised(tmp_path / "int8", base)
+    jobs = [
+        {
+            "served": str(served),
+            "reference": str(base),
+            "prompts": fresh_prompts((40,)),
+            "chosen": {"attnres_algorithm": algorithm},
+            "dtype": "float32",
+        }
+        for algorithm in ALGORITHMS
+    ]
+    for report in run_verify(jobs, tmp_path / "run"):
+        wrong = set(report["parts"])
+        assert wrong == {
+            f"the {kind} of layer {i}" for kind in ("attention", "MLP") for i in range(4)
+        }
+        assert max(report["parts"].values()) < 0.05  # quantised, not broken
