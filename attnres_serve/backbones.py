@@ -63,6 +63,8 @@ class AttnResMixin(_Base):
         self.attn_res_backend: str | None = None
         if config.attn_res_qk_norm_eps is not None:
             _set_qk_norm_eps(self.model, config.attn_res_qk_norm_eps)
+        if not vllm_config.model_config.enforce_eager:
+            compat.keep_order_of_mutations()
         spec = spec_of(config)
         if spec is None:
             return
