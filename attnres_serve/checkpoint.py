@@ -2,6 +2,10 @@
 its safetensors files."""
 
 import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +13,44 @@ from attnres_serve import formats
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
-from attnres_serve.tensors import check_tensors
+from attnres_serve.tensors import Shape, check_tensors
 
+INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file of weights says of one tensor.
+
+    Attributes:
+        shape: its shape.
+        dtype: its type as safetensors calls it, for example ``BF16``.
+        file: where it is.
+    """
+
+    shape: Shape
+    dtype: str
+    file: Path
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was judged.
+
+    Attributes:
+        config: the content of config.json.
+        translation: what the resolver made of it, None where this is no AttnRes checkpoint.
+        headers: its tensors by their own names; none where it is no AttnRes checkpoint.
+    """
+
+    config: dict[str, Any]
+    translation: Translation | None
+    headers: Mapping[str, Header]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -38,45 +77,34 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor in the folder's safetensors files.
+def read_headers(folder: Path) -> dict[str, Header]:
+    """Every tensor in the folder's safetensors files, none of them read.
 
     Raises:
         CheckpointError: no safetensors file, a damaged one, or a shard missing.
     """
     from safetensors import SafetensorError, safe_open
 
-    files = _weight_files(folder)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in files:
+    headers: dict[str, Header] = {}
+    for path in _weight_files(folder):
         try:
-            with safe_open(path, framework="pt") as tensors:
+            # Headers are the same for every framework, and numpy is imported faster than torch.
+            with safe_open(path, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
-                    if name in shapes:
+                    if name in headers:
                         raise CheckpointError(f"the tensor {name} is in more than one file.")
-                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+                    found = tensors.get_slice(name)
+                    headers[name] = Header(tuple(found.get_shape()), found.get_dtype(), path)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{path} is damaged or truncated ({error}); copy or download it again."
             ) from None
-    return shapes
+    return headers
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            names = sorted({str(name) for name in table.values()})
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise CheckpointError(f"{index} is damaged; copy or download it again.") from None
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise CheckpointError(
-                f"{folder} lacks the file {missing[0]}, which {index.name} names; copy or download "
-                "it again."
-            )
-        return [folder / name for name in names]
+    if (folder / INDEX).is_file():
+        return indexed_files(folder / INDEX)
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return files
@@ -84,23 +112,69 @@ def _weight_files(folder: Path) -> list[Path]:
     if pickles:
         raise CheckpointError(
             f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is "
-            "read; save the model as safetensors instead."
+            "read; make safetensors of it, reading tensors only, with `attnres-serve convert "
+            f"{shlex.quote(str(folder))} DST`."
         )
     raise CheckpointError(f"{folder} has no *.safetensors file, so there are no weights to serve.")
 
 
-def inspect(folder: Path) -> Translation | None:
-    """Resolve a folder and check that its tensors are exactly those the model needs.
+def indexed_files(index: Path) -> list[Path]:
+    """The files that an index of shards names, all of which exist.
 
-    Returns:
-        The translation, or None where this is no AttnRes checkpoint.
+    Raises:
+        CheckpointError: the index is damaged, or a file is missing.
+    """
+    try:
+        table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({str(name) for name in table.values()})
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise CheckpointError(f"{index} is damaged; copy or download it again.") from None
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent} lacks the file {missing[0]}, which {index.name} names; copy or "
+            "download it again."
+        )
+    return [index.parent / name for name in names]
+
+
+def judge(config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]) -> Checkpoint:
+    """Resolve a configuration and check that its tensors are exactly those the model needs.
+
+    Args:
+        config: the content of config.json.
+        headers: gives its tensors; called only if this is an AttnRes checkpoint.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly.
     """
-    config = read_config(folder)
     translation = resolve(config)
-    if translation is not None:
-        rename = formats.by_name(translation.format).rename
-        check_tensors(translation, read_shapes(folder), rename)
-    return translation
+    if translation is None:
+        return Checkpoint(config, None, {})
+    found = headers()
+    rename = formats.by_name(translation.format).rename
+    check_tensors(translation, {name: header.shape for name, header in found.items()}, rename)
+    return Checkpoint(config, translation, found)
+
+
+def examine(folder: Path) -> Checkpoint:
+    """Judge a checkpoint folder by its config.json and the headers of its safetensors files.
+
+    Raises:
+        CheckpointError: for anything that cannot be served exactly.
+    """
+    return judge(read_config(folder), lambda: read_headers(folder))
+
+
+def inspect(folder: Path) -> Translation | None:
+    """As ``examine``, for who needs the translation alone."""
+    return examine(folder).translation
+
+
+def not_attnres(name: str, config: Mapping[str, Any]) -> CheckpointError:
+    """What to raise for a checkpoint that the resolver leaves alone."""
+    return CheckpointError(
+        f"{name} is not an AttnRes checkpoint that can be served: found model_type "
+        f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
+        "expected FLA's transformer or the house format (docs/formats.md)."
+    )

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from attnres_serve import __version__
+from attnres_serve import __version__, check
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.server import launcher
 
@@ -24,21 +24,42 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     launcher.add_arguments(serve)
+    judge = commands.add_parser(
+        "check",
+        help="say what would be served, or why not",
+        description="Judge a checkpoint by its config.json and the headers of its safetensors "
+        "files, as `serve` does. Exit status: 0 it can be served, 1 it cannot.",
+    )
+    judge.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="folder, or id of a model in the cache"
+    )
+    judge.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns its exit status: 0 done, 2 for input that is refused."""
+    """Run a command.
+
+    Returns:
+        Its exit status: 0 done, 1 for a checkpoint that ``check`` finds wanting, 2 for input that
+        is refused otherwise.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
     # which it does not know, for it.
     checkpoint = None
     if arguments[:1] == ["serve"] and len(arguments) > 1 and not arguments[1].startswith("-"):
         checkpoint = arguments.pop(1)
-    own, others = build_parser().parse_known_args(arguments)
+    parser = build_parser()
+    own, others = parser.parse_known_args(arguments)
+    if others and own.command != "serve":
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
-        launcher.serve(checkpoint, own, others)
+        if own.command == "serve":
+            launcher.serve(checkpoint, own, others)
+        elif own.command == "check":
+            check.check(own.checkpoint, own.json)
     except (CheckpointError, SettingError) as error:
         print(f"attnres-serve: {error}", file=sys.stderr)
-        return 2
+        return 1 if own.command == "check" else 2
     return 0

@@ -24,8 +24,6 @@ _ATTNRES = re.compile(
     r"^model\.(?:layers\.(?P<layer>\d+)\.(?P<kind>self_attention|mlp)_res"
     r"|(?P<final>output_attn)_res)_(?P<part>proj|norm)\.weight$"
 )
-# Left over in many checkpoints without a meaning of their own: rotary tables, a tied head.
-_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^lm_head\.weight$")
 _LOOKS_LIKE_ATTNRES = re.compile(r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres")
 
 
@@ -122,12 +120,19 @@ def _check_base(
         check_shape(own_names[name], shapes[name], shape)
     for name, own in own_names.items():
         known = name in needed or site_of(name, config["num_hidden_layers"])
-        if not known and not _HARMLESS.search(name):
+        if not known and not is_left_over(name, config):
             raise CheckpointError(
                 f"the checkpoint holds the tensor {own}, which a {translation.base} model with "
                 f"{config['num_hidden_layers']} layers does not have; the configuration and the "
                 "weights do not belong together."
             )
+
+
+def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
+    table, the copy of a tied head."""
+    tied = name == "lm_head.weight" and config.get("tie_word_embeddings")
+    return bool(tied) or name.endswith("rotary_emb.inv_freq")
 
 
 def check_shape(name: str, found: Shape, expected: Shape) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import inspect, read_config
+from attnres_serve.checkpoint import examine, not_attnres
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.resolver import resolve
 
@@ -78,25 +78,15 @@ def check_checkpoint(name: str) -> str:
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
     """
-    try:
-        folder = Path(name).expanduser()
-        exists = folder.exists()
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{name} cannot be looked up ({error}); give the path of a checkpoint folder."
-        ) from None
-    if exists or hub.looks_like_a_path(name):
-        translation, model = inspect(folder), str(folder)
-        config = read_config(folder)
+    folder = hub.local_path(name)
+    if folder is not None:
+        found = examine(folder)
+        translation, config, model = found.translation, found.config, str(folder)
     else:
         config = hub.read_config(name)
         translation, model = resolve(config), name
     if translation is None:
-        raise CheckpointError(
-            f"{name} is not an AttnRes checkpoint that can be served: found model_type "
-            f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
-            "expected FLA's transformer or the house format (docs/formats.md)."
-        )
+        raise not_attnres(name, config)
     return model
 
 
