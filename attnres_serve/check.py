@@ -1,7 +1,6 @@
 """``attnres-serve check``: what would be served, told by config.json and headers alone."""
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,16 +53,12 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     translation = checkpoint.translation
     assert translation is not None, "only an AttnRes checkpoint has these facts"
     config, spec = translation.config, translation.spec
-    family = FAMILIES[translation.base]
     quantised = bool(config.get("quantization_config"))
     own, base = _split(checkpoint)
     elements = sum(header.elements for header in base)
     attnres = sum(header.elements for header in own)
     dtype = served_dtype(config, base)
-    if quantised:
-        weights = sum(stored_bytes(header) for header in base)
-    else:
-        weights = elements * BYTES[dtype]
+    stored = sum(header.stored_bytes for header in base)
     all_sites = sites(spec) if spec else ()
     rows = max((site.num_sources for site in all_sites), default=0)
     keys_and_values = sum(
@@ -73,8 +68,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     )
     return {
         "format": translation.format,
-        "architecture": family.architecture,
-        "backbone": family.vllm_class,
+        "backbone": translation.base,
+        "architecture": FAMILIES[translation.base].architecture,
         "hidden_size": config["hidden_size"],
         "layers": config["num_hidden_layers"],
         "blocks": spec.num_blocks if spec else 0,
@@ -87,7 +82,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "stored_dtype": stored_dtype(base),
         "quantised": quantised,
         "dtype": dtype,
-        "weights_bytes": weights + QUERY_BYTES * attnres,
+        "weights_bytes": (stored if quantised else elements * BYTES[dtype]) + QUERY_BYTES * attnres,
         "bank_bytes_per_token": rows * config["hidden_size"] * BYTES[dtype],
         "kv_cache_bytes_per_token": keys_and_values * BYTES[dtype],
     }
@@ -108,17 +103,11 @@ def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header]]:
     return own, base
 
 
-def stored_bytes(header: Header) -> int:
-    """Bytes of a tensor in its file."""
-    bits = re.search(r"\d+", header.dtype)
-    return header.elements * (int(bits[0]) if bits else 8) // 8
-
-
 def stored_dtype(headers: list[Header]) -> str:
     """The type that most bytes of the weights have."""
     totals: dict[str, int] = {}
     for header in headers:
-        totals[header.dtype] = totals.get(header.dtype, 0) + stored_bytes(header)
+        totals[header.dtype] = totals.get(header.dtype, 0) + header.stored_bytes
     most = max(totals, key=lambda dtype: totals[dtype], default="nothing")
     return DTYPES.get(most, most)
 
@@ -145,7 +134,8 @@ def render(facts: Mapping[str, Any]) -> str:
         )
     lines = {
         "format": facts["format"],
-        "architecture": f"{facts['architecture']}, made from vLLM's {facts['backbone']}",
+        "backbone": facts["backbone"],
+        "architecture": facts["architecture"],
         "hidden size": facts["hidden_size"],
         "layers": facts["layers"],
         "blocks": blocks,

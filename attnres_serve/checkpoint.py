@@ -2,6 +2,7 @@
 its safetensors files."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from attnres_serve import formats
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
-from attnres_serve.tensors import Shape, check_tensors
+from attnres_serve.tensors import Shape, check_tensors, parts_of
 
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# What trainers leave beside the weights.
+_NOT_WEIGHTS = re.compile(r"training_args|trainer_state|optimizer|scheduler|scaler|rng_state")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,15 @@ class Header:
     @property
     def elements(self) -> int:
         return prod(self.shape)
+
+    @property
+    def bits_per_element(self) -> int:
+        width = re.search(r"\d+", self.dtype)
+        return int(width[0]) if width else 8  # BOOL
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.elements * self.bits_per_element // 8
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ def read_headers(folder: Path) -> dict[str, Header]:
     from safetensors import SafetensorError, safe_open
 
     headers: dict[str, Header] = {}
-    for path in _weight_files(folder):
+    for path in safetensors_files(folder):
         try:
             # Headers are the same for every framework, and numpy is imported faster than torch.
             with safe_open(path, framework="np") as tensors:
@@ -102,16 +114,26 @@ def read_headers(folder: Path) -> dict[str, Header]:
     return headers
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def pickles(folder: Path) -> list[Path]:
+    """The pickles of a folder that may hold weights."""
+    found = (path for path in folder.iterdir() if path.suffix in PICKLES)
+    return sorted(path for path in found if not _NOT_WEIGHTS.match(path.name))
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The files of weights that are served.
+
+    Raises:
+        CheckpointError: there are none, or a shard is missing.
+    """
     if (folder / INDEX).is_file():
         return indexed_files(folder / INDEX)
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return files
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    if pickles:
+    if old := pickles(folder):
         raise CheckpointError(
-            f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is "
+            f"{folder} has its weights in {old[0].name}, a pickle, which can run code when it is "
             "read; make safetensors of it, reading tensors only, with `attnres-serve convert "
             f"{shlex.quote(str(folder))} DST`."
         )
@@ -152,8 +174,11 @@ def judge(config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]) -
     if translation is None:
         return Checkpoint(config, None, {})
     found = headers()
-    rename = formats.by_name(translation.format).rename
-    check_tensors(translation, {name: header.shape for name, header in found.items()}, rename)
+    module = formats.by_name(translation.format)
+    shapes: dict[str, Shape] = {}
+    for name, header in found.items():
+        shapes |= parts_of(module, name, header.shape)
+    check_tensors(translation, shapes, module.rename)
     return Checkpoint(config, translation, found)
 
 

@@ -1,6 +1,7 @@
 """The ``attnres-serve`` command."""
 
 import argparse
+import signal
 import sys
 
 from attnres_serve import __version__, check
@@ -34,6 +35,26 @@ def build_parser() -> argparse.ArgumentParser:
         "checkpoint", metavar="CHECKPOINT", help="folder, or id of a model in the cache"
     )
     judge.add_argument("--json", action="store_true", help="print one JSON object")
+    convert = commands.add_parser(
+        "convert",
+        help="make safetensors, the house format or zero queries",
+        description="Write a checkpoint that computes what SRC computes into the new folder DST. "
+        "Pickles (.bin, .pt) become safetensors, reading tensors only; values and types stay as "
+        "they are.",
+    )
+    convert.add_argument("source", metavar="SRC", help="folder, or id of a model in the cache")
+    convert.add_argument("target", metavar="DST", help="folder to make")
+    convert.add_argument("--to", choices=["house"], help="write this format, whatever SRC has")
+    convert.add_argument(
+        "--add-zero-queries",
+        action="store_true",
+        help="give a model with standard residuals zero queries and unit key norms: an AttnRes "
+        "model that computes the same up to the norms' eps, in the house format",
+    )
+    convert.add_argument(
+        "--block-size", type=int, metavar="S", help="sublayers per block of the added queries"
+    )
+    convert.add_argument("--dry-run", action="store_true", help="only say what would be written")
     return parser
 
 
@@ -42,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         Its exit status: 0 done, 1 for a checkpoint that ``check`` finds wanting, 2 for input that
-        is refused otherwise.
+        is refused otherwise, 130 after an interruption.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
@@ -59,7 +80,24 @@ def main(arguments: list[str] | None = None) -> int:
             launcher.serve(checkpoint, own, others)
         elif own.command == "check":
             check.check(own.checkpoint, own.json)
+        else:
+            _convert(own)
     except (CheckpointError, SettingError) as error:
         print(f"attnres-serve: {error}", file=sys.stderr)
         return 1 if own.command == "check" else 2
+    except KeyboardInterrupt:
+        print("attnres-serve: interrupted.", file=sys.stderr)
+        return 130
     return 0
+
+
+def _convert(own: argparse.Namespace) -> None:
+    if own.add_zero_queries != (own.block_size is not None):
+        raise SettingError(
+            "--add-zero-queries and --block-size S (in sublayers; 1 is Full AttnRes) go together; "
+            "give both or neither."
+        )
+    from attnres_serve.convert import convert  # imports torch
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it leaves nothing behind
+    convert(own.source, own.target, own.to == "house", own.block_size, own.dry_run)

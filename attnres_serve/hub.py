@@ -45,8 +45,8 @@ def on_this_machine(name: str) -> Path:
         cached = None
     if not isinstance(cached, str):
         raise CheckpointError(
-            f"{name} is neither a folder on this machine nor a model in the Hugging Face cache, and "
-            "nothing is fetched here; give the path of a checkpoint folder, or run "
+            f"{name} is neither a folder on this machine nor a model in the Hugging Face cache, "
+            "and nothing is fetched here; give the path of a checkpoint folder, or run "
             f"`hf download {name}` first."
         )
     folder = Path(cached).parent

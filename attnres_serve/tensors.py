@@ -54,6 +54,26 @@ def expected_sites(spec: AttnResSpec) -> range:
     return range(spec.num_sublayers + spec.final_mix)
 
 
+def parts_of(format_module, name: str, shape: Shape) -> dict[str, Shape]:
+    """The parts that a tensor of a checkpoint holds, by names that the format's ``rename`` knows.
+
+    One, the tensor itself, unless the format fuses weights.
+
+    Raises:
+        CheckpointError: a fused tensor is not made of equal parts.
+    """
+    parts = getattr(format_module, "parts", None)
+    names = parts(name) if parts else (name,)
+    if len(names) == 1:
+        return {name: shape}
+    if not shape or shape[0] % len(names):
+        raise CheckpointError(
+            f"{name} has the shape {list(shape)}; it should hold {len(names)} parts of equal size, "
+            "one after the other along the first dimension."
+        )
+    return dict.fromkeys(names, (shape[0] // len(names), *shape[1:]))
+
+
 def check_tensors(
     translation: Translation,
     shapes: Mapping[str, Shape],

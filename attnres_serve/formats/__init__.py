@@ -6,7 +6,9 @@ A format module has:
 * ``claims(config)`` - whether a config.json is of this format, decided by model_type,
   architectures and keys together, never by one key alone;
 * ``translate(config)`` - the base family, its Hugging Face config and the AttnRes specification;
-* ``rename(name)`` - a tensor's name in the house format (the base family's names plus Kimi's).
+* ``rename(name)`` - a tensor's name in the house format (the base family's names plus Kimi's);
+* where it fuses weights, ``parts(name)`` - names, for ``rename``, of the equal parts that a tensor
+  holds one after the other along dimension 0; the name itself for one that is not fused.
 """
 
 from attnres_serve.formats import fla, house
