@@ -16,9 +16,10 @@ from tqdm import tqdm
 
 from attnres_serve import check
 from attnres_serve.checkpoint import INDEX, examine
-from attnres_serve.conversion import Plan, make_plan, open_source
+from attnres_serve.conversion import Plan, make_plan
 from attnres_serve.errors import SettingError
 from attnres_serve.safetensors_file import SafetensorsFile
+from attnres_serve.source import open_source
 
 
 def convert(

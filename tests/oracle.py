@@ -305,8 +305,9 @@ def _hf_spec(config: dict, base: str) -> Spec:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported")
-    if config.get("use_sliding_window"):
-        raise ValueError("use_sliding_window is not supported")
+    window = config["sliding_window"] if config.get("use_sliding_window") else None
+    if window is not None and set(config["layer_types"]) != {"sliding_attention"}:
+        raise ValueError("use_sliding_window is only supported on every layer")
     biases = []
     if base == "qwen2" or config.get("attention_bias"):
         biases += ["q_proj", "k_proj", "v_proj"]
@@ -328,12 +329,16 @@ def _hf_spec(config: dict, base: str) -> Spec:
         rope_theta=_rope_theta(config),
         tied=config.get("tie_word_embeddings", False),
         qk_norm_eps=config["rms_norm_eps"] if base == "qwen3" else None,
+        window=window,
         biases=frozenset(biases),
     )
 
 
 def _house_spec(config: dict, base: str) -> Spec:
-    spec, options = _hf_spec(config, base), config["attn_res"]
+    spec, options = _hf_spec(config, base), dict(config["attn_res"])
+    if base == "qwen3":
+        spec.qk_norm_eps = options.pop("qk_norm_eps", spec.qk_norm_eps)
+        spec.biases -= {"o_proj"}
     unknown = set(options) - {"block_size", "block_starts", "final_mix", "key_norm_eps"}
     if unknown or ("block_size" in options) == ("block_starts" in options):
         raise ValueError(f"bad attn_res options {options}")
