@@ -305,8 +305,8 @@ def _hf_spec(config: dict, base: str) -> Spec:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported")
-    window = config["sliding_window"] if config.get("use_sliding_window") else None
-    if window is not None and set(config["layer_types"]) != {"sliding_attention"}:
+    windowed = bool(config.get("use_sliding_window"))
+    if windowed and set(config.get("layer_types") or ()) != {"sliding_attention"}:
         raise ValueError("use_sliding_window is only supported on every layer")
     biases = []
     if base == "qwen2" or config.get("attention_bias"):
@@ -329,7 +329,7 @@ def _hf_spec(config: dict, base: str) -> Spec:
         rope_theta=_rope_theta(config),
         tied=config.get("tie_word_embeddings", False),
         qk_norm_eps=config["rms_norm_eps"] if base == "qwen3" else None,
-        window=window,
+        window=config["sliding_window"] if windowed else None,
         biases=frozenset(biases),
     )
 

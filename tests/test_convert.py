@@ -39,7 +39,7 @@ from attnres_serve import checkpoint, cli, formats
 from attnres_serve import convert as convert_module
 from attnres_serve.convert import convert
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.formats import fla, house
+from attnres_serve.formats import fla
 from attnres_serve.safetensors_file import SafetensorsFile
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
