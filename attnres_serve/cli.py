@@ -85,6 +85,15 @@ def main(arguments: list[str] | None = None) -> int:
     except (CheckpointError, SettingError) as error:
         print(f"attnres-serve: {error}", file=sys.stderr)
         return 1 if own.command == "check" else 2
+    except ModuleNotFoundError as error:
+        if own.command == "serve":  # vLLM's own affair
+            raise
+        print(
+            f"attnres-serve: {error.name} is not installed; install vLLM, or attnres-serve with "
+            "the extra cpu or cuda.",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         print("attnres-serve: interrupted.", file=sys.stderr)
         return 130

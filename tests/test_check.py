@@ -177,6 +177,21 @@ def test_wrong_usage(arguments: list[str]) -> None:
     assert error.value.code == 2
 
 
+@pytest.mark.parametrize("arguments", [["check", str(DEMO)], ["convert", str(DEMO), "out"]])
+def test_an_environment_without_vllm(arguments: list[str], tmp_path: Path) -> None:
+    """What the package itself does not depend on is asked for by name."""
+    script = "import sys; sys.modules['safetensors'] = None; from attnres_serve import cli; "
+    child = subprocess.run(
+        [sys.executable, "-c", f"{script} sys.exit(cli.main(sys.argv[1:]))", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert child.returncode == 2 and child.stderr.count("\n") == 1
+    assert "safetensors is not installed; install vLLM" in child.stderr
+
+
 # --- Hugging Face ids
 
 

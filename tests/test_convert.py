@@ -667,6 +667,23 @@ def test_other_files(tmp_path: Path) -> None:
     assert all(found[name] == (source / name).read_bytes() for name in kept)
 
 
+def test_a_model_in_the_hugging_face_cache(tmp_path: Path, monkeypatch) -> None:
+    """Its files are links there, and are files in the target."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    model = tmp_path / "hub" / "models--lab--model"
+    for name in ("refs", "snapshots/abc"):
+        (model / name).mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    for path in (GOLDENS / "fla_transformer_block").iterdir():
+        (model / "snapshots" / "abc" / path.name).symlink_to(path)
+    convert("lab/model", str(tmp_path / "house"), to_house=True)
+    assert not any(path.is_symlink() for path in (tmp_path / "house").iterdir())
+    assert torch.equal(
+        load(tmp_path / "house").logprobs(IDS),
+        load(GOLDENS / "fla_transformer_block").logprobs(IDS),
+    )
+
+
 def test_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Says what is then written, and writes nothing."""
     source = write_fla(tmp_path / "source")
