@@ -201,5 +201,5 @@ def not_attnres(name: str, config: Mapping[str, Any]) -> CheckpointError:
     return CheckpointError(
         f"{name} is not an AttnRes checkpoint that can be served: found model_type "
         f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
-        "expected FLA's transformer or the house format (docs/formats.md)."
+        "the formats that are served are in docs/formats.md."
     )

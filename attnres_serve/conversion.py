@@ -147,20 +147,29 @@ def house_config(translation: Translation) -> dict[str, Any]:
     size = (starts[1:] or [spec.num_sublayers])[0]
     if starts == list(range(0, spec.num_sublayers, size)):
         options = {"block_size": size} | {k: v for k, v in options.items() if k != "block_starts"}
-    if translation.qk_norm_eps is not None:
-        options[house.QK_NORM_EPS] = translation.qk_norm_eps
-    own = {
+    config: dict[str, Any] = {
         "architectures": [FAMILIES[translation.base].architecture],
         "model_type": house.PREFIX + translation.base,
         "attn_res": options,
     }
-    config = own | {key: value for key, value in translation.config.items() if key not in own}
-    if resolve(config) != replace(translation, format=house.NAME, config=config):
+    if translation.qk_norm_eps is not None:
+        config["qk_norm_eps"] = translation.qk_norm_eps
+    base = _of_the_base(translation.config)
+    config |= base
+    found = resolve(config)
+    same = found and replace(found, format=translation.format, config=translation.config)
+    if found is None or same != translation or _of_the_base(found.config) != base:
         raise CheckpointError(
             f"the house format cannot describe this model of the {translation.format} format "
             "exactly, so it cannot be converted; serve it as it is."
         )
     return config
+
+
+def _of_the_base(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a config.json is the base family's."""
+    own = ("architectures", "model_type", "attn_res", "qk_norm_eps")
+    return {key: value for key, value in config.items() if key not in own}
 
 
 def _refuse_renamed_quantisation(source: Source) -> None:

@@ -335,9 +335,9 @@ def _hf_spec(config: dict, base: str) -> Spec:
 
 
 def _house_spec(config: dict, base: str) -> Spec:
-    spec, options = _hf_spec(config, base), dict(config["attn_res"])
+    spec, options = _hf_spec(config, base), config["attn_res"]
     if base == "qwen3":
-        spec.qk_norm_eps = options.pop("qk_norm_eps", spec.qk_norm_eps)
+        spec.qk_norm_eps = config.get("qk_norm_eps", spec.qk_norm_eps)
         spec.biases -= {"o_proj"}
     unknown = set(options) - {"block_size", "block_starts", "final_mix", "key_norm_eps"}
     if unknown or ("block_size" in options) == ("block_starts" in options):

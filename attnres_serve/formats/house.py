@@ -4,8 +4,8 @@
      "attn_res": {"block_size": 4}, ...}
 
 ``block_size`` counts sublayers (1 is Full AttnRes); ``block_starts`` lists the first sublayer of
-every block instead.  ``qk_norm_eps`` is that of the per-head norms of queries and keys where it is
-not rms_norm_eps (FLA's is not).
+every block instead.  ``qk_norm_eps``, beside ``attn_res``, is for Qwen3's per-head norms where they
+have an epsilon of their own.
 """
 
 from typing import Any
@@ -17,7 +17,6 @@ from attnres_serve.spec import AttnResSpec, is_count, is_number
 
 NAME = "house"
 PREFIX = "attnres_"
-QK_NORM_EPS = "qk_norm_eps"
 
 
 def claims(config: dict[str, Any]) -> bool:
@@ -46,34 +45,22 @@ def translate(config: dict[str, Any]) -> Translation:
         raise CheckpointError(
             f"hidden_size is {config.get('hidden_size')!r}; expected a whole number of at least 1."
         )
+    if (qk_norm_eps := config.get("qk_norm_eps")) is not None and (
+        base != "qwen3" or not is_number(qk_norm_eps) or qk_norm_eps <= 0
+    ):
+        raise CheckpointError(
+            f"qk_norm_eps is {qk_norm_eps!r}; expected a positive number, and only with "
+            f"{PREFIX}qwen3, whose heads have a query and a key norm."
+        )
     _check_windows(base, config)
-    qk_norm_eps, options = _qk_norm_eps(base, config["attn_res"])
     spec = AttnResSpec.from_house(
-        options, config.get("num_hidden_layers"), config.get("rms_norm_eps", 1e-6)
+        config["attn_res"], config.get("num_hidden_layers"), config.get("rms_norm_eps", 1e-6)
     )
     return Translation(NAME, base, config, spec, qk_norm_eps)
 
 
 def rename(name: str) -> str:
     return name
-
-
-def _qk_norm_eps(base: str, options: Any) -> tuple[float | None, Any]:
-    """The key of ``attn_res`` that is the backbone's, and the others.
-
-    It is there, not beside rms_norm_eps, so that a reader who does not know it refuses it.
-    """
-    if not isinstance(options, dict) or QK_NORM_EPS not in options:
-        return None, options
-    eps = options[QK_NORM_EPS]
-    if base != "qwen3":
-        raise CheckpointError(
-            f"attn_res has {QK_NORM_EPS}: {eps!r}, but {base} has no norms of queries and keys; "
-            "remove it."
-        )
-    if not is_number(eps) or eps <= 0:
-        raise CheckpointError(f"attn_res.{QK_NORM_EPS} is {eps!r}; expected a positive number.")
-    return eps, {key: value for key, value in options.items() if key != QK_NORM_EPS}
 
 
 def _check_windows(base: str, config: dict[str, Any]) -> None:
