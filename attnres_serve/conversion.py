@@ -22,7 +22,7 @@ from attnres_serve.resolver import resolve
 from attnres_serve.schedule import sites
 from attnres_serve.source import EMBEDDING, Source, Stream
 from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import parts_of, tensor_name
+from attnres_serve.tensors import parts_of, site_of, tensor_name
 
 # Taken over as they are.
 KEPT = (
@@ -188,17 +188,20 @@ def _rewritten(
     added: dict[str, Tensor],
 ) -> Stream:
     """The source's tensors under the names they will have, and behind them those that are added."""
+    layers = source.translation.config["num_hidden_layers"]
     for path, name, tensor in tensors:
-        parts = list(parts_of(source.format, name, tuple(tensor.shape)))
         if source.is_tied_head(name):
             continue
         if keeps_format:
             yield path, name, tensor
-        elif len(parts) == 1:
-            yield path, source.format.rename(name), tensor
-        else:
-            for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
-                yield path, source.format.rename(part), piece
+            continue
+        parts = list(parts_of(source.format, name, tuple(tensor.shape)))
+        pieces = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]
+        for part, piece in zip(parts, pieces, strict=True):
+            house_name = source.format.rename(part)
+            site = site_of(house_name, layers)
+            is_query = site is not None and site[1] == "proj"
+            yield path, house_name, piece.reshape(1, -1) if is_query else piece
     for name, tensor in added.items():
         yield source.files[-1], name, tensor
 

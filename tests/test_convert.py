@@ -508,6 +508,18 @@ def test_two_names_of_one_weight(tmp_path: Path, refused: Callable) -> None:
     assert "model.embed_tokens.weight" in refused(source, "--to", "house")
 
 
+def test_flat_queries_get_the_shape_of_the_house_format(tmp_path: Path) -> None:
+    """[d] is read as well as [1, d]; what is written is one of them."""
+    source = write_fla(tmp_path / "source")
+    wanted, tensors = load(source).logprobs(IDS), load_file(source / WEIGHTS)
+    flat = {name: t.flatten() if "res_proj" in name else t for name, t in tensors.items()}
+    save_file(flat, source / WEIGHTS, metadata={"format": "pt"})
+    convert(str(source), str(tmp_path / "house"), to_house=True)
+    assert torch.equal(load(tmp_path / "house").logprobs(IDS), wanted)
+    renamed = {fla.rename(name): tensor for name, tensor in tensors.items()}
+    assert_same_bits(tensors_of(tmp_path / "house"), renamed)
+
+
 class FusedFla:
     """FLA with queries, keys and values in one tensor."""
 
