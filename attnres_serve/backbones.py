@@ -8,11 +8,12 @@ pipeline stages.
 
 import importlib
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from attnres_serve import compat, formats, settings
+from attnres_serve import backend_choice, compat, formats, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, FINAL_NORM, SITE_NORMS
@@ -20,7 +21,19 @@ from attnres_serve.rehearsal import rehearse
 from attnres_serve.residual import SiteNorm
 from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import base_shapes, check_shape, site_of
+from attnres_serve.tensors import (
+    PARTS,
+    TIED,
+    base_shapes,
+    check_part,
+    check_shape,
+    check_tied,
+    expected_parts,
+    fingerprint,
+    parts_of,
+    same_tensor,
+    site_of,
+)
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.llama import LlamaForCausalLM as _Base
@@ -45,14 +58,18 @@ class AttnResMixin(_Base):
             else base_shapes(BY_ARCHITECTURE[type(self).__name__], config.to_dict())
         )
         self.attn_res_sites: dict[int, SiteNorm] = {}
+        self.attn_res_parameters: dict[tuple[int, str], list[str]] = {}
         self.attn_res_loaded = False
+        self.attn_res_backend: str | None = None
         if config.attn_res_qk_norm_eps is not None:
             _set_qk_norm_eps(self.model, config.attn_res_qk_norm_eps)
         spec = spec_of(config)
         if spec is None:
             return
-        self.attn_res_algorithm = settings.algorithm(vllm_config.additional_config)
-        self.attn_res_sites = install_sites(self.model, spec, self.attn_res_algorithm)
+        algorithm = settings.algorithm(vllm_config.additional_config)
+        self.attn_res_backend, backend = backend_choice.choose(vllm_config)
+        self.attn_res_sites = install_sites(self.model, spec, algorithm, backend)
+        self.attn_res_parameters = parameters_of(self.attn_res_sites, spec)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors = (
             compat.empty_intermediate_tensors(
                 rows_received(spec, min(self.attn_res_sites)), config.hidden_size
@@ -60,13 +77,14 @@ class AttnResMixin(_Base):
         )
         rehearse(self.model, self.attn_res_sites)
         compat.logger().info(
-            "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s",
+            "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s, backend %s",
             config.attn_res_format,
             type(self).__name__,
             spec.num_blocks,
             spec.num_sublayers,
             " (Full AttnRes)" if spec.is_full else "",
-            self.attn_res_algorithm,
+            algorithm,
+            self.attn_res_backend,
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -103,49 +121,71 @@ class AttnResMixin(_Base):
             for name, row in zip(settings.ALGORITHMS, counts.tolist(), strict=True)
         }
 
-    def _mixing_sites(self) -> set[int]:
-        return {index for index, norm in self.attn_res_sites.items() if norm.site.mixes}
-
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], seen: set[tuple[int, str]]
     ) -> Iterator[tuple[str, Tensor]]:
         """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site."""
         layers = self.attn_res_num_layers
-        for original, tensor in weights:
+        named: dict[str, str] = {}
+        tied: dict[str, object] = {}
+        for original, tensor in self._parts(weights):
             name = self.attn_res_format.rename(original)
+            if name in named:
+                raise CheckpointError(same_tensor(named[name], original))
+            named[name] = original
+            if name in TIED and self.config.tie_word_embeddings:
+                tied[name] = fingerprint(tensor)
+                check_tied(tied)
             found = site_of(name, layers)
             if found is None:
                 if name in self.attn_res_base_shapes:
                     check_shape(original, tensor.shape, self.attn_res_base_shapes[name])
                 yield name, tensor
                 continue
-            site, part = found
-            if site in self._mixing_sites():
-                parameter = getattr(self.attn_res_sites[site], _PARAMETERS[part])
-                if tensor.numel() != parameter.numel():
-                    raise CheckpointError(
-                        f"{original}, of {site_name(site, layers)}, has the shape "
-                        f"{list(tensor.shape)}; expected {parameter.numel()} elements."
-                    )
-                seen.add(found)
-                yield f"{_module_name(site, layers)}.{_PARAMETERS[part]}", tensor.reshape(-1)
-            elif site in self.attn_res_sites or not self.attn_res_sites or site > 2 * layers:
+            if found not in self.attn_res_parameters:
                 raise CheckpointError(
                     f"{original} is an AttnRes tensor for which the configuration has no site."
                 )
+            check_part(original, tensor.shape, *found, self.config.hidden_size, layers)
+            seen.add(found)
+            for parameter in self.attn_res_parameters[found]:
+                yield parameter, tensor.reshape(-1)
+
+    def _parts(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The stream with fused tensors cut into their parts."""
+        for name, tensor in weights:
+            names = parts_of(self.attn_res_format, name, tuple(tensor.shape))
+            if len(names) == 1:
+                yield name, tensor
+            else:
+                yield from zip(names, tensor.chunk(len(names)), strict=True)
 
     def _require_all(self, seen: set[tuple[int, str]]) -> None:
-        for site in self._mixing_sites():
-            for part, parameter in _PARAMETERS.items():
-                if (site, part) not in seen:
-                    raise CheckpointError(
-                        f"the checkpoint lacks the {parameter.replace('_', ' ')} of "
-                        f"{site_name(site, self.attn_res_num_layers)}; a missing one is never "
-                        "taken as zero."
-                    )
+        for (site, part), parameters in self.attn_res_parameters.items():
+            if parameters and (site, part) not in seen:
+                raise CheckpointError(
+                    f"the checkpoint lacks the {PARTS[part]} of "
+                    f"{site_name(site, self.attn_res_num_layers)}; a missing one is never "
+                    "taken as zero."
+                )
 
 
-_PARAMETERS = {"proj": "query", "norm": "key_norm"}
+def parameters_of(
+    installed: dict[int, SiteNorm], spec: AttnResSpec
+) -> dict[tuple[int, str], list[str]]:
+    """The parameters of this pipeline stage that each AttnRes tensor of a checkpoint fills.
+
+    There are several where sites share a query, and none where they are another stage's.
+    """
+    names = {"proj": "query", "norm": "key_norm", "bias": "bias"}
+    parameters: dict[tuple[int, str], list[str]] = {found: [] for found in expected_parts(spec)}
+    for site, part in parameters:
+        parameters[site, part] = [
+            f"{_module_name(index, spec.num_layers)}.{names[part]}"
+            for index, norm in installed.items()
+            if norm.site.mixes and norm.site.tensors == site
+        ]
+    return parameters
 
 
 def _module_name(site: int, num_layers: int) -> str:
@@ -154,13 +194,16 @@ def _module_name(site: int, num_layers: int) -> str:
     return f"model.layers.{site // 2}.{SITE_NORMS[site % 2]}"
 
 
-def install_sites(model: nn.Module, spec: AttnResSpec, algorithm: str) -> dict[int, SiteNorm]:
+def install_sites(
+    model: nn.Module, spec: AttnResSpec, algorithm: str, backend: ModuleType
+) -> dict[int, SiteNorm]:
     """Put a ``SiteNorm`` in the place of every norm of this pipeline stage.
 
     Args:
         model: vLLM's decoder (``layers``, ``norm``, ``start_layer``, ``end_layer``).
         spec: its depth attention.
         algorithm: ``single_pass`` or ``two_phase``.
+        backend: what computes the sites, see ``kernels.backends``.
 
     Returns:
         The sites of this stage by their index.
@@ -176,7 +219,7 @@ def install_sites(model: nn.Module, spec: AttnResSpec, algorithm: str) -> dict[i
             owner, name = model, FINAL_NORM
         else:
             continue
-        norm = SiteNorm(getattr(owner, name), site, spec.key_norm_eps, algorithm)
+        norm = SiteNorm(getattr(owner, name), site, spec, algorithm, backend)
         setattr(owner, name, norm)
         installed[site.index] = norm
     for index, norm in installed.items():
@@ -201,7 +244,7 @@ def _set_qk_norm_eps(model: nn.Module, eps: float) -> None:
 
 def _make(architecture: str) -> type[nn.Module]:
     family = FAMILIES[BY_ARCHITECTURE[architecture]]
-    base = getattr(importlib.import_module(family.vllm_module), family.vllm_class)
+    base = getattr(importlib.import_module(family.module), family.cls)
     return type(architecture, (AttnResMixin, base), {"__module__": __name__})
 
 

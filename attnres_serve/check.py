@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnres_serve import formats, hub
-from attnres_serve.checkpoint import Checkpoint, Header, examine, not_attnres
+from attnres_serve.checkpoint import Checkpoint, examine, not_attnres
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.folder import Header
 from attnres_serve.schedule import sites
 from attnres_serve.tensors import base_shapes, is_left_over, site_of
 

@@ -1,53 +1,18 @@
-"""A checkpoint folder as far as it can be judged without an engine: config.json and the headers of
-its safetensors files."""
+"""A checkpoint as far as it can be judged without an engine: by its config.json and the names and
+shapes of its tensors."""
 
-import json
-import re
-import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from math import prod
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnres_serve import formats
+from attnres_serve import formats, hub
 from attnres_serve.errors import CheckpointError
+from attnres_serve.folder import INDEX, Header, read_config, read_headers, weight_map
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
-from attnres_serve.tensors import Shape, check_tensors, parts_of
-
-INDEX = "model.safetensors.index.json"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# What trainers leave beside the weights.
-_NOT_WEIGHTS = re.compile(r"training_args|trainer_state|optimizer|scheduler|scaler|rng_state")
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a file of weights says of one tensor.
-
-    Attributes:
-        shape: its shape.
-        dtype: its type as safetensors calls it, for example ``BF16``.
-        file: where it is.
-    """
-
-    shape: Shape
-    dtype: str
-    file: Path
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def bits_per_element(self) -> int:
-        width = re.search(r"\d+", self.dtype)
-        return int(width[0]) if width else 8  # BOOL
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.elements * self.bits_per_element // 8
+from attnres_serve.tensors import TIED, Shape, check_tensors, check_tied, fingerprint, parts_of
 
 
 @dataclass(frozen=True)
@@ -65,99 +30,33 @@ class Checkpoint:
     headers: Mapping[str, Header]
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The content of ``folder``/config.json.
+def tensor_names(name: str | Path, revision: str | None = None) -> Collection[str] | None:
+    """Names of a checkpoint's tensors, None where it has no safetensors files that can be had.
+
+    Args:
+        name: a folder, or a Hugging Face model id.
+        revision: branch, tag or commit of a model id.
 
     Raises:
-        CheckpointError: no such folder, no such file, or not a JSON object.
+        CheckpointError: a file of a local folder is damaged.
     """
-    if not folder.exists():
-        raise CheckpointError(f"{folder} does not exist; give the path of a checkpoint folder.")
+    folder = Path(name)
     if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is a file; give the folder that holds config.json and the safetensors files."
-        )
-    path = folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no config.json, so it is not a checkpoint folder.")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} holds a {type(config).__name__}; expected a JSON object.")
-    return config
+        return hub.read_shapes(str(name), revision)
+    index = folder / INDEX
+    if index.is_file():  # enough to tell names, also where the files themselves are elsewhere
+        return weight_map(index)
+    return read_headers(folder) if any(folder.glob("*.safetensors")) else None
 
 
-def read_headers(folder: Path) -> dict[str, Header]:
-    """Every tensor in the folder's safetensors files, none of them read.
-
-    Raises:
-        CheckpointError: no safetensors file, a damaged one, or a shard missing.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    headers: dict[str, Header] = {}
-    for path in safetensors_files(folder):
-        try:
-            # Headers are the same for every framework, and numpy is imported faster than torch.
-            with safe_open(path, framework="np") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
-                    if name in headers:
-                        raise CheckpointError(f"the tensor {name} is in more than one file.")
-                    found = tensors.get_slice(name)
-                    headers[name] = Header(tuple(found.get_shape()), found.get_dtype(), path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} is damaged or truncated ({error}); copy or download it again."
-            ) from None
-    return headers
-
-
-def pickles(folder: Path) -> list[Path]:
-    """The pickles of a folder that may hold weights."""
-    found = (path for path in folder.iterdir() if path.suffix in PICKLES)
-    return sorted(path for path in found if not _NOT_WEIGHTS.match(path.name))
-
-
-def safetensors_files(folder: Path) -> list[Path]:
-    """The files of weights that are served.
-
-    Raises:
-        CheckpointError: there are none, or a shard is missing.
-    """
-    if (folder / INDEX).is_file():
-        return indexed_files(folder / INDEX)
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        return files
-    if old := pickles(folder):
-        raise CheckpointError(
-            f"{folder} has its weights in {old[0].name}, a pickle, which can run code when it is "
-            "read; make safetensors of it, reading tensors only, with `attnres-serve convert "
-            f"{shlex.quote(str(folder))} DST`."
-        )
-    raise CheckpointError(f"{folder} has no *.safetensors file, so there are no weights to serve.")
-
-
-def indexed_files(index: Path) -> list[Path]:
-    """The files that an index of shards names, all of which exist.
-
-    Raises:
-        CheckpointError: the index is damaged, or a file is missing.
-    """
-    try:
-        table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({str(name) for name in table.values()})
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise CheckpointError(f"{index} is damaged; copy or download it again.") from None
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
-        raise CheckpointError(
-            f"{index.parent} lacks the file {missing[0]}, which {index.name} names; copy or "
-            "download it again."
-        )
-    return [index.parent / name for name in names]
+def recognise(
+    config: dict[str, Any],
+    own_code: bool,
+    name: str | Path,
+    revision: str | None = None,
+) -> Translation | None:
+    """``resolve`` with the tensors of the checkpoint ``name`` at hand."""
+    return resolve(config, own_code, lambda: tensor_names(name, revision))
 
 
 def judge(config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]) -> Checkpoint:
@@ -165,30 +64,31 @@ def judge(config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]) -
 
     Args:
         config: the content of config.json.
-        headers: gives its tensors; called only if this is an AttnRes checkpoint.
+        headers: gives its tensors; called, once, only if this may be an AttnRes checkpoint.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly.
     """
-    translation = resolve(config)
+    headers = cache(headers)
+    translation = resolve(config, names=headers)
     if translation is None:
         return Checkpoint(config, None, {})
     found = headers()
-    module = formats.by_name(translation.format)
-    shapes: dict[str, Shape] = {}
-    for name, header in found.items():
-        shapes |= parts_of(module, name, header.shape)
-    check_tensors(translation, shapes, module.rename)
+    _check_shapes(translation, {name: header.shape for name, header in found.items()})
     return Checkpoint(config, translation, found)
 
 
 def examine(folder: Path) -> Checkpoint:
     """Judge a checkpoint folder by its config.json and the headers of its safetensors files.
 
+    Of the tensors themselves only a head is read that is stored although it is tied.
+
     Raises:
         CheckpointError: for anything that cannot be served exactly.
     """
-    return judge(read_config(folder), lambda: read_headers(folder))
+    found = judge(read_config(folder), lambda: read_headers(folder))
+    _check_tied_head(found)
+    return found
 
 
 def inspect(folder: Path) -> Translation | None:
@@ -196,10 +96,48 @@ def inspect(folder: Path) -> Translation | None:
     return examine(folder).translation
 
 
+def inspect_hub(name: str, revision: str | None = None) -> Translation | None:
+    """The same for a Hugging Face model id, as far as its headers can be had.
+
+    Raises:
+        CheckpointError: for anything that cannot be served exactly, or a model that does not exist.
+    """
+    translation = recognise(hub.read_config(name, revision), False, name, revision)
+    if translation is not None and (shapes := hub.read_shapes(name, revision)) is not None:
+        _check_shapes(translation, shapes)
+    return translation
+
+
+def _check_shapes(translation: Translation, shapes: Mapping[str, Shape]) -> None:
+    module = formats.by_name(translation.format)
+    parts: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        parts |= parts_of(module, name, shape)
+    check_tensors(translation, parts, module.rename)
+
+
+def _check_tied_head(found: Checkpoint) -> None:
+    """Raise if the head is tied to the embedding and stored all the same, with other values."""
+    translation = found.translation
+    if translation is None or not translation.config.get("tie_word_embeddings"):
+        return
+    rename = formats.by_name(translation.format).rename
+    own = [name for name in found.headers if rename(name) in TIED]
+    if len(own) < len(TIED):  # the usual case, which torch is not imported for
+        return
+    from safetensors import safe_open
+
+    values = {}
+    for name in own:
+        with safe_open(found.headers[name].file, framework="pt") as tensors:
+            values[name] = fingerprint(tensors.get_tensor(name))
+    check_tied(values)
+
+
 def not_attnres(name: str, config: Mapping[str, Any]) -> CheckpointError:
     """What to raise for a checkpoint that the resolver leaves alone."""
     return CheckpointError(
         f"{name} is not an AttnRes checkpoint that can be served: found model_type "
         f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
-        "the formats that are served are in docs/formats.md."
+        f"{formats.SUPPORTED}."
     )

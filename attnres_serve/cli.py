@@ -1,6 +1,7 @@
 """The ``attnres-serve`` command."""
 
 import argparse
+import os
 import signal
 import sys
 
@@ -63,9 +64,21 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         Its exit status: 0 done, 1 for a checkpoint that ``check`` finds wanting, 2 for input that
-        is refused otherwise, 130 after an interruption.
+        is refused otherwise, 130 after an interruption, 141 where nobody reads what it says.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `| head` leaves it
+        if arguments[:1] == ["serve"]:  # vLLM's own affair
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
     # which it does not know, for it.
     checkpoint = None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.errors import SettingError
-from attnres_serve.settings import ALGORITHM_KEY
 
 SUPPORTED = ((0, 32), (0, 33))  # from, up to but not including
 
@@ -42,7 +41,9 @@ def logger():
     return init_logger("vllm.attnres_serve")
 
 
-def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], build) -> None:
+def install_config_parser(
+    translate: Callable[[dict[str, Any], bool, str | Path, str | None], Any], build: Callable
+) -> None:
     """Let AttnRes checkpoints be recognised wherever vLLM reads a config.json.
 
     The parser of the format "hf" is replaced in vLLM's own table.  (Registering an AutoConfig for a
@@ -50,7 +51,8 @@ def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], buil
     need a flag.)
 
     Args:
-        translate: from a config.json and "may run the repository's code" to a translation or None.
+        translate: from a config.json, "may run the repository's code", the model's folder or id and
+            its revision to a translation or None.
         build: from a translation and the model's name to a Hugging Face config.
     """
     from transformers import PreTrainedConfig
@@ -72,7 +74,7 @@ def install_config_parser(translate: Callable[[dict[str, Any], bool], Any], buil
             overrides = kwargs.get("hf_overrides")
             if isinstance(overrides, dict):  # in the checkpoint's own keys, so before translation
                 content = {**content, **overrides}
-            translation = translate(content, trust_remote_code)
+            translation = translate(content, trust_remote_code, model, revision)
             if translation is None:
                 return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
             return content, build(translation, str(model))
@@ -94,6 +96,13 @@ def register_architecture(architecture: str, target: str, on_config: Callable) -
     ModelRegistry.register_model(architecture, target)
 
 
+def inspect_model_class(architecture: str) -> None:
+    """Fill vLLM's cache of what model classes can do; a start without it takes 8 s more."""
+    from vllm import ModelRegistry
+
+    ModelRegistry.models[architecture].inspect_model_cls()
+
+
 def require_safetensors(vllm_config) -> None:
     """Keep vLLM from falling back to pickles where a checkpoint has no safetensors files."""
     from_object_storage = getattr(vllm_config.model_config, "model_weights", "")
@@ -101,12 +110,12 @@ def require_safetensors(vllm_config) -> None:
         vllm_config.load_config.load_format = "safetensors"
 
 
-def reads_weights_from(vllm_config) -> Path | None:
-    """The local folder whose safetensors files will be read, if that is where weights come from."""
-    folder = Path(vllm_config.model_config.model)
-    if vllm_config.load_config.load_format == "safetensors" and folder.is_dir():
-        return folder
-    return None
+def reads_weights_from(vllm_config) -> tuple[str, str | None] | None:
+    """The folder or model id, and its revision, whose safetensors files will be read, if any."""
+    model = vllm_config.model_config
+    if vllm_config.load_config.load_format != "safetensors":
+        return None
+    return model.model, model.revision
 
 
 def speculation_method(vllm_config) -> str | None:
@@ -169,13 +178,24 @@ def uses_lora(vllm_config) -> bool:
     return vllm_config.lora_config is not None
 
 
+def on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return current_platform.is_cpu()
+
+
+def set_additional(vllm_config, key: str, value: str) -> None:
+    """Set a key of ``additional_config``, which goes into vLLM's compile-cache key."""
+    vllm_config.additional_config = {**(vllm_config.additional_config or {}), key: value}
+
+
 def inner_model(worker):
     """The model object that a worker runs, without LoRA's or graphs' wrappers."""
     return worker.model_runner.get_model()
 
 
 def run_server(
-    model: str, defaults: dict[str, Any], arguments: list[str], algorithm: str | None
+    model: str, defaults: dict[str, Any], arguments: list[str], own: dict[str, str]
 ) -> None:
     """Run vLLM's ``serve`` command, as ``vllm serve`` would where its wheel lets it start.
 
@@ -185,7 +205,7 @@ def run_server(
         model: what to serve.
         defaults: values of flags that neither the arguments nor a configuration file give.
         arguments: flags of vLLM's server.
-        algorithm: our setting for ``additional_config``, None to leave it as it is.
+        own: settings of ours for ``additional_config``.
 
     Raises:
         SettingError: vLLM refused the configuration before it started an engine.
@@ -210,8 +230,8 @@ def run_server(
             f"found the model {args.model_tag or args.model!r} among the flags; give the "
             "checkpoint once, right after `serve`."
         )
-    if algorithm is not None:
-        args.additional_config = {**(args.additional_config or {}), ALGORITHM_KEY: algorithm}
+    for key, value in own.items():
+        set_additional(args, key, value)
     configure_logging_from_args(args)
     try:
         command = ServeSubcommand()

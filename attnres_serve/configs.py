@@ -19,6 +19,10 @@ class AttnResLlamaConfig(LlamaConfig):
     model_type = "attnres_llama"
 
 
+class AttnResGatedLlamaConfig(LlamaConfig):
+    model_type = "attnres_gated_llama"
+
+
 class AttnResQwen2Config(Qwen2Config):
     model_type = "attnres_qwen2"
 
@@ -29,6 +33,7 @@ class AttnResQwen3Config(Qwen3Config):
 
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     "llama": AttnResLlamaConfig,
+    "gated_llama": AttnResGatedLlamaConfig,
     "qwen2": AttnResQwen2Config,
     "qwen3": AttnResQwen3Config,
 }

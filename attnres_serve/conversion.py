@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from attnres_serve import weights
-from attnres_serve.checkpoint import INDEX, PICKLES, Checkpoint, Header, judge
+from attnres_serve.checkpoint import Checkpoint, judge
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.folder import INDEX, PICKLES, Header
 from attnres_serve.formats import house
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
 from attnres_serve.schedule import sites
-from attnres_serve.source import EMBEDDING, Source, Stream
+from attnres_serve.source import Source, Stream
 from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import parts_of, site_of, tensor_name
+from attnres_serve.tensors import EMBEDDING, parts_of, site_of, tensor_name
 
 # Taken over as they are.
 KEPT = (

@@ -15,9 +15,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from attnres_serve import check
-from attnres_serve.checkpoint import INDEX, examine
+from attnres_serve.checkpoint import examine
 from attnres_serve.conversion import Plan, make_plan
 from attnres_serve.errors import SettingError
+from attnres_serve.folder import INDEX
 from attnres_serve.safetensors_file import SafetensorsFile
 from attnres_serve.source import open_source
 

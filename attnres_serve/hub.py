@@ -1,9 +1,12 @@
 """What a checkpoint's name means: a folder on this machine or a Hugging Face model id."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
+from attnres_serve.folder import read_headers
+from attnres_serve.tensors import Shape
 
 
 def looks_like_a_path(name: str) -> bool:
@@ -58,8 +61,8 @@ def on_this_machine(name: str) -> Path:
     return folder
 
 
-def read_config(name: str) -> dict[str, Any]:
-    """The config.json of a model id.
+def read_config(name: str, revision: str | None = None) -> dict[str, Any]:
+    """The config.json of a model id, at a branch, tag or commit.
 
     Raises:
         CheckpointError: neither a local folder nor a model that can be had.
@@ -67,11 +70,34 @@ def read_config(name: str) -> dict[str, Any]:
     from transformers import PreTrainedConfig
 
     try:
-        config, _ = PreTrainedConfig.get_config_dict(name)
+        config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
     except (OSError, ValueError):
+        at = f" at the revision {revision}" if revision else ""
         raise CheckpointError(
             f"{name} is neither a folder on this machine nor a Hugging Face model whose "
-            "config.json can be fetched; give the path of a checkpoint folder, or check the id and "
-            "the network."
+            f"config.json can be fetched{at}; give the path of a checkpoint folder, or check the "
+            "id and the network."
         ) from None
     return config
+
+
+@lru_cache
+def read_shapes(name: str, revision: str | None = None) -> dict[str, Shape] | None:
+    """Name and shape of every tensor of a model id, by the headers of its safetensors files.
+
+    A few kilobytes are fetched of each file, or, with ``HF_HUB_OFFLINE``, the files in the cache
+    are read.  Asked once a process, so that all its parts see the same.
+
+    Returns:
+        The shapes, or None where they cannot be had; the tensors are then judged while they load.
+    """
+    from huggingface_hub import constants, get_safetensors_metadata, snapshot_download
+
+    try:
+        if constants.HF_HUB_OFFLINE:
+            headers = read_headers(Path(snapshot_download(name, revision=revision)))
+            return {tensor: header.shape for tensor, header in headers.items()}
+        files = get_safetensors_metadata(name, revision=revision).files_metadata.values()
+    except Exception:  # no network, no such file, other names: whatever the hub's client raises
+        return None
+    return {tensor: tuple(info.shape) for file in files for tensor, info in file.tensors.items()}

@@ -5,6 +5,7 @@ model on the machine.
 """
 
 import logging
+from pathlib import Path
 
 from attnres_serve import compat
 
@@ -28,15 +29,19 @@ def register() -> None:
 
 def _register() -> None:
     from attnres_serve import configs
+    from attnres_serve.checkpoint import recognise
     from attnres_serve.families import FAMILIES
-    from attnres_serve.resolver import resolve
 
     configs.register_model_types()
-    compat.install_config_parser(resolve, configs.build)
+    compat.install_config_parser(recognise, configs.build)
     for family in FAMILIES.values():
         compat.register_architecture(
             family.architecture, f"attnres_serve.backbones:{family.architecture}", on_config
         )
+
+
+# Formats whose names for linear layers are not the base family's.
+OWN_NAMES = {"fla": "FLA", "nanogpt": "nanoGPT"}
 
 
 def on_config(vllm_config) -> None:
@@ -47,10 +52,11 @@ def on_config(vllm_config) -> None:
         CheckpointError: weights that do not fit the configuration.
     """
     from attnres_serve import settings
-    from attnres_serve.checkpoint import inspect
+    from attnres_serve.checkpoint import inspect, inspect_hub
     from attnres_serve.errors import SettingError
 
     settings.algorithm(vllm_config.additional_config)
+    settings.backend(vllm_config.additional_config)
     method = compat.speculation_method(vllm_config)
     if method is not None and method not in settings.SPECULATION:
         raise SettingError(
@@ -58,13 +64,17 @@ def on_config(vllm_config) -> None:
             f"{', '.join(settings.SPECULATION)}."
         )
     config = vllm_config.model_config.hf_config
-    if compat.uses_lora(vllm_config) and getattr(config, "attn_res_format", None) == "fla":
+    found = getattr(config, "attn_res_format", None)
+    if compat.uses_lora(vllm_config) and found in OWN_NAMES:
         raise SettingError(
-            "LoRA adapters are not supported on FLA checkpoints: their names are FLA's, and vLLM "
-            "would apply only a part of them; convert the model to the house format."
+            f"LoRA adapters are not supported on {OWN_NAMES[found]} checkpoints: their names are "
+            f"{OWN_NAMES[found]}'s, and vLLM would apply only a part of them; convert the model to "
+            "the house format."
         )
     compat.require_safetensors(vllm_config)
     compat.install_worker_extension(vllm_config)
-    folder = compat.reads_weights_from(vllm_config)
-    if folder is not None:
-        inspect(folder)
+    source = compat.reads_weights_from(vllm_config)
+    if source is not None and Path(source[0]).is_dir():
+        inspect(Path(source[0]))
+    elif source is not None:
+        inspect_hub(*source)

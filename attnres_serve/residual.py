@@ -7,18 +7,32 @@ of the sites ahead.  Between pipeline stages it travels as one tensor ``[tokens,
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.layernorm import RMSNorm
 
 from attnres_serve.kernels import torch_path
+from attnres_serve.kernels.backends import SiteWeights
 from attnres_serve.schedule import Site
 from attnres_serve.settings import ALGORITHMS
+from attnres_serve.spec import AttnResSpec
 
 Blocks = tuple[Tensor, ...]
-Answers = tuple[tuple[Tensor, Tensor], ...]
+
+
+class Answers(NamedTuple):
+    """Phase 1 of an open block.
+
+    Attributes:
+        site: index of its first site.
+        values: what the backend made of it.
+    """
+
+    site: int
+    values: Any
 
 
 class DepthState(NamedTuple):
@@ -27,14 +41,18 @@ class DepthState(NamedTuple):
     Attributes:
         site: index of the site that made it.
         blocks: finished blocks, each ``[tokens, hidden]``, the embedding first.
-        partial: running partial sum ``[tokens, hidden]``, None where a block has just begun.
-        answers: phase-1 answers and their log-sum-exp for the following sites of the open block.
+        partial: running partial sum ``[tokens, hidden]``, None where it has just begun anew.
+        answers: phase 1 of the open block (two-phase only).
     """
 
     site: int
     blocks: Blocks
     partial: Tensor | None = None
-    answers: Answers = ()
+    answers: Answers | None = None
+
+    def add(self, delta: Tensor) -> Tensor:
+        """The partial sum with a sublayer's output, ``[tokens, hidden]``."""
+        return delta if self.partial is None else self.partial + delta
 
 
 class SiteOrderError(RuntimeError):
@@ -47,23 +65,31 @@ class SiteNorm(RMSNorm):
     Args:
         norm: the RMSNorm whose place it takes; weight and eps are kept.
         site: its description.
-        key_eps: epsilon of the key norm.
+        spec: the model's depth attention.
         algorithm: ``single_pass`` or ``two_phase``.
+        backend: what computes it, see ``kernels.backends``.
 
-    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32.  They are not Linear weights, so
-    that no quantiser or LoRA wrapper touches them, and they are multiplied in the graph, so that
-    weights updated in place take effect.
+    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32, and with a recency bias ``bias``,
+    ``[1]`` float32.  They are not Linear weights, so that no quantiser or LoRA wrapper touches
+    them.
     """
 
-    def __init__(self, norm: RMSNorm, site: Site, key_eps: float, algorithm: str) -> None:
+    def __init__(
+        self, norm: RMSNorm, site: Site, spec: AttnResSpec, algorithm: str, backend: ModuleType
+    ) -> None:
         super().__init__(norm.hidden_size, eps=norm.variance_epsilon)
         self.weight = norm.weight
         self.site = site
-        self.key_eps = key_eps
+        self.key_eps = spec.key_norm_eps
+        self.logit_scale = spec.logit_scale
         self.algorithm = algorithm
+        self.backend = backend
+        self.bias: nn.Parameter | None = None
         if site.mixes:
-            self.query = nn.Parameter(torch.empty(norm.hidden_size, dtype=torch.float32), False)
-            self.key_norm = nn.Parameter(torch.empty(norm.hidden_size, dtype=torch.float32), False)
+            self.query = _parameter(norm.hidden_size)
+            self.key_norm = _parameter(norm.hidden_size)
+            if spec.recency_bias:
+                self.bias = _parameter(1)
         self.group: list[SiteNorm] = []  # this site and the later ones that share its phase 1
         self.enters_stage = False  # the first site of a pipeline stage that is not the first stage
         self.leaves_stage = False  # the last site of a pipeline stage that is not the last stage
@@ -81,9 +107,10 @@ class SiteNorm(RMSNorm):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, site={self.site.index}, {self.algorithm}"
 
-    def folded_query(self) -> Tensor:
-        """Pseudo-query times key-norm weight, ``[hidden]`` float32; only the product matters."""
-        return self.query * self.key_norm
+    def site_weights(self) -> SiteWeights:
+        """What the backend needs of this site."""
+        key = self.query, self.key_norm, self.logit_scale, self.key_eps, self.bias
+        return SiteWeights(*key, self.weight, self.variance_epsilon)
 
     def forward(self, delta: Tensor, residual: Tensor | DepthState | None = None):
         """Run the site.
@@ -105,11 +132,12 @@ class SiteNorm(RMSNorm):
             return super().forward(delta)  # one source: the mix is the embedding itself
         state = self._receive(residual)
         self._record()
-        blocks, answers = state.blocks, state.answers
-        partial = delta if state.partial is None else state.partial + delta
-        if self.site.opens_block:
-            blocks, partial, answers = (*blocks, partial), None, ()
-        normed, answers = self._mix(blocks, partial, answers)
+        opens = self.site.opens_block
+        if opens and self.site.cumulative:  # the sum so far becomes a block, and goes on
+            delta = state.add(delta)
+            state, opens = DepthState(state.site, (*state.blocks, delta)), False
+        normed, updated, answers = self._run(state, delta, opens)
+        blocks, partial = ((*state.blocks, updated), None) if opens else (state.blocks, updated)
         if self.executed is not None and _record is None:
             self.executed[ALGORITHMS.index(self.algorithm), int(torch.compiler.is_compiling())] += 1
         if self.leaves_stage:
@@ -117,29 +145,40 @@ class SiteNorm(RMSNorm):
             return normed, torch.stack(rows, dim=1)
         return normed, DepthState(self.site.index, blocks, partial, answers)
 
-    def _mix(
-        self, blocks: Blocks, partial: Tensor | None, answers: Answers
-    ) -> tuple[Tensor, Answers]:
-        norm = self.weight, self.variance_epsilon
-        sources = blocks if partial is None else (*blocks, partial)
+    def _run(
+        self, state: DepthState, delta: Tensor, opens: bool
+    ) -> tuple[Tensor, Tensor, Answers | None]:
+        """The normed mix, the new partial sum and the phase 1 of the open block.
+
+        ``opens``: the new sum is a block by itself, and nothing follows it.
+        """
         if not self.site.mixes:
-            return torch_path.rms_norm(sources[-1], *norm), ()
-        if self.algorithm == "single_pass":
-            return torch_path.single_pass(sources, self.folded_query(), self.key_eps, *norm), ()
-        if not answers:
-            queries = [site.folded_query() for site in self.group]
-            answers = torch_path.inter_block(blocks, queries, self.key_eps)
-        own, rest, query = answers[0], answers[1:], self.folded_query()
-        if partial is None:
-            return torch_path.rms_norm(own[0], *norm, dtype=blocks[0].dtype), rest
-        return torch_path.merge(*own, partial, query, self.key_eps, *norm), rest
+            updated = state.add(delta)
+            norm = self.weight, self.variance_epsilon
+            return torch_path.rms_norm(updated, *norm), updated, None
+        weights = self.site_weights()
+        # Phase 1 knows no bias, so where the last source is a block, the site attends on its own.
+        if self.algorithm == "single_pass" or (opens and self.bias is not None):
+            return *self.backend.single_pass(state.blocks, state.partial, delta, weights), None
+        if opens:
+            updated = state.add(delta)
+            answers = self._phase_1((*state.blocks, updated))
+            return self.backend.norm_answer(answers.values, 0, weights, delta), updated, answers
+        answers = state.answers or self._phase_1(state.blocks)
+        position = self.site.index - answers.site
+        merged = self.backend.merge(answers.values, position, state.partial, delta, weights)
+        return *merged, answers
+
+    def _phase_1(self, blocks: Blocks) -> Answers:
+        sites = [norm.site_weights() for norm in self.group]
+        return Answers(self.site.index, self.backend.inter_block(blocks, sites))
 
     def _receive(self, residual: Tensor | DepthState) -> DepthState:
         previous = self.site.index - 1
         if isinstance(residual, DepthState) and residual.site == previous:
             return residual
         if isinstance(residual, Tensor) and residual.dim() == 2 and previous == 0:
-            return DepthState(0, (residual,))
+            return DepthState(0, (residual,), residual if self.site.cumulative else None)
         if isinstance(residual, Tensor) and residual.dim() == 3 and self.enters_stage:
             rows = residual.unbind(dim=1)
             count = self.site.num_blocks - self.site.opens_block
@@ -153,6 +192,10 @@ class SiteNorm(RMSNorm):
     def _record(self) -> None:
         if _record is not None:
             _record.append(self.site.index)
+
+
+def _parameter(size: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
 
 
 _record: list[int] | None = None

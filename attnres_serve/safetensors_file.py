@@ -9,7 +9,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from attnres_serve.checkpoint import Header
+from attnres_serve.folder import Header
 
 CHUNK = 1 << 24  # bytes between two calls of ``progress``
 

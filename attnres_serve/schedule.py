@@ -3,7 +3,8 @@
 A site is a place where sources are mixed.  Site s feeds sublayer s; the final site, numbered 2L,
 feeds the last norm.  Site s receives the output of sublayer s-1, adds it to the running partial
 sum and, where a block starts, moves that sum to the finished blocks before it reads.  (The paper's
-"read, then close" exposes the same sources in the same order.)
+"read, then close" exposes the same sources in the same order.)  In a cumulative model the sum is
+copied there instead and goes on.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ class Site:
         last_of_block: the last site whose finished blocks are the same; the sites up to there
             share one phase 1.
         mixes: False only for the final site of a model whose last norm reads the partial sum.
+        cumulative: whether the partial sum goes on where a block opens.
+        tensors: the site under whose names its query and key norm are stored; itself unless
+            sites share them.
     """
 
     index: int
@@ -31,7 +35,9 @@ class Site:
     num_blocks: int
     reads_partial: bool
     last_of_block: int
-    mixes: bool = True
+    mixes: bool
+    cumulative: bool
+    tensors: int
 
     @property
     def num_sources(self) -> int:
@@ -49,13 +55,21 @@ def sites(spec: AttnResSpec) -> tuple[Site, ...]:
                 index=index,
                 opens_block=index == start,
                 num_blocks=number,
-                reads_partial=index != start,
+                reads_partial=spec.cumulative or index != start,
                 last_of_block=end - 1,
                 mixes=spec.final_mix or index != final,
+                cumulative=spec.cumulative,
+                tensors=_first_that_shares(index, start, spec),
             )
             for index in range(start, end)
         ]
     return tuple(result)
+
+
+def _first_that_shares(index: int, block_start: int, spec: AttnResSpec) -> int:
+    if index == spec.num_sublayers or spec.shared_queries is None:
+        return index
+    return block_start if spec.shared_queries == "block" else index - index % 2
 
 
 def site_name(index: int, num_layers: int) -> str:

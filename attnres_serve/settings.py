@@ -6,7 +6,10 @@ from attnres_serve.errors import SettingError
 
 ALGORITHM_KEY = "attnres_algorithm"
 ALGORITHMS = ("single_pass", "two_phase")
-CHOICES = (*ALGORITHMS, "auto")
+BACKEND_KEY = "attnres_backend"
+BACKENDS = ("cpp", "torch")
+AUTO = "auto"
+CHOICES = {ALGORITHM_KEY: (*ALGORITHMS, AUTO), BACKEND_KEY: (*BACKENDS, AUTO)}
 PREFIX = "attnres_"
 
 
@@ -18,17 +21,31 @@ def algorithm(additional_config: Any) -> str:
     Raises:
         SettingError: for an unknown value, or an unknown key that begins with ``attnres_``.
     """
+    choice = _choice(additional_config, ALGORITHM_KEY)
+    return "single_pass" if choice == AUTO else choice
+
+
+def backend(additional_config: Any) -> str:
+    """The backend that was asked for, or ``auto``; each worker decides what that is.
+
+    Raises:
+        SettingError: as ``algorithm`` does.
+    """
+    return _choice(additional_config, BACKEND_KEY)
+
+
+def _choice(additional_config: Any, wanted: str) -> str:
     settings = additional_config if isinstance(additional_config, dict) else {}
     for key in settings:
-        if key.startswith(PREFIX) and key != ALGORITHM_KEY:
+        if key.startswith(PREFIX) and key not in CHOICES:
             raise SettingError(
-                f"--additional-config has the unknown key {key!r}; the known one is "
-                f"{ALGORITHM_KEY!r}."
+                f"--additional-config has the unknown key {key!r}; the known ones are "
+                f"{', '.join(CHOICES)}."
             )
-    choice = settings.get(ALGORITHM_KEY, "auto")
-    if choice not in CHOICES:
-        raise SettingError(f"{ALGORITHM_KEY} is {choice!r}; expected one of {', '.join(CHOICES)}.")
-    return "single_pass" if choice == "auto" else choice
+    choice = settings.get(wanted, AUTO)
+    if choice not in CHOICES[wanted]:
+        raise SettingError(f"{wanted} is {choice!r}; expected one of {', '.join(CHOICES[wanted])}.")
+    return choice
 
 
 # Methods that propose tokens without looking inside the target model.

@@ -9,14 +9,22 @@ import torch
 from torch import Tensor
 
 from attnres_serve import formats, hub, weights
-from attnres_serve.checkpoint import PICKLES, Header, judge, not_attnres, pickles, read_config
+from attnres_serve.checkpoint import judge, not_attnres
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.folder import PICKLES, Header, pickles, read_config
 from attnres_serve.formats import house
 from attnres_serve.formats.translation import Translation
-from attnres_serve.tensors import base_shapes, check_tensors
+from attnres_serve.tensors import (
+    EMBEDDING,
+    HEAD,
+    TIED,
+    base_shapes,
+    check_tensors,
+    check_tied,
+    fingerprint,
+)
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Stream = Iterator[tuple[Path, str, Tensor]]
 
 
@@ -71,17 +79,14 @@ class Source:
         """Raise CheckpointError unless the head of a tied model is the embedding, bit for bit."""
         if not any(self.is_tied_head(name) for name in self.headers):
             return
-        pair = {
-            house_name: tensor.contiguous().flatten().view(torch.uint8)
+        values = {
+            house_name: fingerprint(tensor)
             for _, name, tensor in self.tensors()
-            if (house_name := self.format.rename(name)) in (EMBEDDING, HEAD)
+            if (house_name := self.format.rename(name)) in TIED
         }
-        if EMBEDDING not in pair or not torch.equal(pair[EMBEDDING], pair[HEAD]):
-            raise CheckpointError(
-                f"config.json has tie_word_embeddings: true, but {HEAD} differs from the "
-                "embedding; set it to false if the model was trained with a head of its own, or "
-                "remove the tensor."
-            )
+        if EMBEDDING not in values:
+            raise CheckpointError(f"{self.folder} lacks the tensor {EMBEDDING} (in house names).")
+        check_tied(values)
 
 
 def open_source(name: str, standard: bool) -> Source:
@@ -135,7 +140,7 @@ def _refuse_lone_pickles(folder: Path) -> None:
 def _standard(name: str, config: dict[str, Any]) -> Translation:
     """A family's own model, with standard residuals."""
     base, found = str(config.get("model_type")), config.get("architectures")
-    known = {family: entry.architecture for family, entry in FAMILIES.items()}
+    known = {name: family.architecture for name, family in FAMILIES.items() if family.hf == name}
     if base not in known or found != [known[base].removeprefix("AttnRes")] or "auto_map" in config:
         raise CheckpointError(
             f"{name} cannot be given queries: found model_type {base!r} and architectures "

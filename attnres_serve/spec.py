@@ -4,7 +4,7 @@ Whatever unit or convention a checkpoint format uses, its AttnRes settings becom
 Sublayers are numbered 0 to 2L-1 (attention, MLP, attention, ...), as in arXiv 2603.15031.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from attnres_serve.errors import CheckpointError
 
 MAX_LAYERS = 10_000  # no model has as many; a damaged config must not fill the memory
-HOUSE_KEYS = ("block_size", "block_starts", "final_mix", "key_norm_eps")
+SHARED_QUERIES = ("layer", "block")
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,16 @@ class AttnResSpec:
         num_layers: transformer layers L.
         block_starts: ascending sublayers at which a new block begins; the first is 0, so the
             token embedding is always a finished block of its own.
+        key_norm_eps: epsilon of the RMSNorm over keys.
         final_mix: whether the last norm reads a mix of all sources; otherwise it reads the
             running partial sum.
-        key_norm_eps: epsilon of the RMSNorm over keys.
+        cumulative: whether the partial sum goes on where a block begins, the finished block being
+            a copy of it; otherwise it begins anew.  A cumulative sum begins with the embedding.
+        recency_bias: whether every site adds a learned scalar to the score of its last source,
+            which is the partial sum or, where that has just begun anew, the last block.
+        logit_scale: what the product of query and key is multiplied by (1/T for a temperature T).
+        shared_queries: "layer" or "block" where the sites of a layer, or of a block's sublayers,
+            share one query, key norm and bias; the final site always has its own.
 
     Raises:
         CheckpointError: when a value cannot describe a model.
@@ -35,6 +42,10 @@ class AttnResSpec:
     block_starts: tuple[int, ...]
     key_norm_eps: float
     final_mix: bool = True
+    cumulative: bool = False
+    recency_bias: bool = False
+    logit_scale: float = 1.0
+    shared_queries: str | None = None
 
     def __post_init__(self) -> None:
         starts = self.block_starts
@@ -54,13 +65,19 @@ class AttnResSpec:
                 f"attn_res.block_starts ends with {starts[-1]}, but the model has only "
                 f"{self.num_sublayers} sublayers (numbered from 0); remove the starts behind it."
             )
-        if type(self.final_mix) is not bool:
+        for key in ("final_mix", "cumulative", "recency_bias"):
+            if type(getattr(self, key)) is not bool:
+                raise CheckpointError(
+                    f"attn_res.{key} is {getattr(self, key)!r}; expected true or false."
+                )
+        for key in ("key_norm_eps", "logit_scale"):
+            value = getattr(self, key)
+            if not is_number(value) or value <= 0:
+                raise CheckpointError(f"attn_res.{key} is {value!r}; expected a positive number.")
+        if self.shared_queries not in (None, *SHARED_QUERIES):
             raise CheckpointError(
-                f"attn_res.final_mix is {self.final_mix!r}; expected true or false."
-            )
-        if not is_number(self.key_norm_eps) or self.key_norm_eps <= 0:
-            raise CheckpointError(
-                f"attn_res.key_norm_eps is {self.key_norm_eps!r}; expected a positive number."
+                f"attn_res.shared_queries is {self.shared_queries!r}; expected null, "
+                f"{' or '.join(map(repr, SHARED_QUERIES))}."
             )
 
     @property
@@ -79,7 +96,12 @@ class AttnResSpec:
 
     @classmethod
     def uniform(
-        cls, num_layers: int, block_size: int, key_norm_eps: float, final_mix: bool = True
+        cls,
+        num_layers: int,
+        block_size: int,
+        key_norm_eps: float,
+        final_mix: bool = True,
+        **options,
     ) -> "AttnResSpec":
         """Blocks of ``block_size`` sublayers; the last one takes what remains."""
         _check_layers(num_layers)
@@ -89,7 +111,7 @@ class AttnResSpec:
                 "counted in sublayers (1 is Full AttnRes)."
             )
         starts = tuple(range(0, 2 * num_layers, block_size))
-        return cls(num_layers, starts, key_norm_eps, final_mix)
+        return cls(num_layers, starts, key_norm_eps, final_mix, **options)
 
     @classmethod
     def from_house(cls, attn_res: Any, num_layers: Any, rms_norm_eps: Any) -> "AttnResSpec":
@@ -98,10 +120,10 @@ class AttnResSpec:
             raise CheckpointError(
                 f"attn_res is {attn_res!r}; expected an object such as {{'block_size': 4}}."
             )
-        unknown = sorted(set(attn_res) - set(HOUSE_KEYS))
+        unknown = sorted(set(attn_res) - {"block_size", *HOUSE_KEYS})
         if unknown:
             raise CheckpointError(
-                f"attn_res has the unknown key {unknown[0]!r}; the known ones are "
+                f"attn_res has the unknown key {unknown[0]!r}; the known ones are block_size, "
                 f"{', '.join(HOUSE_KEYS)}."
             )
         if ("block_size" in attn_res) == ("block_starts" in attn_res):
@@ -109,23 +131,27 @@ class AttnResSpec:
                 "attn_res must have exactly one of block_size (in sublayers) and block_starts; "
                 f"found {sorted(attn_res)}."
             )
-        eps = attn_res.get("key_norm_eps", rms_norm_eps)
-        final_mix = attn_res.get("final_mix", True)
+        options = {"key_norm_eps": rms_norm_eps, **attn_res}
         if "block_size" in attn_res:
-            return cls.uniform(num_layers, attn_res["block_size"], eps, final_mix)
-        starts = attn_res["block_starts"]
+            return cls.uniform(num_layers, **options)
+        starts = options.pop("block_starts")
         if not isinstance(starts, (list, tuple)):
             raise CheckpointError(
                 f"attn_res.block_starts is {starts!r}; expected a list of sublayer numbers."
             )
-        return cls(num_layers, tuple(starts), eps, final_mix)
+        return cls(num_layers, tuple(starts), **options)
 
     def to_house(self) -> dict[str, Any]:
-        """The ``attn_res`` dictionary of the house format, as stored in the HF config."""
-        house = asdict(self)
-        del house["num_layers"]
-        house["block_starts"] = list(self.block_starts)
-        return house
+        """The ``attn_res`` dictionary of the house format, without what is as usual."""
+        house = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name in HOUSE_KEYS and getattr(self, field.name) != field.default
+        }
+        return house | {"block_starts": list(self.block_starts)}
+
+
+HOUSE_KEYS = tuple(field.name for field in fields(AttnResSpec) if field.name != "num_layers")
 
 
 def _check_layers(num_layers: Any) -> None:

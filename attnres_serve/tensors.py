@@ -1,13 +1,19 @@
 """Which tensors a checkpoint must hold, by the names of the house format."""
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
-from attnres_serve.schedule import site_name
+from attnres_serve.formats.unsupported import variant
+from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec, is_count
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -22,36 +28,77 @@ SIZES = (
 
 _ATTNRES = re.compile(
     r"^model\.(?:layers\.(?P<layer>\d+)\.(?P<kind>self_attention|mlp)_res"
-    r"|(?P<final>output_attn)_res)_(?P<part>proj|norm)\.weight$"
+    r"|(?P<final>output_attn)_res)_(?:(?P<part>proj|norm)\.weight|(?P<bias>bias))$"
 )
-_LOOKS_LIKE_ATTNRES = re.compile(r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres")
+EMBEDDING, HEAD = TIED = ("model.embed_tokens.weight", "lm_head.weight")
+PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
+_LOOKS_LIKE_ATTNRES = re.compile(
+    r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres|null_source|pre_gate"
+)
 
 
 def site_of(name: str, num_layers: int) -> tuple[int, str] | None:
-    """Site and part (``proj``: pseudo-query, ``norm``: key-norm weight) of an AttnRes tensor.
+    """Site and part (a key of ``PARTS``) of an AttnRes tensor.
 
     Returns None for tensors of the base model; a site beyond 2L for a layer that the model has not.
     """
     match = _ATTNRES.match(name)
     if not match:
         return None
+    part = match["part"] or match["bias"]
     if match["final"]:
-        return 2 * num_layers, match["part"]
+        return 2 * num_layers, part
     site = 2 * int(match["layer"]) + (match["kind"] == "mlp")
-    return site + (site >= 2 * num_layers), match["part"]
+    return site + (site >= 2 * num_layers), part
 
 
 def tensor_name(site: int, part: str, num_layers: int) -> str:
     """The inverse of ``site_of``."""
+    leaf = part if part == "bias" else f"{part}.weight"
     if site == 2 * num_layers:
-        return f"model.output_attn_res_{part}.weight"
+        return f"model.output_attn_res_{leaf}"
     kind = "mlp" if site % 2 else "self_attention"
-    return f"model.layers.{site // 2}.{kind}_res_{part}.weight"
+    return f"model.layers.{site // 2}.{kind}_res_{leaf}"
 
 
-def expected_sites(spec: AttnResSpec) -> range:
-    """Sites whose query and key norm a checkpoint carries (site 0's are there but never matter)."""
-    return range(spec.num_sublayers + spec.final_mix)
+def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
+    """Site and part of every AttnRes tensor of a checkpoint.
+
+    Site 0's are among them though they never matter, as every format has them.
+    """
+    if spec is None:
+        return []
+    parts = [part for part in PARTS if part != "bias" or spec.recency_bias]
+    owners = dict.fromkeys(site.tensors for site in sites(spec) if site.mixes)
+    return [(site, part) for site in owners for part in parts]
+
+
+def check_part(name: str, shape: Shape, site: int, part: str, hidden: int, num_layers: int) -> None:
+    """Raise CheckpointError if the AttnRes tensor ``name`` has not the shape of its part."""
+    shapes: dict[str, list[Shape]] = {
+        "proj": [(1, hidden), (hidden,)],
+        "norm": [(hidden,)],
+        "bias": [(), (1,)],
+    }
+    allowed = shapes[part]
+    if tuple(shape) not in allowed:
+        raise CheckpointError(
+            f"{name}, the {PARTS[part]} of {site_name(site, num_layers)}, has the shape "
+            f"{list(shape)}; expected {list(allowed[0])}."
+        )
+
+
+def by_house_name(names: Iterable[str], rename: Callable[[str], str]) -> dict[str, str]:
+    """The checkpoint's own tensor names by their house names.
+
+    Raises:
+        CheckpointError: two tensors have the same meaning.
+    """
+    own_names: dict[str, str] = {}
+    for name in names:
+        if (other := own_names.setdefault(rename(name), name)) != name:
+            raise CheckpointError(same_tensor(other, name))
+    return own_names
 
 
 def parts_of(format_module, name: str, shape: Shape) -> dict[str, Shape]:
@@ -90,32 +137,27 @@ def check_tensors(
         CheckpointError: a query or key norm is missing, left over or of the wrong shape.
     """
     spec, hidden = translation.spec, translation.config["hidden_size"]
-    own_names = {rename(name): name for name in shapes}
+    own_names = by_house_name(shapes, rename)
     num_layers = translation.config["num_hidden_layers"]
     needed = {
-        tensor_name(site, part, num_layers): (site, part)
-        for site in (expected_sites(spec) if spec else ())
-        for part in ("proj", "norm")
+        tensor_name(site, part, num_layers): (site, part) for site, part in expected_parts(spec)
     }
     for name, own in own_names.items():
         if name not in needed and _LOOKS_LIKE_ATTNRES.search(name):
             raise CheckpointError(
-                f"the checkpoint holds the AttnRes tensor {own}, for which its configuration has "
-                "no site; the configuration and the weights do not belong together."
+                f"the checkpoint holds the AttnRes tensor {own}{variant(own)}, for which its "
+                "configuration has no site; the configuration and the weights do not belong "
+                "together."
             )
     for name, (site, part) in needed.items():
-        where = f"{'query' if part == 'proj' else 'key norm'} of {site_name(site, num_layers)}"
         if name not in own_names:
             raise CheckpointError(
-                f"the checkpoint lacks the {where} ({name} in house names); a missing one is never "
-                "taken as zero, so save the model with all of them."
+                f"the checkpoint lacks the {PARTS[part]} of {site_name(site, num_layers)} ({name} "
+                "in house names); a missing one is never taken as zero, so save the model with all "
+                "of them."
             )
-        shape = shapes[own_names[name]]
-        if shape not in ([(1, hidden), (hidden,)] if part == "proj" else [(hidden,)]):
-            raise CheckpointError(
-                f"{own_names[name]}, the {where}, has the shape {list(shape)}; expected "
-                f"{[1, hidden] if part == 'proj' else [hidden]}."
-            )
+        own = own_names[name]
+        check_part(own, shapes[own], site, part, hidden, num_layers)
     _check_base(translation, {name: shapes[own] for name, own in own_names.items()}, own_names)
 
 
@@ -151,8 +193,38 @@ def _check_base(
 def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
     table, the copy of a tied head."""
-    tied = name == "lm_head.weight" and config.get("tie_word_embeddings")
+    tied = name == HEAD and config.get("tie_word_embeddings")
     return bool(tied) or name.endswith("rotary_emb.inv_freq")
+
+
+def same_tensor(first: str, second: str) -> str:
+    """The sentence about two tensors of a checkpoint that mean the same weight."""
+    return (
+        f"the checkpoint holds both {first} and {second}, two names of one weight; which of them "
+        "was trained cannot be told, so save the model with one."
+    )
+
+
+def fingerprint(tensor: "Tensor") -> tuple[Any, ...]:
+    """Dtype, shape and digest of a tensor's values: equal for equal tensors and no others."""
+    import torch
+
+    values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), sha256(values.numpy()).digest()
+
+
+def check_tied(fingerprints: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a head that is tied to the embedding is stored with other values.
+
+    Args:
+        fingerprints: of those tensors of ``TIED`` that the checkpoint holds.
+    """
+    if len(set(fingerprints.values())) > 1:
+        raise CheckpointError(
+            "config.json ties the head to the embedding (tie_word_embeddings), but the checkpoint "
+            "holds a head of its own with other values (lm_head.weight in house names); set "
+            "tie_word_embeddings to false if it was trained untied, or remove the tensor."
+        )
 
 
 def check_shape(name: str, found: Shape, expected: Shape) -> None:
@@ -197,14 +269,19 @@ def base_shapes(base: str, config: Mapping[str, Any]) -> dict[str, Shape]:
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
-    biased = "qkvo" if base == "llama" else "qkv"
+    llama = FAMILIES[base].hf == "llama"
+    biased = "qkvo" if llama else "qkv"
     if base == "qwen2" or config.get("attention_bias"):
         layer |= {f"self_attn.{part}_proj.bias": (rows[part],) for part in biased}
-    if base == "llama" and config.get("mlp_bias"):
+    if llama and config.get("mlp_bias"):
         layer |= {
             f"mlp.{part}_proj.bias": (size,)
             for part, size in (("gate", width), ("up", width), ("down", hidden))
         }
+    if FAMILIES[base].attention_gate:
+        layer["self_attn.attn_gate.weight"] = (rows["q"], hidden)
+        if config.get("attention_bias"):
+            layer["self_attn.attn_gate.bias"] = (rows["q"],)
     if base == "qwen3":
         layer |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
     shapes = {
@@ -212,7 +289,7 @@ def base_shapes(base: str, config: Mapping[str, Any]) -> dict[str, Shape]:
         for index in range(config["num_hidden_layers"])
         for name, shape in layer.items()
     }
-    shapes |= {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    shapes |= {EMBEDDING: (vocabulary, hidden), "model.norm.weight": (hidden,)}
     if not config.get("tie_word_embeddings"):
-        shapes["lm_head.weight"] = (vocabulary, hidden)
+        shapes[HEAD] = (vocabulary, hidden)
     return shapes

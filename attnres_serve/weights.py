@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from attnres_serve.checkpoint import PICKLES, Header, indexed_files, pickles, safetensors_files
 from attnres_serve.errors import CheckpointError
+from attnres_serve.folder import PICKLES, Header, indexed_files, pickles, safetensors_files
 
 DTYPES = {
     torch.float64: "F64",

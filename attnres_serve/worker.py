@@ -9,3 +9,7 @@ class WorkerExtension:
     def attn_res_executed(self) -> dict[str, dict[str, int]]:
         """Forward passes of this worker by algorithm, eager and compiled."""
         return compat.inner_model(self).attn_res_executed()
+
+    def attn_res_backend(self) -> str | None:
+        """What computes the sites of this worker; None with standard residuals."""
+        return compat.inner_model(self).attn_res_backend

@@ -31,6 +31,7 @@ def mix(
     query: Tensor,
     eps: float,
     compute_dtype: torch.dtype = torch.float32,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention over depth: raw sources mixed by the weights of their normalised keys.
 
@@ -39,12 +40,16 @@ def mix(
         query: ``[d]`` pseudo-query times key-norm weight.
         eps: epsilon of the key norm.
         compute_dtype: dtype of scores, softmax and sum.
+        bias: ``[1]`` recency bias, added to the score of the last source.
 
     Returns:
         The mix ``[T, d]`` and the weights ``[T, n]``, both in ``compute_dtype``.
     """
     stacked = torch.stack(tuple(sources), dim=-2).to(compute_dtype)
-    weights = torch.softmax(scores(stacked, query.to(compute_dtype), eps), dim=-1)
+    logits = scores(stacked, query.to(compute_dtype), eps)
+    if bias is not None:
+        logits[..., -1] += bias.to(compute_dtype)
+    weights = torch.softmax(logits, dim=-1)
     return (weights.unsqueeze(-1) * stacked).sum(-2), weights
 
 
@@ -74,7 +79,14 @@ def inter_block(
     return torch.stack(answers), torch.stack(log_sums)
 
 
-def merge(answer: Tensor, log_sum: Tensor, partial: Tensor, query: Tensor, eps: float) -> Tensor:
+def merge(
+    answer: Tensor,
+    log_sum: Tensor,
+    partial: Tensor,
+    query: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Phase 2 of two-phase: online softmax of a phase-1 answer with the partial sum.
 
     Args:
@@ -83,12 +95,15 @@ def merge(answer: Tensor, log_sum: Tensor, partial: Tensor, query: Tensor, eps: 
         partial: ``[T, d]`` running partial sum, already rounded to the activation dtype.
         query: ``[d]`` folded pseudo-query.
         eps: epsilon of the key norm.
+        bias: ``[1]`` recency bias of the partial sum.
 
     Returns:
         The mix ``[T, d]`` over the finished blocks and the partial sum, in the dtype of ``answer``.
     """
     own = partial.to(answer.dtype)
     logit = scores(own, query.to(answer.dtype), eps)
+    if bias is not None:
+        logit = logit + bias.to(answer.dtype)
     weight = torch.sigmoid(logit - log_sum).unsqueeze(-1)
     return answer + weight * (own - answer)
 
@@ -112,6 +127,7 @@ def site(
     key_eps: float,
     norm_eps: float,
     compute_dtype: torch.dtype = torch.float32,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One whole site: add the sublayer's output, mix all sources, apply the norm.
 
@@ -123,10 +139,11 @@ def site(
         norm_weight: ``[d]`` weight of the norm behind the mix.
         key_eps, norm_eps: the two epsilons.
         compute_dtype: dtype of everything after the addition.
+        bias: ``[1]`` recency bias of the partial sum.
 
     Returns:
         The normed mix in the dtype of ``delta``, and the new partial sum.
     """
     partial = add_partial(partial, delta)
-    mixed, _ = mix([*blocks, partial], query, key_eps, compute_dtype)
+    mixed, _ = mix([*blocks, partial], query, key_eps, compute_dtype, bias)
     return rms_norm(mixed, norm_weight, norm_eps).to(delta.dtype), partial

@@ -25,7 +25,12 @@ MAX_UNROLLED = 16
 
 
 def single_pass(
-    sources: Sequence[Tensor], query: Tensor, key_eps: float, norm_weight: Tensor, norm_eps: float
+    sources: Sequence[Tensor],
+    query: Tensor,
+    key_eps: float,
+    norm_weight: Tensor,
+    norm_eps: float,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Attend to all sources at once and norm the mix; see ``reference.mix``.
 
@@ -34,12 +39,13 @@ def single_pass(
         query: ``[d]`` float32 pseudo-query times key-norm weight.
         key_eps: epsilon of the key norm.
         norm_weight, norm_eps: weight ``[d]`` and epsilon of the norm behind the mix.
+        bias: ``[1]`` float32, added to the score of the last source.
 
     Returns:
         ``[T, d]`` in the dtype of the sources.
     """
     attend = _unrolled if _unroll(sources) else _stacked
-    ((mixed, _),) = attend(sources, [query], key_eps)
+    ((mixed, _),) = attend(sources, [query], key_eps, bias)
     return rms_norm(mixed, norm_weight, norm_eps, sources[0].dtype)
 
 
@@ -68,6 +74,7 @@ def merge(
     key_eps: float,
     norm_weight: Tensor,
     norm_eps: float,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Phase 2 of two-phase: merge the partial sum by online softmax and norm the mix.
 
@@ -76,12 +83,16 @@ def merge(
         log_sum: ``[T, 1]`` float32, its log-sum-exp.
         partial: ``[T, d]`` running partial sum in the activation dtype.
         query, key_eps, norm_weight, norm_eps: as in ``single_pass``.
+        bias: ``[1]`` float32, added to the score of the partial sum.
 
     Returns:
         ``[T, d]`` in the dtype of ``partial``.
     """
     own = partial.float()
-    weight = torch.sigmoid(_score(own, query, key_eps) - log_sum)
+    score = _score(own, query, key_eps)
+    if bias is not None:
+        score = score + bias
+    weight = torch.sigmoid(score - log_sum)
     return rms_norm(answer + weight * (own - answer), norm_weight, norm_eps, partial.dtype)
 
 
@@ -101,11 +112,13 @@ def _score(x: Tensor, query: Tensor, eps: float) -> Tensor:
 
 
 def _unrolled(
-    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float
+    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float, bias: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     answers = []
     for query in queries:
         scores = [_score(source.float(), query, eps) for source in sources]
+        if bias is not None:
+            scores[-1] = scores[-1] + bias
         top = reduce(torch.maximum, scores)
         powers = [torch.exp(score - top) for score in scores]
         total = reduce(torch.add, powers)
@@ -116,11 +129,13 @@ def _unrolled(
 
 
 def _stacked(
-    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float
+    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float, bias: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     stacked = torch.stack(tuple(sources), dim=1).float()
     scale = torch.rsqrt(stacked.square().mean(-1, keepdim=True) + eps)
     scores = (stacked @ torch.stack(tuple(queries), dim=1)) * scale
+    if bias is not None:
+        scores[:, -1] += bias
     log_sums = torch.logsumexp(scores, dim=1)
     weights = torch.exp(scores - log_sums.unsqueeze(1))
     mixed = torch.bmm(weights.transpose(1, 2), stacked)

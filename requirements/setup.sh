@@ -68,4 +68,6 @@ else
   [ "$what" = test ] && pip install --quiet --no-deps -r requirements/test.txt
 fi
 pip install --quiet --no-deps --no-build-isolation -e .
+"$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM 2>"$venv/warmup.log" ||
+  echo "setup: the caches could not be warmed ($venv/warmup.log); the first start will be slower" >&2
 echo "$sum" > "$stamp"

@@ -52,12 +52,12 @@ async def attn_res(request: Request) -> AttnResInfo:
     }
     spec = spec_of(config) if backbone else None
     if spec is not None:
-        passes = await executed(client)
+        passes = await ask_workers(client, "attn_res_executed") or {}
         info |= {
             "blocks": spec.num_blocks,
             "block_starts": list(spec.block_starts),
             "sites": len(sites(spec)),
-            "backend": "torch",
+            "backend": await ask_workers(client, "attn_res_backend"),
             "algorithm": settings.algorithm(client.vllm_config.additional_config),
             "executed": {name: sum(counts.values()) for name, counts in passes.items()},
             "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
@@ -65,12 +65,12 @@ async def attn_res(request: Request) -> AttnResInfo:
     return AttnResInfo(**info)
 
 
-async def executed(client) -> dict[str, dict[str, int]]:
-    """Passes by algorithm; none where a worker extension of the user's own replaced ours."""
+async def ask_workers(client, method: str) -> Any:
+    """A method of ``worker.WorkerExtension``; None where an extension of the user's replaced it."""
     if not compat.has_worker_extension(client.vllm_config):
-        return {}
-    # Every worker runs every pass, so the first one's count stands for all.
-    return (await client.collective_rpc("attn_res_executed"))[0]
+        return None
+    # Every worker runs every pass with the same settings, so the first one stands for all.
+    return (await client.collective_rpc(method))[0]
 
 
 class EndpointPlugin:

@@ -9,14 +9,15 @@ import errno
 import os
 import socket
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import examine, not_attnres
+from attnres_serve.checkpoint import inspect, inspect_hub, not_attnres, recognise
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.resolver import resolve
+from attnres_serve.folder import read_config
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -33,9 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are ours; every other one is vLLM's."""
     parser.add_argument(
         "--attnres-algorithm",
-        choices=settings.CHOICES,
+        choices=settings.CHOICES[settings.ALGORITHM_KEY],
         default=None,
         help="how sites attend to their sources (default: auto)",
+    )
+    parser.add_argument(
+        "--attnres-backend",
+        choices=settings.CHOICES[settings.BACKEND_KEY],
+        default=None,
+        help="what computes the sites (default: auto)",
     )
     parser.add_argument("--host", default=None, help=f"address to bind (default: {DEFAULT_HOST})")
     parser.add_argument("--port", type=int, default=None, help=f"(default: {DEFAULT_PORT})")
@@ -52,13 +59,19 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     Raises:
         CheckpointError, SettingError: with one sentence, before anything is started.
     """
-    model = check_checkpoint(bundled_demo() if checkpoint is None else checkpoint)
+    name = bundled_demo() if checkpoint is None else checkpoint
+    model = check_checkpoint(
+        name,
+        value_of("--revision", vllm_arguments),
+        has_weights=value_of("--load-format", vllm_arguments) != "dummy",
+    )
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
     if given or "--config" not in vllm_arguments:  # a file may name another address
         check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], own.attnres_algorithm)
+    chosen = {key: value for key in settings.CHOICES if (value := getattr(own, key)) is not None}
+    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], chosen)
 
 
 def bundled_demo() -> str:
@@ -72,22 +85,38 @@ def bundled_demo() -> str:
     return str(folder)
 
 
-def check_checkpoint(name: str) -> str:
+def value_of(flag: str, vllm_arguments: list[str]) -> str | None:
+    """The value that a flag of vLLM's is given, None where it is not given."""
+    for word, following in pairwise([*vllm_arguments, None]):
+        if word == flag:
+            return following
+        if word is not None and word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return None
+
+
+def check_checkpoint(name: str, revision: str | None = None, has_weights: bool = True) -> str:
     """Judge a checkpoint by its files; returns what to pass to vLLM as the model.
+
+    Args:
+        name: a folder, or a Hugging Face model id.
+        revision: branch, tag or commit of a model id.
+        has_weights: whether its weights will be read; otherwise config.json alone must fit.
 
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
     """
     folder = hub.local_path(name)
-    if folder is not None:
-        found = examine(folder)
-        translation, config, model = found.translation, found.config, str(folder)
+    config = hub.read_config(name, revision) if folder is None else read_config(folder)
+    if not has_weights:
+        translation = recognise(config, False, folder or name, revision)
+    elif folder is None:
+        translation = inspect_hub(name, revision)
     else:
-        config = hub.read_config(name)
-        translation, model = resolve(config), name
+        translation = inspect(folder)
     if translation is None:
         raise not_attnres(name, config)
-    return model
+    return str(folder or name)
 
 
 def check_port(host: str, port: int) -> None:

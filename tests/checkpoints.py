@@ -23,7 +23,7 @@ TOKENIZER_SOURCE = GOLDENS / "fla_transformer_block"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 _SUBLAYER_SITES = ("self_attention", "mlp")
-_TITLES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_TITLES = {"llama": "Llama", "gated_llama": "GatedLlama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 _HF_OF_FLA = {
     "model.embeddings.": "model.embed_tokens.",
@@ -34,6 +34,24 @@ _HF_OF_FLA = {
     ".attn.": ".self_attn.",
     ".attn_res_proj.": ".self_attention_res_proj.",
     ".attn_res_norm.": ".self_attention_res_norm.",
+}
+
+_HF_OF_NANOGPT = {  # before "transformer.h." becomes "model.layers."
+    "transformer.wte.": "model.embed_tokens.",
+    "transformer.ln_f.": "model.norm.",
+    ".ln_1.": ".input_layernorm.",
+    ".ln_2.": ".post_attention_layernorm.",
+    ".attn.c_proj.": ".self_attn.o_proj.",
+    ".attn.attn_gate.": ".self_attn.attn_gate.",
+    ".mlp.c_gate.": ".mlp.gate_proj.",
+    ".mlp.c_val.": ".mlp.up_proj.",
+    ".mlp.c_proj.": ".mlp.down_proj.",
+    ".attn_res_q1": ".self_attention_res_proj.weight",
+    ".attn_res_q2": ".mlp_res_proj.weight",
+    ".attn_res_norm1.": ".self_attention_res_norm.",
+    ".attn_res_norm2.": ".mlp_res_norm.",
+    "attn_res_qf": "model.output_attn_res_proj.weight",
+    "attn_res_normf.": "model.output_attn_res_norm.",
 }
 
 
@@ -55,13 +73,15 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, scale: float, tie: bool)
         value = 0.75 / scale * noise
     elif "norm." in name:
         value = 1 + 0.2 * noise
+    elif name.endswith("_res_bias"):
+        value = 1 + noise
     elif name.endswith(".bias"):
         value = 0.3 * noise * (scale if "o_proj" in name or "down_proj" in name else 1)
     elif "embed_tokens" in name:
         value = (0.5 if tie else 1.0) * scale * noise
     else:
         gain = 1.0
-        if "res_proj" in name or "o_proj" in name or "down_proj" in name:
+        if any(part in name for part in ("res_proj", "o_proj", "down_proj", "attn_gate")):
             gain = 2.0
         elif "lm_head" in name:
             gain = 3.0
@@ -83,6 +103,7 @@ def _base_shapes(
     biases: Sequence[str],
     qk_norm: bool,
     tie: bool,
+    gate: bool = False,
 ) -> dict[str, tuple[int, ...]]:
     """Hugging Face names and shapes of a model with ordinary residuals."""
     shapes: dict[str, tuple[int, ...]] = {
@@ -100,6 +121,8 @@ def _base_shapes(
         "mlp.up_proj": (intermediate, hidden),
         "mlp.down_proj": (hidden, intermediate),
     }
+    if gate:
+        linears["self_attn.attn_gate"] = (heads * head_dim, hidden)
     for layer in range(layers):
         prefix = f"model.layers.{layer}."
         shapes[prefix + "input_layernorm.weight"] = (hidden,)
@@ -114,15 +137,26 @@ def _base_shapes(
     return shapes
 
 
-def _residual_shapes(layers: int, hidden: int, final_mix: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the queries and key norms, house format."""
+def _residual_shapes(
+    layers: int,
+    hidden: int,
+    final_mix: bool,
+    recency_bias: bool = False,
+    owners: Sequence[int] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the queries and key norms, house format.
+
+    `owners` are the sublayers that have some, all of them when None.
+    """
     stems = [
-        f"model.layers.{layer}.{site}" for layer in range(layers) for site in _SUBLAYER_SITES
+        f"model.layers.{s // 2}.{_SUBLAYER_SITES[s % 2]}" for s in owners or range(2 * layers)
     ] + (["model.output_attn"] if final_mix else [])
     shapes: dict[str, tuple[int, ...]] = {}
     for stem in stems:
         shapes[stem + "_res_proj.weight"] = (1, hidden)
         shapes[stem + "_res_norm.weight"] = (hidden,)
+        if recency_bias:
+            shapes[stem + "_res_bias"] = ()
     return shapes
 
 
@@ -165,10 +199,13 @@ def write_standard(
     mlp_bias: bool = False,
     dtype: str = "bfloat16",
 ) -> Path:
-    """An ordinary `llama`, `qwen2` or `qwen3` checkpoint. Returns its folder."""
+    """An ordinary `llama`, `qwen2` or `qwen3` checkpoint. Returns its folder.
+
+    `gated_llama` is for `write_house`: there is no ordinary model of that name.
+    """
     if base == "qwen2" and (attention_bias or head_dim * heads != hidden):
         raise ValueError("qwen2 has neither attention_bias nor a free head_dim")
-    if base != "llama" and mlp_bias:
+    if base not in ("llama", "gated_llama") and mlp_bias:
         raise ValueError("only llama has mlp_bias")
     config = {
         "architectures": [f"{_TITLES[base]}ForCausalLM"],
@@ -191,10 +228,10 @@ def write_standard(
     }
     if base != "qwen2":
         config |= {"head_dim": head_dim, "attention_bias": attention_bias}
-    if base == "llama":
+    if base in ("llama", "gated_llama"):
         config["mlp_bias"] = mlp_bias
     biases = ["q_proj", "k_proj", "v_proj"] if base == "qwen2" or attention_bias else []
-    biases += ["o_proj"] if attention_bias else []
+    biases += ["o_proj", "attn_gate"] if attention_bias else []
     biases += ["gate_proj", "up_proj", "down_proj"] if mlp_bias else []
     shapes = _base_shapes(
         layers=layers,
@@ -207,30 +244,19 @@ def write_standard(
         biases=biases,
         qk_norm=base == "qwen3",
         tie=tie,
+        gate=base == "gated_llama",
     )
     tensors = {name: _draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
     return _write(Path(folder), config, tensors, dtype)
 
 
-def _add_residual(
-    folder: Path,
-    blocks: dict,
-    final_mix: bool | None,
-    key_norm_eps: float | None,
-    tensors: dict[str, Tensor],
-    source: Path,
-) -> Path:
+def _add_residual(folder: Path, attn_res: dict, tensors: dict[str, Tensor], source: Path) -> Path:
     """The ordinary checkpoint `source` as a house checkpoint with the residual `tensors`."""
     config = json.loads((source / "config.json").read_text())
-    options = dict(blocks)
-    if final_mix is not None:
-        options["final_mix"] = final_mix
-    if key_norm_eps is not None:
-        options["key_norm_eps"] = key_norm_eps
     base = config["model_type"]
     config["model_type"] = f"attnres_{base}"
     config["architectures"] = [f"AttnRes{_TITLES[base]}ForCausalLM"]
-    config["attn_res"] = options
+    config["attn_res"] = attn_res
     merged = load_file(source / "model.safetensors") | tensors
     return _write(folder, config, merged, config["dtype"])
 
@@ -243,23 +269,118 @@ def write_house(
     block_starts: Sequence[int] | None = None,
     final_mix: bool | None = None,
     key_norm_eps: float | None = None,
+    attn_res: dict | None = None,
     zero_queries: bool = False,
     **options,
 ) -> Path:
     """A house-format checkpoint; `options` are those of `write_standard`. Returns its folder.
 
-    `final_mix` and `key_norm_eps` are left out of the config when None.
+    `final_mix` and `key_norm_eps` are left out of the config when None; `attn_res` holds further
+    keys of its dictionary of that name.
     """
-    blocks = _blocks(block_size, block_starts)
+    given = {"final_mix": final_mix, "key_norm_eps": key_norm_eps}
+    attn_res = _blocks(block_size, block_starts) | (attn_res or {})
+    attn_res |= {key: value for key, value in given.items() if value is not None}
     folder = write_standard(folder, base, **options)
     config = json.loads((folder / "config.json").read_text())
-    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
-    shapes = _residual_shapes(layers, hidden, final_mix is not False)
+    layers = config["num_hidden_layers"]
+    owners = {
+        None: range(2 * layers),
+        "layer": range(0, 2 * layers, 2),
+        "block": block_starts or range(0, 2 * layers, block_size or 1),
+    }[attn_res.get("shared_queries")]
+    shapes = _residual_shapes(
+        layers,
+        config["hidden_size"],
+        attn_res.get("final_mix", True),
+        attn_res.get("recency_bias", False),
+        owners,
+    )
     seed = options.get("seed", 0)
     tensors = {name: _draw(name, shape, seed, 1.0, False) for name, shape in shapes.items()}
     if zero_queries:
         tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
-    return _add_residual(folder, blocks, final_mix, key_norm_eps, tensors, folder)
+    return _add_residual(folder, attn_res, tensors, folder)
+
+
+def _as_format(folder: Path, config: dict, names: dict[str, str]) -> Path:
+    """The house checkpoint in `folder` with other tensor names and other keys of its config."""
+    own = json.loads((folder / "config.json").read_text())
+    del own["attn_res"]
+    tensors = _renamed(load_file(folder / "model.safetensors"), names)
+    return _write(folder, own | config, tensors, own["dtype"])
+
+
+def write_kimi_names(
+    folder: str | Path, *, block_layers: int | None, output_route: bool = True, **options
+) -> Path:
+    """A `qwen3_ar` checkpoint; `block_layers` None has ordinary residuals. Returns its folder."""
+    config = {
+        "architectures": ["Qwen3ARForCausalLM"],
+        "model_type": "qwen3_ar",
+        "attn_res_block_size": block_layers,
+        "attn_res_output_route": output_route,
+        "auto_map": {"AutoConfig": "configuration_qwen3_ar.Qwen3ARConfig"},
+    }
+    folder = Path(folder)
+    if block_layers is None:
+        write_standard(folder, "qwen3", **options)
+        own = json.loads((folder / "config.json").read_text())
+        return _write(folder, own | config, load_file(folder / "model.safetensors"), own["dtype"])
+    write_house(folder, "qwen3", block_size=2 * block_layers, final_mix=output_route, **options)
+    return _as_format(folder, config, {})
+
+
+_MODE_NAMES = {
+    ".self_attention_res_": ".attn_res_",
+    "model.output_attn_res_": "model.final_res_",
+}
+_TITAN_NAMES = _MODE_NAMES | {"model.output_attn_res_": "model.final_attn_res_"}
+
+
+def write_mode(
+    folder: str | Path,
+    base: str = "qwen3",
+    *,
+    mode: str = "block",
+    num_blocks: int = 2,
+    cumulative: bool = False,
+    layers: int = 3,
+    **options,
+) -> Path:
+    """A `qwen3_attnres` or `llama_attnres` checkpoint. Returns its folder.
+
+    `cumulative` is open-attnres, with recency biases; otherwise it is delta-attnres.
+    """
+    own_key = {"attnres_recency_bias_init": 3.0} if cumulative else {"attnres_num_heads": 8}
+    config = {
+        "architectures": [f"{_TITLES[base]}AttnResForCausalLM"],
+        "model_type": f"{base}_attnres",
+        "attnres_gate_type": "bias",
+        "attnres_mode": mode,
+        "attnres_num_blocks": num_blocks,
+        **own_key,
+    }
+    if not cumulative:
+        config["attnres_use_null_source"] = False
+    size = 1 if mode == "full" else 2 * math.ceil(layers / num_blocks)
+    spec = {"cumulative": True, "recency_bias": True, "final_mix": False} if cumulative else {}
+    folder = Path(folder)
+    write_house(folder, base, block_size=size, attn_res=spec, layers=layers, **options)
+    return _as_format(folder, config, _MODE_NAMES)
+
+
+def write_titan(folder: str | Path, *, num_blocks: int = 2, layers: int = 3, **options) -> Path:
+    """A `Qwen3BlockAttnResForCausalLM` checkpoint. Returns its folder."""
+    config = {
+        "architectures": ["Qwen3BlockAttnResForCausalLM"],
+        "model_type": "qwen3",
+        "attn_res_num_blocks": num_blocks,
+    }
+    size = 2 * max(layers // num_blocks, 1)
+    folder = Path(folder)
+    write_house(folder, "qwen3", block_size=size, layers=layers, **options)
+    return _as_format(folder, config, _TITAN_NAMES)
 
 
 def add_zero_queries(
@@ -280,7 +401,7 @@ def add_zero_queries(
         name: torch.zeros(shape) if "_res_proj" in name else torch.ones(shape)
         for name, shape in shapes.items()
     }
-    return _add_residual(Path(dst), _blocks(block_size, block_starts), None, None, tensors, src)
+    return _add_residual(Path(dst), _blocks(block_size, block_starts), tensors, src)
 
 
 def write_fla(
@@ -400,3 +521,124 @@ def house_copy_of_fla(src: str | Path, dst: str | Path) -> Path:
     if base == "llama":
         config["mlp_bias"] = False
     return _write(Path(dst), config, tensors, fla["dtype"])
+
+
+def write_nanogpt(
+    folder: str | Path,
+    *,
+    layers: int = 4,
+    block_size: int | None = 4,
+    hidden: int = 64,
+    heads: int = 2,
+    swiglu_mult: float = 8 / 3,
+    vocab: int = 320,
+    context: int = 512,
+    gate: bool = True,
+    bias: bool = False,
+    seed: int = 0,
+    scale: float = 1.0,
+    tie: bool = True,
+    eps: float = 1e-5,
+    rope_theta: float = 10000.0,
+    zero_queries: bool = False,
+    dtype: str = "bfloat16",
+) -> Path:
+    """A BabyLM `nanogpt` checkpoint; `block_size` None has ordinary residuals. Returns the folder.
+
+    `tie` True is left out of the config, as Transformers does when it writes one.
+    """
+    classes = {"AutoConfig": "NanoGPTConfig", "AutoModelForCausalLM": "NanoGPTForCausalLM"}
+    config = {
+        "architectures": ["NanoGPTForCausalLM"],
+        "auto_map": {auto: f"modeling_nanogpt.{name}" for auto, name in classes.items()},
+        "model_type": "nanogpt",
+        "attn_res_block_size": block_size or 2,
+        "bias": bias,
+        "bidirectional": False,
+        "block_size": context,
+        "bos_token_id": 1,
+        "dropout": 0.0,
+        "eos_token_id": 2,
+        "layer_norm_epsilon": eps,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_layer": layers,
+        "pad_token_id": 0,
+        "rope_theta": rope_theta,
+        "swiglu_mult": swiglu_mult,
+        "use_attn_gate": gate,
+        "use_attn_res": block_size is not None,
+        "use_rmsnorm": True,
+        "use_rope": True,
+        "use_swiglu": True,
+        "vocab_size": vocab,
+    }
+    if not tie:
+        config["tie_word_embeddings"] = False
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_gate")
+    shapes = _base_shapes(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=64 * round(int(swiglu_mult * hidden) / 64),
+        vocab=vocab,
+        biases=(*linears, "gate_proj", "up_proj", "down_proj") if bias else (),
+        qk_norm=False,
+        tie=tie,
+        gate=gate,
+    )
+    if block_size is not None:
+        shapes |= _residual_shapes(layers, hidden, True)
+    tensors = {name: _draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
+    for name in shapes:
+        if "_res_proj" in name:
+            tensors[name] = torch.zeros(hidden) if zero_queries else tensors[name].flatten()
+    tensors = _renamed(tensors, {hf: own for own, hf in _HF_OF_NANOGPT.items()})
+    for layer in range(layers):
+        stem = f"model.layers.{layer}."
+        for leaf in ("weight", "bias") if bias else ("weight",):
+            qkv = [tensors.pop(f"{stem}self_attn.{part}_proj.{leaf}") for part in "qkv"]
+            tensors[f"{stem}attn.c_attn.{leaf}"] = torch.cat(qkv)
+    tensors = _renamed(tensors, {"model.layers.": "transformer.h."})
+    return _write(Path(folder), config, tensors, dtype)
+
+
+def house_copy_of_nanogpt(src: str | Path, dst: str | Path) -> Path:
+    """A nanoGPT checkpoint rewritten in the house format. Returns `dst`."""
+    src = Path(src)
+    own = json.loads((src / "config.json").read_text())
+    tensors = {}
+    fused = load_file(src / "model.safetensors")
+    for name, tensor in _renamed(fused, {"transformer.h.": "model.layers."}).items():
+        stem, found, leaf = name.partition(".attn.c_attn.")
+        for part, value in zip("qkv", tensor.chunk(3), strict=True) if found else ():
+            tensors[f"{stem}.self_attn.{part}_proj.{leaf}"] = value
+        if not found:
+            tensors[name] = tensor
+    tensors = _renamed(tensors, _HF_OF_NANOGPT)
+    base = "gated_llama" if own["use_attn_gate"] else "llama"
+    config = {
+        "architectures": [f"AttnRes{_TITLES[base]}ForCausalLM"],
+        "model_type": f"attnres_{base}",
+        "attn_res": {"block_size": own["attn_res_block_size"], "key_norm_eps": 1e-5},
+        "attention_bias": own["bias"],
+        "head_dim": own["n_embd"] // own["n_head"],
+        "hidden_act": "silu",
+        "hidden_size": own["n_embd"],
+        "intermediate_size": tensors["model.layers.0.mlp.gate_proj.weight"].shape[0],
+        "max_position_embeddings": own["block_size"],
+        "mlp_bias": own["bias"],
+        "num_attention_heads": own["n_head"],
+        "num_hidden_layers": own["n_layer"],
+        "num_key_value_heads": own["n_head"],
+        "rms_norm_eps": own["layer_norm_epsilon"],
+        "rope_parameters": {"rope_theta": own["rope_theta"], "rope_type": "default"},
+        "tie_word_embeddings": own.get("tie_word_embeddings", True),
+    }
+    config |= {key: own[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
+    for name in tensors:
+        if "_res_proj" in name:
+            tensors[name] = tensors[name][None]
+    return _write(Path(dst), config, tensors, own["dtype"])

@@ -1,9 +1,9 @@
 """Run checkpoints through ``vllm.LLM`` in a process of its own: ``python engine.py JOBS RESULTS``.
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
-model without AttnRes), chunk: tokens per step or 0}; its result holds the answers alone, in a batch
-and from the prefix cache, and what the counters say.  The engine lives in this process, so that
-a tiny checkpoint costs seconds.
+model without AttnRes), chunk: tokens per step or 0, options: further ones of ``vllm.LLM``}; its
+result holds the answers alone, in a batch and from the prefix cache, and what the counters say.
+The engine lives in this process, so that a tiny checkpoint costs seconds.
 """
 
 import gc
@@ -51,17 +51,18 @@ def unpack(request) -> dict[str, Any]:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"distributed_executor_backend": "uni"}
     if job["algorithm"]:
-        options["additional_config"] = {"attnres_algorithm": job["algorithm"]}
+        chosen = {"attnres_algorithm": job["algorithm"], "attnres_backend": job["backend"]}
+        options["additional_config"] = chosen
     if job["chunk"]:
         options |= {"max_num_batched_tokens": job["chunk"], "max_num_seqs": 8}
+    options |= job["options"]
     llm = LLM(
         job["checkpoint"],
         dtype="float32",
         max_model_len=256,
         enforce_eager=job["mode"] == "eager",
-        distributed_executor_backend="uni",
         **options,
     )
     prompts = job["prompts"]
@@ -73,8 +74,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
         (result["cached"],) = answers(llm, [longest], prompt_logprobs=False)
     if job["algorithm"]:
-        (passes,) = llm.collective_rpc("attn_res_executed")
-        result["algorithm"] = job["algorithm"]
+        every_worker = llm.collective_rpc("attn_res_executed")
+        passes = every_worker[0]
+        assert all(worker == passes for worker in every_worker)
+        assert set(llm.collective_rpc("attn_res_backend")) == {job["backend"]}
+        result["algorithm"], result["backend"] = job["algorithm"], job["backend"]
         result["executed"] = {name: sum(counts.values()) for name, counts in passes.items()}
         result["executed_compiled"] = {name: counts["compiled"] for name, counts in passes.items()}
     llm.llm_engine.engine_core.shutdown()

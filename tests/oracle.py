@@ -8,11 +8,18 @@ starts 0 = b_0 < b_1 < ..., the sources a site s can see are
 
     V = [x] + [y_b + ... + y_(e-1) for each start b < s],    e = min(next start, s)
 
-so the newest block is present only as far as it has been computed. The site mixes them by
-softmax_i(<query, RMSNorm(V_i)>), and its sublayer (at the last site: the head) reads the result.
+so the newest block is present only as far as it has been computed. In a cumulative model a source
+is instead all that was summed up to a start, and the last one all that there is:
 
-Understood: the house format (`attnres_llama`, `attnres_qwen2`, `attnres_qwen3`), `transformer` of
-FLA and, with ordinary residuals, `llama`, `qwen2` and `qwen3`.
+    V = [x + y_0 + ... + y_(b-1) for each start b <= s] + [x + y_0 + ... + y_(s-1)]
+
+The site mixes them by softmax_i(scale * <query, RMSNorm(V_i)> + [i is last] * bias), and its
+sublayer (at the last site: the head) reads the result. Without a final mix the head reads V's last.
+
+Understood: the house format (`attnres_llama`, `attnres_gated_llama`, `attnres_qwen2`,
+`attnres_qwen3`), `transformer` of FLA, `nanogpt` of BabyLM, `qwen3_ar`, `qwen3_attnres` and
+`llama_attnres` (told apart by the tensors), `qwen3` with the architecture
+Qwen3BlockAttnResForCausalLM and, with ordinary residuals, `llama`, `qwen2`, `qwen3`.
 
     python tests/oracle.py CHECKPOINT    # agreement with the checkpoint's expected.json
 """
@@ -20,7 +27,7 @@ FLA and, with ordinary residuals, `llama`, `qwen2` and `qwen3`.
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -46,6 +53,25 @@ HOUSE_NAMES = HF_NAMES | {
     "mlp_key": "model.layers.{}.mlp_res_norm.weight",
     "final_query": "model.output_attn_res_proj.weight",
     "final_key": "model.output_attn_res_norm.weight",
+    "attention_recency": "model.layers.{}.self_attention_res_bias",
+    "mlp_recency": "model.layers.{}.mlp_res_bias",
+    "final_recency": "model.output_attn_res_bias",
+}
+OPEN_NAMES = HF_NAMES | {
+    "attention_query": "model.layers.{}.attn_res_proj.weight",
+    "attention_key": "model.layers.{}.attn_res_norm.weight",
+    "attention_recency": "model.layers.{}.attn_res_bias",
+    "mlp_query": "model.layers.{}.mlp_res_proj.weight",
+    "mlp_key": "model.layers.{}.mlp_res_norm.weight",
+    "mlp_recency": "model.layers.{}.mlp_res_bias",
+}
+DELTA_NAMES = OPEN_NAMES | {
+    "final_query": "model.final_res_proj.weight",
+    "final_key": "model.final_res_norm.weight",
+}
+TITAN_NAMES = OPEN_NAMES | {
+    "final_query": "model.final_attn_res_proj.weight",
+    "final_key": "model.final_attn_res_norm.weight",
 }
 FLA_NAMES = {
     "embedding": "model.embeddings.weight",
@@ -61,6 +87,27 @@ FLA_NAMES = {
     "mlp_key": "model.layers.{}.mlp_res_norm.weight",
     "final_query": "model.res_proj.weight",
     "final_key": "model.res_norm.weight",
+}
+NANOGPT_NAMES = {
+    "embedding": "transformer.wte.weight",
+    "final_norm": "transformer.ln_f.weight",
+    "head": "lm_head.weight",
+    "attention_norm": "transformer.h.{}.ln_1.weight",
+    "mlp_norm": "transformer.h.{}.ln_2.weight",
+    "attention": "transformer.h.{}.attn.",
+    "mlp": "transformer.h.{}.mlp.",
+    "attention_query": "transformer.h.{}.attn_res_q1",
+    "attention_key": "transformer.h.{}.attn_res_norm1.weight",
+    "mlp_query": "transformer.h.{}.attn_res_q2",
+    "mlp_key": "transformer.h.{}.attn_res_norm2.weight",
+    "final_query": "attn_res_qf",
+    "final_key": "attn_res_normf.weight",
+}
+NANOGPT_LEAVES = {
+    "o_proj": "c_proj",
+    "gate_proj": "c_gate",
+    "up_proj": "c_val",
+    "down_proj": "c_proj",
 }
 
 
@@ -82,9 +129,16 @@ class Spec:
     qk_norm_eps: float | None = None  # None: no per-head norm of queries and keys
     window: int | None = None
     biases: frozenset[str] = frozenset()  # of q_proj ... o_proj, gate_proj, up_proj, down_proj
+    leaves: dict[str, str] = field(default_factory=dict)  # where a linear is not called so
+    fused_qkv: bool = False  # c_attn: queries, keys and values one after the other
+    gated: bool = False  # attention's output times sigmoid(attn_gate x), before o_proj
     block_starts: tuple[int, ...] | None = None  # None: ordinary residuals
     final_mix: bool = True
     key_norm_eps: float = 0.0
+    cumulative: bool = False
+    recency_bias: bool = False
+    logit_scale: float = 1.0
+    shared_queries: str | None = None  # "layer" or "block": the sites of one have one query
     eps_scale_starts: tuple[int, ...] | None = None  # see `load`
 
     @property
@@ -112,6 +166,17 @@ def source_spans(starts: Sequence[int], site: int) -> list[tuple[int, int]]:
     """Spans [b, e) of the sublayers in each block that `site` can see, oldest first."""
     ends = [*starts[1:], site]
     return [(b, min(e, site)) for b, e in zip(starts, ends, strict=True) if b < site]
+
+
+def site_role(spec: Spec, site: int) -> tuple[str, int | None]:
+    """Under which role and layer the query and key norm of `site` are stored."""
+    if site == spec.sublayers:
+        return "final", None
+    if spec.shared_queries == "layer":
+        site = 2 * (site // 2)
+    elif spec.shared_queries == "block":
+        site = max(start for start in spec.block_starts if start <= site)
+    return ("mlp" if site % 2 else "attention"), site // 2
 
 
 @contextmanager
@@ -152,15 +217,20 @@ class Model:
 
     def linear(self, x: Tensor, role: str, layer: int, leaf: str) -> Tensor:
         """x [tokens, in] -> [tokens, out] through `leaf`, with its bias where there is one."""
-        y = x @ self.weight(role, layer, leaf + ".weight").T
-        return y + self.weight(role, layer, leaf + ".bias") if leaf in self.spec.biases else y
+        own = self.spec.leaves.get(leaf, leaf)
+        y = x @ self.weight(role, layer, own + ".weight").T
+        return y + self.weight(role, layer, own + ".bias") if leaf in self.spec.biases else y
 
     def attention(self, x: Tensor, layer: int) -> Tensor:
         """Causal (windowed) grouped-query attention of x [tokens, hidden]."""
         spec, tokens = self.spec, x.shape[0]
-        q = self.linear(x, "attention", layer, "q_proj").view(tokens, spec.heads, spec.head_dim)
-        k = self.linear(x, "attention", layer, "k_proj").view(tokens, spec.kv_heads, spec.head_dim)
-        v = self.linear(x, "attention", layer, "v_proj").view(tokens, spec.kv_heads, spec.head_dim)
+        if spec.fused_qkv:
+            qkv = self.linear(x, "attention", layer, "c_attn").split(spec.hidden, dim=-1)
+        else:
+            qkv = [self.linear(x, "attention", layer, f"{part}_proj") for part in "qkv"]
+        q = qkv[0].view(tokens, spec.heads, spec.head_dim)
+        k = qkv[1].view(tokens, spec.kv_heads, spec.head_dim)
+        v = qkv[2].view(tokens, spec.kv_heads, spec.head_dim)
         if spec.qk_norm_eps is not None:
             q = rms_norm(q, self.weight("attention", layer, "q_norm.weight"), spec.qk_norm_eps)
             k = rms_norm(k, self.weight("attention", layer, "k_norm.weight"), spec.qk_norm_eps)
@@ -172,7 +242,10 @@ class Model:
             group = head // (spec.heads // spec.kv_heads)
             scores = q[:, head] @ k[:, group].T / math.sqrt(spec.head_dim)
             outputs.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, group])
-        return self.linear(torch.cat(outputs, dim=-1), "attention", layer, "o_proj")
+        output = torch.cat(outputs, dim=-1)
+        if spec.gated:
+            output = output / (1 + torch.exp(-self.linear(x, "attention", layer, "attn_gate")))
+        return self.linear(output, "attention", layer, "o_proj")
 
     def mlp(self, x: Tensor, layer: int) -> Tensor:
         """SwiGLU of x [tokens, hidden]."""
@@ -206,10 +279,21 @@ class Model:
 
     def depth_softmax(self, site: int, sources: Tensor) -> Tensor:
         """Weights [tokens, sources] that `site` gives to sources [sources, tokens, hidden]."""
-        role = "final" if site == self.spec.sublayers else "mlp" if site % 2 else "attention"
-        layer = None if role == "final" else site // 2
+        role, layer = site_role(self.spec, site)
         keys = rms_norm(sources, self.weight(f"{role}_key", layer), self.spec.key_norm_eps)
-        return (keys @ self.weight(f"{role}_query", layer).flatten()).T.softmax(-1)
+        scores = self.spec.logit_scale * (keys @ self.weight(f"{role}_query", layer).flatten()).T
+        if self.spec.recency_bias:
+            scores[:, -1] += self.weight(f"{role}_recency", layer).item()
+        return scores.softmax(-1)
+
+    def sources(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
+        """V of `site` [sources, tokens, hidden], from the embedding x and the outputs y_0 ..."""
+        starts = self.spec.block_starts
+        if self.spec.cumulative:
+            ends = [*(b for b in starts if b <= site), site]
+            return torch.stack([torch.stack([x, *y[:end]]).sum(0) for end in ends])
+        spans = source_spans(starts, site)
+        return torch.stack([x, *(torch.stack(list(y[b:e])).sum(0) for b, e in spans)])
 
     def _evaluate(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """What the last norm reads [tokens, hidden], and each site's weights [tokens, sources]."""
@@ -220,8 +304,7 @@ class Model:
             if spec.block_starts is None:
                 h = torch.stack([x, *y]).sum(0)
             else:
-                spans = source_spans(spec.block_starts, site)
-                sources = torch.stack([x, *(torch.stack(y[b:e]).sum(0) for b, e in spans)])
+                sources = self.sources(site, x, y)
                 if site == spec.sublayers and not spec.final_mix:
                     h = sources[-1]
                 else:
@@ -301,6 +384,34 @@ def _fla_spec(config: dict) -> Spec:
     )
 
 
+def _nanogpt_spec(config: dict) -> Spec:
+    hidden, heads, layers = config["n_embd"], config["n_head"], config["n_layer"]
+    kind = [config[key] for key in ("use_rmsnorm", "use_swiglu", "use_rope")]
+    if kind != [True, True, True] or config["bidirectional"]:
+        raise ValueError("only RMSNorm, SwiGLU, rotary embedding and causal attention")
+    linears = ("c_attn", "o_proj", "attn_gate", "gate_proj", "up_proj", "down_proj")
+    size = config["attn_res_block_size"] if config["use_attn_res"] else None
+    return Spec(
+        names=NANOGPT_NAMES,
+        leaves=NANOGPT_LEAVES,
+        fused_qkv=True,
+        gated=config["use_attn_gate"],
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=64 * round(int(config["swiglu_mult"] * hidden) / 64),
+        vocab=config["vocab_size"],
+        eps=config["layer_norm_epsilon"],
+        rope_theta=config["rope_theta"],
+        tied=config.get("tie_word_embeddings", True),
+        biases=frozenset(linears if config["bias"] else ()),
+        block_starts=None if size is None else starts_of(size, 2 * layers),
+        key_norm_eps=1e-5,
+    )
+
+
 def _hf_spec(config: dict, base: str) -> Spec:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("hidden_act", "silu") != "silu":
@@ -313,7 +424,9 @@ def _hf_spec(config: dict, base: str) -> Spec:
         biases += ["q_proj", "k_proj", "v_proj"]
     if base != "qwen2" and config.get("attention_bias"):
         biases += ["o_proj"]
-    if base == "llama" and config.get("mlp_bias"):
+    if base == "gated_llama" and config.get("attention_bias"):
+        biases += ["attn_gate"]
+    if base in ("llama", "gated_llama") and config.get("mlp_bias"):
         biases += ["gate_proj", "up_proj", "down_proj"]
     head_dim = config.get("head_dim") if base != "qwen2" else None
     return Spec(
@@ -331,6 +444,7 @@ def _hf_spec(config: dict, base: str) -> Spec:
         qk_norm_eps=config["rms_norm_eps"] if base == "qwen3" else None,
         window=config["sliding_window"] if windowed else None,
         biases=frozenset(biases),
+        gated=base == "gated_llama",
     )
 
 
@@ -339,7 +453,8 @@ def _house_spec(config: dict, base: str) -> Spec:
     if base == "qwen3":
         spec.qk_norm_eps = config.get("qk_norm_eps", spec.qk_norm_eps)
         spec.biases -= {"o_proj"}
-    unknown = set(options) - {"block_size", "block_starts", "final_mix", "key_norm_eps"}
+    free = ("final_mix", "cumulative", "recency_bias", "logit_scale", "shared_queries")
+    unknown = set(options) - {"block_size", "block_starts", "key_norm_eps", *free}
     if unknown or ("block_size" in options) == ("block_starts" in options):
         raise ValueError(f"bad attn_res options {options}")
     spec.names = HOUSE_NAMES
@@ -347,9 +462,46 @@ def _house_spec(config: dict, base: str) -> Spec:
         spec.block_starts = starts_of(options["block_size"], spec.sublayers)
     else:
         spec.block_starts = check_starts(options["block_starts"], spec.sublayers)
-    spec.final_mix = options.get("final_mix", True)
     spec.key_norm_eps = options.get("key_norm_eps", spec.eps)
+    for key in free:
+        setattr(spec, key, options.get(key, getattr(spec, key)))
     return spec
+
+
+def _layers_spec(config: dict, base: str, names: dict[str, str], per_block: int | None) -> Spec:
+    """A model on `base` whose blocks are `per_block` layers; None: every sublayer is one."""
+    spec = _hf_spec(config, base)
+    spec.names, spec.key_norm_eps = names, spec.eps
+    spec.block_starts = starts_of(2 * per_block if per_block else 1, spec.sublayers)
+    return spec
+
+
+def _kimi_names_spec(config: dict) -> Spec:
+    if config["attn_res_block_size"] is None:
+        return _hf_spec(config, "qwen3")
+    spec = _layers_spec(config, "qwen3", HOUSE_NAMES, config["attn_res_block_size"])
+    spec.final_mix = config["attn_res_output_route"]
+    return spec
+
+
+def _mode_spec(config: dict, base: str, tensors: Iterable[str]) -> Spec:
+    """`qwen3_attnres` and `llama_attnres`: cumulative if there are recency biases."""
+    mode, blocks = config["attnres_mode"], config["attnres_num_blocks"]
+    if mode not in ("block", "full") or config.get("attnres_gate_type", "bias") != "bias":
+        raise ValueError(f"attnres_mode {mode!r} with this gate is not supported")
+    if config.get("attnres_use_null_source"):
+        raise ValueError("a null source is not supported")
+    per_block = math.ceil(config["num_hidden_layers"] / blocks) if mode == "block" else None
+    biased = any(name.endswith("_res_bias") for name in tensors)
+    spec = _layers_spec(config, base, OPEN_NAMES if biased else DELTA_NAMES, per_block)
+    spec.cumulative = spec.recency_bias = biased
+    spec.final_mix = not biased
+    return spec
+
+
+def _titan_spec(config: dict) -> Spec:
+    per_block = max(config["num_hidden_layers"] // config["attn_res_num_blocks"], 1)
+    return _layers_spec(config, "qwen3", TITAN_NAMES, per_block)
 
 
 def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
@@ -364,20 +516,28 @@ def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
         "up_proj": ("mlp", spec.intermediate, d),
         "down_proj": ("mlp", d, spec.intermediate),
     }
+    if spec.gated:
+        linears["attn_gate"] = ("attention", spec.heads * spec.head_dim, d)
+    if spec.fused_qkv:
+        linears = {k: v for k, v in linears.items() if k not in ("q_proj", "k_proj", "v_proj")}
+        linears["c_attn"] = ("attention", 3 * d, d)
+    query = (1, d) if names.get("attention_query", "").endswith(".weight") else (d,)
     shapes[names["embedding"]] = (spec.vocab, d)
     shapes[names["final_norm"]] = (d,)
     if not spec.tied:
         shapes[names["head"]] = (spec.vocab, d)
-    if spec.block_starts is not None and spec.final_mix:
-        shapes[names["final_query"]], shapes[names["final_key"]] = (1, d), (d,)
+    if spec.block_starts is not None:
+        for site in range(spec.sublayers + spec.final_mix):
+            role, layer = site_role(spec, site)
+            shapes[names[f"{role}_query"].format(layer)] = query
+            shapes[names[f"{role}_key"].format(layer)] = (d,)
+            if spec.recency_bias:
+                shapes[names[f"{role}_recency"].format(layer)] = ()
     for layer in range(spec.layers):
         for role in ("attention", "mlp"):
             shapes[names[f"{role}_norm"].format(layer)] = (d,)
-            if spec.block_starts is not None:
-                shapes[names[f"{role}_query"].format(layer)] = (1, d)
-                shapes[names[f"{role}_key"].format(layer)] = (d,)
         for leaf, (role, rows, columns) in linears.items():
-            prefix = names[role].format(layer) + leaf
+            prefix = names[role].format(layer) + spec.leaves.get(leaf, leaf)
             shapes[prefix + ".weight"] = (rows, columns)
             if leaf in spec.biases:
                 shapes[prefix + ".bias"] = (rows,)
@@ -385,6 +545,25 @@ def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
             for leaf in ("q_norm.weight", "k_norm.weight"):
                 shapes[names["attention"].format(layer) + leaf] = (spec.head_dim,)
     return shapes
+
+
+def _spec_of(config: dict, tensors: Iterable[str]) -> Spec:
+    kind, architectures = config["model_type"], config.get("architectures")
+    if kind == "transformer":
+        return _fla_spec(config)
+    if kind == "nanogpt":
+        return _nanogpt_spec(config)
+    if kind == "qwen3_ar":
+        return _kimi_names_spec(config)
+    if kind in ("qwen3_attnres", "llama_attnres"):
+        return _mode_spec(config, kind.removesuffix("_attnres"), tensors)
+    if kind == "qwen3" and architectures == ["Qwen3BlockAttnResForCausalLM"]:
+        return _titan_spec(config)
+    if kind in ("llama", "qwen2", "qwen3"):
+        return _hf_spec(config, kind)
+    if kind in ("attnres_llama", "attnres_gated_llama", "attnres_qwen2", "attnres_qwen3"):
+        return _house_spec(config, kind.removeprefix("attnres_"))
+    raise ValueError(f"model_type {kind!r} is not supported")
 
 
 def load(
@@ -401,24 +580,16 @@ def load(
     """
     folder = Path(checkpoint_dir)
     config = json.loads((folder / "config.json").read_text())
-    kind = config["model_type"]
-    if kind == "transformer":
-        spec = _fla_spec(config)
-    elif kind in ("llama", "qwen2", "qwen3"):
-        spec = _hf_spec(config, kind)
-    elif kind in ("attnres_llama", "attnres_qwen2", "attnres_qwen3"):
-        spec = _house_spec(config, kind.removeprefix("attnres_"))
-    else:
-        raise ValueError(f"model_type {kind!r} is not supported")
-    if eps_scale:
-        if block_starts is None or spec.block_starts is not None:
-            raise ValueError("eps_scale needs block_starts and a model with ordinary residuals")
-        spec.eps_scale_starts = check_starts(block_starts, spec.sublayers)
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a file handle, not a dict)
                 weights[name] = tensors.get_tensor(name).to(torch.float64)
+    spec = _spec_of(config, weights)
+    if eps_scale:
+        if block_starts is None or spec.block_starts is not None:
+            raise ValueError("eps_scale needs block_starts and a model with ordinary residuals")
+        spec.eps_scale_starts = check_starts(block_starts, spec.sublayers)
     if spec.tied:
         weights.pop(spec.names["head"], None)
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}

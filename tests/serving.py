@@ -215,16 +215,37 @@ def check_executed(info: dict[str, Any], algorithm: str, compiled: bool) -> None
 
 
 def engine_job(
-    checkpoint: Path, prompts: list[list[int]], algorithm: str | None, mode: str = "eager"
+    checkpoint: Path,
+    prompts: list[list[int]],
+    algorithm: str | None,
+    mode: str = "eager",
+    backend: str = "cpp",
+    **options: Any,
 ) -> dict[str, Any]:
-    """A job for ``run_engine``; no algorithm for a model without AttnRes."""
+    """A job for ``run_engine``; no algorithm for a model without AttnRes, options of vllm.LLM's."""
     return {
         "checkpoint": str(checkpoint),
         "prompts": prompts,
         "algorithm": algorithm,
+        "backend": backend,
         "mode": mode,
         "chunk": 0,
+        "options": options,
     }
+
+
+def check_job(result: dict[str, Any], cases: list[dict[str, Any]]) -> None:
+    """Every answer of a job on a golden within the bound: alone, in a batch and cached."""
+    longest = max(cases, key=lambda case: len(case["prompt"]))
+    assert result["cached"]["cached"] > 0
+    found: list[str] = []
+    for case, answer in [
+        *zip(cases, result["alone"], strict=True),
+        *zip(cases, result["batch"], strict=True),
+        (longest, result["cached"]),
+    ]:
+        found += differences(case, answer["prompt_logprobs"], answer["tokens"], answer["logprobs"])
+    assert not found, "\n".join(found)
 
 
 def run_engine(jobs: list[dict[str, Any]], folder: Path, **env: str) -> dict[str, Any]:

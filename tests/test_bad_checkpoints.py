@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import GOLDENS, write_fla, write_house
+from checkpoints import GOLDENS, write_fla, write_house, write_nanogpt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -77,7 +77,7 @@ def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
     assert cli.main(["serve", str(folder), "--port", str(port), "--dtype", "float32"]) == 0
     defaults = {"host": "127.0.0.1", "port": 8000}
     flags = ["--port", str(port), "--dtype", "float32"]
-    assert started == [(str(folder), defaults, flags, None)]
+    assert started == [(str(folder), defaults, flags, {})]
 
 
 def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,13 +185,6 @@ def test_configurations(
     edit_config(folder, **changes)
     line = refused(folder)
     assert all(part in line for part in parts), line
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in GOLDENS.glob("qwen3_attnres_*")))
-def test_goldens_of_unsupported_formats(name: str, refused: Callable[..., str]) -> None:
-    """Recognised by name, with the formats that are served."""
-    line = refused(GOLDENS / name)
-    assert "open-attnres" in line and "supported are FLA's" in line
 
 
 # --- tensors
@@ -456,11 +449,12 @@ HUGE_LAYERS = 2**40  # Not a mistake of types: a model of so many layers is desc
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A golden and a house checkpoint whose configurations are changed in place."""
+    """Checkpoints of three formats whose configurations are changed in place."""
     root = tmp_path_factory.mktemp("fuzz")
     shutil.copytree(GOLDEN, root / "fla")
     write_house(root / "house", "qwen3", block_starts=[0, 3], key_norm_eps=1e-5)
-    return [root / "fla", root / "house"]
+    write_nanogpt(root / "nanogpt")
+    return [root / "fla", root / "house", root / "nanogpt"]
 
 
 @settings(

@@ -16,7 +16,6 @@ from attnres_serve.formats import fla, house
 from attnres_serve.resolver import resolve
 from attnres_serve.spec import AttnResSpec
 
-REFUSED_GOLDENS = sorted(path.name for path in GOLDENS.glob("qwen3_attnres_*"))
 FLA_GOLDENS = sorted(path.name for path in GOLDENS.glob("fla_*"))
 
 
@@ -223,10 +222,17 @@ def test_house_bases(base: str) -> None:
     config = HOUSE | {"model_type": f"attnres_{base}", "architectures": architectures}
     before = deepcopy(config)
     translation = resolve(config)
-    assert translation is not None
+    assert translation is not None and config == before
     assert (translation.format, translation.base, translation.qk_norm_eps) == ("house", base, None)
-    assert translation.config == config == before
+    assert translation.config == without(config, "attn_res")
     assert translation.spec == AttnResSpec(3, (0, 4), 1e-5)
+
+
+def test_house_epsilon_of_the_heads_norms() -> None:
+    """FLA's per-head norms have an epsilon of their own, and so may the house format's."""
+    qwen3 = {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausalLM"]}
+    translation = resolve(HOUSE | qwen3 | {"qk_norm_eps": 1e-5})
+    assert translation is not None and translation.qk_norm_eps == 1e-5
 
 
 @pytest.mark.parametrize(
@@ -245,6 +251,9 @@ def test_house_bases(base: str) -> None:
         (HOUSE | {"attn_res": None}, "attn_res is None"),
         (without(HOUSE, "num_hidden_layers"), "num_hidden_layers is None"),
         (without(HOUSE, "hidden_size"), "hidden_size is None"),
+        (HOUSE | {"qk_norm_eps": 1e-5}, "qk_norm_eps is 1e-05; expected a positive number, and"),
+        (HOUSE | {"attn_res_window": 4}, "attn_res_window: 4 (a window over depth)"),
+        (HOUSE | {"attnres_block_size": 2}, "attnres_block_size: 2, which is not supported"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -270,25 +279,33 @@ def test_formats_are_found_by_their_names() -> None:
 
 PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4}
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    **{
-        name: (golden(name), ("open-attnres / delta-attnres", "'qwen3_attnres'"))
-        for name in REFUSED_GOLDENS
-    },
-    "llama_attnres": (
-        PLAIN | {"model_type": "llama_attnres", "architectures": ["LlamaAttnResForCausalLM"]},
-        ("delta-attnres", "'llama_attnres'"),
+    "qwen3_attnres with another architecture": (
+        golden("qwen3_attnres_block", architectures=["Qwen3AttnResModel"]),
+        ("open-attnres / delta-attnres", "'qwen3_attnres'", "'Qwen3AttnResModel'"),
     ),
-    "qwen3_ar": (
-        {"model_type": "qwen3_ar", "architectures": ["Qwen3ARForCausalLM"]},
-        ("Qwen3AR", "'qwen3_ar'"),
+    "llama_attnres without an architecture": (
+        PLAIN | {"model_type": "llama_attnres", "architectures": None},
+        ("delta-attnres", "'llama_attnres'"),
     ),
     "qwen3_ar by its architecture alone": (
         {"model_type": "qwen3", "architectures": ["Qwen3ARForCausalLM"]},
         ("Qwen3AR", "'Qwen3ARForCausalLM'"),
     ),
-    "torchtitan": (
-        {"model_type": "qwen3", "architectures": ["Qwen3BlockAttnResForCausalLM"]},
-        ("torchtitan / SGLang fork", "'Qwen3BlockAttnResForCausalLM'"),
+    "torchtitan on another base": (
+        {"model_type": "qwen3_moe", "architectures": ["Qwen3BlockAttnResForCausalLM"]},
+        ("torchtitan / SGLang fork", "'qwen3_moe'"),
+    ),
+    "delta attention residuals": (
+        {"model_type": "qwen3_dar", "architectures": ["Qwen3DARForCausalLM"]},
+        ("Qwen3DAR", "delta attention residuals"),
+    ),
+    "gated delta attention residuals": (
+        {"model_type": "qwen3_gdar", "architectures": ["Qwen3GDARForCausalLM"]},
+        ("Qwen3GDAR", "gated delta attention residuals"),
+    ),
+    "Megatron": (
+        PLAIN | {"attn_res_block_layers": 3},
+        ("attn_res_block_layers: 3", "Megatron-LM", "no Hugging Face format"),
     ),
     "llama with a block size": (
         PLAIN | {"attn_res_block_size": 2},
@@ -320,11 +337,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("attnres_block_size: 4", "'transformer'"),
     ),
 }
-
-
-def test_the_four_unsupported_goldens_are_tested() -> None:
-    """The list of goldens to refuse is made from the folder, so it could silently be empty."""
-    assert len(REFUSED_GOLDENS) == 4 and len(FLA_GOLDENS) == 3
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -397,7 +409,7 @@ def test_build(config: dict[str, Any], cls: str) -> None:
     assert result.model_type == f"attnres_{translation.base}"
     assert result.architectures == [FAMILIES[translation.base].architecture]
     assert result.attn_res == translation.spec.to_house()
-    assert set(result.attn_res) == {"block_starts", "final_mix", "key_norm_eps"}
+    assert set(result.attn_res) == {"block_starts", "key_norm_eps"}
     assert configs.spec_of(result) == translation.spec
     assert result.attn_res_format == translation.format
     assert result.attn_res_qk_norm_eps == translation.qk_norm_eps
@@ -412,7 +424,7 @@ def test_build_without_attnres() -> None:
     assert result.attn_res is None and configs.spec_of(result) is None
 
 
-@pytest.mark.parametrize("name", FLA_GOLDENS)
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDENS.iterdir()))
 def test_configurations_survive_pickling_and_json(name: str) -> None:
     """vLLM's engine core unpickles the configuration; Hugging Face writes it as JSON."""
     result = built(golden(name))
@@ -454,6 +466,10 @@ def test_compile_hashes(tmp_path: Path) -> None:
         {"writer": write_house, "block_starts": [0, 3]},
         {"writer": write_house, "block_starts": [0, 3], "key_norm_eps": 1e-2},
         {"writer": write_house, "block_starts": [0, 3], "final_mix": False},
+        *(
+            {"writer": write_house, "block_starts": [0, 3], "attn_res": attn_res}
+            for attn_res in ({"cumulative": True}, {"recency_bias": True}, {"logit_scale": 0.5})
+        ),
     ]
     hashes = []
     for option in options:

@@ -13,7 +13,7 @@ from serving import (
     VLLMS,
     check_executed,
     check_golden_over_http,
-    differences,
+    check_job,
     engine_job,
     expected,
     run_engine,
@@ -26,30 +26,44 @@ BLOCK, FULL, SMALL = "fla_transformer_block", "fla_transformer_full", "fla_trans
 HOUSE = "house_copy_of_block"
 CHUNK = 48  # tokens per step: the prompts of 70 and 200 tokens need several
 
-# Way in, golden, algorithm, mode, chunked.  Every pair of values of any two columns is in a row.
+# Way in, golden, algorithm, mode, chunked, backend.  Every pair of values of any two columns is
+# in a row.
 PAIRWISE = [
-    ("ours", BLOCK, "single_pass", "compiled", True),
-    ("ours", FULL, "two_phase", "eager", False),
-    ("ours", SMALL, "single_pass", "eager", False),
-    ("ours", HOUSE, "two_phase", "compiled", True),
-    ("vllm", BLOCK, "two_phase", "eager", False),
-    ("vllm", FULL, "single_pass", "compiled", True),
-    ("vllm", SMALL, "two_phase", "compiled", False),
-    ("vllm", HOUSE, "single_pass", "eager", True),
-    ("engine", BLOCK, "single_pass", "eager", True),
-    ("engine", FULL, "two_phase", "compiled", False),
-    ("engine", SMALL, "two_phase", "compiled", True),
-    ("engine", HOUSE, "single_pass", "compiled", False),
+    ("ours", BLOCK, "single_pass", "compiled", True, "cpp"),
+    ("ours", FULL, "two_phase", "eager", False, "torch"),
+    ("ours", SMALL, "single_pass", "eager", False, "cpp"),
+    ("ours", HOUSE, "two_phase", "compiled", True, "cpp"),
+    ("vllm", BLOCK, "two_phase", "eager", False, "cpp"),
+    ("vllm", FULL, "single_pass", "compiled", True, "cpp"),
+    ("vllm", SMALL, "two_phase", "compiled", False, "torch"),
+    ("vllm", HOUSE, "single_pass", "eager", True, "cpp"),
+    ("engine", BLOCK, "single_pass", "eager", True, "torch"),
+    ("engine", FULL, "two_phase", "compiled", False, "cpp"),
+    ("engine", SMALL, "two_phase", "compiled", True, "cpp"),
+    ("engine", HOUSE, "single_pass", "compiled", False, "torch"),
 ]
-EVERY = itertools.product(
-    ("ours", "vllm", "engine"),
-    (BLOCK, FULL, SMALL, HOUSE),
-    ("single_pass", "two_phase"),
-    ("eager", "compiled"),
-    (False, True),
-)
+EVERY = {
+    *PAIRWISE,
+    *itertools.product(
+        ("ours", "vllm"),
+        (BLOCK, FULL, SMALL, HOUSE),
+        ("single_pass", "two_phase"),
+        ("eager", "compiled"),
+        (False, True),
+        ("cpp",),  # what carries a request to a backend is the same for both
+    ),
+    *itertools.product(
+        ("engine",),
+        (BLOCK, FULL, SMALL, HOUSE),
+        ("single_pass", "two_phase"),
+        ("eager", "compiled"),
+        (False, True),
+        ("cpp", "torch"),
+    ),
+}
 COMBINATIONS = [
-    pytest.param(*row, marks=() if row in PAIRWISE else pytest.mark.exhaustive) for row in EVERY
+    pytest.param(*row, marks=() if row in PAIRWISE else pytest.mark.exhaustive)
+    for row in sorted(EVERY)
 ]
 
 
@@ -70,8 +84,8 @@ def house_copy(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("way", "name", "algorithm", "mode", "chunked"), COMBINATIONS)
-def test_golden(way, name, algorithm, mode, chunked, house_copy, tmp_path):
+@pytest.mark.parametrize(("way", "name", "algorithm", "mode", "chunked", "backend"), COMBINATIONS)
+def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_path):
     golden = house_copy if name == HOUSE else GOLDENS / name
     flags = ["--dtype", "float32", "--max-model-len", "256", "--enable-prompt-tokens-details"]
     if mode == "eager":
@@ -79,35 +93,28 @@ def test_golden(way, name, algorithm, mode, chunked, house_copy, tmp_path):
     if chunked:
         flags += ["--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8"]
     if way == "engine":
-        info = run_in_engine(golden, algorithm, mode, chunked, tmp_path)
+        info = run_in_engine(golden, algorithm, mode, chunked, backend, tmp_path)
     else:
         env = {}
         if way == "ours":
             command = OURS
-            flags += ["--attnres-algorithm", algorithm]
+            flags += ["--attnres-algorithm", algorithm, "--attnres-backend", backend]
         else:
             command = VLLMS
-            flags += ["--additional-config", json.dumps({"attnres_algorithm": algorithm})]
+            chosen = {"attnres_algorithm": algorithm, "attnres_backend": backend}
+            flags += ["--additional-config", json.dumps(chosen)]
             env["VLLM_PLUGINS"] = "attnres"  # lets vLLM's own server load our endpoint
         with running(command, golden, tmp_path / "log", *flags, **env) as server:
             check_golden_over_http(server, golden)
             info = server.info
+    assert info["backend"] == backend
     check_executed(info, algorithm, compiled=mode == "compiled")
 
 
-def run_in_engine(golden, algorithm, mode, chunked, tmp_path) -> dict:
+def run_in_engine(golden, algorithm, mode, chunked, backend, tmp_path) -> dict:
     """The same through ``vllm.LLM``."""
     cases = expected(golden)
-    job = engine_job(golden, [case["prompt"] for case in cases], algorithm, mode)
+    job = engine_job(golden, [case["prompt"] for case in cases], algorithm, mode, backend)
     (result,) = run_engine([job | {"chunk": CHUNK if chunked else 0}], tmp_path)["results"]
-    longest = max(cases, key=lambda case: len(case["prompt"]))
-    assert result["cached"]["cached"] > 0
-    found = []
-    for case, answer in [
-        *zip(cases, result["alone"], strict=True),
-        *zip(cases, result["batch"], strict=True),
-        (longest, result["cached"]),
-    ]:
-        found += differences(case, answer["prompt_logprobs"], answer["tokens"], answer["logprobs"])
-    assert not found, "\n".join(found)
+    check_job(result, cases)
     return result

@@ -1,4 +1,4 @@
-"""The oracle against FLA's goldens, against Transformers, and against itself written otherwise."""
+"""The oracle against the goldens, against Transformers, and against itself written otherwise."""
 
 import json
 import math
@@ -12,12 +12,17 @@ from checkpoints import (
     house_copy_of_fla,
     write_fla,
     write_house,
+    write_kimi_names,
+    write_mode,
     write_standard,
+    write_titan,
 )
-from oracle import Model, agreement, load, main, source_spans, starts_of
+from oracle import Model, agreement, load, main, site_role, source_spans, starts_of
 from safetensors.torch import load_file, save_file
 
 FLA_GOLDENS = ("fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale")
+CUMULATIVE_GOLDENS = ("qwen3_attnres_cumulative_block", "qwen3_attnres_cumulative_full")
+DELTA_GOLDENS = ("qwen3_attnres_block", "qwen3_attnres_full")
 BASES = ("llama", "qwen2", "qwen3")
 IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(40)]
 
@@ -27,37 +32,38 @@ def cases_of(golden: str) -> list[dict]:
 
 
 def running_logprobs(model: Model, ids: list[int]) -> torch.Tensor:
-    """R1 of the format notes: a running partial sum and a list of completed blocks."""
+    """The pseudocode of the format notes: a running partial sum and a list of completed blocks."""
     spec = model.spec
-    completed: list[torch.Tensor] = []
     partial: torch.Tensor | None = model.embed(ids)
+    completed: list[torch.Tensor] = [partial] if spec.cumulative else []
 
     def mix(site: int) -> torch.Tensor:
         sources = [*completed, partial]
-        if len(sources) == 1:
-            return partial
-        role = "final" if site == spec.sublayers else "mlp" if site % 2 else "attention"
-        layer = None if role == "final" else site // 2
+        role, layer = site_role(spec, site)
         query = model.weight(f"{role}_query", layer)[0] * model.weight(f"{role}_key", layer)
-        scores = torch.stack(
-            [v @ query / (v.square().mean(-1) + spec.key_norm_eps).sqrt() for v in sources]
-        )
-        exponentials = (scores - scores.amax(0)).exp()
+        scores = [v @ query / (v.square().mean(-1) + spec.key_norm_eps).sqrt() for v in sources]
+        scores = [spec.logit_scale * score for score in scores]
+        if spec.recency_bias:
+            scores[-1] = scores[-1] + model.weight(f"{role}_recency", layer)
+        top = torch.stack(scores).amax(0)
+        exponentials = [(score - top).exp() for score in scores]
         weighted = sum(e[:, None] * v for e, v in zip(exponentials, sources, strict=True))
-        return weighted / exponentials.sum(0)[:, None]
+        return weighted / sum(exponentials)[:, None]
 
     for s in range(spec.sublayers):
         h = mix(s)
-        if s in spec.block_starts:
+        if s in spec.block_starts and not spec.cumulative:
             completed.append(partial)
             partial = None
         y = model.sublayer(s, h)
         partial = y if partial is None else partial + y
+        if s + 1 in spec.block_starts and spec.cumulative:
+            completed.append(partial)
     return model.head(mix(spec.sublayers) if spec.final_mix else partial)
 
 
-@pytest.mark.parametrize("golden", FLA_GOLDENS)
-def test_fla_golden(golden: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("golden", FLA_GOLDENS + CUMULATIVE_GOLDENS + DELTA_GOLDENS)
+def test_golden(golden: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = agreement(load(GOLDENS / golden), cases_of(golden))
     assert result["excess"] <= 1
     assert result["gap"] <= 4e-4  # two log-probabilities near -2.5, each within its bound
@@ -66,10 +72,16 @@ def test_fla_golden(golden: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert golden in capsys.readouterr().out
 
 
-MISTAKES = [(g, m) for g in FLA_GOLDENS for m in ("block size", "final query", "window")]
+MISTAKES = [
+    *((golden, mistake) for golden in FLA_GOLDENS for mistake in ("final query", "window")),
+    *((golden, "final query") for golden in DELTA_GOLDENS),
+    *((golden, mistake) for golden in CUMULATIVE_GOLDENS for mistake in ("bias", "reset")),
+    *((golden, "block size") for golden in FLA_GOLDENS + CUMULATIVE_GOLDENS + DELTA_GOLDENS),
+    ("fla_transformer_small_scale", "eps"),
+]
 
 
-@pytest.mark.parametrize(("golden", "mistake"), [*MISTAKES, ("fla_transformer_small_scale", "eps")])
+@pytest.mark.parametrize(("golden", "mistake"), MISTAKES)
 def test_golden_shows_a_mistake(golden: str, mistake: str) -> None:
     """The goldens can tell: each wrong reading leaves the bound far behind."""
     model = load(GOLDENS / golden)
@@ -79,7 +91,11 @@ def test_golden_shows_a_mistake(golden: str, mistake: str) -> None:
     elif mistake == "eps":
         model.spec.key_norm_eps = 1e-6
     elif mistake == "final query":
-        model.weights["model.res_proj.weight"].zero_()
+        model.weight("final_query").zero_()
+    elif mistake == "bias":
+        model.weight("mlp_recency", 1).zero_()
+    elif mistake == "reset":
+        model.spec.cumulative = False
     else:
         model.spec.window = 8
     assert agreement(model, cases_of(golden)[2:3])["excess"] > 10
@@ -152,7 +168,23 @@ def test_definition_equals_running_form(layers: int, blocks: dict, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "options",
-    [{"final_mix": False}, {"final_mix": True}, {"key_norm_eps": 0.25}, {"tie": True}],
+    [
+        {"final_mix": False},
+        {"final_mix": True},
+        {"key_norm_eps": 0.25},
+        {"tie": True},
+        *(
+            {"attn_res": attn_res}
+            for attn_res in (
+                {"cumulative": True},
+                {"recency_bias": True},
+                {"cumulative": True, "recency_bias": True, "final_mix": False},
+                {"logit_scale": 0.125},
+                {"shared_queries": "layer"},
+                {"shared_queries": "block", "recency_bias": True, "logit_scale": 2},
+            )
+        ),
+    ],
     ids=str,
 )
 def test_options_in_both_forms(options: dict, tmp_path: Path) -> None:
@@ -177,6 +209,36 @@ def test_depth_weights(layers: int, blocks: dict, tmp_path: Path) -> None:
             weight.sum(-1), torch.ones(len(IDS), dtype=torch.float64), atol=1e-12, rtol=0
         )
     assert weights[2].std() > 0.05  # the random queries do choose
+
+
+@pytest.mark.parametrize(
+    ("write", "house"),
+    [
+        (lambda f: write_kimi_names(f, layers=5, block_layers=2), {"block_size": 4}),
+        (
+            lambda f: write_kimi_names(f, layers=5, block_layers=1, output_route=False),
+            {"block_size": 2, "final_mix": False},
+        ),
+        (lambda f: write_mode(f, layers=5, num_blocks=3), {"block_size": 4}),
+        (lambda f: write_mode(f, layers=5, num_blocks=9), {"block_size": 2}),
+        (lambda f: write_mode(f, layers=5, mode="full"), {"block_size": 1}),
+        (
+            lambda f: write_mode(f, layers=5, num_blocks=2, cumulative=True),
+            {
+                "block_size": 6,
+                "attn_res": {"cumulative": True, "recency_bias": True, "final_mix": False},
+            },
+        ),
+        (lambda f: write_titan(f, layers=5, num_blocks=3), {"block_size": 2}),
+        (lambda f: write_titan(f, layers=5, num_blocks=2), {"block_size": 4}),
+        (lambda f: write_titan(f, layers=5, num_blocks=9), {"block_size": 2}),
+    ],
+)
+def test_other_formats_equal_their_house_twins(write, house: dict, tmp_path: Path) -> None:
+    """Five layers: layers a block, blocks by ceiling, blocks by floor, in sublayers by hand."""
+    other = load(write(tmp_path / "other"))
+    twin = load(write_house(tmp_path / "house", "qwen3", layers=5, **house))
+    torch.testing.assert_close(other.logprobs(IDS), twin.logprobs(IDS), atol=0, rtol=0)
 
 
 def test_source_spans_by_hand() -> None:
@@ -315,7 +377,7 @@ REFUSED = [
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "rope_parameters"),
     ({"use_sliding_window": True}, "use_sliding_window"),
     ({"hidden_act": "gelu"}, "hidden_act"),
-    ({"model_type": "qwen3_attnres"}, "model_type"),
+    ({"model_type": "qwen3_dar"}, "model_type"),
 ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from checkpoints import GOLDENS, write_fla
 
-from attnres_serve import compat, configs, plugin, settings
+from attnres_serve import checkpoint, compat, configs, plugin, settings
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.server import launcher
@@ -240,6 +240,14 @@ def test_beside_fla(order: str) -> None:
 # --- on_config
 
 
+@pytest.fixture(autouse=True)
+def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Model ids, with their revisions, whose headers would have been fetched."""
+    calls: list[tuple] = []
+    monkeypatch.setattr(checkpoint, "inspect_hub", lambda *arguments: calls.append(arguments))
+    return calls
+
+
 def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace:
     """As much of a VllmConfig as the hook reads."""
     values: dict[str, Any] = {
@@ -249,7 +257,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
         "parallel_config": SimpleNamespace(worker_extension_cls=""),
         "lora_config": None,
         "model_config": SimpleNamespace(
-            model=str(model), hf_config=SimpleNamespace(attn_res_format="fla")
+            model=str(model), revision="v2", hf_config=SimpleNamespace(attn_res_format="fla")
         ),
     }
     return SimpleNamespace(**values | changes)
@@ -277,10 +285,13 @@ def test_ngram_is_accepted_and_the_configuration_is_completed() -> None:
     assert config.parallel_config.worker_extension_cls == "attnres_serve.worker.WorkerExtension"
 
 
-def test_lora_on_fla_is_refused() -> None:
-    """vLLM would apply the MLP's part of an adapter with FLA's names and drop the attention's."""
-    with pytest.raises(SettingError, match="LoRA"):
-        plugin.on_config(vllm_config(GOLDEN, lora_config=SimpleNamespace()))
+@pytest.mark.parametrize(("name", "whose"), [("fla", "FLA"), ("nanogpt", "nanoGPT")])
+def test_lora_with_other_names_is_refused(name: str, whose: str) -> None:
+    """vLLM would apply the part of an adapter whose names it knows and drop the rest."""
+    config = vllm_config(lora_config=SimpleNamespace())
+    config.model_config.hf_config.attn_res_format = name
+    with pytest.raises(SettingError, match=f"LoRA .* {whose}'s"):
+        plugin.on_config(config)
 
 
 def test_overrides_in_the_checkpoints_own_keys_take_effect() -> None:
@@ -312,6 +323,14 @@ def test_weights_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="damaged or truncated"):
         plugin.on_config(vllm_config(folder))
     plugin.on_config(vllm_config(folder, load_config=SimpleNamespace(load_format="dummy")))
+
+
+def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> None:
+    """By its headers, which are not needed where the weights are not read."""
+    plugin.on_config(vllm_config(load_config=SimpleNamespace(load_format="dummy")))
+    assert asked_of_the_hub == []
+    plugin.on_config(vllm_config())
+    assert asked_of_the_hub == [("some/model", "v2")]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_fla, write_house
+from checkpoints import write_fla, write_house, write_nanogpt
 from safetensors.torch import load_file
 
 pytest.importorskip("vllm")
@@ -32,7 +32,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.rehearsal import rehearse
 from attnres_serve.residual import SiteNorm, SiteOrderError, recorded_sites
 
-BASES = ("llama", "qwen2", "qwen3")
+BASES = ("llama", "gated_llama", "qwen2", "qwen3")
 LAYERS = 3  # seven sites, the final one included; blocks of four sublayers
 Make = Callable[..., Any]
 
@@ -46,6 +46,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         write_house(root / base, base, layers=LAYERS, block_size=4)
     write_house(root / "unmixed", layers=LAYERS, block_size=4, final_mix=False)
     write_fla(root / "fla", layers=LAYERS)
+    write_nanogpt(root / "nanogpt", layers=LAYERS, block_size=2, bias=True, tie=False)
     write_fla(root / "standard", layers=LAYERS, block_size=None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -225,9 +226,41 @@ def test_weights_arrive(name: str, make: Make, world: Path) -> None:
             continue
         assert torch.equal(site.query, tensors[f"{stem}_proj.weight"].float().flatten())
         assert torch.equal(site.key_norm, tensors[f"{stem}_norm.weight"].float())
-        assert torch.equal(site.folded_query(), site.query * site.key_norm)
         seen += 1
     assert seen == 2 * LAYERS + (name != "unmixed")
+
+
+def test_fused_weights_arrive(make: Make, world: Path) -> None:
+    """nanoGPT's queries, keys, values and gate stand where vLLM reads them, bit for bit."""
+    model, tensors = make("nanogpt"), weights(world, "nanogpt")
+    model.load_weights(iter(tensors.items()))
+    for index, layer in enumerate(model.model.layers):
+        for own, module in (("c_attn", "qkv_proj"), ("attn_gate", "attn_gate")):
+            for leaf in ("weight", "bias"):
+                found = getattr(getattr(layer.self_attn, module), leaf)
+                assert torch.equal(
+                    found, tensors[f"transformer.h.{index}.attn.{own}.{leaf}"].float()
+                )
+    site = model.attn_res_sites[3]
+    assert torch.equal(site.query, tensors["transformer.h.1.attn_res_q2"].float())
+    assert torch.equal(site.key_norm, tensors["transformer.h.1.attn_res_norm2.weight"].float())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("model.layers.1.self_attn.v_proj.weight", (64, 64), "two names of one weight"),
+        ("transformer.h.1.attn.c_attn.weight", (190, 64), "3 parts of equal size"),
+        ("transformer.h.1.attn.attn_gate.weight", (64, 32), "config.json makes it"),
+    ],
+)
+def test_fused_weights_that_are_refused(
+    name: str, value: tuple[int, int], sentence: str, make: Make, world: Path
+) -> None:
+    """Also where no folder could be judged before."""
+    tensors = weights(world, "nanogpt") | {name: torch.zeros(value)}
+    with pytest.raises(CheckpointError, match=sentence):
+        make("nanogpt").load_weights(iter(tensors.items()))
 
 
 def test_standard_residuals_have_no_sites(make: Make, world: Path) -> None:
@@ -263,7 +296,7 @@ def test_wrong_shape(base: str, name: str, make: Make, world: Path) -> None:
     """Half a query is not loaded into the half of a parameter."""
     tensors = weights(world, base)
     tensors[name] = torch.zeros(1, 32)
-    with pytest.raises(CheckpointError, match=r"\[1, 32\]; expected 64") as caught:
+    with pytest.raises(CheckpointError, match=r"\[1, 32\]; expected \[.*64\]") as caught:
         make(base).load_weights(iter(tensors.items()))
     assert name in str(caught.value)
 
@@ -287,12 +320,12 @@ def test_left_over(checkpoint: str, name: str, make: Make, world: Path) -> None:
 
 
 def test_part_of_the_weights_can_be_loaded_again(make: Make, world: Path) -> None:
-    """After a whole load, a part may be updated in place and takes effect in the folded query."""
+    """After a whole load, a part may be updated in place: backends fold it in every pass."""
     model, tensors = make("llama"), weights(world, "llama")
     model.load_weights(iter(tensors.items()))
     model.load_weights(iter([(QUERY, torch.full((1, 64), 2.0))]))
     site = model.attn_res_sites[3]
-    assert torch.equal(site.folded_query(), 2 * site.key_norm)
+    assert torch.equal(site.site_weights().query, torch.full((64,), 2.0))
 
 
 def test_eagle_is_refused(make: Make) -> None:

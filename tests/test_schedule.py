@@ -32,8 +32,29 @@ UNIFORM = [
 ]
 
 
-def canonical_sources(num_layers: int, starts: tuple[int, ...]) -> list[list[Source]]:
-    """The pseudocode of the canonical function, word for word: "read, then close the block"."""
+def canonical_sources(spec: AttnResSpec) -> list[list[Source]]:
+    """The pseudocode of the two functions, word for word."""
+    return (cumulative_sources if spec.cumulative else reset_sources)(
+        spec.num_layers, spec.block_starts
+    )
+
+
+def cumulative_sources(num_layers: int, starts: tuple[int, ...]) -> list[list[Source]]:
+    """The embedding is block 0 and the first partial sum, which is copied and never reset."""
+    completed: list[Source] = [("embedding",)]
+    partial: Source = ("embedding",)
+    read = []
+    for s in range(2 * num_layers):
+        read.append([*completed, partial])
+        partial += (f"sublayer {s}",)
+        if s + 1 in starts:
+            completed.append(partial)
+    read.append([*completed, partial])
+    return read
+
+
+def reset_sources(num_layers: int, starts: tuple[int, ...]) -> list[list[Source]]:
+    """ "Read, then close the block"."""
     completed: list[Source] = []
     partial: Source | None = ("embedding",)
     read = []
@@ -57,7 +78,7 @@ def scheduled_sources(spec: AttnResSpec) -> list[list[Source]]:
         partial += (f"sublayer {site.index - 1}" if site.index else "embedding",)
         if site.opens_block:
             blocks.append(partial)
-            partial = ()
+            partial = partial if site.cumulative else ()
         assert site.num_blocks == len(blocks)
         assert site.reads_partial == bool(partial)
         assert site.num_sources == len(blocks) + bool(partial)
@@ -69,7 +90,10 @@ def scheduled_sources(spec: AttnResSpec) -> list[list[Source]]:
 def specs(draw: st.DrawFn) -> AttnResSpec:
     layers = draw(st.integers(1, 12))
     rest = draw(st.sets(st.integers(1, 2 * layers - 1)))
-    return AttnResSpec(layers, (0, *sorted(rest)), EPS, draw(st.booleans()))
+    starts = (0, *sorted(rest))
+    final_mix, cumulative = draw(st.booleans()), draw(st.booleans())
+    shared = draw(st.sampled_from([None, "layer", "block"]))
+    return AttnResSpec(layers, starts, EPS, final_mix, cumulative, shared_queries=shared)
 
 
 @pytest.mark.parametrize(("layers", "size", "starts"), UNIFORM)
@@ -87,14 +111,14 @@ def test_uniform_blocks_read_the_canonical_sources(
 ) -> None:
     """The schedule of a uniform spec exposes what the canonical pseudocode exposes."""
     spec = AttnResSpec.uniform(layers, size, EPS)
-    assert scheduled_sources(spec) == canonical_sources(layers, starts)
+    assert scheduled_sources(spec) == reset_sources(layers, starts)
 
 
 @settings(max_examples=200, deadline=None)
 @given(specs())
 def test_any_starts_read_the_canonical_sources(spec: AttnResSpec) -> None:
     """Uneven starts too: the same sources, in the same order, at every site."""
-    assert scheduled_sources(spec) == canonical_sources(spec.num_layers, spec.block_starts)
+    assert scheduled_sources(spec) == canonical_sources(spec)
 
 
 @settings(max_examples=100, deadline=None)
@@ -111,10 +135,11 @@ def test_sites_that_share_a_phase_1_have_the_same_blocks(spec: AttnResSpec) -> N
 @settings(max_examples=50, deadline=None)
 @given(specs())
 def test_every_output_is_read_exactly_once(spec: AttnResSpec) -> None:
-    """At a site, the sources together hold each earlier output once, in the order of time."""
+    """The sources together, or a cumulative sum alone, hold each earlier output once, in order."""
     for index, sources in enumerate(scheduled_sources(spec)):
         read = [part for source in sources for part in source]
-        assert read == ["embedding", *(f"sublayer {s}" for s in range(index))]
+        every = ["embedding", *(f"sublayer {s}" for s in range(index))]
+        assert (list(sources[-1]) if spec.cumulative else read) == every
 
 
 def test_sources_of_a_small_model_by_hand() -> None:
@@ -129,6 +154,31 @@ def test_sources_of_a_small_model_by_hand() -> None:
     ]
 
 
+def test_cumulative_sources_by_hand() -> None:
+    """Blocks of two sublayers; the copy and the sum that goes on are two sources."""
+    a, b, c, d = "embedding", "sublayer 0", "sublayer 1", "sublayer 2"
+    assert scheduled_sources(AttnResSpec.uniform(2, 2, EPS, cumulative=True))[:4] == [
+        [(a,), (a,)],
+        [(a,), (a, b)],
+        [(a,), (a, b, c), (a, b, c)],
+        [(a,), (a, b, c), (a, b, c, d)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shared", "owners"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 6]),
+        ("layer", [0, 0, 2, 2, 4, 4, 6]),
+        ("block", [0, 0, 0, 3, 3, 5, 6]),
+    ],
+)
+def test_shared_queries(shared: str | None, owners: list[int]) -> None:
+    """The first site of a layer or block has the tensors; the final site has its own."""
+    spec = AttnResSpec(3, (0, 3, 5), EPS, shared_queries=shared)
+    assert [site.tensors for site in sites(spec)] == owners
+
+
 @pytest.mark.parametrize("final_mix", [True, False])
 def test_only_the_final_site_can_be_without_a_mix(final_mix: bool) -> None:
     """`final_mix` false takes the mix from the last site and from no other."""
@@ -139,8 +189,9 @@ def test_only_the_final_site_can_be_without_a_mix(final_mix: bool) -> None:
 
 def test_a_spec_survives_the_house_dictionary() -> None:
     """What `to_house` writes, `from_house` reads, whatever the base's eps."""
-    spec = AttnResSpec(4, (0, 1, 5), 3e-5, final_mix=False)
+    spec = AttnResSpec(4, (0, 1, 5), 3e-5, False, True, True, 0.5, "block")
     assert AttnResSpec.from_house(spec.to_house(), 4, 1e-6) == spec
+    assert set(AttnResSpec(4, (0,), 3e-5).to_house()) == {"block_starts", "key_norm_eps"}
 
 
 def test_house_defaults() -> None:
@@ -177,9 +228,16 @@ REFUSED_HOUSE: list[tuple[Any, str]] = [
         ({"block_size": 2, "final_mix": value}, f"final_mix is {value!r}; expected true or false")
         for value in (0, 1, None, "false")
     ),
+    ({"block_size": 2, "cumulative": 1}, "cumulative is 1; expected true or false"),
+    ({"block_size": 2, "recency_bias": 3.0}, "recency_bias is 3.0; expected true or false"),
     *(
-        ({"block_size": 2, "key_norm_eps": value}, "expected a positive number")
+        ({"block_size": 2, key: value}, f"attn_res.{key} is {value!r}; expected a positive number")
+        for key in ("key_norm_eps", "logit_scale")
         for value in (0, -1e-6, True, "1e-6", None, float("nan"), float("inf"))
+    ),
+    *(
+        ({"block_size": 2, "shared_queries": value}, "expected null, 'layer' or 'block'")
+        for value in ("head", True, ["layer"], 1, "")
     ),
     *((value, f"attn_res is {value!r}; expected an object") for value in (None, 4, [4], "4", True)),
 ]

@@ -43,7 +43,7 @@ def test_info_describes_the_model(server):
     info = server.info
     assert info["format"] == "house"
     assert info["backbone"] == "llama"
-    assert info["backend"] == "torch"
+    assert info["backend"] == "cpp"
     assert info["algorithm"] == "single_pass"
     assert info["sites"] == 2 * info_layers() + 1
     assert info["blocks"] == len(info["block_starts"]) > 1

@@ -1,151 +1,41 @@
 """The torch kernels against the reference in float64: unrolled and stacked, eager and compiled."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pytest
 import torch
+from kernel_cases import (
+    DTYPES,
+    KEY_EPS,
+    NORM_EPS,
+    Case,
+    check_mix,
+    check_normed,
+    every_row,
+    mix_error,
+)
 from torch import Tensor
 
 from attnres_serve.kernels import reference, torch_path
 
-KEY_EPS, NORM_EPS = 1e-6, 1e-5
-# A float32 rounding is 2^-24; so many of them may add up in sums, roots and exponentials.
-# The worst row below has two.
-ROUNDINGS = 8
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FORMS = {"unrolled": torch_path._unrolled, "stacked": torch_path._stacked}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row of a table; every field is something that can go wrong."""
-
-    tokens: int = 5
-    count: int = 3  # sources
-    hidden: int = 65
-    scale: float = 1.0
-    query_scale: float = 0.3
-    seed: int = 0
-
-    def sources(self, dtype: torch.dtype) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(self.seed)
-        shape = (self.count, self.tokens, self.hidden)
-        return list((self.scale * torch.randn(shape, generator=generator)).to(dtype))
-
-    def queries(self, count: int = 1) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(self.seed + 1)
-        return list(self.query_scale * torch.randn((count, self.hidden), generator=generator))
-
-    def norm_weight(self, dtype: torch.dtype) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed + 2)
-        return (1 + 0.3 * torch.randn(self.hidden, generator=generator)).to(dtype)
-
-
-ROWS = [
-    # One source: its weight is one whatever the score.
-    Case(count=1),
-    Case(count=2, tokens=1),
-    Case(count=3, tokens=33),
-    # Both sides of MAX_UNROLLED.
-    Case(count=16, tokens=5, hidden=31),
-    Case(count=17, tokens=5, hidden=31),
-    Case(count=20, tokens=1, hidden=129),
-    # The smallest hidden size, and sizes that fill no vector register.
-    Case(hidden=1),
-    Case(hidden=3, count=9),
-    Case(hidden=257, count=4),
-    # A batch without tokens.
-    Case(tokens=0),
-    Case(tokens=0, count=17),
-    # Zero query: a plain mean.
-    Case(query_scale=0.0, count=7),
-    # Scores of about a hundred: one weight is one, the exponentials of the others underflow.
-    Case(query_scale=12.0, count=7),
-    # Sums of squares far from one, in both directions; at the small ones eps decides.
-    Case(scale=1e4, count=5),
-    Case(scale=1e-4, count=5),
-    Case(scale=1e-6, count=5),
-]
-# Beyond the range of half precision.
-WIDE_ROWS = [Case(scale=1e15, count=5), Case(scale=1e-20, count=5)]
-EVERY = [
-    *((row, dtype) for row in ROWS for dtype in DTYPES),
-    *((row, dtype) for row in WIDE_ROWS for dtype in (torch.float32, torch.bfloat16)),
-]
-
-
-def identify(value: object) -> str:
-    if isinstance(value, Case):
-        return f"T{value.tokens} n{value.count} d{value.hidden} x{value.scale} q{value.query_scale}"
-    return str(value).removeprefix("torch.")
-
-
-every_row = pytest.mark.parametrize(("case", "dtype"), EVERY, ids=identify)
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
-def mix_error(sources: list[Tensor], query: Tensor) -> Tensor:
-    """How far a mix computed in float32 may be from the exact one, ``[T, 1]``.
-
-    A score's error grows with its own size and with the root of the summed squares of its terms; a
-    weight inherits it relatively, the mix inherits that times the largest source.
-    """
-    stacked = torch.stack(sources, dim=1).double()
-    rms = (stacked.square().mean(-1) + KEY_EPS).sqrt()
-    terms = (stacked * query.double()).square().sum(-1).sqrt() / rms
-    score = reference.scores(stacked, query.double(), KEY_EPS).abs()
-    condition = 1 + (terms + score).amax(1, keepdim=True)
-    return ROUNDINGS * 2**-24 * condition * stacked.abs().amax((1, 2))[:, None]
-
-
-def check_mix(actual: Tensor, sources: list[Tensor], query: Tensor) -> None:
-    """A float32 mix is within the error of its own arithmetic; nothing was rounded to a half."""
-    assert actual.dtype == torch.float32
-    expected, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
-    if actual.numel():
-        assert ((actual.double() - expected).abs() / mix_error(sources, query)).max() <= 1
-
-
-def check_normed(actual: Tensor, sources: list[Tensor], query: Tensor, weight: Tensor) -> None:
-    """A normed mix: one rounding to the dtype beside the error of the mix under the norm's gain."""
-    dtype = sources[0].dtype
-    assert actual.dtype == dtype and actual.shape == sources[0].shape
-    if not actual.numel():
-        return
-    mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
-    expected = reference.rms_norm(mixed, weight.double(), NORM_EPS)
-    gain = weight.double().abs().max() / (mixed.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()
-    limits = torch.finfo(dtype)
-    half_ulp = expected.abs().clamp(min=limits.smallest_normal) * (limits.eps / 2)
-    tolerance = half_ulp + gain * mix_error(sources, query)
-    assert ((actual.double() - expected).abs() / tolerance).max() <= 1
-
-
 def two_phase(
-    blocks: list[Tensor], partial: Tensor, queries: list[Tensor], weight: Tensor
+    blocks: list[Tensor],
+    partial: Tensor,
+    queries: list[Tensor],
+    weight: Tensor,
+    bias: Tensor | None = None,
 ) -> list[Tensor]:
     """Every site of a block reads the same finished blocks and, here, the same partial sum."""
     answers = torch_path.inter_block(blocks, queries, KEY_EPS)
     rows = zip(answers, queries, strict=True)
     return [
-        torch_path.merge(answer, log_sum, partial, query, KEY_EPS, weight, NORM_EPS)
+        torch_path.merge(answer, log_sum, partial, query, KEY_EPS, weight, NORM_EPS, bias)
         for (answer, log_sum), query in rows
     ]
-
-
-@pytest.fixture
-def unwritten() -> Iterator[Callable[..., None]]:
-    """Remember tensors; at the end of the test they must hold what they held."""
-    kept: list[tuple[Tensor, Tensor]] = []
-
-    def watch(*tensors: Tensor) -> None:
-        kept.extend((tensor, tensor.clone()) for tensor in tensors)
-
-    yield watch
-    assert kept, "nothing was watched"
-    for tensor, before in kept:
-        assert torch.equal(tensor, before), "an argument was written to"
 
 
 @every_row
@@ -217,6 +107,31 @@ def test_zero_query_is_the_mean(form: str) -> None:
     torch.testing.assert_close(mixed, torch.stack(sources).mean(0), rtol=1e-5, atol=1e-4)
 
 
+@every_form
+@pytest.mark.parametrize("copies", [2, 3])
+def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(form: str, copies: int) -> None:
+    """In the reference, in either form, and in the merge of two-phase."""
+    *blocks, last = sources = Case(count=5).sources(torch.float32)
+    (query,), bias = Case().queries(), torch.tensor([copies]).log()
+    repeated = [*sources, *[last] * (copies - 1)]
+    exact, _ = reference.mix(repeated, query, KEY_EPS, torch.float64)
+    biased, weights = reference.mix(sources, query, KEY_EPS, torch.float64, bias)
+    torch.testing.assert_close(biased, exact, rtol=1e-7, atol=1e-7)
+    assert weights.shape == (5, 5)
+    ((mixed, _),) = FORMS[form](sources, [query], KEY_EPS, bias)
+    check_mix(mixed, repeated, query)
+    weight = Case().norm_weight(torch.float32)
+    ((answer, log_sum),) = FORMS[form](blocks, [query], KEY_EPS)
+    for actual in (
+        torch_path.single_pass(sources, query, KEY_EPS, weight, NORM_EPS, bias),
+        torch_path.merge(answer, log_sum, last, query, KEY_EPS, weight, NORM_EPS, bias),
+    ):
+        check_normed(actual, repeated, query, weight)
+    (answers,), (log_sums,) = reference.inter_block(blocks, query[None], KEY_EPS, torch.float64)
+    merged = reference.merge(answers, log_sums, last, query, KEY_EPS, bias)
+    torch.testing.assert_close(merged, exact, rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
 def test_rms_norm(dtype: torch.dtype, scale: float) -> None:
@@ -271,22 +186,27 @@ def test_compiled(
     monkeypatch: pytest.MonkeyPatch,
     unwritten: Callable[..., None],
 ) -> None:
-    """Both algorithms in one graph, for any number of tokens, in the form meant for this depth."""
+    """Both algorithms in one graph, for any number of tokens, in the form meant for this depth.
+
+    Once more with a recency bias that stands for a second copy of the last source.
+    """
     monkeypatch.setattr(torch_path, other, refuse)
 
     def both(
-        sources: list[Tensor], queries: list[Tensor], weight: Tensor
+        sources: list[Tensor], queries: list[Tensor], weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        single = torch_path.single_pass(sources, queries[0], KEY_EPS, weight, NORM_EPS)
-        return single, two_phase(sources[:-1], sources[-1], queries, weight)
+        single = torch_path.single_pass(sources, queries[0], KEY_EPS, weight, NORM_EPS, bias)
+        return single, two_phase(sources[:-1], sources[-1], queries, weight, bias)
 
     torch.compiler.reset()
     compiled = torch.compile(both, fullgraph=True, dynamic=True)
-    for tokens, scale in ((5, 1.0), (33, 1e4)):
+    double = torch.tensor([2.0]).log()
+    for tokens, scale, bias in ((5, 1.0, None), (33, 1e4, None), (7, 1.0, double)):
         case = Case(tokens=tokens, count=count, scale=scale, seed=tokens)
         sources, queries, weight = case.sources(dtype), case.queries(2), case.norm_weight(dtype)
         unwritten(*sources, *queries, weight)
-        single, merged = compiled(sources, queries, weight)
+        single, merged = compiled(sources, queries, weight, bias)
+        sources = sources if bias is None else [*sources, sources[-1]]
         check_normed(single, sources, queries[0], weight)
         for actual, query in zip(merged, queries, strict=True):
             check_normed(actual, sources, query, weight)

@@ -4,16 +4,18 @@
      "attn_res": {"block_size": 4}, ...}
 
 ``block_size`` counts sublayers (1 is Full AttnRes); ``block_starts`` lists the first sublayer of
-every block instead.  ``qk_norm_eps``, beside ``attn_res``, is for Qwen3's per-head norms where they
-have an epsilon of their own.
+every block instead.  The other keys of ``attn_res`` are the fields of ``AttnResSpec``; with them,
+and with ``qk_norm_eps`` where Qwen3's per-head norms have an epsilon of their own, every served
+model on a Llama or Qwen base can be written in this format.
 """
 
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.translation import Translation
-from attnres_serve.spec import AttnResSpec, is_count, is_number
+from attnres_serve.spec import AttnResSpec, is_number
 
 NAME = "house"
 PREFIX = "attnres_"
@@ -41,10 +43,6 @@ def translate(config: dict[str, Any]) -> Translation:
             f"config.json has model_type {config['model_type']!r} but no attn_res; add for "
             'example {"block_size": 4}, counted in sublayers.'
         )
-    if not is_count(config.get("hidden_size")):
-        raise CheckpointError(
-            f"hidden_size is {config.get('hidden_size')!r}; expected a whole number of at least 1."
-        )
     if (qk_norm_eps := config.get("qk_norm_eps")) is not None and (
         base != "qwen3" or not is_number(qk_norm_eps) or qk_norm_eps <= 0
     ):
@@ -52,30 +50,12 @@ def translate(config: dict[str, Any]) -> Translation:
             f"qk_norm_eps is {qk_norm_eps!r}; expected a positive number, and only with "
             f"{PREFIX}qwen3, whose heads have a query and a key norm."
         )
-    _check_windows(base, config)
+    translated = base_config(config, base, ("attn_res",))
     spec = AttnResSpec.from_house(
         config["attn_res"], config.get("num_hidden_layers"), config.get("rms_norm_eps", 1e-6)
     )
-    return Translation(NAME, base, config, spec, qk_norm_eps)
+    return Translation(NAME, base, translated, spec, qk_norm_eps)
 
 
 def rename(name: str) -> str:
     return name
-
-
-def _check_windows(base: str, config: dict[str, Any]) -> None:
-    """Refuse what vLLM's decoder would serve with other windows than Hugging Face's class has."""
-    window, types = config.get("sliding_window"), set(config.get("layer_types") or ())
-    if base == "llama":
-        right = window is None or bool(types)
-    elif window is not None and config.get("use_sliding_window"):
-        right = types == {"sliding_attention"}
-    else:
-        right = types <= {"full_attention"}
-    if not right:
-        raise CheckpointError(
-            f"sliding_window {window!r} with use_sliding_window "
-            f"{config.get('use_sliding_window')!r} and layer_types {sorted(map(str, types))} is "
-            f"not supported on {base}: vLLM would give its layers other windows; supported are no "
-            "window, or sliding_attention stated in layer_types for every layer."
-        )

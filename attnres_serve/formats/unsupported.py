@@ -1,5 +1,6 @@
 """Checkpoints that are recognised as AttnRes but not served: each is refused by its name."""
 
+import re
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
@@ -16,22 +17,54 @@ BLOCK_KEYS = (
 )
 _SWITCHED_OFF: tuple[Any, ...] = (None, False, 0, "", "none")
 OTHER_KEYS = ("attn_res", "attnres_mode", "attn_res_output_route", "use_attn_res")
+MEGATRON_KEYS = ("attn_res_block_layers", "enable_attention_residuals")
 
+# Names of formats, by model types and architectures.  Those of served formats come here only where
+# the two do not go together.
 MODEL_TYPES = {
     "qwen3_attnres": "open-attnres / delta-attnres",
     "llama_attnres": "delta-attnres",
     "qwen3_ar": "Qwen3AR",
+    "qwen3_dar": "Qwen3DAR (delta attention residuals)",
+    "qwen3_gdar": "Qwen3GDAR (gated delta attention residuals)",
 }
 ARCHITECTURES = {
     "Qwen3AttnResForCausalLM": "open-attnres / delta-attnres",
     "LlamaAttnResForCausalLM": "delta-attnres",
     "Qwen3ARForCausalLM": "Qwen3AR",
+    "Qwen3DARForCausalLM": "Qwen3DAR (delta attention residuals)",
+    "Qwen3GDARForCausalLM": "Qwen3GDAR (gated delta attention residuals)",
     "Qwen3BlockAttnResForCausalLM": "torchtitan / SGLang fork",
 }
 
+# Functions that are not Block or Full AttnRes, by what their keys, values and tensors are called.
+_VARIANTS = [
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"null_source", "a null source"),
+        (r"delta", "delta attention residuals"),
+        (r"gate|alpha", "a gate beside the mix"),
+        (r"head|_mh\b|_hw\b", "multi-head depth attention"),
+        (r"window|stride|dilation", "a window over depth"),
+        (r"sigmoid|activation", "another function than softmax over depth"),
+        (r"input|dynamic|key_proj|query_proj", "queries that depend on the input"),
+        (r"(\b|_)v_res|_v\b", "values with a depth attention of their own"),
+        (r"split", "residual streams of their own for attention and MLP"),
+    )
+]
 
-def refuse_if_attnres(config: dict[str, Any]) -> None:
+
+def variant(text: str) -> str:
+    """`` (what it is)`` for a key, value or tensor name of a function that is not served."""
+    return next((f" ({name})" for pattern, name in _VARIANTS if pattern.search(text)), "")
+
+
+def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
     """Raise for a config that no served format claims but that describes AttnRes all the same.
+
+    Args:
+        config: the content of config.json.
+        supported: says what is served.
 
     Raises:
         CheckpointError: with what was found and what would be served instead.
@@ -41,27 +74,35 @@ def refuse_if_attnres(config: dict[str, Any]) -> None:
         return
     architectures = config.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    beside = f"model_type {model_type!r} and architecture {architecture!r}"
     format_name = MODEL_TYPES.get(str(model_type)) or ARCHITECTURES.get(str(architecture))
     if format_name:
         raise CheckpointError(
-            f"this is a checkpoint of the {format_name} format (model_type {model_type!r}, "
-            f"architecture {architecture!r}), which is not supported yet; supported are FLA's "
-            "transformer and the house format."
+            f"this looks like a checkpoint of the {format_name} format, but no supported format "
+            f"has {beside} together; {supported}."
         )
-    keys = (*BLOCK_KEYS, *OTHER_KEYS)
-    found = {key: config[key] for key in keys if config.get(key) not in _SWITCHED_OFF}
+    found = {
+        key: config[key]
+        for key in (*MEGATRON_KEYS, *BLOCK_KEYS, *OTHER_KEYS)
+        if config.get(key) not in _SWITCHED_OFF
+    }
     if not found:
         return
     key, value = next(iter(found.items()))
+    if key in MEGATRON_KEYS:
+        raise CheckpointError(
+            f"config.json has {key}: {value!r}, a setting of Megatron-LM's Attention Residuals, "
+            "for which no Hugging Face format of tensors has been published; describe the model in "
+            "the house format (attn_res.block_size, in sublayers)."
+        )
     if key in BLOCK_KEYS:
         raise CheckpointError(
-            f"config.json has {key}: {value!r} beside model_type {model_type!r} and architecture "
-            f"{architecture!r}, which no supported format uses together: the unit of the key is "
-            "ambiguous (layers in some formats, sublayers or a number of blocks in others); "
-            "describe the model in the house format (attn_res.block_size, in sublayers)."
+            f"config.json has {key}: {value!r} beside {beside}, which no supported format uses "
+            "together: the unit of the key is ambiguous (layers in some formats, sublayers or a "
+            "number of blocks in others); describe the model in the house format "
+            "(attn_res.block_size, in sublayers)."
         )
     raise CheckpointError(
-        f"config.json has {key}: {value!r} beside model_type {model_type!r} and architecture "
-        f"{architecture!r}, which no supported format uses together; supported are FLA's "
-        "transformer and the house format."
+        f"config.json has {key}: {value!r} beside {beside}, which no supported format uses "
+        f"together; {supported}."
     )

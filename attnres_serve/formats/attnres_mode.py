@@ -1,0 +1,78 @@
+"""The configuration that open-attnres and delta-attnres share: ``attnres_mode`` and its company.
+
+Both call their Qwen3 model ``qwen3_attnres``.  Which of the two a checkpoint is, only its tensors
+tell; see ``resolver``.
+"""
+
+from math import ceil
+from typing import Any
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.unsupported import variant
+from attnres_serve.spec import AttnResSpec, is_count
+
+ARCHITECTURES = {
+    "qwen3_attnres": ("qwen3", "Qwen3AttnResForCausalLM"),
+    "llama_attnres": ("llama", "LlamaAttnResForCausalLM"),
+}
+KEYS = (
+    "attnres_mode",
+    "attnres_num_blocks",
+    "attnres_gate_type",
+    "attnres_use_null_source",
+    "attnres_recency_bias_init",
+    "attnres_num_heads",  # of the multi-head modes, which are refused; written in every mode
+    "attnres_init_bias",  # these two are of older versions, and no code reads them any more
+    "attnres_gate_init",
+)
+
+
+def claims(config: dict[str, Any], model_types: tuple[str, ...]) -> bool:
+    model_type = config.get("model_type")
+    return model_type in model_types and config.get("architectures") == [
+        ARCHITECTURES[model_type][1]
+    ]
+
+
+def translate(config: dict[str, Any], name: str, **options: Any) -> Translation:
+    """Translate for the format ``name``, whose specification has the further ``options``.
+
+    A block has ceil(L / attnres_num_blocks) layers; in the mode ``full`` every sublayer is one.
+
+    Raises:
+        CheckpointError: another mode, a gate or a null source, by its name.
+    """
+    mode, gate = config.get("attnres_mode"), config.get("attnres_gate_type", "bias")
+    if mode not in ("block", "full"):
+        raise CheckpointError(
+            f"attnres_mode is {mode!r}{variant(str(mode))}, another function than Block or Full "
+            "AttnRes, and is not supported; supported are 'block' and 'full'."
+        )
+    if gate != "bias":
+        raise CheckpointError(
+            f"attnres_gate_type is {gate!r}: a gate between the mix and the residual stream is not "
+            "supported; supported is 'bias', which has none."
+        )
+    if null_source := config.get("attnres_use_null_source"):
+        raise CheckpointError(
+            f"attnres_use_null_source is {null_source!r}: a null source, which is no sublayer's "
+            "output, is not supported; supported is false."
+        )
+    base, _ = ARCHITECTURES[config["model_type"]]
+    translated = base_config(config, base, KEYS)
+    layers, blocks = config["num_hidden_layers"], config.get("attnres_num_blocks")
+    size = 1
+    if mode == "block":
+        if not is_count(blocks):
+            raise CheckpointError(
+                f"attnres_num_blocks is {blocks!r}; expected a whole number of blocks, at least 1."
+            )
+        size = 2 * ceil(layers / config["attnres_num_blocks"])
+    spec = AttnResSpec.uniform(layers, size, config.get("rms_norm_eps", 1e-6), **options)
+    return Translation(name, base, translated, spec)
+
+
+def rename(name: str) -> str:
+    return name.replace(".attn_res_", ".self_attention_res_")

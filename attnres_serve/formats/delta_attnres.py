@@ -1,0 +1,20 @@
+"""delta-attnres, its modes ``block`` and ``full``: ``qwen3_attnres`` and ``llama_attnres``.
+
+These two modes are the paper's Block and Full AttnRes with a final mix.
+"""
+
+import re
+from functools import partial
+
+from attnres_serve.formats import attnres_mode
+
+NAME = "delta_attnres"
+MARK = re.compile(r"^model\.final_res_(proj|norm)\.")  # a tensor that open-attnres does not have
+KEY = "attnres_use_null_source"  # a key that open-attnres does not write
+
+claims = partial(attnres_mode.claims, model_types=("qwen3_attnres", "llama_attnres"))
+translate = partial(attnres_mode.translate, name=NAME)
+
+
+def rename(name: str) -> str:
+    return attnres_mode.rename(name).replace("model.final_res_", "model.output_attn_res_")

@@ -1,0 +1,22 @@
+"""open-attnres: ``qwen3_attnres`` with a cumulative residual stream and recency biases.
+
+The embedding is block 0 and the first partial sum at once; the sum is never reset.  After the last
+MLP of a block, or in the mode ``full`` after every sublayer, a copy of it becomes a finished block,
+and it stays the last source itself, its score raised by a learned bias.  The last norm reads the
+sum.
+"""
+
+import re
+from functools import partial
+
+from attnres_serve.formats import attnres_mode
+
+NAME = "open_attnres"
+MARK = re.compile(r"\.(attn|mlp)_res_bias$")  # a tensor that delta-attnres does not have
+KEY = "attnres_recency_bias_init"  # a key that delta-attnres does not write
+
+claims = partial(attnres_mode.claims, model_types=("qwen3_attnres",))
+translate = partial(
+    attnres_mode.translate, name=NAME, final_mix=False, cumulative=True, recency_bias=True
+)
+rename = attnres_mode.rename

@@ -1,0 +1,39 @@
+"""The torchtitan family, which SGLang's fork serves: ``Qwen3BlockAttnResForCausalLM``.
+
+A Qwen3 config with ``attn_res_num_blocks``: a block has floor(L / that) layers, so that there may
+be more blocks than the key says.
+"""
+
+from typing import Any
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.translation import Translation
+from attnres_serve.spec import AttnResSpec, is_count
+
+NAME = "torchtitan"
+KEY = "attn_res_num_blocks"
+ARCHITECTURE = "Qwen3BlockAttnResForCausalLM"
+
+
+def claims(config: dict[str, Any]) -> bool:
+    return config.get("model_type") == "qwen3" and config.get("architectures") == [ARCHITECTURE]
+
+
+def translate(config: dict[str, Any]) -> Translation:
+    base = base_config(config, "qwen3", (KEY,))
+    refuse_windows(config)
+    if not is_count(config.get(KEY)):
+        raise CheckpointError(
+            f"{KEY} is {config.get(KEY)!r}; expected a whole number of blocks, at least 1."
+        )
+    layers = config["num_hidden_layers"]
+    per_block = max(layers // config[KEY], 1)
+    spec = AttnResSpec.uniform(layers, 2 * per_block, config.get("rms_norm_eps", 1e-6))
+    return Translation(NAME, "qwen3", base, spec)
+
+
+def rename(name: str) -> str:
+    return name.replace(".attn_res_", ".self_attention_res_").replace(
+        "model.final_attn_res_", "model.output_attn_res_"
+    )

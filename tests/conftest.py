@@ -1,0 +1,21 @@
+"""Fixtures of every test."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+
+@pytest.fixture
+def unwritten() -> Iterator[Callable[..., None]]:
+    """Remember tensors; at the end of the test they must hold what they held."""
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def watch(*tensors: Tensor) -> None:
+        kept.extend((tensor, tensor.clone()) for tensor in tensors)
+
+    yield watch
+    assert kept, "nothing was watched"
+    for tensor, before in kept:
+        assert torch.equal(tensor, before), "an argument was written to"

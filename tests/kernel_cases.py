@@ -1,0 +1,120 @@
+"""Inputs on which every implementation of depth attention is compared with the float64 reference,
+and what it may differ by."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnres_serve.kernels import reference
+
+KEY_EPS, NORM_EPS = 1e-6, 1e-5
+# A float32 rounding is 2^-24; so many of them may add up in sums, roots and exponentials.
+# The worst row below has two.
+ROUNDINGS = 8
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of a table; every field is something that can go wrong."""
+
+    tokens: int = 5
+    count: int = 3  # sources
+    hidden: int = 65
+    scale: float = 1.0
+    query_scale: float = 0.3
+    seed: int = 0
+
+    def sources(self, dtype: torch.dtype) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (self.count, self.tokens, self.hidden)
+        return list((self.scale * torch.randn(shape, generator=generator)).to(dtype))
+
+    def queries(self, count: int = 1) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return list(self.query_scale * torch.randn((count, self.hidden), generator=generator))
+
+    def norm_weight(self, dtype: torch.dtype) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed + 2)
+        return (1 + 0.3 * torch.randn(self.hidden, generator=generator)).to(dtype)
+
+
+ROWS = [
+    # One source: its weight is one whatever the score.
+    Case(count=1),
+    Case(count=2, tokens=1),
+    Case(count=3, tokens=33),
+    # Both sides of MAX_UNROLLED.
+    Case(count=16, tokens=5, hidden=31),
+    Case(count=17, tokens=5, hidden=31),
+    Case(count=20, tokens=1, hidden=129),
+    # The smallest hidden size, and sizes that fill no vector register.
+    Case(hidden=1),
+    Case(hidden=3, count=9),
+    Case(hidden=257, count=4),
+    # A batch without tokens.
+    Case(tokens=0),
+    Case(tokens=0, count=17),
+    # Zero query: a plain mean.
+    Case(query_scale=0.0, count=7),
+    # Scores of about a hundred: one weight is one, the exponentials of the others underflow.
+    Case(query_scale=12.0, count=7),
+    # Sums of squares far from one, in both directions; at the small ones eps decides.
+    Case(scale=1e4, count=5),
+    Case(scale=1e-4, count=5),
+    Case(scale=1e-6, count=5),
+]
+# Beyond the range of half precision.
+WIDE_ROWS = [Case(scale=1e15, count=5), Case(scale=1e-20, count=5)]
+EVERY = [
+    *((row, dtype) for row in ROWS for dtype in DTYPES),
+    *((row, dtype) for row in WIDE_ROWS for dtype in (torch.float32, torch.bfloat16)),
+]
+
+
+def identify(value: object) -> str:
+    if isinstance(value, Case):
+        return f"T{value.tokens} n{value.count} d{value.hidden} x{value.scale} q{value.query_scale}"
+    return str(value).removeprefix("torch.")
+
+
+every_row = pytest.mark.parametrize(("case", "dtype"), EVERY, ids=identify)
+
+
+def mix_error(sources: list[Tensor], query: Tensor) -> Tensor:
+    """How far a mix computed in float32 may be from the exact one, ``[T, 1]``.
+
+    A score's error grows with its own size and with the root of the summed squares of its terms; a
+    weight inherits it relatively, the mix inherits that times the largest source.
+    """
+    stacked = torch.stack(sources, dim=1).double()
+    rms = (stacked.square().mean(-1) + KEY_EPS).sqrt()
+    terms = (stacked * query.double()).square().sum(-1).sqrt() / rms
+    score = reference.scores(stacked, query.double(), KEY_EPS).abs()
+    condition = 1 + (terms + score).amax(1, keepdim=True)
+    return ROUNDINGS * 2**-24 * condition * stacked.abs().amax((1, 2))[:, None]
+
+
+def check_mix(actual: Tensor, sources: list[Tensor], query: Tensor) -> None:
+    """A float32 mix is within the error of its own arithmetic; nothing was rounded to a half."""
+    assert actual.dtype == torch.float32
+    expected, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
+    if actual.numel():
+        assert ((actual.double() - expected).abs() / mix_error(sources, query)).max() <= 1
+
+
+def check_normed(actual: Tensor, sources: list[Tensor], query: Tensor, weight: Tensor) -> None:
+    """A normed mix: one rounding to the dtype beside the error of the mix under the norm's gain."""
+    dtype = sources[0].dtype
+    assert actual.dtype == dtype and actual.shape == sources[0].shape
+    if not actual.numel():
+        return
+    mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
+    expected = reference.rms_norm(mixed, weight.double(), NORM_EPS)
+    gain = weight.double().abs().max() / (mixed.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()
+    limits = torch.finfo(dtype)
+    half_ulp = expected.abs().clamp(min=limits.smallest_normal) * (limits.eps / 2)
+    tolerance = half_ulp + gain * mix_error(sources, query)
+    assert ((actual.double() - expected).abs() / tolerance).max() <= 1

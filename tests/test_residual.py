@@ -1,0 +1,217 @@
+"""The engine's own sites on a decoder of random matrices, against the float64 definition.
+
+No engine: the sites are installed as in the engine, and run eagerly in this process.  Any
+specification is drawn: starts, cumulative or begun anew, recency bias, shared queries, logit scale,
+final mix or none, over one pipeline stage or two.
+"""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from oracle import HOUSE_NAMES, Model, Spec, rms_norm, site_role
+from torch import Tensor, nn
+
+pytest.importorskip("vllm")
+
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.layernorm import RMSNorm
+
+from attnres_serve.backbones import install_sites, parameters_of, rows_received
+from attnres_serve.kernels import backends
+from attnres_serve.spec import AttnResSpec
+from attnres_serve.tensors import expected_parts
+
+HIDDEN, TOKENS, EPS, KEY_EPS = 24, 5, 1e-5, 1e-3
+ALGORITHMS = ("single_pass", "two_phase")
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> AttnResSpec:
+    layers = draw(st.integers(1, 6))
+    rest = draw(st.sets(st.integers(1, 2 * layers - 1)))
+    return AttnResSpec(
+        layers,
+        (0, *sorted(rest)),
+        KEY_EPS,
+        final_mix=draw(st.booleans()),
+        cumulative=draw(st.booleans()),
+        recency_bias=draw(st.booleans()),
+        logit_scale=draw(st.sampled_from([1.0, 0.25, 3])),
+        shared_queries=draw(st.sampled_from([None, "layer", "block"])),
+    )
+
+
+class Definition(Model):
+    """The oracle with a matrix and a tanh for every sublayer, and no head."""
+
+    def sublayer(self, s: int, h: Tensor) -> Tensor:
+        layer, kind = divmod(s, 2)
+        normed = rms_norm(h, self.weight("mlp_norm" if kind else "attention_norm", layer), EPS)
+        return torch.tanh(normed @ self.weights[f"matrix {s}"])
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def read_by_the_head(self, x: Tensor) -> Tensor:
+        return rms_norm(self._evaluate(x)[0], self.weight("final_norm"), EPS)
+
+
+def definition(spec: AttnResSpec, seed: int) -> Definition:
+    """Random weights, by the oracle's names; the queries give spiky depth weights."""
+    sizes = dict.fromkeys(("heads", "kv_heads", "head_dim", "intermediate", "vocab"), 0)
+    options = ("block_starts", "final_mix", "cumulative", "recency_bias", "logit_scale")
+    own = Spec(
+        names=HOUSE_NAMES,
+        layers=spec.num_layers,
+        hidden=HIDDEN,
+        eps=EPS,
+        rope_theta=0,
+        tied=False,
+        key_norm_eps=KEY_EPS,
+        shared_queries=spec.shared_queries,
+        **sizes,
+        **{name: getattr(spec, name) for name in options},
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:  # float32 values, so that both sides start from the same
+        return torch.randn(shape, generator=generator).double()
+
+    weights = {"model.norm.weight": 1 + 0.3 * draw(HIDDEN)}
+    for s in range(2 * spec.num_layers):
+        norm = "mlp_norm" if s % 2 else "attention_norm"
+        weights[HOUSE_NAMES[norm].format(s // 2)] = 1 + 0.3 * draw(HIDDEN)
+        weights[f"matrix {s}"] = draw(HIDDEN, HIDDEN) / HIDDEN**0.5
+    for site in range(own.sublayers + own.final_mix):
+        role, layer = site_role(own, site)
+        weights[HOUSE_NAMES[f"{role}_query"].format(layer)] = draw(1, HIDDEN) / HIDDEN**0.5
+        weights[HOUSE_NAMES[f"{role}_key"].format(layer)] = 1 + 0.3 * draw(HIDDEN)
+        weights[HOUSE_NAMES[f"{role}_recency"].format(layer)] = 2 * draw(1)
+    return Definition(own, weights)
+
+
+def stage(
+    own: Definition, spec: AttnResSpec, algorithm: str, backend: str, first: int, end: int
+) -> tuple[SimpleNamespace, dict]:
+    """Layers ``first`` to ``end`` with their sites, and the final norm in the last stage."""
+
+    def norm(weight: Tensor) -> RMSNorm:
+        module = RMSNorm(HIDDEN, eps=EPS)
+        module.weight.data.copy_(weight)
+        return module
+
+    decoder = SimpleNamespace(
+        layers=[
+            SimpleNamespace(
+                input_layernorm=norm(own.weight("attention_norm", layer)),
+                post_attention_layernorm=norm(own.weight("mlp_norm", layer)),
+            )
+            for layer in range(spec.num_layers)
+        ],
+        norm=norm(own.weight("final_norm")) if end == spec.num_layers else nn.Identity(),
+        start_layer=first,
+        end_layer=end,
+    )
+    installed = install_sites(decoder, spec, algorithm, backends.load(backend))
+    names = {"query": "query", "key_norm": "key", "bias": "recency"}
+    for site in installed.values():
+        role, layer = site_role(own.spec, site.site.tensors)
+        for name, parameter in site.named_parameters():
+            if name != "weight":
+                parameter.data.copy_(own.weight(f"{role}_{names[name]}", layer).view(-1))
+    return decoder, installed
+
+
+def serve(
+    own: Definition, spec: AttnResSpec, algorithm: str, backend: str, split: int, x: Tensor
+) -> Tensor:
+    """The residual convention of vLLM's decoders, over two pipeline stages if ``split``."""
+    hidden, residual = x, None
+    cuts = [0, *([split] if split else []), spec.num_layers]
+    for first, end in pairwise(cuts):
+        decoder, installed = stage(own, spec, algorithm, backend, first, end)
+        if first:
+            rows = rows_received(spec, min(installed))
+            assert residual.shape == (TOKENS, rows, HIDDEN)
+        for index, layer in enumerate(decoder.layers[first:end], first):
+            for kind, norm in enumerate((layer.input_layernorm, layer.post_attention_layernorm)):
+                if residual is None:
+                    hidden, residual = norm(hidden), hidden
+                else:
+                    hidden, residual = norm(hidden, residual)
+                hidden = torch.tanh(hidden @ own.weights[f"matrix {2 * index + kind}"].float())
+                if installed[2 * index + kind].leaves_stage:
+                    assert isinstance(residual, Tensor) and residual.dim() == 3
+    return decoder.norm(hidden, residual)[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configuration():
+    with set_current_vllm_config(VllmConfig()), torch.inference_mode():
+        yield
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    specs(),
+    st.integers(0, 2**31),
+    st.sampled_from(ALGORITHMS),
+    st.sampled_from(backends.BACKENDS),
+    st.data(),
+)
+def test_any_specification_equals_its_definition(spec, seed, algorithm, backend, data) -> None:
+    """The last norm reads what the definition says, to the rounding of float32."""
+    split = data.draw(st.integers(0, spec.num_layers - 1))
+    own = definition(spec, seed)
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(seed + 1))
+    wanted = own.read_by_the_head(x.double())
+    found = serve(own, spec, algorithm, backend, split, x)
+    # Some hundred roundings of 2^-24 through up to twelve sublayers with gains of one to three.
+    torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+STARTS = (0, 1, 4, 6)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_starts": (0, 1, 4, 7)},
+        {"cumulative": False},
+        {"final_mix": False},
+        {"logit_scale": 1.0},
+        {"shared_queries": "layer"},
+        {"key_norm_eps": 1e-1},
+    ],
+    ids=str,
+)
+def test_a_wrong_specification_shows(algorithm: str, wrong: dict) -> None:
+    """The test above can tell: any field that is wrong leaves the bound far behind."""
+    right = {"block_starts": STARTS, "final_mix": True, "cumulative": True, "recency_bias": True}
+    options = {"key_norm_eps": KEY_EPS, "logit_scale": 3.0, **right}
+    own = definition(AttnResSpec(4, **options), seed=3)
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(4))
+    served = serve(own, AttnResSpec(4, **options | wrong), algorithm, "cpp", 0, x)
+    assert (served.double() - own.read_by_the_head(x.double())).abs().max() > 1e-2
+
+
+@example(AttnResSpec(2, (0, 3), KEY_EPS, recency_bias=True, shared_queries="layer"), 1)
+@settings(max_examples=60, deadline=None)
+@given(specs(), st.integers(0, 5))
+def test_every_tensor_fills_the_parameters_that_use_it(spec: AttnResSpec, split: int) -> None:
+    """Over all stages, each parameter of each site is filled by exactly one expected tensor."""
+    split = min(split, spec.num_layers - 1)
+    own = definition(spec, 0)
+    filled: list[str] = []
+    for first, end in ((0, split), (split, spec.num_layers)) if split else ((0, spec.num_layers),):
+        _, installed = stage(own, spec, "single_pass", "cpp", first, end)
+        table = parameters_of(installed, spec)
+        assert list(table) == expected_parts(spec)
+        filled += [name for names in table.values() for name in names]
+    count = (2 * spec.num_layers + spec.final_mix) * (2 + spec.recency_bias)
+    assert len(filled) == len(set(filled)) == count
