@@ -4,7 +4,8 @@ Read against vLLM 0.32.0.  vLLM itself is imported inside the functions, so that
 imported, and the version judged, without it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,68 @@ def set_additional(vllm_config, key: str, value: str) -> None:
 def inner_model(worker):
     """The model object that a worker runs, without LoRA's or graphs' wrappers."""
     return worker.model_runner.get_model()
+
+
+@contextmanager
+def recorded_engine(checkpoint: str, longest: int, own: dict[str, str]) -> Iterator[Callable]:
+    """An engine in this process, eager and in float32, whose norms are listened to.
+
+    Args:
+        checkpoint: folder.
+        longest: tokens of the longest prompt; each prompt is one forward pass.
+        own: settings of ours for ``additional_config``.
+
+    Yields:
+        A function from token ids to, per site, what it received and what it gave, ``[T, d]`` each,
+        and the logits ``[T, vocabulary]``.
+    """
+    import os
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when the engine is made
+    import torch
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        checkpoint,
+        dtype="float32",
+        max_model_len=longest + 1,
+        max_num_batched_tokens=max(longest + 1, 256),
+        max_num_seqs=1,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        distributed_executor_backend="uni",
+        additional_config=own,
+    )
+    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+    decoder = model.model
+    norms = [
+        norm
+        for layer in decoder.layers
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+    ]
+    heard: list[tuple] = []
+
+    def listen(module, args, output) -> None:
+        given = output[0] if isinstance(output, tuple) else output
+        heard.append((args[0].clone(), given.clone()))
+
+    handles = [norm.register_forward_hook(listen) for norm in (*norms, decoder.norm)]
+
+    def record(ids: list[int]):
+        heard.clear()
+        once = SamplingParams(temperature=0, max_tokens=1)
+        llm.generate([{"prompt_token_ids": ids}], once, use_tqdm=False)
+        if [len(given) for _, given in heard] != [len(ids)] * (len(norms) + 1):
+            raise RuntimeError("the engine did not run the prompt in one forward pass")
+        received, normed = zip(*heard, strict=True)
+        return list(received), list(normed), torch.as_tensor(model.compute_logits(normed[-1]))
+
+    try:
+        yield record
+    finally:
+        for handle in handles:
+            handle.remove()
+        llm.llm_engine.engine_core.shutdown()
 
 
 def run_server(

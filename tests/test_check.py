@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from checkpoints import GOLDENS, write_fla, write_house, write_standard
-from oracle import load, source_spans
 from safetensors.torch import load_file, save_file
 
 from attnres_serve import cli, compat
+from attnres_serve.oracle import load, source_spans
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "checkpoint"
 

@@ -32,7 +32,6 @@ from checkpoints import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import load
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -41,6 +40,7 @@ from attnres_serve import convert as convert_module
 from attnres_serve.convert import convert
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats import fla
+from attnres_serve.oracle import load
 from attnres_serve.safetensors_file import SafetensorsFile
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -5,10 +5,10 @@ import random
 
 import pytest
 from checkpoints import write_fla, write_house, write_standard
-from oracle import load
 from serving import SMALL_GAP, bound, engine_job, run_engine
 
 from attnres_serve.convert import convert
+from attnres_serve.oracle import load
 
 pytestmark = pytest.mark.engine
 

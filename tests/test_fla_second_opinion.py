@@ -18,8 +18,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpoints import GOLDENS, write_fla
-from oracle import load
 from torch import Tensor
+
+from attnres_serve.oracle import load
 
 IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(48)]
 THETA = 10000.0

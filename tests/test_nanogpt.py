@@ -10,7 +10,6 @@ import nanogpt_model
 import pytest
 import torch
 from checkpoints import GOLDENS, house_copy_of_nanogpt, write_house, write_nanogpt
-from oracle import agreement, load, starts_of
 from safetensors.torch import load_file, save_file
 from serving import differences, engine_job, expected, run_engine
 from test_engine import check_against, fresh_prompts
@@ -18,6 +17,7 @@ from test_engine import check_against, fresh_prompts
 from attnres_serve import checkpoint
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats import nanogpt
+from attnres_serve.oracle import agreement, load, starts_of
 from attnres_serve.resolver import resolve
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import base_shapes, expected_parts

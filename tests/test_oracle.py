@@ -17,8 +17,9 @@ from checkpoints import (
     write_standard,
     write_titan,
 )
-from oracle import Model, agreement, load, main, site_role, source_spans, starts_of
 from safetensors.torch import load_file, save_file
+
+from attnres_serve.oracle import Model, agreement, load, main, site_role, source_spans, starts_of
 
 FLA_GOLDENS = ("fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale")
 CUMULATIVE_GOLDENS = ("qwen3_attnres_cumulative_block", "qwen3_attnres_cumulative_full")

@@ -12,8 +12,9 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from oracle import HOUSE_NAMES, Model, Spec, rms_norm, site_role
 from torch import Tensor, nn
+
+from attnres_serve.oracle import HOUSE_NAMES, Model, Spec, rms_norm, site_role
 
 pytest.importorskip("vllm")
 

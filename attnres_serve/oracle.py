@@ -21,7 +21,7 @@ Understood: the house format (`attnres_llama`, `attnres_gated_llama`, `attnres_q
 `llama_attnres` (told apart by the tensors), `qwen3` with the architecture
 Qwen3BlockAttnResForCausalLM and, with ordinary residuals, `llama`, `qwen2`, `qwen3`.
 
-    python tests/oracle.py CHECKPOINT    # agreement with the checkpoint's expected.json
+    python -m attnres_serve.oracle CHECKPOINT    # agreement with the checkpoint's expected.json
 """
 
 import json
@@ -145,6 +145,12 @@ class Spec:
     def sublayers(self) -> int:
         return 2 * self.layers
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The block starts of a model that has blocks."""
+        assert self.block_starts is not None
+        return self.block_starts
+
 
 def starts_of(block_size: int, sublayers: int) -> tuple[int, ...]:
     """Block starts 0, S, 2S, ... of blocks of S sublayers."""
@@ -175,15 +181,18 @@ def site_role(spec: Spec, site: int) -> tuple[str, int | None]:
     if spec.shared_queries == "layer":
         site = 2 * (site // 2)
     elif spec.shared_queries == "block":
-        site = max(start for start in spec.block_starts if start <= site)
+        site = max(start for start in spec.starts if start <= site)
     return ("mlp" if site % 2 else "attention"), site // 2
 
 
+SMALL = 512  # hidden size
+
+
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """The matrices are too small to share: on a busy machine a second thread costs tenfold."""
+def threads_for(hidden: int) -> Iterator[None]:
+    """One thread where matrices are too small to share: a second one can cost tenfold."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if hidden < SMALL else threads)
     try:
         yield
     finally:
@@ -261,17 +270,21 @@ class Model:
 
     def sublayer(self, s: int, h: Tensor) -> Tensor:
         """y_s: prenorm and attention or MLP of what site s mixed, h [tokens, hidden]."""
-        layer = s // 2
-        if s % 2:
-            weight = self.weight("mlp_norm", layer)
-            return self.mlp(rms_norm(h, weight, self.norm_eps(s)), layer)
-        weight = self.weight("attention_norm", layer)
-        return self.attention(rms_norm(h, weight, self.norm_eps(s)), layer)
+        return (self.mlp if s % 2 else self.attention)(self.norm(s, h), s // 2)
+
+    def norm(self, site: int, h: Tensor) -> Tensor:
+        """The norm that reads what `site` mixed, h [tokens, hidden]."""
+        role = ("mlp_norm" if site % 2 else "attention_norm") if site < self.spec.sublayers else ""
+        weight = self.weight(role, site // 2) if role else self.weight("final_norm")
+        return rms_norm(h, weight, self.norm_eps(site))
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """What the last norm gave, [tokens, hidden] -> [tokens, vocab]."""
+        return normed @ self.weight("embedding" if self.spec.tied else "head").T
 
     def head(self, h: Tensor) -> Tensor:
         """Last norm, head and log-softmax: h [tokens, hidden] -> [tokens, vocab]."""
-        h = rms_norm(h, self.weight("final_norm"), self.norm_eps(self.spec.sublayers))
-        return (h @ self.weight("embedding" if self.spec.tied else "head").T).log_softmax(-1)
+        return self.logits(self.norm(self.spec.sublayers, h)).log_softmax(-1)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """[tokens, hidden]"""
@@ -288,35 +301,42 @@ class Model:
 
     def sources(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
         """V of `site` [sources, tokens, hidden], from the embedding x and the outputs y_0 ..."""
-        starts = self.spec.block_starts
+        starts = self.spec.starts
         if self.spec.cumulative:
             ends = [*(b for b in starts if b <= site), site]
             return torch.stack([torch.stack([x, *y[:end]]).sum(0) for end in ends])
         spans = source_spans(starts, site)
         return torch.stack([x, *(torch.stack(list(y[b:e])).sum(0) for b, e in spans)])
 
+    def mix(self, site: int, x: Tensor, y: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """What `site` reads [tokens, hidden], and its weights [tokens, sources] if it mixes."""
+        if self.spec.block_starts is None:
+            return torch.stack([x, *y]).sum(0), None
+        sources = self.sources(site, x, y)
+        if site == self.spec.sublayers and not self.spec.final_mix:
+            return sources[-1], None
+        weights = self.depth_softmax(site, sources)
+        return torch.einsum("tn,ntd->td", weights, sources), weights
+
+    def normed(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
+        """What `site` gives to its sublayer, from the embedding x and the outputs y_0 ..."""
+        return self.norm(site, self.mix(site, x, y)[0])
+
     def _evaluate(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """What the last norm reads [tokens, hidden], and each site's weights [tokens, sources]."""
-        spec, x = self.spec, self.embed(ids)
+        x = self.embed(ids)
         y: list[Tensor] = []
-        weights: list[Tensor] = []
-        for site in range(spec.sublayers + 1):
-            if spec.block_starts is None:
-                h = torch.stack([x, *y]).sum(0)
-            else:
-                sources = self.sources(site, x, y)
-                if site == spec.sublayers and not spec.final_mix:
-                    h = sources[-1]
-                else:
-                    weights.append(self.depth_softmax(site, sources))
-                    h = torch.einsum("tn,ntd->td", weights[-1], sources)
-            if site < spec.sublayers:
+        every: list[Tensor] = []
+        for site in range(self.spec.sublayers + 1):
+            h, weights = self.mix(site, x, y)
+            every += [] if weights is None else [weights]
+            if site < self.spec.sublayers:
                 y.append(self.sublayer(site, h))
-        return h, weights
+        return h, every
 
     def logprobs(self, ids: Sequence[int]) -> Tensor:
         """Log-probabilities [len(ids), vocab] of the token after each position."""
-        with one_thread():
+        with threads_for(self.spec.hidden):
             return self.head(self._evaluate(ids)[0])
 
     def depth_weights(self, ids: Sequence[int]) -> list[Tensor]:
@@ -325,7 +345,7 @@ class Model:
         Sources are in the order embedding, finished blocks, running partial sum; with ordinary
         residuals the list is empty, and without a final mix there is no last site.
         """
-        with one_thread():
+        with threads_for(self.spec.hidden):
             return self._evaluate(ids)[1]
 
     def prompt_logprobs(self, ids: Sequence[int]) -> list[float | None]:
@@ -506,7 +526,8 @@ def _titan_spec(config: dict) -> Spec:
 
 def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the checkpoint must hold."""
-    d, names, shapes = spec.hidden, spec.names, {}
+    d, names = spec.hidden, spec.names
+    shapes: dict[str, tuple[int, ...]] = {}
     linears = {
         "q_proj": ("attention", spec.heads * spec.head_dim, d),
         "k_proj": ("attention", spec.kv_heads * spec.head_dim, d),
@@ -628,7 +649,7 @@ def agreement(model: Model, cases: Sequence[dict]) -> dict[str, float]:
 
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
-        print("usage: python tests/oracle.py CHECKPOINT", file=sys.stderr)
+        print("usage: python -m attnres_serve.oracle CHECKPOINT", file=sys.stderr)
         return 2
     folder = Path(arguments[0])
     model = load(folder)

@@ -1,0 +1,329 @@
+"""``attnres-serve verify``: is a checkpoint served as it was trained?
+
+The checkpoint is served in float32 by an engine in this process, and evaluated in float64 by a
+model that shares no code with the engine (``oracle``).  They are compared in two ways:
+
+* as wholes: logprobs, KL divergence and greedy choice at every token of a text;
+* part by part: every site, sublayer and the head of the float64 model is given what the engine's
+  part was given, so that a fault shows where it is and is not hidden by what follows.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnres_serve import settings
+from attnres_serve.checkpoint import inspect
+from attnres_serve.errors import CheckpointError, SettingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnres_serve.oracle import Model
+
+# A part in float32 against float64: sums of some thousand products lose about 1e-6.
+PART_BOUND = 1e-4
+# The whole: roundings add up over the layers; these are a tenth of what bfloat16 costs and less.
+LOGPROB_BOUND = 1e-3
+KL_BOUND = 1e-5
+TIE = 2e-3  # a greedy choice whose lead is smaller is no choice
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What the engine did with one prompt of ``T`` tokens.
+
+    Attributes:
+        ids: the prompt.
+        received: per site ``[T, d]``: the token embedding, then the output of each sublayer.
+        normed: per site ``[T, d]``: what the site gave to its sublayer or, the last, to the head.
+        logits: ``[T, vocabulary]``.
+    """
+
+    ids: list[int]
+    received: list["Tensor"]
+    normed: list["Tensor"]
+    logits: "Tensor"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The worst of all tokens, and what it means.
+
+    Attributes:
+        tokens: how many were compared.
+        logprob_gap: largest difference of the logprob of a token of the text.
+        kl: mean KL divergence of the engine's distribution from the reference, in nats.
+        kl_max: largest one.
+        greedy_agreement: share of the tokens with a clear choice at which both choose the same.
+        worst_part: the part with the largest relative error, None where parts were not compared.
+        worst_error: that error, the norm of the difference over the norm of the expected row.
+        parts: relative error by part, for those beyond the bound.
+        holds: whether everything is within its bound.
+    """
+
+    tokens: int
+    logprob_gap: float
+    kl: float
+    kl_max: float
+    greedy_agreement: float
+    worst_part: str | None
+    worst_error: float
+    parts: dict[str, float]
+    holds: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="folder of the checkpoint")
+    parser.add_argument(
+        "--against",
+        choices=("fp64", "hf"),
+        default="fp64",
+        help="our float64 model, or the checkpoint's own Hugging Face class where it is installed "
+        "(default: fp64)",
+    )
+    parser.add_argument(
+        "--reference",
+        metavar="CHECKPOINT",
+        help="compare with this checkpoint, for example the one it was converted from (default: "
+        "itself)",
+    )
+    parser.add_argument("--text", metavar="FILE", help="text to run over (default: one of ours)")
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="tokens of each passage (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--passages", type=int, default=2, help="passages of the text (default: %(default)s)"
+    )
+    for key in settings.CHOICES:
+        flag = f"--{key.replace('_', '-')}"
+        parser.add_argument(flag, choices=settings.CHOICES[key], default=settings.AUTO)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(own: argparse.Namespace) -> int:
+    """Verify a checkpoint and print the report.
+
+    Returns:
+        0 if it holds, 1 if not.
+
+    Raises:
+        CheckpointError, SettingError: with one sentence, before anything is compared.
+    """
+    if own.tokens < 2 or own.passages < 1:
+        raise SettingError(
+            f"--tokens is {own.tokens} and --passages {own.passages}; expected at least 2 and 1."
+        )
+    folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
+    for path in dict.fromkeys((folder, reference)):
+        if inspect(path) is None:
+            raise CheckpointError(
+                f"{path} is no AttnRes checkpoint, so there is nothing to verify."
+            )
+    prompts = passages(folder, own.text, own.tokens, own.passages)
+    chosen = {key: getattr(own, key) for key in settings.CHOICES}
+    report = verify(folder, reference, prompts, chosen, own.against)
+    print(json.dumps(asdict(report)) if own.json else table(report))
+    return 0 if report.holds else 1
+
+
+def verify(
+    folder: Path,
+    reference: Path,
+    prompts: Sequence[list[int]],
+    chosen: dict[str, str],
+    against: str = "fp64",
+) -> Report:
+    """Serve ``folder`` and compare it with the model of ``reference``.
+
+    Args:
+        folder, reference: checkpoint folders of any served format.
+        prompts: token ids.
+        chosen: our settings, by their keys in ``additional_config``.
+        against: ``fp64`` or ``hf``.
+    """
+    import torch
+    from tqdm import tqdm
+
+    progress = tqdm(total=2 + 2 * len(prompts), desc="starting the engine", unit="step")
+    with torch.inference_mode(), progress:
+
+        def step(what: str) -> None:
+            progress.update()
+            progress.set_description(what)
+
+        evaluate, parts = _reference(reference, against)
+        step("serving")
+        found = []
+        for passage in serve(folder, prompts, chosen):
+            found.append(passage)
+            step("serving")
+        step("comparing")
+        wholes: list[dict[str, Tensor]] = []
+        errors: dict[str, float] = {}
+        for passage in found:
+            wholes.append(_whole(passage, evaluate(passage.ids)))
+            for part, error in parts(passage):
+                errors[part] = max(errors.get(part, 0.0), error)
+            step("comparing")
+    return _report(wholes, errors)
+
+
+def serve(folder: Path, prompts: Sequence[list[int]], chosen: dict[str, str]) -> Iterator[Passage]:
+    """Run prompts through an engine in this process and keep what every site received and gave."""
+    from attnres_serve import compat
+
+    with compat.recorded_engine(str(folder), max(map(len, prompts)), chosen) as record:
+        for ids in prompts:
+            yield Passage(ids, *record(ids))
+
+
+def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[list[int]]:
+    """``count`` passages of a text, evenly spaced, in the checkpoint's tokens.
+
+    Raises:
+        CheckpointError: the checkpoint has no tokenizer.
+        SettingError: the text cannot be read or is too short.
+    """
+    from transformers import AutoTokenizer
+
+    from attnres_serve import oracle
+
+    try:
+        content = Path(text).read_text(encoding="utf-8") if text else str(oracle.__doc__)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"the text {text} cannot be read ({error}).") from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # whatever a tokenizer's files may do wrong
+        raise CheckpointError(
+            f"the tokenizer of {folder} cannot be loaded ({str(error).splitlines()[0]}); copy it "
+            "beside the weights."
+        ) from None
+    ids = tokenizer(content)["input_ids"]
+    if len(ids) < tokens:
+        raise SettingError(
+            f"the text has {len(ids)} tokens; expected at least the {tokens} of a passage: give a "
+            "longer one with --text or fewer --tokens."
+        )
+    step = (len(ids) - tokens) / max(1, count - 1)
+    return [ids[round(i * step) : round(i * step) + tokens] for i in range(count)]
+
+
+Evaluate = Callable[[list[int]], "Tensor"]
+Parts = Callable[[Passage], Iterator[tuple[str, float]]]
+
+
+def _reference(folder: Path, against: str) -> tuple[Evaluate, Parts]:
+    """Log-probabilities ``[T, vocabulary]`` for token ids, and the comparison part by part."""
+    if against == "hf":
+        return _hugging_face(folder), lambda passage: iter(())
+    from attnres_serve import oracle
+
+    model = oracle.load(folder)
+    return model.logprobs, lambda passage: part_errors(model, passage)
+
+
+def _hugging_face(folder: Path) -> Evaluate:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    except Exception as error:  # whatever a foreign package may raise
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"the Hugging Face class of {folder} cannot be loaded ({reason}); install the package "
+            "that defines it, or compare with --against fp64."
+        ) from None
+    return lambda ids: model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+
+
+def part_errors(model: "Model", passage: Passage) -> Iterator[tuple[str, float]]:
+    """Relative error of every part of the engine, given what that part was given.
+
+    A site is given the outputs of all sublayers before it, so it is wrong if its query, key norm,
+    norm or choice of sources is.
+    """
+    from attnres_serve.schedule import site_name
+
+    received = [tensor.double() for tensor in passage.received]
+    normed = [tensor.double() for tensor in passage.normed]
+    embedding, outputs = received[0], received[1:]
+    layers = model.spec.layers
+    yield "the embedding", _error(embedding, model.embed(passage.ids))
+    for site, found in enumerate(normed):
+        name = site_name(site, layers)
+        yield f"the site of {name}", _error(found, model.normed(site, embedding, outputs[:site]))
+        if site < len(outputs):
+            sublayer = model.mlp if site % 2 else model.attention
+            yield name, _error(outputs[site], sublayer(found, site // 2))
+    yield "the head", _error(passage.logits.double(), model.logits(normed[-1]))
+
+
+def _error(found: "Tensor", expected: "Tensor") -> float:
+    norms = expected.norm(dim=-1)
+    return ((found - expected).norm(dim=-1) / norms.clamp(min=1e-30)).max().item()
+
+
+def _whole(passage: Passage, expected: "Tensor") -> dict[str, "Tensor"]:
+    """Per token the logprob gap (of the next token), the KL divergence, and the greedy choices."""
+    import torch
+
+    found = passage.logits.double().log_softmax(-1)
+    nexts = torch.tensor(passage.ids[1:])[:, None]
+    best = expected.topk(2, dim=-1).values
+    return {
+        "gap": (found - expected)[:-1].gather(1, nexts).abs().flatten(),
+        "kl": (expected.exp() * (expected - found)).sum(-1),
+        "same": found.argmax(-1) == expected.argmax(-1),
+        "clear": best[:, 0] - best[:, 1] >= TIE,
+    }
+
+
+def _report(wholes: list[dict[str, "Tensor"]], errors: dict[str, float]) -> Report:
+    import torch
+
+    whole = {key: torch.cat([one[key] for one in wholes]) for key in wholes[0]}
+    clear = whole["same"][whole["clear"]]
+    agreement = clear.double().mean().item() if len(clear) else 1.0
+    worst = max(errors, key=lambda part: errors[part]) if errors else None
+    beyond = {part: error for part, error in errors.items() if not error <= PART_BOUND}
+    gap, kl, kl_max = (
+        whole["gap"].max().item(),
+        whole["kl"].mean().item(),
+        whole["kl"].max().item(),
+    )
+    holds = not beyond and gap <= LOGPROB_BOUND and kl <= KL_BOUND and agreement == 1
+    worst_error = errors[worst] if worst else 0.0
+    return Report(len(whole["kl"]), gap, kl, kl_max, agreement, worst, worst_error, beyond, holds)
+
+
+def table(report: Report) -> str:
+    """The report for a reader."""
+    lines = [
+        f"tokens compared     {report.tokens}",
+        f"largest logprob gap {report.logprob_gap:.2e}   (bound {LOGPROB_BOUND:.0e})",
+        f"KL divergence       {report.kl:.2e} nats on average, {report.kl_max:.2e} at most   "
+        f"(bound of the average {KL_BOUND:.0e})",
+        f"greedy agreement    {report.greedy_agreement:.1%}",
+    ]
+    if report.worst_part:
+        lines.append(
+            f"worst part          {report.worst_part}, relative error {report.worst_error:.2e}   "
+            f"(bound {PART_BOUND:.0e})"
+        )
+        others = [part for part in report.parts if part != report.worst_part]
+        if others:
+            lines.append(f"also beyond it      {', '.join(others)}")
+    lines.append("it is served as it was trained" if report.holds else "IT DOES NOT HOLD")
+    return "\n".join(lines)
+
+
+def quiet() -> None:
+    """Keep vLLM's log out of the report; what the user has set has precedence."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

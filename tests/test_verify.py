@@ -1,0 +1,170 @@
+"""``attnres-serve verify``: holds on goldens, fails on every damage and says where it is."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import house_copy_of_fla, write_standard
+from safetensors.torch import load_file, save_file
+from serving import GOLDENS, TESTS, environment, expected, tail
+
+from attnres_serve import cli, oracle, verify
+from attnres_serve.errors import CheckpointError
+
+BLOCK = "fla_transformer_block"
+CUMULATIVE = "qwen3_attnres_cumulative_block"
+INTACT = (BLOCK, CUMULATIVE, "nanogpt_block")
+
+
+def damaged(golden: str, folder: Path, edit) -> Path:
+    """A copy whose tensors were edited."""
+    shutil.copytree(GOLDENS / golden, folder)
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def perturb_a_query(tensors: dict) -> None:
+    tensors["model.layers.1.mlp_res_proj.weight"][0, 7] += 0.25
+
+
+def swap_norms(tensors: dict) -> None:
+    first, second = (f"model.layers.2.{kind}_norm.weight" for kind in ("attn", "mlp"))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+def scale_a_matrix(tensors: dict) -> None:
+    tensors["model.layers.3.attn.o_proj.weight"] *= 1.01
+
+
+def raise_a_bias(tensors: dict) -> None:
+    tensors["model.layers.4.attn_res_bias"] += 0.25
+
+
+def moved_boundary(folder: Path) -> Path:
+    """The house copy of a golden whose second block begins a sublayer later."""
+    house_copy_of_fla(GOLDENS / BLOCK, folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["attn_res"]["block_size"] == 4 and config["num_hidden_layers"] == 5
+    config["attn_res"].pop("block_size")
+    config["attn_res"]["block_starts"] = [0, 5, 8]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> dict[str, dict]:
+    folder = tmp_path_factory.mktemp("verify")
+    served = {name: (GOLDENS / name, name) for name in INTACT}
+    for edit in (perturb_a_query, swap_norms, scale_a_matrix):
+        served[edit.__name__] = damaged(BLOCK, folder / edit.__name__, edit), BLOCK
+    served["raise_a_bias"] = damaged(CUMULATIVE, folder / "bias", raise_a_bias), CUMULATIVE
+    served["moved_boundary"] = moved_boundary(folder / "moved"), BLOCK
+    jobs = [
+        {
+            "served": str(path),
+            "reference": str(GOLDENS / golden),
+            "prompts": [case["prompt"] for case in expected(GOLDENS / golden)[1:3]],
+            "algorithm": ("two_phase", "single_pass")[number % 2],
+            "against": "fp64",
+        }
+        for number, (path, golden) in enumerate(served.values())
+    ]
+    asked, results, log = folder / "jobs.json", folder / "results.json", folder / "log"
+    asked.write_text(json.dumps(jobs))
+    with log.open("w") as output:
+        command = [sys.executable, str(TESTS / "verify_jobs.py"), str(asked), str(results)]
+        subprocess.run(
+            command, stdout=output, stderr=output, env=environment(), timeout=600, check=False
+        )
+    assert results.exists(), tail(log)
+    return dict(zip(served, json.loads(results.read_text()), strict=True))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", INTACT)
+def test_a_golden_holds(name, reports):
+    report = reports[name]
+    assert report["holds"] and not report["parts"] and report["greedy_agreement"] == 1
+    assert report["tokens"] == sum(len(case["prompt"]) for case in expected(GOLDENS / name)[1:3])
+    # Far inside the bounds, so that these are not what hides a fault.
+    assert 0 < report["worst_error"] < 1e-5 and 0 <= report["kl"] < 1e-9
+    assert 0 < report["logprob_gap"] < 1e-4
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("damage", "parts"),
+    [
+        ("perturb_a_query", ["the site of the MLP of layer 1"]),
+        ("swap_norms", ["the site of the attention of layer 2", "the site of the MLP of layer 2"]),
+        ("scale_a_matrix", ["the attention of layer 3"]),
+        ("raise_a_bias", ["the site of the attention of layer 4"]),
+        (
+            # Up to site 5 both have the same sources; nothing but sites is wrong after it.
+            "moved_boundary",
+            [
+                "the site of the MLP of layer 2",
+                *(
+                    f"the site of the {kind} of layer {layer}"
+                    for layer in (3, 4)
+                    for kind in ("attention", "MLP")
+                ),
+                "the site of the final norm",
+            ],
+        ),
+    ],
+)
+def test_damage_is_named(damage, parts, reports):
+    report = reports[damage]
+    assert not report["holds"]
+    assert list(report["parts"]) == parts
+    assert report["worst_part"] in parts and report["worst_error"] > 1e-3
+
+
+@pytest.mark.engine
+def test_the_command(tmp_path):
+    """A report a person can read, an exit status, and one JSON object on request."""
+    folder = damaged(BLOCK, tmp_path / "damaged", perturb_a_query)
+    command = [sys.executable, "-m", "attnres_serve", "verify", str(folder), "--tokens", "20"]
+    command += ["--reference", str(GOLDENS / BLOCK)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the site of the MLP of layer 1" in done.stdout and "DOES NOT HOLD" in done.stdout
+
+
+def test_the_hugging_face_class_is_a_reference(tmp_path):
+    """Where transformers has the class; where it has not, a sentence."""
+    write_standard(tmp_path / "standard", base="qwen3")
+    ids = list(range(3, 20))
+    found = verify._hugging_face(tmp_path / "standard")(ids)
+    wanted = oracle.load(tmp_path / "standard").logprobs(ids)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    with pytest.raises(CheckpointError, match="--against fp64"):
+        verify._hugging_face(GOLDENS / CUMULATIVE)
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert cli.main(["verify", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("attnres-serve: ") and err.count("\n") == 1
+    return err
+
+
+def test_refusals(capsys, tmp_path):
+    golden = str(GOLDENS / BLOCK)
+    assert "no such folder" in refused(capsys, str(tmp_path / "none"))
+    assert "--tokens is 1" in refused(capsys, golden, "--tokens", "1")
+    assert "cannot be read" in refused(capsys, golden, "--text", str(tmp_path / "none"))
+    short = tmp_path / "short"
+    short.write_text("Four words of text.")
+    assert "a longer one" in refused(capsys, golden, "--text", str(short))
+    bare = shutil.copytree(golden, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    assert "tokenizer" in refused(capsys, str(bare))
