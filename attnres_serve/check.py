@@ -14,7 +14,7 @@ from attnres_serve.tensors import base_shapes, is_left_over, site_of
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-QUERY_BYTES = 4  # queries and key norms are float32 in every model that is served
+ATTNRES_BYTES = 4  # queries, key norms and biases are float32 in every model that is served
 
 
 def check(name: str, as_json: bool) -> None:
@@ -83,14 +83,15 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "stored_dtype": stored_dtype(base),
         "quantised": quantised,
         "dtype": dtype,
-        "weights_bytes": (stored if quantised else elements * BYTES[dtype]) + QUERY_BYTES * attnres,
+        "weights_bytes": (stored if quantised else elements * BYTES[dtype])
+        + ATTNRES_BYTES * attnres,
         "bank_bytes_per_token": rows * config["hidden_size"] * BYTES[dtype],
         "kv_cache_bytes_per_token": keys_and_values * BYTES[dtype],
     }
 
 
 def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header]]:
-    """The headers of queries and key norms, and those of the base model."""
+    """The headers of the AttnRes tensors, and those of the base model."""
     translation = checkpoint.translation
     assert translation is not None
     rename = formats.by_name(translation.format).rename
@@ -130,8 +131,7 @@ def render(facts: Mapping[str, Any]) -> str:
     parameters = "not counted (quantised)"
     if facts["parameters"] is not None:
         parameters = (
-            f"{facts['parameters']:,}, of them {facts['attnres_parameters']:,} in queries and key "
-            "norms"
+            f"{facts['parameters']:,}, of them {facts['attnres_parameters']:,} of AttnRes itself"
         )
     lines = {
         "format": facts["format"],

@@ -4,6 +4,7 @@ The memory for weights is also held against vLLM's own model, in test_rehearsal.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +76,27 @@ def test_facts(name: str, tmp_path: Path, asked: Callable) -> None:
     assert facts["kv_cache_bytes_per_token"] == width * per_layer * spec.layers
 
 
+@pytest.mark.parametrize("name", sorted(folder.name for folder in GOLDENS.iterdir()))
+def test_goldens(name: str, asked: Callable) -> None:
+    """Every format is told from the others, and its blocks are those of the float64 model."""
+    status, out, err = asked("--json", GOLDENS / name)
+    facts, spec = json.loads(out), load(GOLDENS / name).spec
+    formats = {
+        "fla": "fla",
+        "nanogpt": "nanogpt",
+        "qwen3_attnres": "delta_attnres",
+        "qwen3_attnres_cumulative": "open_attnres",
+    }
+    longest = max((start for start in formats if name.startswith(start)), key=len)
+    assert (status, err, facts["format"]) == (0, "", formats[longest])
+    assert facts["block_starts"] == list(spec.block_starts or ())
+    assert facts["final_mix"] == spec.final_mix
+    tensors = load_file(GOLDENS / name / "model.safetensors")
+    assert facts["parameters"] == sum(tensor.numel() for tensor in tensors.values())
+    own = sum(t.numel() for n, t in tensors.items() if "_res_" in n or ".res_" in n)
+    assert facts["attnres_parameters"] == own
+
+
 def test_for_a_person(asked: Callable) -> None:
     """One fact a line, in units that can be read."""
     status, out, err = asked(DEMO)
@@ -83,7 +105,7 @@ def test_for_a_person(asked: Callable) -> None:
     assert "format        house" in lines
     assert "blocks        4, beginning at the sublayers 0, 4, 8, 12" in lines
     assert "sites         17, of at most 5 sources" in lines
-    assert "parameters    3,647,040, of them 6,528 in queries and key norms" in lines
+    assert "parameters    3,647,040, of them 6,528 of AttnRes itself" in lines
     assert "weights       7.3 MB of memory" in lines
     assert "block bank    1.9 kB for every token of a step" in lines
 
@@ -190,6 +212,27 @@ def test_an_environment_without_vllm(arguments: list[str], tmp_path: Path) -> No
     )
     assert child.returncode == 2 and child.stderr.count("\n") == 1
     assert "safetensors is not installed; install vLLM" in child.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["check", "check --json", "convert --to house --dry-run"])
+def test_a_reader_that_stops_listening(command: str, unbuffered: str, tmp_path: Path) -> None:
+    """As `| head` does: no stack trace, and the status of a program that the closed pipe ends."""
+    name, *options = command.split()
+    places = [str(GOLDENS / "fla_transformer_block"), *["out"] * (name == "convert")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    child = subprocess.run(
+        [sys.executable, "-m", "attnres_serve", name, *places, *options],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    os.close(writing)
+    assert (child.returncode, child.stderr) == (141, "")
 
 
 # --- Hugging Face ids
