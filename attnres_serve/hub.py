@@ -1,15 +1,64 @@
-"""Checkpoints named by a Hugging Face model id."""
+"""What a checkpoint's name means: a folder on this machine or a Hugging Face model id."""
 
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
+from attnres_serve.folder import read_headers
+from attnres_serve.tensors import Shape
 
 
 def looks_like_a_path(name: str) -> bool:
     """Whether a name that does not exist on disk was meant as a path all the same."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name in ("", "/")
+
+
+def local_path(name: str) -> Path | None:
+    """The path that a name means, whether it exists or not; None for a model id.
+
+    Raises:
+        CheckpointError: a name that no file can have.
+    """
+    try:
+        path = Path(name).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{name} cannot be looked up ({error}); give the path of a checkpoint folder."
+        ) from None
+    return path if exists or looks_like_a_path(name) else None
+
+
+def on_this_machine(name: str) -> Path:
+    """The path that a name means, or the model's snapshot in the Hugging Face cache.
+
+    Raises:
+        CheckpointError: the model is not in the cache.
+    """
+    path = local_path(name)
+    if path is not None:
+        return path
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        cached = None
+    if not isinstance(cached, str):
+        raise CheckpointError(
+            f"{name} is neither a folder on this machine nor a model in the Hugging Face cache, "
+            "and nothing is fetched here; give the path of a checkpoint folder, or run "
+            f"`hf download {name}` first."
+        )
+    folder = Path(cached).parent
+    if not any(path.suffix in (".safetensors", ".bin") for path in folder.iterdir()):
+        raise CheckpointError(
+            f"the Hugging Face cache holds the configuration of {name} without its weights; run "
+            f"`hf download {name}` first."
+        )
+    return folder
 
 
 def read_config(name: str, revision: str | None = None) -> dict[str, Any]:
@@ -33,7 +82,7 @@ def read_config(name: str, revision: str | None = None) -> dict[str, Any]:
 
 
 @lru_cache
-def read_shapes(name: str, revision: str | None = None) -> dict[str, tuple[int, ...]] | None:
+def read_shapes(name: str, revision: str | None = None) -> dict[str, Shape] | None:
     """Name and shape of every tensor of a model id, by the headers of its safetensors files.
 
     A few kilobytes are fetched of each file, or, with ``HF_HUB_OFFLINE``, the files in the cache
@@ -44,11 +93,10 @@ def read_shapes(name: str, revision: str | None = None) -> dict[str, tuple[int, 
     """
     from huggingface_hub import constants, get_safetensors_metadata, snapshot_download
 
-    from attnres_serve.checkpoint import read_shapes as read_folder
-
     try:
         if constants.HF_HUB_OFFLINE:
-            return read_folder(Path(snapshot_download(name, revision=revision)))
+            headers = read_headers(Path(snapshot_download(name, revision=revision)))
+            return {tensor: header.shape for tensor, header in headers.items()}
         files = get_safetensors_metadata(name, revision=revision).files_metadata.values()
     except Exception:  # no network, no such file, other names: whatever the hub's client raises
         return None

@@ -436,8 +436,9 @@ def _hf_spec(config: dict, base: str) -> Spec:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported")
-    if config.get("use_sliding_window"):
-        raise ValueError("use_sliding_window is not supported")
+    windowed = bool(config.get("use_sliding_window"))
+    if windowed and set(config.get("layer_types") or ()) != {"sliding_attention"}:
+        raise ValueError("use_sliding_window is only supported on every layer")
     biases = []
     if base == "qwen2" or config.get("attention_bias"):
         biases += ["q_proj", "k_proj", "v_proj"]
@@ -461,6 +462,7 @@ def _hf_spec(config: dict, base: str) -> Spec:
         rope_theta=_rope_theta(config),
         tied=config.get("tie_word_embeddings", False),
         qk_norm_eps=config["rms_norm_eps"] if base == "qwen3" else None,
+        window=config["sliding_window"] if windowed else None,
         biases=frozenset(biases),
         gated=base == "gated_llama",
     )
@@ -468,6 +470,9 @@ def _hf_spec(config: dict, base: str) -> Spec:
 
 def _house_spec(config: dict, base: str) -> Spec:
     spec, options = _hf_spec(config, base), config["attn_res"]
+    if base == "qwen3":
+        spec.qk_norm_eps = config.get("qk_norm_eps", spec.qk_norm_eps)
+        spec.biases -= {"o_proj"}
     free = ("final_mix", "cumulative", "recency_bias", "logit_scale", "shared_queries")
     unknown = set(options) - {"block_size", "block_starts", "key_norm_eps", *free}
     if unknown or ("block_size" in options) == ("block_starts" in options):

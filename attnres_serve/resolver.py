@@ -42,7 +42,7 @@ def resolve(
     if config.get("model_type") == "transformer" and "auto_map" in config:
         return None  # a foreign repository with code of its own under a name that anyone may use
     if not (own_code and "auto_map" in config):
-        unsupported.refuse_if_attnres(config)
+        unsupported.refuse_if_attnres(config, formats.SUPPORTED)
     return None
 
 

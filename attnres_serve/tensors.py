@@ -30,9 +30,8 @@ _ATTNRES = re.compile(
     r"^model\.(?:layers\.(?P<layer>\d+)\.(?P<kind>self_attention|mlp)_res"
     r"|(?P<final>output_attn)_res)_(?:(?P<part>proj|norm)\.weight|(?P<bias>bias))$"
 )
+EMBEDDING, HEAD = TIED = ("model.embed_tokens.weight", "lm_head.weight")
 PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
-# Left over in many checkpoints without a meaning of their own: rotary tables, a tied head.
-_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^lm_head\.weight$")
 _LOOKS_LIKE_ATTNRES = re.compile(
     r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres|null_source|pre_gate"
 )
@@ -183,12 +182,19 @@ def _check_base(
         check_shape(own_names[name], shapes[name], shape)
     for name, own in own_names.items():
         known = name in needed or site_of(name, config["num_hidden_layers"])
-        if not known and not _HARMLESS.search(name):
+        if not known and not is_left_over(name, config):
             raise CheckpointError(
                 f"the checkpoint holds the tensor {own}, which a {translation.base} model with "
                 f"{config['num_hidden_layers']} layers does not have; the configuration and the "
                 "weights do not belong together."
             )
+
+
+def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
+    table, the copy of a tied head."""
+    tied = name == HEAD and config.get("tie_word_embeddings")
+    return bool(tied) or name.endswith("rotary_emb.inv_freq")
 
 
 def same_tensor(first: str, second: str) -> str:
@@ -197,9 +203,6 @@ def same_tensor(first: str, second: str) -> str:
         f"the checkpoint holds both {first} and {second}, two names of one weight; which of them "
         "was trained cannot be told, so save the model with one."
     )
-
-
-TIED = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def fingerprint(tensor: "Tensor") -> tuple[Any, ...]:
@@ -286,7 +289,7 @@ def base_shapes(base: str, config: Mapping[str, Any]) -> dict[str, Shape]:
         for index in range(config["num_hidden_layers"])
         for name, shape in layer.items()
     }
-    shapes |= {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    shapes |= {EMBEDDING: (vocabulary, hidden), "model.norm.weight": (hidden,)}
     if not config.get("tie_word_embeddings"):
-        shapes["lm_head.weight"] = (vocabulary, hidden)
+        shapes[HEAD] = (vocabulary, hidden)
     return shapes

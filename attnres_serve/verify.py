@@ -118,6 +118,7 @@ def run(own: argparse.Namespace) -> int:
         raise SettingError(
             f"--tokens is {own.tokens} and --passages {own.passages}; expected at least 2 and 1."
         )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the report is what is to be read
     folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
     for path in dict.fromkeys((folder, reference)):
         if inspect(path) is None:
@@ -324,8 +325,3 @@ def table(report: Report) -> str:
             lines.append(f"also beyond it      {', '.join(others)}")
     lines.append("it is served as it was trained" if report.holds else "IT DOES NOT HOLD")
     return "\n".join(lines)
-
-
-def quiet() -> None:
-    """Keep vLLM's log out of the report; what the user has set has precedence."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

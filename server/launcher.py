@@ -15,8 +15,9 @@ from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import inspect, inspect_hub, read_config, recognise
+from attnres_serve.checkpoint import inspect, inspect_hub, not_attnres, recognise
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.folder import read_config
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -105,27 +106,17 @@ def check_checkpoint(name: str, revision: str | None = None, has_weights: bool =
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
     """
-    try:
-        folder = Path(name).expanduser()
-        exists = folder.exists()
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{name} cannot be looked up ({error}); give the path of a checkpoint folder."
-        ) from None
-    local = exists or hub.looks_like_a_path(name)
-    model: str | Path = folder if local else name
-    config = read_config(folder) if local else hub.read_config(name, revision)
+    folder = hub.local_path(name)
+    config = hub.read_config(name, revision) if folder is None else read_config(folder)
     if not has_weights:
-        translation = recognise(config, False, model, revision)
+        translation = recognise(config, False, folder or name, revision)
+    elif folder is None:
+        translation = inspect_hub(name, revision)
     else:
-        translation = inspect(folder) if local else inspect_hub(name, revision)
+        translation = inspect(folder)
     if translation is None:
-        raise CheckpointError(
-            f"{name} is not an AttnRes checkpoint that can be served: found model_type "
-            f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
-            "the formats that are served are in docs/formats.md."
-        )
-    return str(model)
+        raise not_attnres(name, config)
+    return str(folder or name)
 
 
 def check_port(host: str, port: int) -> None:

@@ -22,6 +22,7 @@ from serving import free_port
 
 from attnres_serve import checkpoint, cli, compat
 from attnres_serve.errors import CheckpointError
+from attnres_serve.server import launcher
 
 GOLDEN = GOLDENS / "fla_transformer_block"  # five layers, block size 4, hidden size 64
 WEIGHTS = "model.safetensors"
@@ -77,6 +78,15 @@ def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
     defaults = {"host": "127.0.0.1", "port": 8000}
     flags = ["--port", str(port), "--dtype", "float32"]
     assert started == [(str(folder), defaults, flags, {})]
+
+
+def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is judged is what is served."""
+    read = []
+    original = checkpoint.read_config
+    monkeypatch.setattr(checkpoint, "read_config", lambda path: read.append(path) or original(path))
+    assert launcher.check_checkpoint(str(folder)) == str(folder)
+    assert read == [folder]
 
 
 def test_an_empty_name_is_not_the_demo(refused: Callable[..., str]) -> None:
@@ -270,7 +280,7 @@ def test_pickles(name: str, folder: Path, refused: Callable[..., str]) -> None:
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
     line = refused(folder)
-    assert f"{name}, a pickle" in line and "safetensors" in line
+    assert f"{name}, a pickle" in line and f"`attnres-serve convert {folder} DST`" in line
 
 
 def test_no_weights(folder: Path, refused: Callable[..., str]) -> None:

@@ -4,9 +4,10 @@ of both formats, zero queries, and plain vLLM where the two must be equal."""
 import random
 
 import pytest
-from checkpoints import add_zero_queries, write_fla, write_house, write_standard
+from checkpoints import write_fla, write_house, write_standard
 from serving import SMALL_GAP, bound, engine_job, run_engine
 
+from attnres_serve.convert import convert
 from attnres_serve.oracle import load
 
 pytestmark = pytest.mark.engine
@@ -124,7 +125,7 @@ def zero_queries(tmp_path_factory):
     prompts = fresh_prompts((5, 40, 180))
     for base in BASES:
         write_standard(root / base, base=base, layers=4, seed=11, scale=UNIT_SCALE)
-        add_zero_queries(root / base, root / f"{base}_zero", block_size=3)
+        convert(str(root / base), str(root / f"{base}_zero"), zero_queries_block_size=3)
     plain_jobs = [engine_job(root / base, prompts, None) for base in BASES]
     plain = run_engine(plain_jobs, root / "plain", VLLM_PLUGINS="")
     assert not plain["plugin_loaded"]
@@ -154,7 +155,7 @@ def test_zero_queries_equal_the_original_in_plain_vllm(zero_queries, base):
 def test_zero_queries_at_small_scale_equal_the_scaled_eps_model(tmp_path):
     """Where activations are near eps, zero queries are the standard model with n^2 eps a site."""
     write_standard(tmp_path / "base", base="llama", layers=4, seed=5, scale=0.02)
-    add_zero_queries(tmp_path / "base", tmp_path / "zero", block_size=3)
+    convert(str(tmp_path / "base"), str(tmp_path / "zero"), zero_queries_block_size=3)
     prompts = fresh_prompts((6, 50, 150))
     jobs = [engine_job(tmp_path / "zero", prompts, algorithm) for algorithm in ALGORITHMS]
     results = run_engine(jobs, tmp_path / "run")["results"]

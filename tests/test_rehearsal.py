@@ -26,6 +26,8 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader.utils import initialize_model
 
 from attnres_serve import plugin, rehearsal
+from attnres_serve.check import describe
+from attnres_serve.checkpoint import examine
 from attnres_serve.errors import CheckpointError
 from attnres_serve.rehearsal import rehearse
 from attnres_serve.residual import SiteNorm, SiteOrderError, recorded_sites
@@ -108,6 +110,16 @@ def test_every_site_runs(base: str, algorithm: str, make: Make) -> None:
     assert not any("forward" in vars(module) for module in model.modules())
     executed = model.attn_res_executed()
     assert all(count == 0 for row in executed.values() for count in row.values())
+
+
+@pytest.mark.parametrize("name", ["qwen2", "unmixed", "standard"])
+def test_check_counts_what_vllm_holds(name: str, make: Make, world: Path) -> None:
+    """``attnres-serve check`` counts headers; the model in vLLM has as many parameters."""
+    facts = describe(examine(world / name))
+    parameters = dict(make(name).named_parameters())
+    own = [parameters[n] for n in parameters if n.endswith((".query", ".key_norm"))]
+    assert sum(p.numel() for p in parameters.values()) == facts["parameters"]
+    assert sum(p.numel() * p.element_size() for p in own) == 4 * facts["attnres_parameters"]
 
 
 @pytest.mark.parametrize("base", BASES)

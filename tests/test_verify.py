@@ -152,7 +152,7 @@ def refused(capsys, *arguments: str) -> str:
 
 def test_refusals(capsys, tmp_path):
     golden = str(GOLDENS / BLOCK)
-    assert "no such folder" in refused(capsys, str(tmp_path / "none"))
+    assert "does not exist" in refused(capsys, str(tmp_path / "none"))
     assert "--tokens is 1" in refused(capsys, golden, "--tokens", "1")
     assert "cannot be read" in refused(capsys, golden, "--text", str(tmp_path / "none"))
     short = tmp_path / "short"

@@ -25,6 +25,10 @@ from attnres_serve.formats import (
 )
 
 SERVED = (house, fla, qwen3_ar, open_attnres, delta_attnres, torchtitan, nanogpt)
+SUPPORTED = (
+    f"supported are the formats {', '.join(module.NAME for module in SERVED)}, described in "
+    "docs/formats.md"
+)
 
 
 def by_name(name: str):

@@ -36,7 +36,6 @@ ARCHITECTURES = {
     "Qwen3GDARForCausalLM": "Qwen3GDAR (gated delta attention residuals)",
     "Qwen3BlockAttnResForCausalLM": "torchtitan / SGLang fork",
 }
-SUPPORTED = "supported formats and what they look like are in docs/formats.md"
 
 # Functions that are not Block or Full AttnRes, by what their keys, values and tensors are called.
 _VARIANTS = [
@@ -60,8 +59,12 @@ def variant(text: str) -> str:
     return next((f" ({name})" for pattern, name in _VARIANTS if pattern.search(text)), "")
 
 
-def refuse_if_attnres(config: dict[str, Any]) -> None:
+def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
     """Raise for a config that no served format claims but that describes AttnRes all the same.
+
+    Args:
+        config: the content of config.json.
+        supported: says what is served.
 
     Raises:
         CheckpointError: with what was found and what would be served instead.
@@ -76,7 +79,7 @@ def refuse_if_attnres(config: dict[str, Any]) -> None:
     if format_name:
         raise CheckpointError(
             f"this looks like a checkpoint of the {format_name} format, but no supported format "
-            f"has {beside} together; {SUPPORTED}."
+            f"has {beside} together; {supported}."
         )
     found = {
         key: config[key]
@@ -101,5 +104,5 @@ def refuse_if_attnres(config: dict[str, Any]) -> None:
         )
     raise CheckpointError(
         f"config.json has {key}: {value!r} beside {beside}, which no supported format uses "
-        f"together; {SUPPORTED}."
+        f"together; {supported}."
     )

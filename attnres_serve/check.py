@@ -1,0 +1,163 @@
+"""``attnres-serve check``: what would be served, told by config.json and headers alone."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from attnres_serve import formats, hub
+from attnres_serve.checkpoint import Checkpoint, examine, not_attnres
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.folder import Header
+from attnres_serve.schedule import sites
+from attnres_serve.tensors import base_shapes, is_left_over, site_of
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ATTNRES_BYTES = 4  # queries, key norms and biases are float32 in every model that is served
+
+
+def check(name: str, as_json: bool) -> None:
+    """Print what would be served.
+
+    Args:
+        name: a folder, or a model id whose files are in the Hugging Face cache.
+        as_json: print one JSON object; for a checkpoint that cannot be served, it says why not.
+
+    Raises:
+        CheckpointError: it cannot be served exactly as it was trained.
+    """
+    try:
+        checkpoint = examine(hub.on_this_machine(name))
+        if checkpoint.translation is None:
+            raise not_attnres(name, checkpoint.config)
+        facts = describe(checkpoint)
+    except CheckpointError as error:
+        if as_json:
+            print(json.dumps({"checkpoint": name, "served": False, "reason": str(error)}))
+        raise
+    if as_json:
+        print(json.dumps({"checkpoint": name, "served": True, **facts}))
+    else:
+        print(f"{name} can be served.\n\n{render(facts)}")
+
+
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The facts about a checkpoint that was judged.
+
+    Sizes are in bytes.  ``weights_bytes`` is the memory for the weights as they are served;
+    ``bank_bytes_per_token`` is that of the finished blocks and the partial sum where a site reads
+    most of them, for every token of a step; ``kv_cache_bytes_per_token`` is that of the KV cache
+    for every token of the context.  ``parameters`` is None for quantised weights, whose elements
+    are not parameters.
+    """
+    translation = checkpoint.translation
+    assert translation is not None, "only an AttnRes checkpoint has these facts"
+    config, spec = translation.config, translation.spec
+    quantised = bool(config.get("quantization_config"))
+    own, base = _split(checkpoint)
+    elements = sum(header.elements for header in base)
+    attnres = sum(header.elements for header in own)
+    dtype = served_dtype(config, base)
+    stored = sum(header.stored_bytes for header in base)
+    all_sites = sites(spec) if spec else ()
+    rows = max((site.num_sources for site in all_sites), default=0)
+    keys_and_values = sum(
+        shape[0]
+        for name, shape in base_shapes(translation.base, config).items()
+        if name.endswith((".k_proj.weight", ".v_proj.weight"))
+    )
+    return {
+        "format": translation.format,
+        "backbone": translation.base,
+        "architecture": FAMILIES[translation.base].architecture,
+        "hidden_size": config["hidden_size"],
+        "layers": config["num_hidden_layers"],
+        "blocks": spec.num_blocks if spec else 0,
+        "block_starts": list(spec.block_starts) if spec else [],
+        "final_mix": spec.final_mix if spec else None,
+        "sites": len(all_sites),
+        "sources": rows,
+        "parameters": None if quantised else elements + attnres,
+        "attnres_parameters": attnres,
+        "stored_dtype": stored_dtype(base),
+        "quantised": quantised,
+        "dtype": dtype,
+        "weights_bytes": (stored if quantised else elements * BYTES[dtype])
+        + ATTNRES_BYTES * attnres,
+        "bank_bytes_per_token": rows * config["hidden_size"] * BYTES[dtype],
+        "kv_cache_bytes_per_token": keys_and_values * BYTES[dtype],
+    }
+
+
+def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header]]:
+    """The headers of the AttnRes tensors, and those of the base model."""
+    translation = checkpoint.translation
+    assert translation is not None
+    rename = formats.by_name(translation.format).rename
+    own, base = [], []
+    for name, header in checkpoint.headers.items():
+        house = rename(name)
+        if site_of(house, translation.config["num_hidden_layers"]):
+            own.append(header)
+        elif not is_left_over(house, translation.config):
+            base.append(header)
+    return own, base
+
+
+def stored_dtype(headers: list[Header]) -> str:
+    """The type that most bytes of the weights have."""
+    totals: dict[str, int] = {}
+    for header in headers:
+        totals[header.dtype] = totals.get(header.dtype, 0) + header.stored_bytes
+    most = max(totals, key=lambda dtype: totals[dtype], default="nothing")
+    return DTYPES.get(most, most)
+
+
+def served_dtype(config: Mapping[str, Any], headers: list[Header]) -> str:
+    """What vLLM's ``--dtype auto`` makes of a model where bfloat16 is supported."""
+    stated = config.get("dtype") or config.get("torch_dtype") or stored_dtype(headers)
+    return "float16" if str(stated).removeprefix("torch.") == "float16" else "bfloat16"
+
+
+def render(facts: Mapping[str, Any]) -> str:
+    """The facts as lines for a person."""
+    blocks = "none (standard residuals)"
+    if facts["blocks"]:
+        starts = ", ".join(map(str, facts["block_starts"]))
+        blocks = f"{facts['blocks']}, beginning at the sublayers {starts}"
+        if facts["blocks"] == 2 * facts["layers"]:
+            blocks = f"{facts['blocks']}, one for every sublayer (Full AttnRes)"
+    parameters = "not counted (quantised)"
+    if facts["parameters"] is not None:
+        parameters = (
+            f"{facts['parameters']:,}, of them {facts['attnres_parameters']:,} of AttnRes itself"
+        )
+    lines = {
+        "format": facts["format"],
+        "backbone": facts["backbone"],
+        "architecture": facts["architecture"],
+        "hidden size": facts["hidden_size"],
+        "layers": facts["layers"],
+        "blocks": blocks,
+        "sites": f"{facts['sites']}, of at most {facts['sources']} sources",
+        "final mix": "yes" if facts["final_mix"] else "no",
+        "parameters": parameters,
+        "dtype": f"stored in {facts['stored_dtype']}, served in {facts['dtype']} by default",
+        "weights": f"{amount(facts['weights_bytes'])} of memory",
+        "block bank": f"{amount(facts['bank_bytes_per_token'])} for every token of a step",
+        "KV cache": f"{amount(facts['kv_cache_bytes_per_token'])} for every token of the context",
+    }
+    if not facts["blocks"]:
+        for name in ("sites", "final mix", "block bank"):
+            del lines[name]
+    return "\n".join(f"{name:14}{value}" for name, value in lines.items())
+
+
+def amount(size: int) -> str:
+    """Bytes for a person, in powers of 1000."""
+    value, units = float(size), iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while value >= 1000 and unit != "TB":
+        value, unit = value / 1000, next(units)
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,234 @@
+"""What ``attnres-serve convert`` will write, planned from names, shapes and types alone.
+
+The plan is judged as the checkpoint that it will be, by the same check that serving uses, before a
+byte is written.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnres_serve import weights
+from attnres_serve.checkpoint import Checkpoint, judge
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.folder import INDEX, PICKLES, Header
+from attnres_serve.formats import house
+from attnres_serve.formats.translation import Translation
+from attnres_serve.resolver import resolve
+from attnres_serve.schedule import sites
+from attnres_serve.source import Source, Stream
+from attnres_serve.spec import AttnResSpec
+from attnres_serve.tensors import EMBEDDING, parts_of, site_of, tensor_name
+
+# Taken over as they are.
+KEPT = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "*.model",
+    "*.tiktoken",
+    "chat_template*",
+    "generation_config.json",
+    "LICENSE*",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be written.
+
+    Attributes:
+        source: what it is made from.
+        keeps_format: whether names and config.json stay as they are, and only pickles go.
+        added: tensors that the source has not, by their house names.
+        result: the checkpoint that it will be.
+        shards: the tensors of every file of weights, by the file's name.
+        kept: files of the source that are taken over as they are.
+        left: names of those that are not.
+    """
+
+    source: Source
+    keeps_format: bool
+    added: dict[str, Tensor]
+    result: Checkpoint
+    shards: dict[str, dict[str, Header]]
+    kept: list[Path]
+    left: list[str]
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is written, config.json and headers left aside."""
+        tensors = sum(header.stored_bytes for header in self.result.headers.values())
+        return tensors + sum(path.stat().st_size for path in self.kept)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor in the order of ``shards``."""
+        stream = _rewritten(self.source, self.source.tensors(), self.keeps_format, self.added)
+        return ((name, tensor) for _, name, tensor in stream)
+
+
+def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
+    """Plan a conversion and judge what will come of it.
+
+    Args:
+        source: what to convert.
+        to_house: whether into the house format; otherwise pickles become safetensors.
+        block_size: sublayers per block of the queries to add; None adds none.
+
+    Raises:
+        CheckpointError: nothing would change, or the result could not be served exactly.
+    """
+    added: dict[str, Tensor] = {}
+    if block_size is not None:
+        source, added = _with_zero_queries(source, block_size)
+    keeps_format = not added and (not to_house or source.translation.format == house.NAME)
+    if keeps_format and not source.has_pickles:
+        mend = "" if source.translation.format == house.NAME else "; did you mean `--to house`?"
+        raise CheckpointError(
+            f"{source.folder} is in safetensors already, in the {source.translation.format} format"
+            f"{mend or '.'}"
+        )
+    config = source.config if keeps_format else house_config(source.translation)
+    if not keeps_format:
+        _refuse_renamed_quantisation(source)
+    source.check_tied_head()
+    headers: dict[str, Header] = {}
+    for path, name, tensor in _rewritten(source, source.without_values(), keeps_format, added):
+        if name in headers:
+            raise CheckpointError(f"the checkpoint holds two tensors that mean {name}.")
+        headers[name] = weights.header(name, tensor, path)
+    kept, left = _other_files(source)
+    return Plan(
+        source, keeps_format, added, judge(config, lambda: headers), _shards(headers), kept, left
+    )
+
+
+def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[str, Tensor]]:
+    """A standard model as the AttnRes model that begins as it, and the tensors it needs for that.
+
+    Zero queries make every mix a plain mean, whose scale the norm behind it takes away, up to its
+    eps.
+    """
+    config = source.translation.config
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    spec = AttnResSpec.uniform(layers, block_size, config.get("rms_norm_eps", 1e-6))
+    rename = source.format.rename
+    found = [header.dtype for name, header in source.headers.items() if rename(name) == EMBEDDING]
+    if not found:
+        raise CheckpointError(f"{source.folder} lacks the tensor {EMBEDDING} (in house names).")
+    dtype = weights.TORCH_DTYPES[found[0]]
+    added: dict[str, Tensor] = {}
+    for site in sites(spec):
+        added[tensor_name(site.index, "proj", layers)] = torch.zeros((1, hidden), dtype=dtype)
+        added[tensor_name(site.index, "norm", layers)] = torch.ones(hidden, dtype=dtype)
+    return replace(source, translation=replace(source.translation, spec=spec)), added
+
+
+def house_config(translation: Translation) -> dict[str, Any]:
+    """The config.json of a model in the house format.
+
+    Raises:
+        CheckpointError: the house format cannot say all of it.
+    """
+    spec = translation.spec
+    if spec is None:
+        raise CheckpointError(
+            "the model has standard residuals, which the house format does not describe; add "
+            "`--add-zero-queries --block-size S` to make an AttnRes model that begins as it."
+        )
+    options = spec.to_house()
+    starts = list(spec.block_starts)
+    size = (starts[1:] or [spec.num_sublayers])[0]
+    if starts == list(range(0, spec.num_sublayers, size)):
+        options = {"block_size": size} | {k: v for k, v in options.items() if k != "block_starts"}
+    config: dict[str, Any] = {
+        "architectures": [FAMILIES[translation.base].architecture],
+        "model_type": house.PREFIX + translation.base,
+        "attn_res": options,
+    }
+    if translation.qk_norm_eps is not None:
+        config["qk_norm_eps"] = translation.qk_norm_eps
+    base = _of_the_base(translation.config)
+    config |= base
+    found = resolve(config)
+    same = found and replace(found, format=translation.format, config=translation.config)
+    if found is None or same != translation or _of_the_base(found.config) != base:
+        raise CheckpointError(
+            f"the house format cannot describe this model of the {translation.format} format "
+            "exactly, so it cannot be converted; serve it as it is."
+        )
+    return config
+
+
+def _of_the_base(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a config.json is the base family's."""
+    own = ("architectures", "model_type", "attn_res", "qk_norm_eps")
+    return {key: value for key, value in config.items() if key not in own}
+
+
+def _refuse_renamed_quantisation(source: Source) -> None:
+    rename = source.format.rename
+    if source.config.get("quantization_config") and any(rename(n) != n for n in source.headers):
+        raise CheckpointError(
+            "the model is quantised, and its quantization_config names modules as the "
+            f"{source.translation.format} format does; convert the model before it is quantised."
+        )
+
+
+def _rewritten(
+    source: Source,
+    tensors: Iterable[tuple[Path, str, Tensor]],
+    keeps_format: bool,
+    added: dict[str, Tensor],
+) -> Stream:
+    """The source's tensors under the names they will have, and behind them those that are added."""
+    layers = source.translation.config["num_hidden_layers"]
+    for path, name, tensor in tensors:
+        if source.is_tied_head(name):
+            continue
+        if keeps_format:
+            yield path, name, tensor
+            continue
+        parts = list(parts_of(source.format, name, tuple(tensor.shape)))
+        pieces = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]
+        for part, piece in zip(parts, pieces, strict=True):
+            house_name = source.format.rename(part)
+            site = site_of(house_name, layers)
+            is_query = site is not None and site[1] == "proj"
+            yield path, house_name, piece.reshape(1, -1) if is_query else piece
+    for name, tensor in added.items():
+        yield source.files[-1], name, tensor
+
+
+def _shards(headers: dict[str, Header]) -> dict[str, dict[str, Header]]:
+    """One file for every file of the source, with Hugging Face's names."""
+    files = list(dict.fromkeys(header.file for header in headers.values()))
+    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    if len(files) == 1:
+        names = ["model.safetensors"]
+    return {
+        shard: {name: header for name, header in headers.items() if header.file == file}
+        for shard, file in zip(names, files, strict=True)
+    }
+
+
+def _other_files(source: Source) -> tuple[list[Path], list[str]]:
+    """The files that are taken over, and the names of those that are not."""
+    weights_files = {path.name for path in source.files}
+    known = {"config.json", INDEX, weights.PICKLE_INDEX, *weights_files}
+    others = [path for path in sorted(source.folder.iterdir()) if path.name not in known]
+    kept = [
+        path
+        for path in others
+        if path.is_file()
+        and path.suffix not in (*PICKLES, ".py")
+        and any(path.match(pattern) for pattern in KEPT)
+    ]
+    return kept, [path.name for path in others if path not in kept]

@@ -1,0 +1,73 @@
+"""A safetensors file written one tensor at a time, where ``save_file`` would hold all of them."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from attnres_serve.folder import Header
+
+CHUNK = 1 << 24  # bytes between two calls of ``progress``
+
+
+class SafetensorsFile:
+    """A new file whose tensors are known beforehand and come in any order.
+
+    Args:
+        path: the file, which must not exist.
+        headers: its tensors.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, headers: Mapping[str, Header]) -> None:
+        # Wider types first, as safetensors itself does, so that every tensor is aligned.
+        order = sorted(headers, key=lambda name: -headers[name].bits_per_element)
+        table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        self._starts: dict[str, int] = {}
+        end = 0
+        for name in order:
+            header = headers[name]
+            self._starts[name], end = end, end + header.stored_bytes
+            table[name] = {
+                "dtype": header.dtype,
+                "shape": list(header.shape),
+                "data_offsets": [self._starts[name], end],
+            }
+        text = json.dumps(table, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._file = path.open("xb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._data = 8 + len(text)
+
+    def write(self, name: str, tensor: Tensor, progress: Callable[[int], object]) -> None:
+        """Write one tensor, telling ``progress`` how many bytes were written since it last heard.
+
+        Raises:
+            KeyError: the file has no such tensor, or has it already.
+        """
+        self._file.seek(self._data + self._starts.pop(name))
+        flat = tensor.detach().contiguous().reshape(-1)
+        content = memoryview(flat.view(torch.uint8).numpy())
+        for start in range(0, len(content), CHUNK):
+            progress(self._file.write(content[start : start + CHUNK]))
+
+    def __enter__(self) -> "SafetensorsFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._file as file:
+            if error is None:
+                assert not self._starts, f"never written: {sorted(self._starts)}"
+                file.flush()
+                os.fsync(file.fileno())
