@@ -30,7 +30,8 @@ def answers(
         temperature=0,
         max_tokens=NEW_TOKENS,
         logprobs=1,
-        prompt_logprobs=0 if prompt_logprobs else None,
+        # vLLM's logits with LoRA are those of sampled tokens only.
+        prompt_logprobs=0 if prompt_logprobs and not lora else None,
         ignore_eos=True,
     )
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
