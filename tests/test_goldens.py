@@ -24,26 +24,41 @@ pytestmark = pytest.mark.engine
 
 BLOCK, FULL, SMALL = "fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale"
 HOUSE = "house_copy_of_block"
+DELTA, DELTA_FULL = "qwen3_attnres_block", "qwen3_attnres_full"
+OPEN, OPEN_FULL = "qwen3_attnres_cumulative_block", "qwen3_attnres_cumulative_full"
+FORMATS = {
+    "fla": (BLOCK, FULL, SMALL),
+    "house": (HOUSE,),
+    "delta_attnres": (DELTA, DELTA_FULL),
+    "open_attnres": (OPEN, OPEN_FULL),
+}
+FORMAT_OF = {golden: name for name, goldens in FORMATS.items() for golden in goldens}
 CHUNK = 48  # tokens per step: the prompts of 70 and 200 tokens need several
 
-# Way in, golden, algorithm, mode, chunked.  Every pair of values of any two columns is in a row.
+# Way in, golden, algorithm, mode, chunked.  Every pair of values of any two columns is in a row,
+# with the format in the place of the golden where the other column is the way in.
 PAIRWISE = [
     ("ours", BLOCK, "single_pass", "compiled", True),
-    ("ours", FULL, "two_phase", "eager", False),
-    ("ours", SMALL, "single_pass", "eager", False),
-    ("ours", HOUSE, "two_phase", "compiled", True),
     ("vllm", BLOCK, "two_phase", "eager", False),
-    ("vllm", FULL, "single_pass", "compiled", True),
-    ("vllm", SMALL, "two_phase", "compiled", False),
-    ("vllm", HOUSE, "single_pass", "eager", True),
-    ("engine", BLOCK, "single_pass", "eager", True),
     ("engine", FULL, "two_phase", "compiled", False),
+    ("ours", FULL, "single_pass", "eager", True),
     ("engine", SMALL, "two_phase", "compiled", True),
+    ("vllm", SMALL, "single_pass", "eager", False),
+    ("ours", HOUSE, "two_phase", "eager", True),
+    ("vllm", HOUSE, "single_pass", "compiled", True),
     ("engine", HOUSE, "single_pass", "compiled", False),
+    ("vllm", DELTA, "two_phase", "eager", True),
+    ("engine", DELTA, "single_pass", "compiled", False),
+    ("ours", DELTA_FULL, "two_phase", "eager", False),
+    ("engine", DELTA_FULL, "single_pass", "compiled", True),
+    ("engine", OPEN, "two_phase", "compiled", True),
+    ("ours", OPEN, "single_pass", "eager", False),
+    ("vllm", OPEN_FULL, "two_phase", "compiled", True),
+    ("engine", OPEN_FULL, "single_pass", "eager", False),
 ]
 EVERY = itertools.product(
     ("ours", "vllm", "engine"),
-    (BLOCK, FULL, SMALL, HOUSE),
+    FORMAT_OF,
     ("single_pass", "two_phase"),
     ("eager", "compiled"),
     (False, True),
@@ -55,11 +70,15 @@ COMBINATIONS = [
 
 def test_the_subset_is_pairwise():
     """Every pair of values that two columns can take stands in some row of the subset."""
-    columns = list(zip(*PAIRWISE, strict=True))
-    for first, second in itertools.combinations(columns, 2):
+    ways, goldens, *others = zip(*PAIRWISE, strict=True)
+    formats = tuple(FORMAT_OF[golden] for golden in goldens)
+    pairs = [*itertools.combinations((ways, formats, *others), 2)]
+    pairs += [(goldens, column) for column in others]
+    for first, second in pairs:
         assert set(zip(first, second, strict=True)) == set(
             itertools.product(set(first), set(second))
         )
+    assert set(goldens) == {path.name for path in GOLDENS.iterdir()} | {HOUSE}
 
 
 @pytest.fixture(scope="module")
