@@ -476,6 +476,7 @@ def test_any_config_is_judged(data: st.DataObject, targets: list[Path]) -> None:
     config = json.loads(original)
     extra = ["attn_res", "attn_res_block_size", "auto_map", "rope_scaling", "quantization_config"]
     extra += ["attnres_mode", "attnres_num_blocks", "attnres_use_null_source", "qk_norm_eps"]
+    extra += ["layer_types", "sliding_window", "use_sliding_window"]
     keys = st.sampled_from(sorted({*config, *extra}))
     changes = data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=3))
     if changes.get("num_hidden_layers") == HUGE_LAYERS:

@@ -46,7 +46,7 @@ PAIRWISE = [
     ("vllm", SMALL, "single_pass", "eager", False),
     ("ours", HOUSE, "two_phase", "eager", True),
     ("vllm", HOUSE, "single_pass", "compiled", True),
-    ("engine", HOUSE, "single_pass", "compiled", False),
+    ("engine", HOUSE, "single_pass", "eager", False),
     ("vllm", DELTA, "two_phase", "eager", True),
     ("engine", DELTA, "single_pass", "compiled", False),
     ("ours", DELTA_FULL, "two_phase", "eager", False),
