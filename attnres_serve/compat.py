@@ -140,20 +140,21 @@ def has_worker_extension(vllm_config) -> bool:
 def keep_order_of_mutations() -> None:
     """Mend inductor's scheduler, which can read a buffer before the operation that fills it.
 
-    torch 2.13: where the C++ backend fuses loops of one and of two dimensions, it
-    computes a node's reads anew and forgets that they are of a buffer's later version.  vLLM's
-    matrix products on CPU write into such buffers, so that a site could add what memory held before
-    a sublayer's output was there.  Run where a model is built, before anything is compiled.
+    torch 2.13: where the C++ backend fuses loops of one and of two dimensions, it computes a node's
+    reads anew and forgets that they are of a later version of a buffer.  vLLM's matrix products on
+    CPU write into such buffers, so a site could add what memory held before a sublayer's output was
+    there.  Called where a model is built, before anything is compiled (idempotent).
     """
     from torch._inductor.scheduler import SchedulerNode
 
-    recompute: Any = SchedulerNode.recompute_size_and_body
-    if getattr(recompute, "keeps_order_of_mutations", False):
+    recompute: Any = getattr(SchedulerNode, "recompute_size_and_body", None)
+    if recompute is None or getattr(recompute, "keeps_order_of_mutations", False):
         return
 
     def recompute_size_and_body(self, *args, **kwargs) -> None:
         recompute(self, *args, **kwargs)
-        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+        if renames := getattr(self, "mutation_renames", None):
+            self.set_read_writes(self.read_writes.rename(renames))
 
     recompute_size_and_body.keeps_order_of_mutations = True  # type: ignore[attr-defined]
     SchedulerNode.recompute_size_and_body = recompute_size_and_body

@@ -483,6 +483,7 @@ def _house_spec(config: dict, base: str) -> Spec:
     else:
         spec.block_starts = check_starts(options["block_starts"], spec.sublayers)
     spec.key_norm_eps = options.get("key_norm_eps", spec.eps)
+    spec.qk_norm_eps = config.get("qk_norm_eps", spec.qk_norm_eps)
     for key in free:
         setattr(spec, key, options.get(key, getattr(spec, key)))
     return spec

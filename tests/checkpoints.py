@@ -270,6 +270,7 @@ def write_house(
     final_mix: bool | None = None,
     key_norm_eps: float | None = None,
     attn_res: dict | None = None,
+    qk_norm_eps: float | None = None,
     zero_queries: bool = False,
     **options,
 ) -> Path:
@@ -300,7 +301,11 @@ def write_house(
     tensors = {name: _draw(name, shape, seed, 1.0, False) for name, shape in shapes.items()}
     if zero_queries:
         tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
-    return _add_residual(folder, attn_res, tensors, folder)
+    _add_residual(folder, attn_res, tensors, folder)
+    if qk_norm_eps is not None:
+        config = json.loads((folder / "config.json").read_text()) | {"qk_norm_eps": qk_norm_eps}
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def _as_format(folder: Path, config: dict, names: dict[str, str]) -> Path:

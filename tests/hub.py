@@ -1,17 +1,20 @@
 """A Hugging Face hub of folders on this machine, as much of it as checkpoints are read by.
 
-``python hub.py FOLDER`` serves ``FOLDER/REVISION/*`` as the model ``someone/model`` and prints its
-address; the headers that the hub's client asks for name the revision as the commit.
+``server(FOLDER)`` serves ``FOLDER/REVISION/*`` as the model ``someone/model``.  A revision may be
+asked for by its name or, as the hub's client does when it has been told, by its commit.
 """
 
 import hashlib
 import json
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 MODEL = "someone/model"
+
+
+def commit_of(revision: str) -> str:
+    return hashlib.sha1(revision.encode()).hexdigest()
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -27,26 +30,29 @@ class Hub(BaseHTTPRequestHandler):
     def answer(self, with_body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
         if path.startswith(f"/{MODEL}/resolve/"):
-            revision, _, name = path.removeprefix(f"/{MODEL}/resolve/").partition("/")
-            file = self.root / revision / name
-            return (
-                self.send(file.read_bytes(), revision, with_body) if file.is_file() else self.no()
-            )
+            asked, _, name = path.removeprefix(f"/{MODEL}/resolve/").partition("/")
+            file = self.root / self.revision(asked) / name
+            return self.send(file.read_bytes(), asked, with_body) if file.is_file() else self.no()
         for kind in ("tree", "revision"):
-            if path.startswith(f"/api/models/{MODEL}/{kind}/"):
-                revision = path.split("/")[6]
-                files = sorted((self.root / revision).iterdir())
+            prefix = f"/api/models/{MODEL}/{kind}/"
+            if path.startswith(prefix):
+                asked = path.removeprefix(prefix).split("/")[0]
                 listed = [
                     {"type": "file", "path": f.name, "rfilename": f.name, "size": f.stat().st_size}
                     | {"oid": "0" * 40}
-                    for f in files
+                    for f in sorted((self.root / self.revision(asked)).iterdir())
                 ]
-                model = {"id": MODEL, "sha": revision, "siblings": listed}
+                commit = commit_of(self.revision(asked))
+                model = {"id": MODEL, "sha": commit, "siblings": listed}
                 content = json.dumps(listed if kind == "tree" else model).encode()
-                return self.send(content, revision, with_body)
+                return self.send(content, asked, with_body)
         return self.no()
 
-    def send(self, content: bytes, revision: str, with_body: bool) -> None:
+    def revision(self, asked: str) -> str:
+        commits = {commit_of(folder.name): folder.name for folder in self.root.iterdir()}
+        return commits.get(asked, asked)
+
+    def send(self, content: bytes, asked_revision: str, with_body: bool) -> None:
         status, whole = 200, len(content)
         etag = hashlib.sha256(content).hexdigest()
         if asked := self.headers.get("Range"):
@@ -55,7 +61,7 @@ class Hub(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Repo-Commit", hashlib.sha1(revision.encode()).hexdigest())
+        self.send_header("X-Repo-Commit", commit_of(self.revision(asked_revision)))
         if status == 206:
             end = int(first) + len(content) - 1
             self.send_header("Content-Range", f"bytes {first}-{end}/{whole}")
@@ -76,9 +82,3 @@ class Hub(BaseHTTPRequestHandler):
 def server(root: Path) -> ThreadingHTTPServer:
     """A server on a free port of this machine, not yet running."""
     return ThreadingHTTPServer(("127.0.0.1", 0), type("OwnHub", (Hub,), {"root": root}))
-
-
-if __name__ == "__main__":
-    hub = server(Path(sys.argv[1]))
-    print(f"http://127.0.0.1:{hub.server_address[1]}", flush=True)
-    hub.serve_forever()

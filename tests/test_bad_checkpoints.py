@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import GOLDENS, write_fla, write_house, write_nanogpt
+from checkpoints import (
+    GOLDENS,
+    write_fla,
+    write_house,
+    write_kimi_names,
+    write_mode,
+    write_nanogpt,
+    write_titan,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -441,20 +449,29 @@ SCALARS = st.one_of(
 VALUES = st.one_of(
     SCALARS,
     st.lists(SCALARS, max_size=3),
-    st.dictionaries(st.sampled_from(["block_size", "block_starts", "x"]), SCALARS, max_size=2),
+    st.dictionaries(
+        st.sampled_from(["block_size", "block_starts", "logit_scale", "shared_queries", "x"]),
+        SCALARS,
+        max_size=2,
+    ),
     st.sampled_from(["llama", "transformer", "attnres_llama", "attnres_", "qwen3_attnres"]),
+    st.sampled_from(["qwen3_ar", "block", "full", "delta", ["Qwen3AttnResForCausalLM"]]),
 )
 HUGE_LAYERS = 2**40  # Not a mistake of types: a model of so many layers is described, then listed.
 
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Checkpoints of three formats whose configurations are changed in place."""
+    """Checkpoints of every format, whose configurations are changed in place."""
     root = tmp_path_factory.mktemp("fuzz")
     shutil.copytree(GOLDEN, root / "fla")
     write_house(root / "house", "qwen3", block_starts=[0, 3], key_norm_eps=1e-5)
+    write_kimi_names(root / "qwen3_ar", block_layers=2)
+    write_mode(root / "open_attnres", cumulative=True, tie=True)
+    write_mode(root / "delta_attnres", "llama")
     write_nanogpt(root / "nanogpt")
-    return [root / "fla", root / "house", root / "nanogpt"]
+    write_titan(root / "torchtitan")
+    return sorted(root.iterdir())
 
 
 @settings(
@@ -470,6 +487,8 @@ def test_any_config_is_judged(data: st.DataObject, targets: list[Path]) -> None:
     original = path.read_text()
     config = json.loads(original)
     extra = ["attn_res", "attn_res_block_size", "auto_map", "rope_scaling", "quantization_config"]
+    extra += ["attnres_mode", "attnres_num_blocks", "attnres_use_null_source", "qk_norm_eps"]
+    extra += ["layer_types", "sliding_window", "use_sliding_window"]
     keys = st.sampled_from(sorted({*config, *extra}))
     changes = data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=3))
     if changes.get("num_hidden_layers") == HUGE_LAYERS:

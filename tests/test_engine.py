@@ -1,10 +1,17 @@
 """Random checkpoints through the engine against independent float64 models: other shapes and scales
-of both formats, zero queries, and plain vLLM where the two must be equal."""
+and variants of every format, zero queries, and plain vLLM where the two must be equal."""
 
 import random
 
 import pytest
-from checkpoints import write_fla, write_house, write_standard
+from checkpoints import (
+    write_fla,
+    write_house,
+    write_kimi_names,
+    write_mode,
+    write_standard,
+    write_titan,
+)
 from serving import SMALL_GAP, bound, engine_job, run_engine
 
 from attnres_serve.convert import convert
@@ -50,7 +57,63 @@ CHECKPOINTS = {
     "fla_window_qk_norm": (write_fla, {"block_size": 2, "window_size": 24, "qk_norm": True}),
     "fla_window_bias": (write_fla, {"block_size": 2, "window_size": 24, "qkv_bias": True}),
     "fla_standard_twin": (write_fla, {"block_size": None, "qk_norm": True}),
+    "house_variants": (
+        write_house,
+        {
+            "base": "qwen2",
+            "layers": 4,
+            "block_starts": [0, 1, 5],
+            "attn_res": {
+                "cumulative": True,
+                "recency_bias": True,
+                "logit_scale": 0.5,
+                "shared_queries": "block",
+            },
+        },
+    ),
+    "house_bias_on_blocks": (
+        write_house,
+        {
+            "base": "llama",
+            "layers": 3,
+            "block_size": 3,
+            "attn_res": {"recency_bias": True, "shared_queries": "layer"},
+        },
+    ),
+    "house_qk_norm_eps": (
+        write_house,
+        {"base": "qwen3", "layers": 2, "block_size": 2, "qk_norm_eps": 0.1},
+    ),
+    "qwen3_ar": (write_kimi_names, {"layers": 5, "block_layers": 2}),
+    "qwen3_ar_no_route_tied": (
+        write_kimi_names,
+        {"layers": 3, "block_layers": 1, "output_route": False, "tie": True},
+    ),
+    "qwen3_ar_standard_twin": (write_kimi_names, {"block_layers": None}),
+    "open_attnres_short_last": (
+        write_mode,
+        {"layers": 5, "num_blocks": 3, "cumulative": True, "heads": 4, "kv_heads": 2},
+    ),
+    "open_attnres_full_small_scale": (
+        write_mode,
+        {"layers": 3, "mode": "full", "cumulative": True, "scale": 0.02},
+    ),
+    "delta_attnres_llama": (write_mode, {"base": "llama", "layers": 5, "num_blocks": 2}),
+    "delta_attnres_full_tied": (write_mode, {"layers": 3, "mode": "full", "tie": True}),
+    "torchtitan_floor": (write_titan, {"layers": 5, "num_blocks": 2}),
+    "torchtitan_more_blocks": (write_titan, {"layers": 3, "num_blocks": 2}),
 }
+# These have one algorithm each, in turn, to save time; test_residual.py has both for any function.
+OTHER_FORMATS = [name for name in CHECKPOINTS if not name.startswith(("house", "fla"))]
+
+
+def algorithms_of(name: str) -> tuple[str | None, ...]:
+    """The algorithms that a checkpoint is served with, None for a standard-residual twin."""
+    if name.endswith("standard_twin"):
+        return (None,)
+    if name in OTHER_FORMATS:
+        return (ALGORITHMS[OTHER_FORMATS.index(name) % 2],)
+    return ALGORITHMS
 
 
 def fresh_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
@@ -86,8 +149,7 @@ def served(tmp_path_factory):
     for name, (write, options) in CHECKPOINTS.items():
         write(root / name, seed=random.randrange(10**6), **options)
         prompts = fresh_prompts((7, 190))
-        standard = options.get("block_size", 1) is None
-        for algorithm in (None,) if standard else ALGORITHMS:
+        for algorithm in algorithms_of(name):
             jobs[name, algorithm] = engine_job(root / name, prompts, algorithm)
     results = run_engine(list(jobs.values()), root / "run")["results"]
     return root, dict(zip(jobs, zip(jobs.values(), results, strict=True), strict=True))

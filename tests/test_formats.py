@@ -303,6 +303,14 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"model_type": "qwen3_gdar", "architectures": ["Qwen3GDARForCausalLM"]},
         ("Qwen3GDAR", "gated delta attention residuals"),
     ),
+    "torchtitan on Kimi Linear, which vLLM would take for its own": (
+        {
+            "model_type": "kimi_linear",
+            "architectures": ["KimiBlockAttnResForCausalLM", "KimiLinearForCausalLM"],
+            "attn_res_num_blocks": 9,
+        },
+        ("torchtitan / SGLang fork on Kimi Linear", "'KimiBlockAttnResForCausalLM'"),
+    ),
     "Megatron": (
         PLAIN | {"attn_res_block_layers": 3},
         ("attn_res_block_layers: 3", "Megatron-LM", "no Hugging Face format"),

@@ -24,29 +24,44 @@ pytestmark = pytest.mark.engine
 
 BLOCK, FULL, SMALL = "fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale"
 HOUSE = "house_copy_of_block"
+DELTA, DELTA_FULL = "qwen3_attnres_block", "qwen3_attnres_full"
+OPEN, OPEN_FULL = "qwen3_attnres_cumulative_block", "qwen3_attnres_cumulative_full"
+FORMATS = {
+    "fla": (BLOCK, FULL, SMALL),
+    "house": (HOUSE,),
+    "delta_attnres": (DELTA, DELTA_FULL),
+    "open_attnres": (OPEN, OPEN_FULL),
+}
+FORMAT_OF = {golden: name for name, goldens in FORMATS.items() for golden in goldens}
 CHUNK = 48  # tokens per step: the prompts of 70 and 200 tokens need several
 
-# Way in, golden, algorithm, mode, chunked, backend.  Every pair of values of any two columns is
-# in a row.
+# Way in, golden, algorithm, mode, chunked, backend.  Every pair of values of any two columns is in
+# a row, with the format in the place of the golden where the other column is the way in.  (Backends
+# know tensors, not formats.)
 PAIRWISE = [
     ("ours", BLOCK, "single_pass", "compiled", True, "cpp"),
-    ("ours", FULL, "two_phase", "eager", False, "torch"),
-    ("ours", SMALL, "single_pass", "eager", False, "cpp"),
-    ("ours", HOUSE, "two_phase", "compiled", True, "cpp"),
     ("vllm", BLOCK, "two_phase", "eager", False, "cpp"),
-    ("vllm", FULL, "single_pass", "compiled", True, "cpp"),
-    ("vllm", SMALL, "two_phase", "compiled", False, "torch"),
-    ("vllm", HOUSE, "single_pass", "eager", True, "cpp"),
-    ("engine", BLOCK, "single_pass", "eager", True, "torch"),
-    ("engine", FULL, "two_phase", "compiled", False, "cpp"),
+    ("engine", FULL, "two_phase", "compiled", False, "torch"),
+    ("ours", FULL, "single_pass", "eager", True, "torch"),
     ("engine", SMALL, "two_phase", "compiled", True, "cpp"),
-    ("engine", HOUSE, "single_pass", "compiled", False, "torch"),
+    ("vllm", SMALL, "single_pass", "eager", False, "torch"),
+    ("ours", HOUSE, "two_phase", "eager", True, "cpp"),
+    ("vllm", HOUSE, "single_pass", "compiled", True, "cpp"),
+    ("engine", HOUSE, "single_pass", "eager", False, "cpp"),
+    ("vllm", DELTA, "two_phase", "eager", True, "cpp"),
+    ("engine", DELTA, "single_pass", "compiled", False, "cpp"),
+    ("ours", DELTA_FULL, "two_phase", "eager", False, "cpp"),
+    ("engine", DELTA_FULL, "single_pass", "compiled", True, "torch"),
+    ("engine", OPEN, "two_phase", "compiled", True, "cpp"),
+    ("ours", OPEN, "single_pass", "eager", False, "cpp"),
+    ("vllm", OPEN_FULL, "two_phase", "compiled", True, "cpp"),
+    ("engine", OPEN_FULL, "single_pass", "eager", False, "torch"),
 ]
 EVERY = {
     *PAIRWISE,
     *itertools.product(
         ("ours", "vllm"),
-        (BLOCK, FULL, SMALL, HOUSE),
+        FORMAT_OF,
         ("single_pass", "two_phase"),
         ("eager", "compiled"),
         (False, True),
@@ -54,7 +69,7 @@ EVERY = {
     ),
     *itertools.product(
         ("engine",),
-        (BLOCK, FULL, SMALL, HOUSE),
+        FORMAT_OF,
         ("single_pass", "two_phase"),
         ("eager", "compiled"),
         (False, True),
@@ -69,11 +84,18 @@ COMBINATIONS = [
 
 def test_the_subset_is_pairwise():
     """Every pair of values that two columns can take stands in some row of the subset."""
-    columns = list(zip(*PAIRWISE, strict=True))
-    for first, second in itertools.combinations(columns, 2):
+    ways, goldens, *run, backends = zip(*PAIRWISE, strict=True)
+    formats = tuple(FORMAT_OF[golden] for golden in goldens)
+    pairs = [*itertools.combinations((ways, formats, *run), 2)]
+    pairs += [(goldens, column) for column in run]
+    pairs += [(backends, column) for column in (ways, *run)]
+    for first, second in pairs:
         assert set(zip(first, second, strict=True)) == set(
             itertools.product(set(first), set(second))
         )
+    # nanoGPT's are in test_nanogpt.py.
+    others = {path.name for path in GOLDENS.iterdir() if path.name.startswith("nanogpt")}
+    assert set(goldens) | others == {path.name for path in GOLDENS.iterdir()} | {HOUSE}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_fla, write_house, write_nanogpt
+from checkpoints import write_fla, write_house, write_mode, write_nanogpt
 from safetensors.torch import load_file
 
 pytest.importorskip("vllm")
@@ -48,6 +48,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_fla(root / "fla", layers=LAYERS)
     write_nanogpt(root / "nanogpt", layers=LAYERS, block_size=2, bias=True, tie=False)
     write_fla(root / "standard", layers=LAYERS, block_size=None)
+    write_mode(root / "open", layers=LAYERS, num_blocks=2, cumulative=True)
+    shared = {"shared_queries": "block", "recency_bias": True}
+    write_house(root / "shared", layers=LAYERS, block_size=4, attn_res=shared)
+    write_house(root / "tied", layers=LAYERS, block_size=4, tie=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -261,6 +265,66 @@ def test_fused_weights_that_are_refused(
     tensors = weights(world, "nanogpt") | {name: torch.zeros(value)}
     with pytest.raises(CheckpointError, match=sentence):
         make("nanogpt").load_weights(iter(tensors.items()))
+
+
+def test_recency_biases_arrive(make: Make, world: Path) -> None:
+    """Scalars, under open-attnres' names; the final site neither mixes nor has one."""
+    model, tensors = make("open"), weights(world, "open")
+    model.load_weights(iter(tensors.items()))
+    for index in range(2 * LAYERS):
+        name = f"model.layers.{index // 2}.{'mlp' if index % 2 else 'attn'}_res_bias"
+        site = model.attn_res_sites[index]
+        assert torch.equal(site.bias, tensors[name].float().view(1)) and site.bias != 0
+        assert site.site.cumulative
+    assert model.attn_res_sites[2 * LAYERS].bias is None
+
+
+def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, world: Path) -> None:
+    """Sites 0 to 3 have the tensors of site 0, sites 4 and 5 those of site 4."""
+    model, tensors = make("shared"), weights(world, "shared")
+    model.load_weights(iter(tensors.items()))
+    for index, site in model.attn_res_sites.items():
+        owner = "output_attn" if index == 6 else f"layers.{2 * (index // 4)}.self_attention"
+        stem = f"model.{owner}_res_"
+        assert torch.equal(site.query, tensors[stem + "proj.weight"].float().flatten())
+        assert torch.equal(site.key_norm, tensors[stem + "norm.weight"].float())
+        assert torch.equal(site.bias, tensors[stem + "bias"].float().view(1))
+    name = "model.layers.0.mlp_res_proj.weight"
+    with pytest.raises(CheckpointError, match=rf"{name} is an AttnRes tensor for which"):
+        make("shared").load_weights(iter([*tensors.items(), (name, torch.zeros(1, 64))]))
+
+
+@pytest.mark.parametrize("name", ["model.layers.2.attn_res_bias", "model.layers.0.mlp_res_bias"])
+def test_missing_recency_bias(name: str, make: Make, world: Path) -> None:
+    """As delta-attnres would have it; a start that went on would serve another model."""
+    tensors = weights(world, "open")
+    del tensors[name]
+    with pytest.raises(CheckpointError, match="lacks the recency bias of the"):
+        make("open").load_weights(iter(tensors.items()))
+
+
+def test_the_same_tensor_twice(make: Make, world: Path) -> None:
+    """By the format's name and by the house name; the second one would win silently."""
+    tensors = weights(world, "fla")
+    name = "model.layers.1.attn_res_proj.weight"
+    again = ("model.layers.1.self_attention_res_proj.weight", tensors[name] + 1)
+    with pytest.raises(CheckpointError, match="two names of one weight"):
+        make("fla").load_weights(iter([*tensors.items(), again]))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_tied_head_that_differs(first: bool, make: Make, world: Path) -> None:
+    """vLLM would leave it out without a word, wherever it stands in the files."""
+    tensors = list(weights(world, "tied").items())
+    embedding = dict(tensors)["model.embed_tokens.weight"]
+    for head, refused in ((embedding.clone(), False), (embedding + 1, True)):
+        pair = [("lm_head.weight", head)]
+        stream = iter(pair + tensors if first else tensors + pair)
+        if not refused:
+            make("tied").load_weights(stream)
+            continue
+        with pytest.raises(CheckpointError, match="ties the head to the embedding"):
+            make("tied").load_weights(stream)
 
 
 def test_standard_residuals_have_no_sites(make: Make, world: Path) -> None:

@@ -132,6 +132,24 @@ def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(form: str, copie
     torch.testing.assert_close(merged, exact, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_float32_mixing_is_nearer_than_mixing_in_the_activation_dtype(dtype: torch.dtype) -> None:
+    """open-attnres' code rounds keys, scores, weights and mix; the exact mix is nearer to ours."""
+    case = Case(tokens=64, count=9, hidden=256, query_scale=0.2)
+    sources, (query,), bias = case.sources(dtype), case.queries(), torch.tensor([3.0])
+    query = query.to(dtype)
+    stacked = torch.stack(sources)
+    wide = stacked.float()
+    keys = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + KEY_EPS)).to(dtype)
+    scores = torch.einsum("d, n t d -> n t", query, keys)
+    scores[-1] += bias.to(dtype)
+    theirs = torch.einsum("n t, n t d -> t d", scores.softmax(0), stacked)
+    exact, _ = reference.mix(sources, query, KEY_EPS, torch.float64, bias)
+    ((ours, _),) = torch_path._stacked(sources, [query.float()], KEY_EPS, bias)
+    errors = [(mixed.double() - exact).square().mean().sqrt() for mixed in (ours.to(dtype), theirs)]
+    assert errors[0] < errors[1] < torch.finfo(dtype).eps  # both are roundings
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
 def test_rms_norm(dtype: torch.dtype, scale: float) -> None:

@@ -4,7 +4,6 @@ Both call their Qwen3 model ``qwen3_attnres``.  Which of the two a checkpoint is
 tell; see ``resolver``.
 """
 
-from math import ceil
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
@@ -62,14 +61,13 @@ def translate(config: dict[str, Any], name: str, **options: Any) -> Translation:
         )
     base, _ = ARCHITECTURES[config["model_type"]]
     translated = base_config(config, base, KEYS)
-    layers, blocks = config["num_hidden_layers"], config.get("attnres_num_blocks")
-    size = 1
-    if mode == "block":
-        if not is_count(blocks):
-            raise CheckpointError(
-                f"attnres_num_blocks is {blocks!r}; expected a whole number of blocks, at least 1."
-            )
-        size = 2 * ceil(layers / config["attnres_num_blocks"])
+    layers: Any = config["num_hidden_layers"]
+    blocks: Any = config.get("attnres_num_blocks")
+    if mode == "block" and not is_count(blocks):
+        raise CheckpointError(
+            f"attnres_num_blocks is {blocks!r}; expected a whole number of blocks, at least 1."
+        )
+    size = 2 * -(-layers // blocks) if mode == "block" else 1
     spec = AttnResSpec.uniform(layers, size, config.get("rms_norm_eps", 1e-6), **options)
     return Translation(name, base, translated, spec)
 

@@ -46,7 +46,12 @@ def refuse_windows(config: dict[str, Any]) -> None:
 
 def _check_windows(base: str, config: dict[str, Any]) -> None:
     """Refuse what vLLM's decoder would serve with other windows than Hugging Face's class has."""
-    window, types = config.get("sliding_window"), set(config.get("layer_types") or ())
+    window, stated = config.get("sliding_window"), config.get("layer_types")
+    if stated is not None and not (
+        isinstance(stated, list) and all(isinstance(kind, str) for kind in stated)
+    ):
+        raise CheckpointError(f"layer_types is {stated!r}; expected a list of names, or none.")
+    types = set(stated or ())
     if FAMILIES[base].hf == "llama":
         right = window is None or bool(types)
     elif window is not None and config.get("use_sliding_window"):
@@ -56,7 +61,7 @@ def _check_windows(base: str, config: dict[str, Any]) -> None:
     if not right:
         raise CheckpointError(
             f"sliding_window {window!r} with use_sliding_window "
-            f"{config.get('use_sliding_window')!r} and layer_types {sorted(map(str, types))} is "
+            f"{config.get('use_sliding_window')!r} and layer_types {sorted(types)} is "
             f"not supported on {base}: vLLM would give its layers other windows; supported are no "
             "window, or sliding_attention stated in layer_types for every layer."
         )

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "Qwen3DARForCausalLM": "Qwen3DAR (delta attention residuals)",
     "Qwen3GDARForCausalLM": "Qwen3GDAR (gated delta attention residuals)",
     "Qwen3BlockAttnResForCausalLM": "torchtitan / SGLang fork",
+    "KimiBlockAttnResForCausalLM": "torchtitan / SGLang fork on Kimi Linear",
 }
 
 # Functions that are not Block or Full AttnRes, by what their keys, values and tensors are called.
@@ -69,11 +70,10 @@ def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
     Raises:
         CheckpointError: with what was found and what would be served instead.
     """
-    model_type = config.get("model_type")
-    if model_type in NATIVE_MODEL_TYPES:
-        return
-    architectures = config.get("architectures")
+    model_type, architectures = config.get("model_type"), config.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    if model_type in NATIVE_MODEL_TYPES and str(architecture) not in ARCHITECTURES:
+        return
     beside = f"model_type {model_type!r} and architecture {architecture!r}"
     format_name = MODEL_TYPES.get(str(model_type)) or ARCHITECTURES.get(str(architecture))
     if format_name:
