@@ -828,6 +828,7 @@ def in_a_process(
     """Convert in a process that gets a signal while it writes, or may not write large files."""
 
     def restrict() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
