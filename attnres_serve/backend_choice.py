@@ -10,6 +10,7 @@ from attnres_serve.kernels import backends
 def choose(vllm_config) -> tuple[str, ModuleType]:
     """The backend by name and ready to run; ``auto`` is cpp on CPU where it can be compiled.
 
+    All workers choose the same: they hold copies of the same activations, which must stay equal.
     The name is written back to ``additional_config``, which is part of vLLM's compile-cache key: a
     graph made for one backend must never run for another.
 
@@ -19,13 +20,28 @@ def choose(vllm_config) -> tuple[str, ModuleType]:
     name = settings.backend(vllm_config.additional_config)
     if name == "cpp" and not compat.on_cpu():
         raise SettingError("the cpp backend runs on CPU only; choose the torch backend.")
+    if name == settings.AUTO:
+        name = _fastest()
     try:
-        chosen = ("cpp" if compat.on_cpu() else "torch") if name == settings.AUTO else name
-        backend = backends.load(chosen)
+        backend = backends.load(name)
     except backends.BackendError as error:
-        if name != settings.AUTO:
-            raise SettingError(str(error)) from None
-        compat.logger().warning("AttnRes runs on the slower torch backend: %s", error)
-        chosen, backend = "torch", backends.load("torch")
-    compat.set_additional(vllm_config, settings.BACKEND_KEY, chosen)
-    return chosen, backend
+        raise SettingError(str(error)) from None
+    compat.set_additional(vllm_config, settings.BACKEND_KEY, name)
+    return name, backend
+
+
+def _fastest() -> str:
+    if not compat.on_cpu():
+        return "torch"
+    problem = None
+    try:
+        backends.load("cpp")
+    except backends.BackendError as error:
+        problem = str(error)
+    if compat.all_workers(problem is None):
+        return "cpp"
+    compat.logger().warning(
+        "AttnRes runs on the slower torch backend: %s",
+        problem or "another worker could not load the cpp backend.",
+    )
+    return "torch"

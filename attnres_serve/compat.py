@@ -137,6 +137,10 @@ def has_worker_extension(vllm_config) -> bool:
     return vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
 
 
+# In the keys of vLLM's and inductor's caches: a graph compiled without these mends is not reused.
+MENDS = "mend 1 of inductor"
+
+
 def keep_order_of_mutations() -> None:
     """Mend inductor's scheduler, which can read a buffer before the operation that fills it.
 
@@ -145,6 +149,7 @@ def keep_order_of_mutations() -> None:
     CPU write into such buffers, so a site could add what memory held before a sublayer's output was
     there.  Called where a model is built, before anything is compiled (idempotent).
     """
+    import torch
     from torch._inductor.scheduler import SchedulerNode
 
     recompute: Any = getattr(SchedulerNode, "recompute_size_and_body", None)
@@ -158,6 +163,7 @@ def keep_order_of_mutations() -> None:
 
     recompute_size_and_body.keeps_order_of_mutations = True  # type: ignore[attr-defined]
     SchedulerNode.recompute_size_and_body = recompute_size_and_body
+    torch.compiler.config.cache_key_tag += MENDS
 
 
 def is_norm(module) -> bool:
@@ -206,6 +212,19 @@ def on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return current_platform.is_cpu()
+
+
+def all_workers(flag: bool) -> bool:
+    """Whether the flag is true on every worker of this engine."""
+    import torch
+    from vllm.distributed import get_world_group
+
+    group = get_world_group()
+    if group.world_size == 1:
+        return flag
+    flags = torch.tensor([int(flag)])
+    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(flags)
 
 
 def set_additional(vllm_config, key: str, value: str) -> None:

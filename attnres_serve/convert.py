@@ -124,7 +124,8 @@ def _write(plan: Plan, folder: Path) -> None:
         index = {"metadata": {"total_size": size}, "weight_map": table}
         _write_json(folder / INDEX, index)
     written = examine(folder)
-    assert written.translation == plan.result.translation, "what was judged is what was written"
+    if written.translation != plan.result.translation:
+        raise RuntimeError("what was written is not what was planned")
 
 
 def _write_json(path: Path, content: object) -> None:

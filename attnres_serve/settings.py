@@ -3,11 +3,11 @@
 from typing import Any
 
 from attnres_serve.errors import SettingError
+from attnres_serve.kernels.backends import BACKENDS
 
 ALGORITHM_KEY = "attnres_algorithm"
 ALGORITHMS = ("single_pass", "two_phase")
 BACKEND_KEY = "attnres_backend"
-BACKENDS = ("cpp", "torch")
 AUTO = "auto"
 CHOICES = {ALGORITHM_KEY: (*ALGORITHMS, AUTO), BACKEND_KEY: (*BACKENDS, AUTO)}
 PREFIX = "attnres_"
@@ -35,7 +35,11 @@ def backend(additional_config: Any) -> str:
 
 
 def _choice(additional_config: Any, wanted: str) -> str:
-    settings = additional_config if isinstance(additional_config, dict) else {}
+    settings = {} if additional_config is None else additional_config
+    if not isinstance(settings, dict):
+        raise SettingError(
+            f"--additional-config is a {type(settings).__name__}; expected a JSON object."
+        )
     for key in settings:
         if key.startswith(PREFIX) and key not in CHOICES:
             raise SettingError(

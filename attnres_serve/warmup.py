@@ -19,15 +19,17 @@ def main(architectures: list[str]) -> int:
     Returns:
         The exit status.
     """
-    plugin.register()
-    for architecture in architectures:
-        compat.inspect_model_class(architecture)
+    status = 0
     if compat.on_cpu():
         try:
             backends.load("cpp")
         except backends.BackendError as error:
             print(f"{error} AttnRes runs on the slower torch backend.", file=sys.stderr)
-    return 0
+            status = 1
+    plugin.register()
+    for architecture in architectures:
+        compat.inspect_model_class(architecture)
+    return status
 
 
 if __name__ == "__main__":

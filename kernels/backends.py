@@ -20,9 +20,10 @@ before it is a source) are ``[T, d]`` in that dtype.  ``answers`` belongs to the
 
 import importlib
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BACKENDS = ("cpp", "torch")
 
@@ -42,12 +43,12 @@ class SiteWeights(NamedTuple):
         norm_eps: its epsilon.
     """
 
-    query: Tensor
-    key_norm: Tensor
+    query: "Tensor"
+    key_norm: "Tensor"
     logit_scale: float
     key_eps: float
-    bias: Tensor | None
-    norm_weight: Tensor
+    bias: "Tensor | None"
+    norm_weight: "Tensor"
     norm_eps: float
 
 

@@ -4,11 +4,13 @@
 // instruction set.  Activations are read and written in their dtype, everything between is float32.
 // The functions and their arguments are described in backends.py.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include <torch/csrc/stable/library.h>
@@ -182,18 +184,26 @@ struct Norm {
 
 // What a site has learned, in float32.
 struct Site {
+  int64_t hidden;
   Rows query;
   float key_eps, bias = 0;
   Norm norm;
   Site(
       const Tensor& query, const Tensor& key_norm, double logit_scale, double key_eps,
       const std::optional<Tensor>& bias, const Tensor& norm_weight, double norm_eps)
-      : query(fold({query}, {key_norm}, logit_scale, query.numel())),
+      : hidden(query.numel()),
+        query(fold({query}, {key_norm}, logit_scale, query.numel())),
         key_eps(static_cast<float>(key_eps)),
         norm(norm_weight, norm_eps, query.numel()) {
     if (bias) read_vector(&this->bias, *bias, 1);
   }
 };
+
+void check_site(const Site& site, const Tensor& source) {
+  STD_TORCH_CHECK(
+      source.dim() == 2 && source.size(1) == site.hidden,
+      "a query must have one element for each of a source [tokens, hidden]");
+}
 
 // partial + delta, rounded to the activation dtype before it is a source.
 template <class D>
@@ -294,6 +304,7 @@ void attend_and_norm(
     Tensor& normed, Tensor* updated, const Tensors& blocks, const Tensors& addends,
     const Site& site) {
   const Tensor& like = addends[0];
+  check_site(site, like);
   const int64_t tokens = like.size(0), hidden = like.size(1), count = blocks.size() + 1;
   dispatch(like.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
@@ -330,6 +341,7 @@ void merge_and_norm(
     Tensor& normed, Tensor* updated, const Tensor& answers, const Tensor& log_sums,
     int64_t position, const Tensors& addends, const Site& site) {
   const Tensor& like = addends[0];
+  check_site(site, like);
   const int64_t tokens = like.size(0), hidden = like.size(1);
   STD_TORCH_CHECK(
       answers.dim() == 3 && answers.size(1) == tokens && answers.size(2) == hidden &&
@@ -372,6 +384,7 @@ Tensor mix_norm(
     Tensors sources, Tensor query, Tensor key_norm, double logit_scale, double key_eps,
     std::optional<Tensor> bias, Tensor norm_weight, double norm_eps) {
   const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
+  STD_TORCH_CHECK(!sources.empty(), "mix_norm takes at least one source");
   const Tensor last = sources.back();
   sources.pop_back();
   Tensor normed = torch::stable::new_empty(last, {last.size(0), last.size(1)});
@@ -418,6 +431,7 @@ std::tuple<Tensor, Tensor> inter_block(
       !blocks.empty() && !queries.empty() && queries.size() == key_norms.size(),
       "inter_block takes at least one block, and a key norm for every query");
   const Tensor& like = blocks[0];
+  STD_TORCH_CHECK(like.dim() == 2, "every source must be [tokens, hidden]");
   const int64_t tokens = like.size(0), hidden = like.size(1);
   const int64_t count = blocks.size(), sites = queries.size();
   Tensor answers = torch::stable::new_empty(like, {sites, tokens, hidden}, ScalarType::Float);

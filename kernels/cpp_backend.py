@@ -5,13 +5,16 @@ generated, and a site costs one call.  ``backends`` describes the functions, ``c
 their code.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
 import subprocess
+import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,6 +28,7 @@ FLAGS = ("-O3", "-march=native", "-std=c++20")
 
 Answers = tuple[Tensor, Tensor]  # [S, T, d] and log-sum-exps [S, T], float32
 _ops = torch.ops.attnres_serve
+_ready = False
 
 
 def prepare() -> None:
@@ -33,16 +37,22 @@ def prepare() -> None:
     The compiled library is kept in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``).
 
     Raises:
-        BackendError: there is no C++ compiler, or it failed.
+        BackendError: there is no C++ compiler, it failed, or the cache cannot be written.
     """
-    if hasattr(_ops, "mix_norm"):
+    global _ready
+    if _ready:
         return
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    library = folder / "attnres_serve" / f"cpp_backend-{_fingerprint()}.so"
-    if not library.exists():
-        _compile(library)
-    torch.ops.load_library(str(library))
+    try:
+        library = _cache() / f"cpp_backend-{_fingerprint()}.so"
+        with _locked(library):
+            _load(library)
+    except OSError as error:
+        raise BackendError(
+            f"the C++ backend has no place for its library ({error}); set XDG_CACHE_HOME to a "
+            "folder that can be written, or choose the torch backend."
+        ) from error
     _register_fakes()
+    _ready = True
 
 
 def single_pass(
@@ -113,29 +123,68 @@ def _fingerprint() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _compile(library: Path) -> None:
-    """Compile into a folder beside the library and move it there in one step."""
-    from torch.utils import cpp_extension
-
-    path = os.environ.get("PATH", "")
+def _cache() -> Path:
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as build:
-            # The loader looks for ninja on the path, where a virtual environment need not be.
-            os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{path}"
-            cpp_extension.load(
-                library.stem,
-                [str(SOURCE)],
-                extra_cflags=list(FLAGS),
-                build_directory=build,
-                is_python_module=False,
+        folder = (given if given.is_absolute() else Path.home() / ".cache") / "attnres_serve"
+    except RuntimeError as error:  # a user without a home
+        raise OSError(str(error)) from None
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _locked(library: Path) -> Iterator[None]:
+    """One process at a time: loading a copy of a library that is loaded already crashes."""
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _load(library: Path) -> None:
+    if library.exists():
+        try:
+            torch.ops.load_library(str(library))
+            return
+        except OSError:  # damaged, or made for other system libraries
+            library.unlink()
+    _compile(library)
+    torch.ops.load_library(str(library))
+
+
+def _compile(library: Path) -> None:
+    """Compile in a process of its own (torch's loader also loads what it builds) and move it here.
+
+    Raises:
+        BackendError: there is no C++ compiler, or it failed.
+    """
+    scripts = sysconfig.get_path("scripts")
+    # The loader looks for ninja on the path, where a virtual environment need not be.
+    path = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+    with tempfile.TemporaryDirectory(dir=library.parent) as build:
+        arguments = [library.stem, str(SOURCE), build, *FLAGS]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _BUILD, *arguments],
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        built = Path(build) / f"{library.stem}.so"
+        if done.returncode or not built.exists():
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise BackendError(
+                f"the C++ backend could not be compiled ({lines[-1]}); install a C++ compiler such "
+                "as g++, or choose the torch backend."
             )
-            os.replace(Path(build) / library.name, library)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BackendError(
-            f"the C++ backend could not be compiled ({reason}); install a C++ compiler such as "
-            "g++, or choose the torch backend."
-        ) from error
-    finally:
-        os.environ["PATH"] = path
+        os.replace(built, library)
+
+
+_BUILD = """
+import sys
+from torch.utils import cpp_extension
+name, source, folder, *flags = sys.argv[1:]
+cpp_extension.load(
+    name, [source], extra_cflags=flags, build_directory=folder, is_python_module=False
+)
+"""

@@ -69,5 +69,5 @@ else
 fi
 pip install --quiet --no-deps --no-build-isolation -e .
 "$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM 2>"$venv/warmup.log" ||
-  echo "setup: the caches could not be warmed ($venv/warmup.log); the first start will be slower" >&2
+  echo "setup: the caches could not be warmed: $(tail -n 1 "$venv/warmup.log")" >&2
 echo "$sum" > "$stamp"

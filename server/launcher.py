@@ -87,12 +87,13 @@ def bundled_demo() -> str:
 
 def value_of(flag: str, vllm_arguments: list[str]) -> str | None:
     """The value that a flag of vLLM's is given, None where it is not given."""
+    value = None
     for word, following in pairwise([*vllm_arguments, None]):
         if word == flag:
-            return following
-        if word is not None and word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=")
-    return None
+            value = following
+        elif word is not None and word.startswith(f"{flag}="):
+            value = word.removeprefix(f"{flag}=")
+    return value  # of several the last counts, as for vLLM's parser
 
 
 def check_checkpoint(name: str, revision: str | None = None, has_weights: bool = True) -> str:

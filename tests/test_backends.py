@@ -1,6 +1,10 @@
 """Every backend, through the functions that sites call, against the reference in float64."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -234,10 +238,69 @@ def test_operators_refuse_what_they_would_misread(change, message: str) -> None:
         cpp_backend.single_pass(change(blocks), None, last, site(case, torch.bfloat16))
 
 
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """One sentence that says what to install; nothing is left half-made."""
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(backends.BackendError, match=r"install a C\+\+ compiler") as caught:
-        cpp_backend._compile(tmp_path / "library.so")
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (lambda sources, weights: ([], *weights), "at least one source"),
+        (
+            lambda sources, weights: (sources, *weights._replace(query=weights.query[:16])),
+            "key_norm|one element for each|must be",
+        ),
+        (
+            lambda sources, weights: (sources, *weights._replace(norm_weight=torch.ones(3))),
+            "must be",
+        ),
+    ],
+)
+def test_operators_read_nothing_beyond_their_arguments(inputs, message: str) -> None:
+    backends.load("cpp")
+    case = Case(count=3, hidden=64)
+    arguments = inputs(case.sources(torch.bfloat16), site(case, torch.bfloat16))
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.attnres_serve.mix_norm(*arguments)
+
+
+LOAD = """
+from attnres_serve.kernels import backends, cpp_backend
+try:
+    backends.load("cpp")
+    backends.load("cpp")
+    import torch
+    print(torch.ops.attnres_serve.mix_norm.default)
+except backends.BackendError as error:
+    print(error)
+"""
+
+
+def load_in_processes(count: int, **env: str) -> list[str]:
+    """What processes that load the backend at the same time print."""
+    command = [sys.executable, "-W", "ignore", "-c", LOAD]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    children = [subprocess.Popen(command, env=os.environ | env, **options) for _ in range(count)]
+    return [child.communicate(timeout=240)[0].strip() for child in children]
+
+
+def test_a_cold_cache_and_a_damaged_library(tmp_path: Path) -> None:
+    """Workers that start together compile once; a library that cannot be loaded is made anew."""
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert load_in_processes(2, **cache) == ["attnres_serve.mix_norm.default"] * 2
+    (library,) = (tmp_path / "attnres_serve").glob("*.so")
+    made = library.stat().st_ino
+    assert load_in_processes(1, **cache) == ["attnres_serve.mix_norm.default"]
+    assert library.stat().st_ino == made
+    library.write_bytes(b"no library")
+    assert load_in_processes(1, **cache) == ["attnres_serve.mix_norm.default"]
+    assert library.stat().st_size > 1000
+
+
+def test_what_keeps_the_backend_from_running(tmp_path: Path) -> None:
+    """One sentence that says what to do; nothing is left half-made."""
+    (said,) = load_in_processes(1, XDG_CACHE_HOME=str(tmp_path), CXX="no-such-compiler")
+    assert "could not be compiled" in said and "install a C++ compiler" in said
+    assert "\n" not in said
+    assert not list((tmp_path / "attnres_serve").glob("*.so"))
+    file = tmp_path / "file"
+    file.touch()
+    (said,) = load_in_processes(1, XDG_CACHE_HOME=str(file))
+    assert "no place for its library" in said and "XDG_CACHE_HOME" in said
+    assert "\n" not in said

@@ -341,6 +341,11 @@ def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> 
         ({"attnres_algorithm": ["auto"]}, r"attnres_algorithm is \['auto'\]"),
         ({"attnres_algoritm": "auto"}, "the unknown key 'attnres_algoritm'"),
         ({"attnres_block_size": 4}, "the unknown key 'attnres_block_size'"),
+        (
+            {"attnres_backend": "cuda"},
+            "attnres_backend is 'cuda'; expected one of cpp, torch, auto",
+        ),
+        (SimpleNamespace(), "expected a JSON object"),  # could not be given the backend
     ],
 )
 def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: str) -> None:
@@ -354,7 +359,6 @@ def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: 
     [
         ({}, "single_pass"),
         (None, "single_pass"),
-        (SimpleNamespace(), "single_pass"),
         ({"attnres_algorithm": "auto"}, "single_pass"),
         ({"attnres_algorithm": "two_phase", "other_plugin": 1}, "two_phase"),
         ({"attnres_algorithm": "single_pass"}, "single_pass"),

@@ -7,7 +7,7 @@ tell; see ``resolver``.
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.base_config import base_config, refuse_windows
 from attnres_serve.formats.translation import Translation
 from attnres_serve.formats.unsupported import variant
 from attnres_serve.spec import AttnResSpec, is_count
@@ -59,6 +59,7 @@ def translate(config: dict[str, Any], name: str, **options: Any) -> Translation:
             f"attnres_use_null_source is {null_source!r}: a null source, which is no sublayer's "
             "output, is not supported; supported is false."
         )
+    refuse_windows(config)
     base, _ = ARCHITECTURES[config["model_type"]]
     translated = base_config(config, base, KEYS)
     layers: Any = config["num_hidden_layers"]
