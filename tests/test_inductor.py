@@ -1,6 +1,5 @@
 """The mend for inductor's scheduler that a compiled start on CPU needs."""
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -27,13 +26,12 @@ def sums(x: Tensor, y: Tensor, gate: Tensor, weight: Tensor) -> tuple[Tensor, Te
     return total, other
 
 
-def test_a_buffer_is_read_after_it_was_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_is_read_after_it_was_filled() -> None:
     """Without the mend every element of the sum is NaN here, and silently wrong elsewhere."""
     compat.keep_order_of_mutations()
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     torch.compiler.reset()
     inputs = torch.randn(33, 64), torch.randn(33, 64), torch.randn(33, 1), torch.randn(33, 1)
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.compiler.config.patch(force_disable_caches=True):
         compiled = torch.compile(sums, fullgraph=True, dynamic=True)(*inputs)
         for found, wanted in zip(compiled, sums(*inputs), strict=True):
             torch.testing.assert_close(found, wanted)
