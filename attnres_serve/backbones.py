@@ -8,6 +8,7 @@ pipeline stages.
 
 import importlib
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,9 @@ from attnres_serve.tensors import (
     check_shape,
     check_tied,
     expected_parts,
-    fingerprint,
-    parts_of,
     same_tensor,
     site_of,
+    split,
 )
 
 if TYPE_CHECKING:
@@ -129,14 +129,15 @@ class AttnResMixin(_Base):
         """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site."""
         layers = self.attn_res_num_layers
         named: dict[str, str] = {}
-        tied: dict[str, object] = {}
-        for original, tensor in self._parts(weights):
+        tied: dict[str, Tensor] = {}
+        whole = (split(self.attn_res_format, *named_tensor) for named_tensor in weights)
+        for original, tensor in chain.from_iterable(whole):
             name = self.attn_res_format.rename(original)
             if name in named:
                 raise CheckpointError(same_tensor(named[name], original))
             named[name] = original
             if name in TIED and self.config.tie_word_embeddings:
-                tied[name] = fingerprint(tensor)
+                tied[name] = tensor
                 check_tied(tied)
             found = site_of(name, layers)
             if found is None:
@@ -152,15 +153,6 @@ class AttnResMixin(_Base):
             seen.add(found)
             for parameter in self.attn_res_parameters[found]:
                 yield parameter, tensor.reshape(-1)
-
-    def _parts(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The stream with fused tensors cut into their parts."""
-        for name, tensor in weights:
-            names = parts_of(self.attn_res_format, name, tuple(tensor.shape))
-            if len(names) == 1:
-                yield name, tensor
-            else:
-                yield from zip(names, tensor.chunk(len(names)), strict=True)
 
     def _require_all(self, seen: set[tuple[int, str]]) -> None:
         for (site, part), parameters in self.attn_res_parameters.items():

@@ -12,7 +12,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.folder import INDEX, Header, read_config, read_headers, weight_map
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
-from attnres_serve.tensors import TIED, Shape, check_tensors, check_tied, fingerprint, parts_of
+from attnres_serve.tensors import TIED, Shape, check_tensors, check_tied, parts_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Checkpoint:
     Attributes:
         config: the content of config.json.
         translation: what the resolver made of it, None where this is no AttnRes checkpoint.
-        headers: its tensors by their own names; none where it is no AttnRes checkpoint.
+        headers: its tensors by their own names; none where it is no AttnRes checkpoint, or its
+            files are not on this machine.
     """
 
     config: dict[str, Any]
@@ -91,21 +92,17 @@ def examine(folder: Path) -> Checkpoint:
     return found
 
 
-def inspect(folder: Path) -> Translation | None:
-    """As ``examine``, for who needs the translation alone."""
-    return examine(folder).translation
-
-
-def inspect_hub(name: str, revision: str | None = None) -> Translation | None:
-    """The same for a Hugging Face model id, as far as its headers can be had.
+def examine_hub(name: str, revision: str | None = None) -> Checkpoint:
+    """The same for a Hugging Face model id, as far as the headers of its files can be had.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly, or a model that does not exist.
     """
-    translation = recognise(hub.read_config(name, revision), False, name, revision)
+    config = hub.read_config(name, revision)
+    translation = recognise(config, False, name, revision)
     if translation is not None and (shapes := hub.read_shapes(name, revision)) is not None:
         _check_shapes(translation, shapes)
-    return translation
+    return Checkpoint(config, translation, {})
 
 
 def _check_shapes(translation: Translation, shapes: Mapping[str, Shape]) -> None:
@@ -130,7 +127,7 @@ def _check_tied_head(found: Checkpoint) -> None:
     values = {}
     for name in own:
         with safe_open(found.headers[name].file, framework="pt") as tensors:
-            values[name] = fingerprint(tensors.get_tensor(name))
+            values[rename(name)] = tensors.get_tensor(name)
     check_tied(values)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.errors import SettingError
+from attnres_serve.families import FINAL_NORM, SITE_NORMS
 
 SUPPORTED = ((0, 32), (0, 33))  # from, up to but not including
 
@@ -270,26 +271,22 @@ def recorded_engine(
         distributed_executor_backend="uni",
         additional_config=own,
     )
-    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
-    decoder = model.model
-    norms = [
-        norm
-        for layer in decoder.layers
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-    ]
+    model = inner_model(llm.llm_engine.model_executor.driver_worker.worker)
+    norms = [getattr(layer, name) for layer in model.model.layers for name in SITE_NORMS]
+    norms.append(getattr(model.model, FINAL_NORM))
     heard: list[tuple] = []
 
     def listen(module, args, output) -> None:
         given = output[0] if isinstance(output, tuple) else output
         heard.append((args[0].clone(), given.clone()))
 
-    handles = [norm.register_forward_hook(listen) for norm in (*norms, decoder.norm)]
+    handles = [norm.register_forward_hook(listen) for norm in norms]
 
     def record(ids: list[int]):
         heard.clear()
         once = SamplingParams(temperature=0, max_tokens=1)
         llm.generate([{"prompt_token_ids": ids}], once, use_tqdm=False)
-        if [len(given) for _, given in heard] != [len(ids)] * (len(norms) + 1):
+        if [len(given) for _, given in heard] != [len(ids)] * len(norms):
             raise RuntimeError("the engine did not run the prompt in one forward pass")
         received, normed = zip(*heard, strict=True)
         return list(received), list(normed), torch.as_tensor(model.compute_logits(normed[-1]))

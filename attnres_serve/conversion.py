@@ -23,7 +23,7 @@ from attnres_serve.resolver import resolve
 from attnres_serve.schedule import sites
 from attnres_serve.source import Source, Stream
 from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import EMBEDDING, parts_of, site_of, tensor_name
+from attnres_serve.tensors import EMBEDDING, site_of, split, tensor_name
 
 # Taken over as they are.
 KEPT = (
@@ -196,9 +196,7 @@ def _rewritten(
         if keeps_format:
             yield path, name, tensor
             continue
-        parts = list(parts_of(source.format, name, tuple(tensor.shape)))
-        pieces = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]
-        for part, piece in zip(parts, pieces, strict=True):
+        for part, piece in split(source.format, name, tensor):
             house_name = source.format.rename(part)
             site = site_of(house_name, layers)
             is_query = site is not None and site[1] == "proj"

@@ -52,7 +52,7 @@ def on_config(vllm_config) -> None:
         CheckpointError: weights that do not fit the configuration.
     """
     from attnres_serve import settings
-    from attnres_serve.checkpoint import inspect, inspect_hub
+    from attnres_serve.checkpoint import examine, examine_hub
     from attnres_serve.errors import SettingError
 
     settings.algorithm(vllm_config.additional_config)
@@ -75,6 +75,6 @@ def on_config(vllm_config) -> None:
     compat.install_worker_extension(vllm_config)
     source = compat.reads_weights_from(vllm_config)
     if source is not None and Path(source[0]).is_dir():
-        inspect(Path(source[0]))
+        examine(Path(source[0]))
     elif source is not None:
-        inspect_hub(*source)
+        examine_hub(*source)

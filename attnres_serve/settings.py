@@ -1,5 +1,6 @@
 """Settings of ours inside vLLM's ``additional_config``, and so inside its compile-cache key."""
 
+import argparse
 from typing import Any
 
 from attnres_serve.errors import SettingError
@@ -10,7 +11,20 @@ ALGORITHMS = ("single_pass", "two_phase")
 BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
 CHOICES = {ALGORITHM_KEY: (*ALGORITHMS, AUTO), BACKEND_KEY: (*BACKENDS, AUTO)}
+HELP = {ALGORITHM_KEY: "how sites attend to their sources", BACKEND_KEY: "what computes the sites"}
 PREFIX = "attnres_"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for every setting."""
+    for key, choices in CHOICES.items():
+        flag = f"--{key.replace('_', '-')}"
+        parser.add_argument(flag, choices=choices, help=f"{HELP[key]} (default: {AUTO})")
+
+
+def given(own: argparse.Namespace) -> dict[str, str]:
+    """The settings that were given by flags, by their keys in ``additional_config``."""
+    return {key: value for key in CHOICES if (value := getattr(own, key)) is not None}
 
 
 def algorithm(additional_config: Any) -> str:

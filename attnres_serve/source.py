@@ -22,7 +22,6 @@ from attnres_serve.tensors import (
     base_shapes,
     check_tensors,
     check_tied,
-    fingerprint,
 )
 
 Stream = Iterator[tuple[Path, str, Tensor]]
@@ -80,7 +79,7 @@ class Source:
         if not any(self.is_tied_head(name) for name in self.headers):
             return
         values = {
-            house_name: fingerprint(tensor)
+            house_name: tensor
             for _, name, tensor in self.tensors()
             if (house_name := self.format.rename(name)) in TIED
         }

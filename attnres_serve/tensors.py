@@ -1,8 +1,7 @@
 """Which tensors a checkpoint must hold, by the names of the house format."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnres_serve.errors import CheckpointError
@@ -121,6 +120,17 @@ def parts_of(format_module, name: str, shape: Shape) -> dict[str, Shape]:
     return dict.fromkeys(names, (shape[0] // len(names), *shape[1:]))
 
 
+def split(format_module, name: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
+    """The parts that ``parts_of`` names, cut out of a tensor.
+
+    Raises:
+        CheckpointError: as ``parts_of`` does.
+    """
+    names = list(parts_of(format_module, name, tuple(tensor.shape)))
+    pieces = tensor.chunk(len(names)) if len(names) > 1 else (tensor,)
+    return zip(names, pieces, strict=True)
+
+
 def check_tensors(
     translation: Translation,
     shapes: Mapping[str, Shape],
@@ -205,26 +215,30 @@ def same_tensor(first: str, second: str) -> str:
     )
 
 
-def fingerprint(tensor: "Tensor") -> tuple[Any, ...]:
-    """Dtype, shape and digest of a tensor's values: equal for equal tensors and no others."""
-    import torch
-
-    values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return tensor.dtype, tuple(tensor.shape), sha256(values.numpy()).digest()
-
-
-def check_tied(fingerprints: Mapping[str, Any]) -> None:
+def check_tied(stored: Mapping[str, "Tensor"]) -> None:
     """Raise CheckpointError if a head that is tied to the embedding is stored with other values.
 
     Args:
-        fingerprints: of those tensors of ``TIED`` that the checkpoint holds.
+        stored: those tensors of ``TIED`` that the checkpoint holds, by their house names.
     """
-    if len(set(fingerprints.values())) > 1:
+    if len(stored) < len(TIED):
+        return
+    import torch
+
+    embedding, head = (stored[name] for name in TIED)
+    same_kind = embedding.dtype == head.dtype and embedding.shape == head.shape
+    if not (same_kind and torch.equal(_bits(embedding), _bits(head))):
         raise CheckpointError(
             "config.json ties the head to the embedding (tie_word_embeddings), but the checkpoint "
             "holds a head of its own with other values (lm_head.weight in house names); set "
             "tie_word_embeddings to false if it was trained untied, or remove the tensor."
         )
+
+
+def _bits(tensor: "Tensor") -> "Tensor":
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def check_shape(name: str, found: Shape, expected: Shape) -> None:

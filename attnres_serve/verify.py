@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnres_serve import settings
-from attnres_serve.checkpoint import inspect
+from attnres_serve.checkpoint import examine, not_attnres
 from attnres_serve.errors import CheckpointError, SettingError
 
 if TYPE_CHECKING:
@@ -100,9 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--passages", type=int, default=2, help="passages of the text (default: %(default)s)"
     )
-    for key in settings.CHOICES:
-        flag = f"--{key.replace('_', '-')}"
-        parser.add_argument(flag, choices=settings.CHOICES[key], default=settings.AUTO)
+    settings.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -122,13 +120,11 @@ def run(own: argparse.Namespace) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the report is what is to be read
     folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
     for path in dict.fromkeys((folder, reference)):
-        if inspect(path) is None:
-            raise CheckpointError(
-                f"{path} is no AttnRes checkpoint, so there is nothing to verify."
-            )
+        found = examine(path)
+        if found.translation is None:
+            raise not_attnres(str(path), found.config)
     prompts = passages(folder, own.text, own.tokens, own.passages)
-    chosen = {key: getattr(own, key) for key in settings.CHOICES}
-    report = verify(folder, reference, prompts, chosen, own.against)
+    report = verify(folder, reference, prompts, settings.given(own), own.against)
     print(json.dumps(asdict(report)) if own.json else table(report))
     return 0 if report.holds else 1
 

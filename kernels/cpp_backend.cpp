@@ -94,6 +94,14 @@ inline void chunks(int64_t hidden, const F& body) {
   if (at < hidden) body(at, hidden - at);
 }
 
+// body(at, G) for groups of kGroup, and for what is left one by one.
+template <class F>
+inline void in_groups(int64_t count, const F& body) {
+  int64_t at = 0;
+  for (; at + kGroup <= count; at += kGroup) body(at, std::integral_constant<int64_t, kGroup>{});
+  for (; at < count; ++at) body(at, std::integral_constant<int64_t, 1>{});
+}
+
 inline float sum(Vec wide) {
   float total = 0;
   for (int lane = 0; lane < kLanes; ++lane) total += wide[lane];
@@ -320,11 +328,9 @@ void attend_and_norm(
         for (int64_t row = 0; row < count; ++row) rows[row] = sources[row][token];
         if (updated)
           add<D>(sources.back()[token], terms[0][token], terms[1][token], hidden);
-        int64_t row = 0;
-        for (; row + kGroup <= count; row += kGroup)
-          score<D, kGroup>(&weights[row], &rows[row], site.query[0], site.key_eps, hidden);
-        for (; row < count; ++row)
-          score<D, 1>(&weights[row], &rows[row], site.query[0], site.key_eps, hidden);
+        in_groups(count, [&](int64_t row, auto group) {
+          score<D, group>(&weights[row], &rows[row], site.query[0], site.key_eps, hidden);
+        });
         weights.back() += site.bias;
         softmax(weights.data(), count);
         float* to = mixed[0];
@@ -451,8 +457,8 @@ std::tuple<Tensor, Tensor> inter_block(
           rows[row] = sources[row][token];
           const float scale =
               1 / std::sqrt(sum(square<D>(rows[row], hidden)) / hidden + static_cast<float>(key_eps));
-          const auto run = [&](int64_t site, auto group) {
-            constexpr int64_t G = decltype(group)::value;
+          in_groups(sites, [&](int64_t site, auto group) {
+            constexpr int64_t G = group;
             float* scores[G];
             const float* by[G];
             for (int64_t g = 0; g < G; ++g) {
@@ -461,14 +467,10 @@ std::tuple<Tensor, Tensor> inter_block(
             }
             score_sites<D, G>(scores, rows[row], by, hidden);
             for (int64_t g = 0; g < G; ++g) *scores[g] *= scale;
-          };
-          int64_t site = 0;
-          for (; site + kGroup <= sites; site += kGroup)
-            run(site, std::integral_constant<int64_t, kGroup>{});
-          for (; site < sites; ++site) run(site, std::integral_constant<int64_t, 1>{});
+          });
         }
-        const auto run = [&](int64_t site, auto group) {
-          constexpr int64_t G = decltype(group)::value;
+        in_groups(sites, [&](int64_t site, auto group) {
+          constexpr int64_t G = group;
           float* to[G];
           const float* by[G];
           Vec squares[G];
@@ -482,11 +484,7 @@ std::tuple<Tensor, Tensor> inter_block(
           for (int64_t g = 0; g < G; ++g)
             std::memcpy(
                 answer + ((site + g) * tokens + token) * hidden, to[g], hidden * sizeof(float));
-        };
-        int64_t site = 0;
-        for (; site + kGroup <= sites; site += kGroup)
-          run(site, std::integral_constant<int64_t, kGroup>{});
-        for (; site < sites; ++site) run(site, std::integral_constant<int64_t, 1>{});
+        });
       }
     });
   });

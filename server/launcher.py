@@ -15,7 +15,7 @@ from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import inspect, inspect_hub, not_attnres, recognise
+from attnres_serve.checkpoint import Checkpoint, examine, examine_hub, not_attnres, recognise
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.folder import read_config
 
@@ -32,18 +32,7 @@ PLUGIN_GROUPS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are ours; every other one is vLLM's."""
-    parser.add_argument(
-        "--attnres-algorithm",
-        choices=settings.CHOICES[settings.ALGORITHM_KEY],
-        default=None,
-        help="how sites attend to their sources (default: auto)",
-    )
-    parser.add_argument(
-        "--attnres-backend",
-        choices=settings.CHOICES[settings.BACKEND_KEY],
-        default=None,
-        help="what computes the sites (default: auto)",
-    )
+    settings.add_arguments(parser)
     parser.add_argument("--host", default=None, help=f"address to bind (default: {DEFAULT_HOST})")
     parser.add_argument("--port", type=int, default=None, help=f"(default: {DEFAULT_PORT})")
 
@@ -70,8 +59,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    chosen = {key: value for key in settings.CHOICES if (value := getattr(own, key)) is not None}
-    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], chosen)
+    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], settings.given(own))
 
 
 def bundled_demo() -> str:
@@ -108,15 +96,15 @@ def check_checkpoint(name: str, revision: str | None = None, has_weights: bool =
         CheckpointError: it cannot be served exactly as it was trained.
     """
     folder = hub.local_path(name)
-    config = hub.read_config(name, revision) if folder is None else read_config(folder)
     if not has_weights:
-        translation = recognise(config, False, folder or name, revision)
+        config = hub.read_config(name, revision) if folder is None else read_config(folder)
+        found = Checkpoint(config, recognise(config, False, folder or name, revision), {})
     elif folder is None:
-        translation = inspect_hub(name, revision)
+        found = examine_hub(name, revision)
     else:
-        translation = inspect(folder)
-    if translation is None:
-        raise not_attnres(name, config)
+        found = examine(folder)
+    if found.translation is None:
+        raise not_attnres(name, found.config)
     return str(folder or name)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ TESTS = Path(__file__).parent
 GOLDENS = TESTS / "goldens"
 START_TIMEOUT = 420  # seconds; a compiled start takes 40 to 100 on two cores
 SMALL_GAP = 2e-3  # a greedy choice closer than this may fall either way
+VOCABULARY = 320  # of the checkpoints that tests write
 
 
 def bound(logprob: float) -> float:
@@ -248,6 +250,30 @@ def check_job(result: dict[str, Any], cases: list[dict[str, Any]]) -> None:
     ]:
         found += differences(case, answer["prompt_logprobs"], answer["tokens"], answer["logprobs"])
     assert not found, "\n".join(found)
+
+
+def fresh_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
+    return [[random.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+def check_against(model, prompt: list[int], answer: dict, where: str) -> list[str]:
+    """Compare an answer with a float64 model: prompt, and the served tokens given themselves."""
+    tokens = answer["tokens"]
+    logprobs = model.logprobs([*prompt, *tokens])
+    found = []
+    given = answer["prompt_logprobs"]
+    for position, token in enumerate(prompt[1:] if given else ()):
+        want = float(logprobs[position, token])
+        if not abs(given[position] - want) <= bound(want):
+            found.append(f"{where}: prompt token {position + 1}: {given[position]}, not {want}")
+    for step, (token, value) in enumerate(zip(tokens, answer["logprobs"], strict=True)):
+        row = logprobs[len(prompt) - 1 + step]
+        best = float(row.max())
+        if not abs(value - float(row[token])) <= bound(value):
+            found.append(f"{where}: output token {step}: {value}, not {float(row[token])}")
+        if best - float(row[token]) > SMALL_GAP:
+            found.append(f"{where}: output token {step} is not the greedy choice")
+    return found
 
 
 def run_engine(jobs: list[dict[str, Any]], folder: Path, **env: str) -> dict[str, Any]:

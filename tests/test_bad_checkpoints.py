@@ -273,7 +273,7 @@ def test_misshapen_tensors(
 def test_house_tensors_without_a_final_mix(tmp_path: Path, refused: Callable[..., str]) -> None:
     """A final query beside `final_mix: false` is left over."""
     folder = write_house(tmp_path / "house", block_size=2)
-    checkpoint.inspect(folder)
+    checkpoint.examine(folder)
     edit_config(folder, attn_res={"block_size": 2, "final_mix": False})
     line = refused(folder)
     assert "model.output_attn_res_" in line and "no site" in line
@@ -410,7 +410,7 @@ def test_unknown_model_id() -> None:
 def test_block_as_large_as_the_model_and_larger(size: int, folder: Path) -> None:
     """One block; the tensors are the same, so the same weights fit."""
     edit_config(folder, attnres_block_size=size)
-    translation = checkpoint.inspect(folder)
+    translation = checkpoint.examine(folder).translation
     assert translation is not None and translation.spec.block_starts == (0,)
 
 
@@ -425,7 +425,7 @@ def test_block_as_large_as_the_model_and_larger(size: int, folder: Path) -> None
 )
 def test_variants_that_are_accepted(options: dict[str, Any], tmp_path: Path) -> None:
     """The list of tensors to expect follows biases, norms, a tied head and standard residuals."""
-    translation = checkpoint.inspect(write_fla(tmp_path, **options))
+    translation = checkpoint.examine(write_fla(tmp_path, **options)).translation
     assert translation is not None
     assert (translation.spec is None) == (options.get("block_size", 4) is None)
 
@@ -434,7 +434,7 @@ def test_harmless_left_overs_are_accepted(folder: Path) -> None:
     """Rotary tables, which old checkpoints carry, and a copy of a tied head."""
     name = "model.layers.0.attn.rotary.rotary_emb.inv_freq"
     edit_tensors(folder, lambda t: t.update({name: t["model.res_norm.weight"].clone()}))
-    assert checkpoint.inspect(folder) is not None
+    assert checkpoint.examine(folder).translation is not None
 
 
 # --- anything at all in config.json
@@ -496,7 +496,7 @@ def test_any_config_is_judged(data: st.DataObject, targets: list[Path]) -> None:
     removed = data.draw(st.sets(keys, max_size=1))
     path.write_text(json.dumps({k: v for k, v in (config | changes).items() if k not in removed}))
     try:
-        checkpoint.inspect(folder)
+        checkpoint.examine(folder)
     except CheckpointError as error:
         sentence = str(error)
     else:

@@ -107,7 +107,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def assert_served(folder: Path) -> None:
-    assert checkpoint.inspect(folder) is not None
+    assert checkpoint.examine(folder).translation is not None
 
 
 @pytest.fixture
@@ -356,7 +356,7 @@ def test_goldens_in_the_house_format(name: str, tmp_path: Path) -> None:
     case = json.loads((GOLDENS / name / "expected.json").read_text())[1]
     ids = case["prompt"] + case["output"]
     house, original = load(tmp_path / "house").logprobs(ids), load(GOLDENS / name).logprobs(ids)
-    translation = checkpoint.inspect(GOLDENS / name)
+    translation = checkpoint.examine(GOLDENS / name).translation
     fused = hasattr(formats.by_name(translation.format), "parts")
     # One product of a fused matrix and three of its parts round differently.
     assert (house - original).abs().max() <= (1e-12 if fused else 0)
@@ -444,7 +444,7 @@ def test_qk_norm_eps_that_are_refused(base: str, eps: Any, tmp_path: Path) -> No
     """No such number, or no such norms."""
     edit_config(write_house(tmp_path, base, block_size=2), qk_norm_eps=eps)
     with pytest.raises(CheckpointError, match=f"qk_norm_eps is {eps!r}; expected a positive"):
-        checkpoint.inspect(tmp_path)
+        checkpoint.examine(tmp_path)
 
 
 def test_shards_and_their_index(tmp_path: Path) -> None:

@@ -12,15 +12,13 @@ from checkpoints import (
     write_standard,
     write_titan,
 )
-from serving import SMALL_GAP, bound, engine_job, run_engine
+from serving import bound, check_against, engine_job, fresh_prompts, run_engine
 
 from attnres_serve.convert import convert
 from attnres_serve.oracle import load
+from attnres_serve.settings import ALGORITHMS
 
 pytestmark = pytest.mark.engine
-
-ALGORITHMS = ("single_pass", "two_phase")
-VOCABULARY = 320
 
 # What each checkpoint stresses.
 CHECKPOINTS = {
@@ -114,30 +112,6 @@ def algorithms_of(name: str) -> tuple[str | None, ...]:
     if name in OTHER_FORMATS:
         return (ALGORITHMS[OTHER_FORMATS.index(name) % 2],)
     return ALGORITHMS
-
-
-def fresh_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
-    return [[random.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
-
-
-def check_against(model, prompt: list[int], answer: dict, where: str) -> list[str]:
-    """Compare an answer with a float64 model: prompt, and the served tokens given themselves."""
-    tokens = answer["tokens"]
-    logprobs = model.logprobs([*prompt, *tokens])
-    found = []
-    given = answer["prompt_logprobs"]
-    for position, token in enumerate(prompt[1:] if given else ()):
-        want = float(logprobs[position, token])
-        if not abs(given[position] - want) <= bound(want):
-            found.append(f"{where}: prompt token {position + 1}: {given[position]}, not {want}")
-    for step, (token, value) in enumerate(zip(tokens, answer["logprobs"], strict=True)):
-        row = logprobs[len(prompt) - 1 + step]
-        best = float(row.max())
-        if not abs(value - float(row[token])) <= bound(value):
-            found.append(f"{where}: output token {step}: {value}, not {float(row[token])}")
-        if best - float(row[token]) > SMALL_GAP:
-            found.append(f"{where}: output token {step} is not the greedy choice")
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import pytest
 import torch
 from checkpoints import write_house
 from safetensors.torch import load_file, save_file
-from serving import engine_job, run_engine, run_verify
-from test_engine import ALGORITHMS, check_against, fresh_prompts
+from serving import check_against, engine_job, fresh_prompts, run_engine, run_verify
 
 from attnres_serve.oracle import load
+from attnres_serve.settings import ALGORITHMS
 
 pytestmark = pytest.mark.engine
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from checkpoints import GOLDENS, house_copy_of_nanogpt, write_house, write_nanogpt
 from safetensors.torch import load_file, save_file
-from serving import differences, engine_job, expected, run_engine
-from test_engine import check_against, fresh_prompts
+from serving import check_against, differences, engine_job, expected, fresh_prompts, run_engine
 
 from attnres_serve import checkpoint
 from attnres_serve.errors import CheckpointError
@@ -227,7 +226,7 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("name", [BLOCK, SMALL])
 def test_goldens_hold_what_is_needed(name: str) -> None:
-    assert checkpoint.inspect(GOLDENS / name) is not None
+    assert checkpoint.examine(GOLDENS / name).translation is not None
 
 
 LAYER = "transformer.h.2."
@@ -265,20 +264,20 @@ def test_tensors_that_are_refused(edit: dict, sentence: str, folder: Path) -> No
             tensors[name] = torch.zeros(shape)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.inspect(folder)
+        checkpoint.examine(folder)
     assert sentence in str(caught.value)
 
 
 def test_res_tensors_beside_standard_residuals(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(golden(use_attn_res=False)))
     with pytest.raises(CheckpointError, match="no site"):
-        checkpoint.inspect(folder)
+        checkpoint.examine(folder)
 
 
 def test_a_gate_that_the_configuration_does_not_have(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(golden(use_attn_gate=False)))
     with pytest.raises(CheckpointError, match="attn_gate"):
-        checkpoint.inspect(folder)
+        checkpoint.examine(folder)
 
 
 # --- the oracle
@@ -335,7 +334,7 @@ def test_oracle_equals_the_second_opinion(options: dict, tmp_path: Path) -> None
     folder = write_nanogpt(tmp_path, seed=3, **options)
     other = nanogpt_model.load(folder)(IDS)
     torch.testing.assert_close(load(folder).logprobs(IDS), other, atol=1e-10, rtol=0)
-    assert checkpoint.inspect(folder) is not None
+    assert checkpoint.examine(folder).translation is not None
 
 
 @pytest.mark.parametrize("options", [VARIANTS["biases, untied"], VARIANTS["no gate"]], ids=repr)
@@ -344,7 +343,7 @@ def test_house_copy(options: dict, tmp_path: Path) -> None:
     own = write_nanogpt(tmp_path / "own", **options)
     house = house_copy_of_nanogpt(own, tmp_path / "house")
     torch.testing.assert_close(load(house).logprobs(IDS), load(own).logprobs(IDS))
-    first, second = checkpoint.inspect(own), checkpoint.inspect(house)
+    first, second = (checkpoint.examine(folder).translation for folder in (own, house))
     assert (first.base, first.spec) == (second.base, second.spec)
     shapes = base_shapes(second.base, second.config)
     assert shapes == base_shapes(first.base, first.config)

@@ -3,7 +3,7 @@
 import pytest
 from serving import GOLDENS, check_executed, check_job, engine_job, expected, run_engine
 
-from attnres_serve.checkpoint import inspect
+from attnres_serve.checkpoint import examine
 from attnres_serve.schedule import sites
 
 pytestmark = pytest.mark.engine
@@ -63,7 +63,7 @@ def test_pipeline_parallel(golden, algorithm, first, tmp_path):
 
 def test_splits_lie_inside_blocks_and_between_them():
     """After an odd number of layers the second stage's first site receives a partial sum."""
-    translation = inspect(GOLDENS / BLOCK)
+    translation = examine(GOLDENS / BLOCK).translation
     assert translation is not None and translation.spec is not None
     inside = [
         not site.opens_block and site.reads_partial for site in sites(translation.spec)[2:-1:2]

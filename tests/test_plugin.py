@@ -244,7 +244,7 @@ def test_beside_fla(order: str) -> None:
 def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Model ids, with their revisions, whose headers would have been fetched."""
     calls: list[tuple] = []
-    monkeypatch.setattr(checkpoint, "inspect_hub", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(checkpoint, "examine_hub", lambda *arguments: calls.append(arguments))
     return calls
 
 

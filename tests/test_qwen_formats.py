@@ -64,7 +64,7 @@ def test_the_base_familys_config_and_every_tensor(name: str, tmp_path: Path) -> 
     """The base's keys arrive untouched, the format's own do not; every tensor has its place."""
     write, base = WRITERS[name]
     folder = write(tmp_path, layers=5)
-    translation = checkpoint.inspect(folder)
+    translation = checkpoint.examine(folder).translation
     assert translation is not None and translation.format == name.split()[0]
     assert (translation.base, translation.qk_norm_eps) == (base, None)
     own = {key: value for key, value in config_of(folder).items() if not key.startswith(OWN_KEYS)}
@@ -113,7 +113,7 @@ def test_specifications_by_hand(config: dict, starts: tuple[int, ...], options: 
 
 def test_qwen3_ar_without_blocks_has_standard_residuals(tmp_path: Path) -> None:
     """A null size is the twin without AttnRes, and so are its tensors."""
-    translation = checkpoint.inspect(write_kimi_names(tmp_path, block_layers=None))
+    translation = checkpoint.examine(write_kimi_names(tmp_path, block_layers=None)).translation
     assert translation is not None and translation.spec is None
 
 
@@ -234,7 +234,7 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 ASK = """
 import json, sys
-from attnres_serve.checkpoint import inspect_hub
+from attnres_serve.checkpoint import examine_hub
 from attnres_serve.errors import CheckpointError
 from attnres_serve.plugin import register
 from vllm.transformers_utils.config import get_config
@@ -242,9 +242,9 @@ register()
 answers = []
 for revision in (None, "main", "v2"):
     config = get_config(sys.argv[1], trust_remote_code=False, revision=revision)
-    answers.append([config.attn_res_format, inspect_hub(sys.argv[1], revision).format])
+    answers.append([config.attn_res_format, examine_hub(sys.argv[1], revision).translation.format])
 try:
-    answers.append(str(inspect_hub(sys.argv[1], "broken")))
+    answers.append(str(examine_hub(sys.argv[1], "broken")))
 except CheckpointError as error:
     answers.append(str(error))
 print()
@@ -392,6 +392,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "attn_res_num_heads: 4 (multi-head depth attention)",
     ),
     "layers": (golden(DELTA, num_hidden_layers=None), "num_hidden_layers is None"),
+    "layer types": (golden(DELTA, layer_types=7), "layer_types is 7; expected a list of names"),
 }
 
 
@@ -451,7 +452,7 @@ def test_tensors_that_are_refused(
     """Missing, left over, of both formats, or of a function that is not served."""
     folder = edit(shutil.copytree(GOLDENS / source, tmp_path / "checkpoint"), tensors)
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.inspect(folder)
+        checkpoint.examine(folder)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
@@ -459,20 +460,20 @@ def test_a_recency_bias_on_llama(tmp_path: Path) -> None:
     """No published code has one; the tensor is named."""
     folder = edit(write_mode(tmp_path, "llama"), put(LAYER + "attn_res_bias"))
     with pytest.raises(CheckpointError, match=r"attn_res_bias, for which its configuration has no"):
-        checkpoint.inspect(folder)
+        checkpoint.examine(folder)
 
 
 def test_house_tensors_of_shared_queries(tmp_path: Path) -> None:
     """The sites that share have no tensors of their own, and the ones that are shared must be."""
     shared = {"shared_queries": "layer", "recency_bias": True}
-    checkpoint.inspect(write_house(tmp_path, block_size=2, attn_res=shared))
+    checkpoint.examine(write_house(tmp_path, block_size=2, attn_res=shared))
     edit(tmp_path, put(LAYER + "mlp_res_norm.weight", 64))
     with pytest.raises(CheckpointError, match=r"layers.1.mlp_res_norm.weight, for which"):
-        checkpoint.inspect(tmp_path)
+        checkpoint.examine(tmp_path)
     write_house(tmp_path, block_size=2, attn_res=shared)
     edit(tmp_path, attn_res={"block_size": 2, "recency_bias": True})
     with pytest.raises(CheckpointError, match="lacks the query of the MLP of layer 0"):
-        checkpoint.inspect(tmp_path)
+        checkpoint.examine(tmp_path)
 
 
 # --- a tied head
@@ -489,7 +490,7 @@ def test_a_tied_head_that_is_stored(same: bool, tmp_path: Path) -> None:
 
     edit(folder, add)
     if same:
-        assert checkpoint.inspect(folder) is not None
+        assert checkpoint.examine(folder).translation is not None
         return
     with pytest.raises(CheckpointError, match=r"ties the head to the embedding .* other values"):
-        checkpoint.inspect(folder)
+        checkpoint.examine(folder)

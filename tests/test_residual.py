@@ -23,11 +23,11 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 
 from attnres_serve.backbones import install_sites, parameters_of, rows_received
 from attnres_serve.kernels import backends
+from attnres_serve.settings import ALGORITHMS
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import expected_parts
 
 HIDDEN, TOKENS, EPS, KEY_EPS = 24, 5, 1e-5, 1e-3
-ALGORITHMS = ("single_pass", "two_phase")
 
 
 @st.composite

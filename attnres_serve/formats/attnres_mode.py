@@ -59,9 +59,9 @@ def translate(config: dict[str, Any], name: str, **options: Any) -> Translation:
             f"attnres_use_null_source is {null_source!r}: a null source, which is no sublayer's "
             "output, is not supported; supported is false."
         )
-    refuse_windows(config)
     base, _ = ARCHITECTURES[config["model_type"]]
     translated = base_config(config, base, KEYS)
+    refuse_windows(config)
     layers: Any = config["num_hidden_layers"]
     blocks: Any = config.get("attnres_num_blocks")
     if mode == "block" and not is_count(blocks):

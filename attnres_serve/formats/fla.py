@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.translation import Translation, kept
 from attnres_serve.spec import AttnResSpec, is_count, is_number
 
 NAME = "fla"
@@ -120,23 +120,9 @@ def _spec(config: dict[str, Any]) -> AttnResSpec | None:
 
 def _base_config(config: dict[str, Any]) -> dict[str, Any]:
     hidden, heads = config["hidden_size"], config["num_heads"]
-    base: dict[str, Any] = {
-        key: config[key]
-        for key in (
-            "hidden_size",
-            "num_hidden_layers",
-            "vocab_size",
-            "bos_token_id",
-            "eos_token_id",
-            "pad_token_id",
-            "dtype",
-            "torch_dtype",
-            "initializer_range",
-            "transformers_version",
-            "quantization_config",
-        )
-        if key in config
-    }
+    base = kept(
+        config, "hidden_size", "num_hidden_layers", "initializer_range", "quantization_config"
+    )
     base |= {
         "num_attention_heads": heads,
         "num_key_value_heads": config.get("num_kv_heads") or heads,

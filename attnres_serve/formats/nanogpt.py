@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.translation import Translation, kept
 from attnres_serve.spec import AttnResSpec, is_count, is_number
 
 NAME = "nanogpt"
@@ -95,20 +95,7 @@ def translate(config: dict[str, Any]) -> Translation:
             f"swiglu_mult {config['swiglu_mult']!r} and n_embd {hidden} make an MLP of size 0: the "
             "size is their product, rounded to a multiple of 64."
         )
-    base: dict[str, Any] = {
-        key: config[key]
-        for key in (
-            "vocab_size",
-            "tie_word_embeddings",
-            "bos_token_id",
-            "eos_token_id",
-            "pad_token_id",
-            "dtype",
-            "torch_dtype",
-            "transformers_version",
-        )
-        if key in config
-    }
+    base = kept(config, "tie_word_embeddings")
     base |= {
         "hidden_size": hidden,
         "num_hidden_layers": config["n_layer"],

@@ -5,6 +5,22 @@ from typing import Any
 
 from attnres_serve.spec import AttnResSpec
 
+# Keys that Hugging Face writes the same for every model.
+COMMON = (
+    "vocab_size",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+)
+
+
+def kept(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Those entries of a config.json that the base family's has too: common ones and ``keys``."""
+    return {key: config[key] for key in (*COMMON, *keys) if key in config}
+
 
 @dataclass(frozen=True)
 class Translation:
