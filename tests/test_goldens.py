@@ -20,6 +20,9 @@ from serving import (
     running,
 )
 
+from attnres_serve.kernels.backends import BACKENDS
+from attnres_serve.settings import ALGORITHMS
+
 pytestmark = pytest.mark.engine
 
 BLOCK, FULL, SMALL = "fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale"
@@ -57,29 +60,6 @@ PAIRWISE = [
     ("vllm", OPEN_FULL, "two_phase", "compiled", True, "cpp"),
     ("engine", OPEN_FULL, "single_pass", "eager", False, "torch"),
 ]
-EVERY = {
-    *PAIRWISE,
-    *itertools.product(
-        ("ours", "vllm"),
-        FORMAT_OF,
-        ("single_pass", "two_phase"),
-        ("eager", "compiled"),
-        (False, True),
-        ("cpp",),  # what carries a request to a backend is the same for both
-    ),
-    *itertools.product(
-        ("engine",),
-        FORMAT_OF,
-        ("single_pass", "two_phase"),
-        ("eager", "compiled"),
-        (False, True),
-        ("cpp", "torch"),
-    ),
-}
-COMBINATIONS = [
-    pytest.param(*row, marks=() if row in PAIRWISE else pytest.mark.exhaustive)
-    for row in sorted(EVERY)
-]
 
 
 def test_the_subset_is_pairwise():
@@ -106,7 +86,7 @@ def house_copy(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("way", "name", "algorithm", "mode", "chunked", "backend"), COMBINATIONS)
+@pytest.mark.parametrize(("way", "name", "algorithm", "mode", "chunked", "backend"), PAIRWISE)
 def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_path):
     golden = house_copy if name == HOUSE else GOLDENS / name
     flags = ["--dtype", "float32", "--max-model-len", "256", "--enable-prompt-tokens-details"]
@@ -115,7 +95,9 @@ def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_pa
     if chunked:
         flags += ["--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8"]
     if way == "engine":
-        info = run_in_engine(golden, algorithm, mode, chunked, backend, tmp_path)
+        job = golden_job(golden, algorithm, mode, chunked, backend)
+        (info,) = run_engine([job], tmp_path)["results"]
+        check_job(info, expected(golden))
     else:
         env = {}
         if way == "ours":
@@ -133,10 +115,22 @@ def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_pa
     check_executed(info, algorithm, compiled=mode == "compiled")
 
 
-def run_in_engine(golden, algorithm, mode, chunked, backend, tmp_path) -> dict:
-    """The same through ``vllm.LLM``."""
-    cases = expected(golden)
-    job = engine_job(golden, [case["prompt"] for case in cases], algorithm, mode, backend)
-    (result,) = run_engine([job | {"chunk": CHUNK if chunked else 0}], tmp_path)["results"]
-    check_job(result, cases)
-    return result
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize("name", [HOUSE, *sorted(path.name for path in GOLDENS.iterdir())])
+def test_golden_in_every_way(name, mode, house_copy, tmp_path):
+    """Both algorithms on both backends, chunked and not.  (The way in is the subset's matter.)"""
+    golden = house_copy if name == HOUSE else GOLDENS / name
+    ways = list(itertools.product(ALGORITHMS, (False, True), BACKENDS))
+    jobs = [golden_job(golden, algorithm, mode, *rest) for algorithm, *rest in ways]
+    results = run_engine(jobs, tmp_path)["results"]
+    for (algorithm, _, backend), result in zip(ways, results, strict=True):
+        check_job(result, expected(golden))
+        assert result["backend"] == backend
+        check_executed(result, algorithm, compiled=mode == "compiled")
+
+
+def golden_job(golden, algorithm, mode, chunked, backend) -> dict:
+    prompts = [case["prompt"] for case in expected(golden)]
+    job = engine_job(golden, prompts, algorithm, mode, backend)
+    return job | {"chunk": CHUNK if chunked else 0}

@@ -11,7 +11,15 @@ import pytest
 import torch
 from checkpoints import GOLDENS, house_copy_of_nanogpt, write_house, write_nanogpt
 from safetensors.torch import load_file, save_file
-from serving import check_against, differences, engine_job, expected, fresh_prompts, run_engine
+from serving import (
+    check_against,
+    check_executed,
+    check_job,
+    engine_job,
+    expected,
+    fresh_prompts,
+    run_engine,
+)
 
 from attnres_serve import checkpoint
 from attnres_serve.errors import CheckpointError
@@ -354,11 +362,6 @@ def test_house_copy(options: dict, tmp_path: Path) -> None:
 SERVED = [(BLOCK, "single_pass"), (SMALL, "two_phase")]
 
 
-def golden_job(name: str, algorithm: str, mode: str) -> dict[str, Any]:
-    asked = [case["prompt"] for case in expected(GOLDENS / name)]
-    return engine_job(GOLDENS / name, asked, algorithm, mode)
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory):
     """Goldens, a house checkpoint, zero queries and the standard twin, in one process."""
@@ -374,7 +377,8 @@ def served(tmp_path_factory: pytest.TempPathFactory):
         ("twin", None): engine_job(root / "twin", prompts, None),
     }
     for name, algorithm in SERVED:
-        jobs[name, algorithm] = golden_job(name, algorithm, "eager")
+        asked = [case["prompt"] for case in expected(GOLDENS / name)]
+        jobs[name, algorithm] = engine_job(GOLDENS / name, asked, algorithm)
     results = run_engine(list(jobs.values()), root / "run")["results"]
     return root, {
         key: (job, result) for (key, job), result in zip(jobs.items(), results, strict=True)
@@ -384,34 +388,9 @@ def served(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.engine
 @pytest.mark.parametrize(("name", "algorithm"), SERVED)
 def test_goldens_served(name: str, algorithm: str, served) -> None:
-    check_golden(name, algorithm, "eager", served[1][name, algorithm][1])
-
-
-@pytest.mark.engine
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
-@pytest.mark.parametrize(("name", "algorithm"), [(BLOCK, "two_phase"), (SMALL, "single_pass")])
-def test_goldens_served_otherwise(name: str, algorithm: str, mode: str, tmp_path: Path) -> None:
-    (result,) = run_engine([golden_job(name, algorithm, mode)], tmp_path)["results"]
-    check_golden(name, algorithm, mode, result)
-
-
-def check_golden(name: str, algorithm: str, mode: str, result: dict[str, Any]) -> None:
-    """Alone, in a batch and from the prefix cache."""
-    cases = expected(GOLDENS / name)
-    longest = max(cases, key=lambda case: len(case["prompt"]))
-    assert result["cached"]["cached"] > 0
-    found = []
-    for case, answer in [
-        *zip(cases, result["alone"], strict=True),
-        *zip(cases, result["batch"], strict=True),
-        (longest, result["cached"]),
-    ]:
-        found += differences(case, answer["prompt_logprobs"], answer["tokens"], answer["logprobs"])
-    assert not found, "\n".join(found)
-    passes = result["executed"][algorithm]
-    assert passes > 0 and sum(result["executed"].values()) == passes
-    assert result["executed_compiled"][algorithm] == (passes if mode == "compiled" else 0)
+    result = served[1][name, algorithm][1]
+    check_job(result, expected(GOLDENS / name))
+    check_executed(result, algorithm, compiled=False)
 
 
 @pytest.mark.engine
