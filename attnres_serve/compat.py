@@ -257,6 +257,8 @@ def recorded_engine(
     import os
 
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when the engine is made
+    # Prompts run one at a time; the default, most of the machine's memory, may not be free.
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     import torch
     from vllm import LLM, SamplingParams
 

@@ -148,10 +148,12 @@ class Decoder(nn.Module):
 class AttnResLlama(nn.Module):
     """The language model: the decoder and a head tied to the embedding."""
 
+    decoder = Decoder
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Decoder(shape)
+        self.model = self.decoder(shape)
         for name, parameter in self.named_parameters():
             if name.endswith("res_proj.weight"):
                 nn.init.zeros_(parameter)  # every mix starts as a plain mean
