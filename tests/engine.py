@@ -2,7 +2,8 @@
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
 model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
-lora: folder of an adapter or nothing}; its result holds the answers alone, in a batch and from the
+lora: folder of an adapter or nothing, reload: folder whose weights take the place of the
+checkpoint's or nothing}; its result holds the answers alone, in a batch and from the
 prefix cache, and what the counters say.  The engine lives in this process, so that a tiny
 checkpoint costs seconds.
 """
@@ -72,6 +73,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         enforce_eager=job["mode"] == "eager",
         **options,
     )
+    if job["reload"]:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": job["reload"]})
     prompts, lora = job["prompts"], job["lora"]
     result: dict[str, Any] = {
         "alone": [answers(llm, [prompt], True, lora)[0] for prompt in prompts],

@@ -223,6 +223,7 @@ def engine_job(
     mode: str = "eager",
     backend: str = "cpp",
     lora: Path | None = None,
+    reload: Path | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """A job for ``run_engine``; no algorithm for a model without AttnRes, options of vllm.LLM's."""
@@ -235,6 +236,7 @@ def engine_job(
         "chunk": 0,
         "options": options,
         "lora": lora and str(lora),
+        "reload": reload and str(reload),
     }
 
 

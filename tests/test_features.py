@@ -1,4 +1,4 @@
-"""What vLLM does to a model besides running it: LoRA, INT8 weights, n-gram speculation.
+"""What vLLM does to a model besides running it: LoRA, new weights, INT8, n-gram speculation.
 
 Each is compared with a float64 model for which it makes no difference: adapters merged into the
 weights, the unquantised sites, the greedy tokens.
@@ -73,6 +73,17 @@ def test_lora(tmp_path):
     results = run_engine(jobs, tmp_path / "run")["results"]
     assert (load(base).logprobs(prompts[0]) - load(merged).logprobs(prompts[0])).abs().max() > 0.1
     check_results(jobs, results, merged)
+
+
+def test_weights_that_are_replaced_in_a_running_engine(tmp_path):
+    """Nothing of the first weights is left in a compiled model, no folded query either."""
+    first = write_house(tmp_path / "first", "llama", **SHAPE)
+    second = write_house(tmp_path / "second", "llama", **SHAPE | {"seed": 22})
+    jobs = [
+        engine_job(first, fresh_prompts((9, 150)), algorithm, "compiled", reload=second)
+        for algorithm in ALGORITHMS
+    ]
+    check_results(jobs, run_engine(jobs, tmp_path / "run")["results"], second)
 
 
 def test_speculation(tmp_path):
