@@ -8,7 +8,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.keys import TRAINING_KEYS, refuse_unknown
 from attnres_serve.formats.unsupported import variant
-from attnres_serve.spec import is_count
+from attnres_serve.spec import is_count, is_number
 
 _OWN_KEY = re.compile(r"attn_?res(_|$)|attn_?residual")
 # What the base families' own classes read; vLLM reads it as they do.  Nothing else is handed on:
@@ -65,6 +65,9 @@ def base_config(config: dict[str, Any], base: str, known: Collection[str]) -> di
             raise CheckpointError(
                 f"{key} is {config.get(key)!r}; expected a whole number of at least 1."
             )
+    eps = config.get("rms_norm_eps", 1e-6)
+    if not is_number(eps) or eps <= 0:
+        raise CheckpointError(f"rms_norm_eps is {eps!r}; expected a positive number.")
     refuse_unknown(config, {*known, *_HANDED_ON}, f"a {base} model")
     _check_windows(base, config)
     return {key: config[key] for key in _HANDED_ON if key in config}

@@ -79,9 +79,6 @@ def check_base(translation: Translation) -> None:
             f"max_position_embeddings is {config['max_position_embeddings']!r}; expected a whole "
             "number of tokens, at least 1."
         )
-    eps = config.get("rms_norm_eps", 1e-6)
-    if not is_number(eps) or eps <= 0:
-        raise CheckpointError(f"rms_norm_eps is {eps!r}; expected a positive number.")
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise CheckpointError(f"hidden_act is {act!r}; supported on {base} is 'silu'.")
     for key in ("dtype", "torch_dtype"):
@@ -133,7 +130,9 @@ def _check_rope(config: dict[str, Any]) -> None:
     if rope is None:
         rope = {}
     if not isinstance(rope, dict):
-        raise CheckpointError(f"{key} is {rope!r}; expected an object such as {{'rope_type': ...}}")
+        raise CheckpointError(
+            f"{key} is {rope!r}; expected an object such as {{'rope_type': 'default'}}."
+        )
     kind, other = (rope.get(name) for name in ("rope_type", "type"))
     kind = kind if kind is not None else "default" if other is None else other
     needed = ROPE_TYPES.get(kind) if isinstance(kind, str) else None
