@@ -501,7 +501,7 @@ def _kimi_names_spec(config: dict) -> Spec:
     if config["attn_res_block_size"] is None:
         return _hf_spec(config, "qwen3")
     spec = _layers_spec(config, "qwen3", HOUSE_NAMES, config["attn_res_block_size"])
-    spec.final_mix = config["attn_res_output_route"]
+    spec.final_mix = config.get("attn_res_output_route", True)
     return spec
 
 

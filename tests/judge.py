@@ -85,7 +85,10 @@ def truth(folder: Path, ids: Sequence[int]) -> Tensor:
 def hugging_face(base: str, config: dict, weights: dict[str, Tensor]) -> nn.Module:
     """The base family's model in float64."""
     config_class, model_class = CLASSES[base]
-    own = config_class.from_dict({k: v for k, v in config.items() if k not in LEFT_OUT})
+    read = {k: v for k, v in config.items() if k not in LEFT_OUT}
+    if read.get("head_dim", 0) is None:
+        del read["head_dim"]  # Qwen2's class stumbles over null where the others have a default
+    own = config_class.from_dict(read)
     own._attn_implementation = "eager"
     model = model_class(own).double().eval()
     for layer in model.model.layers:
