@@ -509,3 +509,18 @@ def test_harmless_left_overs_are_accepted(folder: Path) -> None:
     name = "model.layers.0.attn.rotary.rotary_emb.inv_freq"
     edit_tensors(folder, lambda t: t.update({name: t["model.res_norm.weight"].clone()}))
     assert checkpoint.inspect(folder) is not None
+
+
+def test_qwen3_without_a_head_size(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """Its default, 128, is no function of the other sizes."""
+    folder = write_house(tmp_path / "house", "qwen3", block_size=2)
+    edit_config(folder, "head_dim")
+    assert "head_dim is None; config.json must state it" in refused(folder)
+
+
+def test_no_name_where_there_is_no_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    """A wheel has no demo checkpoint."""
+    monkeypatch.setattr(launcher.attnres_serve, "__file__", str(tmp_path / "a" / "b.py"))
+    assert "no checkpoint was named" in refused()

@@ -921,3 +921,12 @@ def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SafetensorsFile, "write", write)
     convert(str(source), str(tmp_path / "target"), to_house=True)
     assert max(seen) - before < size
+
+
+def test_truncated_safetensors(tmp_path: Path, refused: Callable) -> None:
+    """Of a model whose tensors are listed by convert itself."""
+    source = write_standard(tmp_path / "source")
+    content = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(content[:-1])
+    line = refused(source, "--add-zero-queries", "--block-size", "2")
+    assert "model.safetensors is damaged or truncated" in line
