@@ -14,6 +14,13 @@ from attnres_serve.tensors import base_shapes, is_left_over, site_of
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Of a specification, where they are not as usual: name, and what a person reads.
+OPTIONS = {
+    "cumulative": "cumulative sums",
+    "recency_bias": "recency bias",
+    "logit_scale": "logit scale {}",
+    "shared_queries": "one query for every {}",
+}
 ATTNRES_BYTES = 4  # queries, key norms and biases are float32 in every model that is served
 
 
@@ -76,6 +83,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "blocks": spec.num_blocks if spec else 0,
         "block_starts": list(spec.block_starts) if spec else [],
         "final_mix": spec.final_mix if spec else None,
+        **{name: getattr(spec, name) if spec else None for name in OPTIONS},
         "sites": len(all_sites),
         "sources": rows,
         "parameters": None if quantised else elements + attnres,
@@ -128,6 +136,11 @@ def render(facts: Mapping[str, Any]) -> str:
         blocks = f"{facts['blocks']}, beginning at the sublayers {starts}"
         if facts["blocks"] == 2 * facts["layers"]:
             blocks = f"{facts['blocks']}, one for every sublayer (Full AttnRes)"
+    options = [
+        words.format(facts[name])
+        for name, words in OPTIONS.items()
+        if facts[name] and (name, facts[name]) != ("logit_scale", 1)
+    ]
     parameters = "not counted (quantised)"
     if facts["parameters"] is not None:
         parameters = (
@@ -142,6 +155,7 @@ def render(facts: Mapping[str, Any]) -> str:
         "blocks": blocks,
         "sites": f"{facts['sites']}, of at most {facts['sources']} sources",
         "final mix": "yes" if facts["final_mix"] else "no",
+        "variant": ", ".join(options),
         "parameters": parameters,
         "dtype": f"stored in {facts['stored_dtype']}, served in {facts['dtype']} by default",
         "weights": f"{amount(facts['weights_bytes'])} of memory",
@@ -151,6 +165,8 @@ def render(facts: Mapping[str, Any]) -> str:
     if not facts["blocks"]:
         for name in ("sites", "final mix", "block bank"):
             del lines[name]
+    if not options:
+        del lines["variant"]
     return "\n".join(f"{name:14}{value}" for name, value in lines.items())
 
 

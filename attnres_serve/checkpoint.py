@@ -14,6 +14,8 @@ from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
 from attnres_serve.tensors import TIED, Shape, check_tensors, check_tied, parts_of
 
+FLOATS = ("F64", "F32", "F16", "BF16")
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -76,6 +78,8 @@ def judge(config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]) -
         return Checkpoint(config, None, {})
     found = headers()
     _check_shapes(translation, {name: header.shape for name, header in found.items()})
+    if not translation.config.get("quantization_config"):
+        _check_dtypes(found)
     return Checkpoint(config, translation, found)
 
 
@@ -111,6 +115,16 @@ def _check_shapes(translation: Translation, shapes: Mapping[str, Shape]) -> None
     for name, shape in shapes.items():
         parts |= parts_of(module, name, shape)
     check_tensors(translation, parts, module.rename)
+
+
+def _check_dtypes(headers: Mapping[str, Header]) -> None:
+    """Raise for a tensor that is quantised in a way that nothing tells."""
+    for name, header in headers.items():
+        if header.dtype not in FLOATS:
+            raise CheckpointError(
+                f"the tensor {name} holds {header.dtype}; expected {', '.join(FLOATS)}, as "
+                "config.json has no quantization_config that says how to read it."
+            )
 
 
 def _check_tied_head(found: Checkpoint) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, Qwen2Config,
 
 from attnres_serve import __version__, compat
 from attnres_serve.families import FAMILIES
+from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.translation import Translation
 from attnres_serve.spec import AttnResSpec
 
@@ -55,7 +56,7 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     fields: dict[str, Any] = {
         key: value
         for key, value in translation.config.items()
-        if key not in ("model_type", "architectures", "attn_res")
+        if key not in ("model_type", "architectures", *TRAINING_KEYS)
     }
     config = cls.from_dict(fields)
     config.name_or_path = name_or_path

@@ -99,11 +99,8 @@ def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
     if not keeps_format:
         _refuse_renamed_quantisation(source)
     source.check_tied_head()
-    headers: dict[str, Header] = {}
-    for path, name, tensor in _rewritten(source, source.without_values(), keeps_format, added):
-        if name in headers:
-            raise CheckpointError(f"the checkpoint holds two tensors that mean {name}.")
-        headers[name] = weights.header(name, tensor, path)
+    stream = _rewritten(source, source.without_values(), keeps_format, added)
+    headers = {name: weights.header(name, tensor, path) for path, name, tensor in stream}
     kept, left = _other_files(source)
     return Plan(
         source, keeps_format, added, judge(config, lambda: headers), _shards(headers), kept, left

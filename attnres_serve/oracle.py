@@ -407,7 +407,7 @@ def _fla_spec(config: dict) -> Spec:
 def _nanogpt_spec(config: dict) -> Spec:
     hidden, heads, layers = config["n_embd"], config["n_head"], config["n_layer"]
     kind = [config[key] for key in ("use_rmsnorm", "use_swiglu", "use_rope")]
-    if kind != [True, True, True] or config["bidirectional"]:
+    if kind != [True, True, True] or config.get("bidirectional"):
         raise ValueError("only RMSNorm, SwiGLU, rotary embedding and causal attention")
     linears = ("c_attn", "o_proj", "attn_gate", "gate_proj", "up_proj", "down_proj")
     size = config["attn_res_block_size"] if config["use_attn_res"] else None
@@ -501,13 +501,13 @@ def _kimi_names_spec(config: dict) -> Spec:
     if config["attn_res_block_size"] is None:
         return _hf_spec(config, "qwen3")
     spec = _layers_spec(config, "qwen3", HOUSE_NAMES, config["attn_res_block_size"])
-    spec.final_mix = config["attn_res_output_route"]
+    spec.final_mix = config.get("attn_res_output_route", True)
     return spec
 
 
 def _mode_spec(config: dict, base: str, tensors: Iterable[str]) -> Spec:
     """`qwen3_attnres` and `llama_attnres`: cumulative if there are recency biases."""
-    mode, blocks = config["attnres_mode"], config["attnres_num_blocks"]
+    mode, blocks = config["attnres_mode"], config.get("attnres_num_blocks")
     if mode not in ("block", "full") or config.get("attnres_gate_type", "bias") != "bias":
         raise ValueError(f"attnres_mode {mode!r} with this gate is not supported")
     if config.get("attnres_use_null_source"):
@@ -569,7 +569,8 @@ def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _spec_of(config: dict, tensors: Iterable[str]) -> Spec:
+def spec_of(config: dict, tensors: Iterable[str]) -> Spec:
+    """What a config.json says, where need be with the names of the tensors."""
     kind, architectures = config["model_type"], config.get("architectures")
     if kind == "transformer":
         return _fla_spec(config)
@@ -588,6 +589,16 @@ def _spec_of(config: dict, tensors: Iterable[str]) -> Spec:
     raise ValueError(f"model_type {kind!r} is not supported")
 
 
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint in float64."""
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (a file handle, not a dict)
+                weights[name] = tensors.get_tensor(name).to(torch.float64)
+    return weights
+
+
 def load(
     checkpoint_dir: str | Path,
     eps_scale: bool = False,
@@ -602,12 +613,8 @@ def load(
     """
     folder = Path(checkpoint_dir)
     config = json.loads((folder / "config.json").read_text())
-    weights: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (a file handle, not a dict)
-                weights[name] = tensors.get_tensor(name).to(torch.float64)
-    spec = _spec_of(config, weights)
+    weights = read_weights(folder)
+    spec = spec_of(config, weights)
     if eps_scale:
         if block_starts is None or spec.block_starts is not None:
             raise ValueError("eps_scale needs block_starts and a model with ordinary residuals")

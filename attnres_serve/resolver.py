@@ -10,6 +10,7 @@ from typing import Any
 from attnres_serve import formats
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats import unsupported
+from attnres_serve.formats.keys import check_base
 from attnres_serve.formats.translation import Translation
 
 TensorNames = Callable[[], Collection[str] | None]
@@ -35,6 +36,8 @@ def resolve(
         CheckpointError: for AttnRes that cannot be served exactly.
     """
     translations = [module.translate(config) for module in formats.SERVED if module.claims(config)]
+    for translation in translations:
+        check_base(translation)
     if len(translations) > 1:
         return _told_apart(translations, config, names())
     if translations:

@@ -14,6 +14,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.folder import PICKLES, Header, pickles, read_config
 from attnres_serve.formats import house
+from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.translation import Translation
 from attnres_serve.tensors import (
     EMBEDDING,
@@ -147,4 +148,4 @@ def _standard(name: str, config: dict[str, Any]) -> Translation:
             "code of its own."
         )
     base_shapes(base, config)  # says which size is not stated
-    return Translation(house.NAME, base, config, None)
+    return Translation(house.NAME, base, base_config(config, base, ()), None)

@@ -110,6 +110,22 @@ def test_for_a_person(asked: Callable) -> None:
     assert "block bank    1.9 kB for every token of a step" in lines
 
 
+def test_what_is_not_as_usual(tmp_path: Path, asked: Callable) -> None:
+    """The other functions are told in one line, and only where there is one."""
+    options = {"recency_bias": True, "logit_scale": 0.5, "shared_queries": "block"}
+    varied = write_house(tmp_path / "varied", block_size=4, attn_res=options)
+    line = "variant       recency bias, logit scale 0.5, one query for every block"
+    assert line in asked(varied)[1].splitlines()
+    facts = json.loads(asked("--json", varied)[1])
+    assert facts.items() >= (options | {"cumulative": False}).items()
+    out = asked(GOLDENS / "qwen3_attnres_cumulative_block")[1]
+    assert "variant       cumulative sums, recency bias" in out.splitlines()
+    usual = write_house(tmp_path / "usual", block_size=4, attn_res={"logit_scale": 1})
+    assert "variant" not in asked(usual)[1] + asked(DEMO)[1]
+    standard = json.loads(asked("--json", write_fla(tmp_path / "standard", block_size=None))[1])
+    assert {standard[key] for key in (*options, "cumulative")} == {None}
+
+
 def test_for_a_person_full_and_standard(tmp_path: Path, asked: Callable) -> None:
     """Full AttnRes has no list of starts; standard residuals have neither sites nor a bank."""
     assert (

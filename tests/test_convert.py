@@ -626,8 +626,9 @@ def test_zero_queries_of_fla_without_attnres(tmp_path: Path) -> None:
         ({"num_attention_heads": None}, "num_attention_heads is None"),
         ({"intermediate_size": 40}, "has the shape"),
         ({"num_hidden_layers": 4}, "lacks the tensor model.layers.3"),
-        ({"rms_norm_eps": 0}, "key_norm_eps is 0"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"sliding_window": 16}, "sliding_window 16"),
+        ({"logit_scale": 0.5}, "has logit_scale: 0.5, which a llama model does not have"),
         ({"attn_res_block_size": 2}, "ambiguous"),
     ],
     ids=str,
@@ -639,6 +640,14 @@ def test_models_that_get_no_queries(
     source = write_standard(tmp_path / "source")
     edit_config(source, **changes)
     assert sentence in refused(source, "--add-zero-queries", "--block-size", "2")
+
+
+def test_a_harmless_key_does_not_keep_a_model_from_queries(tmp_path: Path) -> None:
+    """It means nothing to the model, so it is left behind."""
+    source = write_standard(tmp_path / "source")
+    edit_config(source, trained_by="someone")
+    convert(str(source), str(tmp_path / "target"), zero_queries_block_size=2)
+    assert "trained_by" not in json.loads((tmp_path / "target" / "config.json").read_text())
 
 
 def test_models_that_have_queries(refused: Callable) -> None:
@@ -912,3 +921,12 @@ def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SafetensorsFile, "write", write)
     convert(str(source), str(tmp_path / "target"), to_house=True)
     assert max(seen) - before < size
+
+
+def test_truncated_safetensors(tmp_path: Path, refused: Callable) -> None:
+    """Of a model whose tensors are listed by convert itself."""
+    source = write_standard(tmp_path / "source")
+    content = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(content[:-1])
+    line = refused(source, "--add-zero-queries", "--block-size", "2")
+    assert "model.safetensors is damaged or truncated" in line

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from checkpoints import GOLDENS, write_fla
 
-from attnres_serve import checkpoint, compat, configs, plugin, settings
+from attnres_serve import backend_choice, checkpoint, compat, configs, plugin, settings
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.server import launcher
@@ -416,3 +416,21 @@ def test_plugins_when_none_were_named(installed: Callable[..., None]) -> None:
     assert launcher.allowed_plugins(None) == "attnres,lora,npu,stats"
     installed()
     assert launcher.allowed_plugins(None) == "attnres"
+
+
+def test_flags_that_the_server_is_not_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second model, a value that vLLM refuses, and a version of vLLM that is not supported."""
+    name = str(GOLDENS / "fla_transformer_block")
+    with pytest.raises(SettingError, match="found the model 'other' among the flags"):
+        compat.run_server(name, {}, ["other"], {})
+    monkeypatch.setattr(compat, "unsupported_version", lambda: "too old.")
+    with pytest.raises(SettingError, match="too old"):
+        compat.run_server(name, {}, [], {})
+
+
+def test_the_cpp_backend_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, not replaced, where it was asked for."""
+    monkeypatch.setattr(compat, "on_cpu", lambda: False)
+    config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
+    with pytest.raises(SettingError, match="the cpp backend runs on CPU only"):
+        backend_choice.choose(config)

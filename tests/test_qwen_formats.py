@@ -72,6 +72,7 @@ def test_the_base_familys_config_and_every_tensor(name: str, tmp_path: Path) -> 
 
 
 R1 = {"key_norm_eps": 1e-6}
+SEVEN = {"num_hidden_layers": 7, "layer_types": None}
 CUMULATIVE_SPEC = R1 | {"final_mix": False, "cumulative": True, "recency_bias": True}
 AR = {"model_type": "qwen3_ar", "architectures": ["Qwen3ARForCausalLM"]}
 SIZES = {"hidden_size": 64, "rms_norm_eps": 1e-6}
@@ -91,11 +92,15 @@ TITAN = {"model_type": "qwen3", "architectures": ["Qwen3BlockAttnResForCausalLM"
         ),
         # Blocks, by the ceiling of 6 / 4, 7 / 3, 6 / 9; and every sublayer.
         (golden(DELTA), (0, 4, 8), R1),
-        (golden(DELTA, num_hidden_layers=7, attnres_num_blocks=3), (0, 6, 12), R1),
+        (
+            golden(DELTA, num_hidden_layers=7, layer_types=None, attnres_num_blocks=3),
+            (0, 6, 12),
+            R1,
+        ),
         (golden(DELTA, attnres_num_blocks=9), (0, 2, 4, 6, 8, 10), R1),
         (golden("qwen3_attnres_full"), tuple(range(12)), R1),
         (golden(CUMULATIVE), (0, 4, 8), CUMULATIVE_SPEC),
-        (golden(CUMULATIVE, num_hidden_layers=7), (0, 4, 8, 12), CUMULATIVE_SPEC),
+        (golden(CUMULATIVE, **SEVEN), (0, 4, 8, 12), CUMULATIVE_SPEC),
         (golden("qwen3_attnres_cumulative_full"), tuple(range(12)), CUMULATIVE_SPEC),
         # Blocks, by the floor of 5 / 2, 7 / 4, 3 / 9.
         (TITAN | {"num_hidden_layers": 5, "attn_res_num_blocks": 2}, (0, 4, 8), R1),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import house_copy_of_fla, write_standard
+from checkpoints import house_copy_of_fla, write_house, write_standard
 from safetensors.torch import load_file, save_file
 from serving import GOLDENS, environment, expected, run_verify
 
@@ -160,3 +160,19 @@ def test_refusals(capsys, tmp_path):
     assert "a longer one" in refused(capsys, golden, "--text", str(short))
     bare = shutil.copytree(golden, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     assert "tokenizer" in refused(capsys, str(bare))
+
+
+def test_nothing_to_verify(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    folder = write_standard(tmp_path)
+    assert cli.main(["verify", str(folder)]) != 0
+    assert f"{folder} is no AttnRes checkpoint" in capfd.readouterr().err
+
+
+def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
+    """A scaled rotary embedding is served, but there is nothing to compare it with."""
+    folder = write_house(tmp_path, block_size=2)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(rope_scaling"):
+        verify._reference(folder, "fp64")

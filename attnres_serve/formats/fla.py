@@ -9,13 +9,14 @@ import re
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
+from attnres_serve.formats.keys import refuse_unknown
 from attnres_serve.formats.translation import Translation, kept
 from attnres_serve.spec import AttnResSpec, is_count, is_number
 
 NAME = "fla"
 OWN_KEYS = {"attnres_block_size", "hidden_size", "num_hidden_layers", "num_heads", "norm_eps"}
-KNOWN = ("attnres_block_size", "rope_theta", "rope_scaling")
-_CHANGES_THE_MODEL = re.compile(r"attn_?res|rope|rotary|partial_rotary|logit_scal")
+KNOWN = (*OWN_KEYS, "window_size", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm", "fuse_norm")
+KNOWN += ("elementwise_affine", "quantization_config")  # the former is read by no code of FLA's
 QK_NORM_EPS = 1e-5  # FLA's RMSNorm default; its Attention never passes norm_eps on
 
 RENAMES = [
@@ -59,12 +60,7 @@ def translate(config: dict[str, Any]) -> Translation:
             raise CheckpointError(f"{key} is {config[key]!r}; expected true or false.")
     if not is_number(config["norm_eps"]) or config["norm_eps"] <= 0:
         raise CheckpointError(f"norm_eps is {config['norm_eps']!r}; expected a positive number.")
-    for key, value in config.items():
-        if _CHANGES_THE_MODEL.match(key) and key not in KNOWN and value is not None:
-            raise CheckpointError(
-                f"config.json has {key}: {value!r}, which FLA's transformer does not have; a model "
-                "that was trained with it would be served wrongly."
-            )
+    refuse_unknown(config, KNOWN, "FLA's transformer")
     if config.get("hidden_act", "swish") != "swish":
         raise CheckpointError(
             f"hidden_act is {config['hidden_act']!r}; only FLA's 'swish' is supported."

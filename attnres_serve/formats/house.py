@@ -50,7 +50,7 @@ def translate(config: dict[str, Any]) -> Translation:
             f"qk_norm_eps is {qk_norm_eps!r}; expected a positive number, and only with "
             f"{PREFIX}qwen3, whose heads have a query and a key norm."
         )
-    translated = base_config(config, base, ("attn_res",))
+    translated = base_config(config, base, ("attn_res", "qk_norm_eps"))
     spec = AttnResSpec.from_house(
         config["attn_res"], config.get("num_hidden_layers"), config.get("rms_norm_eps", 1e-6)
     )
