@@ -165,7 +165,7 @@ def test_refusals(capsys, tmp_path):
 def test_nothing_to_verify(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     folder = write_standard(tmp_path)
     assert cli.main(["verify", str(folder)]) != 0
-    assert f"{folder} is no AttnRes checkpoint" in capfd.readouterr().err
+    assert f"{folder} is not an AttnRes checkpoint" in capfd.readouterr().err
 
 
 def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
