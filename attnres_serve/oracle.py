@@ -1,7 +1,8 @@
 """An independent float64 evaluation of Attention-Residuals language models.
 
-Written from the equations of arXiv 2603.15031; shares no code with the package under test. Every
-call evaluates the whole sequence, and every site sums its blocks anew from the sublayers' outputs.
+Written from the equations of arXiv 2603.15031; shares no code with what serves (``oracle_rotary`` is
+a part of it). Every call evaluates the whole sequence, and every site sums its blocks anew from the
+sublayers' outputs.
 
 With y_s the output of sublayer s (attention, MLP, attention, ...), x the token embedding and block
 starts 0 = b_0 < b_1 < ..., the sources a site s can see are
@@ -36,6 +37,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor
+
+from attnres_serve.oracle_rotary import Rope, rope_of, rotate
 
 HF_NAMES = {
     "embedding": "model.embed_tokens.weight",
@@ -124,7 +127,7 @@ class Spec:
     intermediate: int
     vocab: int
     eps: float
-    rope_theta: float
+    rope: Rope
     tied: bool
     qk_norm_eps: float | None = None  # None: no per-head norm of queries and keys
     window: int | None = None
@@ -204,16 +207,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
 
-def rotate(x: Tensor, theta: float) -> Tensor:
-    """Half-split rotary embedding of x [tokens, heads, head_dim], positions 0, 1, ..."""
-    tokens, _, dim = x.shape
-    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angle = torch.arange(tokens, dtype=torch.float64)[:, None, None] * frequency
-    first, second = x.split(dim // 2, dim=-1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
 @dataclass
 class Model:
     """A checkpoint in float64. `weights` is keyed by the format's own tensor names."""
@@ -243,7 +236,7 @@ class Model:
         if spec.qk_norm_eps is not None:
             q = rms_norm(q, self.weight("attention", layer, "q_norm.weight"), spec.qk_norm_eps)
             k = rms_norm(k, self.weight("attention", layer, "k_norm.weight"), spec.qk_norm_eps)
-        q, k = rotate(q, spec.rope_theta), rotate(k, spec.rope_theta)
+        q, k = rotate(q, spec.rope), rotate(k, spec.rope)
         age = torch.arange(tokens)[:, None] - torch.arange(tokens)  # query position - key position
         hidden = (age < 0) if spec.window is None else (age < 0) | (age >= spec.window)
         outputs = []
@@ -364,15 +357,6 @@ class Model:
         return ids[len(prompt) :], logprobs, gaps
 
 
-def _rope_theta(config: dict) -> float:
-    if config.get("rope_scaling"):
-        raise ValueError(f"rope_scaling is not supported: {config['rope_scaling']}")
-    rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"rope_parameters are not supported: {rope}")
-    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-
-
 def _fla_spec(config: dict) -> Spec:
     hidden, heads = config["hidden_size"], config["num_heads"]
     if config.get("hidden_act", "swish") != "swish":
@@ -394,7 +378,7 @@ def _fla_spec(config: dict) -> Spec:
         intermediate=intermediate,
         vocab=config["vocab_size"],
         eps=eps,
-        rope_theta=_rope_theta(config),
+        rope=rope_of(config),
         tied=config.get("tie_word_embeddings", False),
         qk_norm_eps=1e-5 if config.get("qk_norm") else None,
         window=config.get("window_size"),
@@ -424,7 +408,7 @@ def _nanogpt_spec(config: dict) -> Spec:
         intermediate=64 * round(int(config["swiglu_mult"] * hidden) / 64),
         vocab=config["vocab_size"],
         eps=config["layer_norm_epsilon"],
-        rope_theta=config["rope_theta"],
+        rope=rope_of({"rope_theta": config["rope_theta"]}),
         tied=config.get("tie_word_embeddings", True),
         biases=frozenset(linears if config["bias"] else ()),
         block_starts=None if size is None else starts_of(size, 2 * layers),
@@ -436,9 +420,11 @@ def _hf_spec(config: dict, base: str) -> Spec:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported")
-    windowed = bool(config.get("use_sliding_window"))
-    if windowed and set(config.get("layer_types") or ()) != {"sliding_attention"}:
-        raise ValueError("use_sliding_window is only supported on every layer")
+    types = set(config.get("layer_types") or ())
+    qwen = base.startswith("qwen")
+    windowed = bool(config.get("use_sliding_window") if qwen else config.get("sliding_window"))
+    if types - {"full_attention"} if not windowed else types != {"sliding_attention"}:
+        raise ValueError("sliding windows are only supported on every layer")
     biases = []
     if base == "qwen2" or config.get("attention_bias"):
         biases += ["q_proj", "k_proj", "v_proj"]
@@ -459,7 +445,7 @@ def _hf_spec(config: dict, base: str) -> Spec:
         intermediate=config["intermediate_size"],
         vocab=config["vocab_size"],
         eps=config["rms_norm_eps"],
-        rope_theta=_rope_theta(config),
+        rope=rope_of(config),
         tied=config.get("tie_word_embeddings", False),
         qk_norm_eps=config["rms_norm_eps"] if base == "qwen3" else None,
         window=config["sliding_window"] if windowed else None,

@@ -229,8 +229,8 @@ def _reference(folder: Path, against: str) -> tuple[Evaluate, Parts]:
         model = oracle.load(folder)
     except (ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{folder} cannot be evaluated in float64 ({error}); quantised weights and scaled "
-            "rotary embeddings are not supported by verify."
+            f"{folder} cannot be evaluated in float64 ({error}); quantised weights are not "
+            "supported by verify."
         ) from None
     return model.logprobs, lambda passage: part_errors(model, passage)
 

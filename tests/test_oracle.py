@@ -315,12 +315,46 @@ def test_transformers(base: str, options: dict, tmp_path: Path) -> None:
         "qwen3": transformers.Qwen3ForCausalLM,
     }[base]
     write_standard(tmp_path, base, **options)
-    theirs = model_class.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="sdpa")
+    check_transformers(model_class, tmp_path, IDS, atol=3e-5)
+
+
+TRAINED = {"original_max_position_embeddings": 40}
+SCALED = [
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    | TRAINED,
+    {"rope_type": "yarn", "factor": 4.0} | TRAINED,
+    {"rope_type": "yarn", "factor": 1.0} | TRAINED,
+]
+
+
+@pytest.mark.parametrize("rope", SCALED, ids=str)
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_scaled_rotary_embeddings(rope: dict, key: str, tmp_path: Path) -> None:
+    """Beyond the trained length, against Transformers' own tables."""
+    transformers = pytest.importorskip("transformers")
+    write_standard(tmp_path, "llama", heads=2, head_dim=64)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | {"rope_parameters": None, "rope_theta": 500.0}
+    config[key] = rope | ({"rope_theta": 500.0} if key == "rope_parameters" else {})
+    path.write_text(json.dumps(config))
+    ids = [(31 * i * i + 7 * i) % 320 for i in range(130)]
+    # Ten times as many positions: their float32 angles are as much coarser.
+    check_transformers(transformers.LlamaForCausalLM, tmp_path, ids, atol=1e-4)
+    path.write_text(json.dumps(config | {key: None}))
+    plain = load(tmp_path).logprobs(ids)
+    path.write_text(json.dumps(config))
+    changed = (load(tmp_path).logprobs(ids) - plain).abs().max() > 0.01
+    assert changed == (rope["factor"] > 1)
+
+
+def check_transformers(model_class, folder: Path, ids: list[int], atol: float) -> None:
+    theirs = model_class.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
     with torch.no_grad():
-        logits = theirs(torch.tensor([IDS])).logits[0]
+        logits = theirs(torch.tensor([ids])).logits[0]
     assert logits.dtype == torch.float64
     torch.testing.assert_close(
-        load(tmp_path).logprobs(IDS), logits.log_softmax(-1), atol=3e-5, rtol=0
+        load(folder).logprobs(ids), logits.log_softmax(-1), atol=atol, rtol=0
     )
 
 
@@ -375,8 +409,10 @@ REFUSED = [
     ({"attn_res": {"block_starts": [1, 2]}}, "block starts"),
     ({"attn_res": {"block_starts": [0, 3, 2]}}, "block starts"),
     ({"attn_res": {"block_starts": [0, 6]}}, "block starts"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "rope_parameters"),
-    ({"use_sliding_window": True}, "use_sliding_window"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "rotary embedding"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding"),
+    ({"sliding_window": 4}, "sliding windows"),
+    ({"layer_types": ["sliding_attention"]}, "sliding windows"),
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"model_type": "qwen3_dar"}, "model_type"),
 ]

@@ -70,7 +70,7 @@ def definition(spec: AttnResSpec, seed: int) -> Definition:
         layers=spec.num_layers,
         hidden=HIDDEN,
         eps=EPS,
-        rope_theta=0,
+        rope={},
         tied=False,
         key_norm_eps=KEY_EPS,
         shared_queries=spec.shared_queries,

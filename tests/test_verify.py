@@ -169,10 +169,10 @@ def test_nothing_to_verify(tmp_path: Path, capfd: pytest.CaptureFixture) -> None
 
 
 def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
-    """A scaled rotary embedding is served, but there is nothing to compare it with."""
+    """Quantised weights are served, but there is nothing to compare them with."""
     folder = write_house(tmp_path, block_size=2)
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(rope_scaling"):
+    tensors = load_file(folder / "model.safetensors")
+    scale = "model.layers.0.mlp.up_proj.weight_scale"
+    save_file(tensors | {scale: torch.ones(96, 1)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(.*weight_scale"):
         verify._reference(folder, "fp64")
