@@ -1,8 +1,8 @@
 """An independent float64 evaluation of Attention-Residuals language models.
 
-Written from the equations of arXiv 2603.15031; shares no code with what serves (``oracle_rotary`` is
-a part of it). Every call evaluates the whole sequence, and every site sums its blocks anew from the
-sublayers' outputs.
+Written from the equations of arXiv 2603.15031; shares no code with what serves (``oracle_rotary``
+is a part of it). Every call evaluates the whole sequence, and every site sums its blocks anew from
+the sublayers' outputs.
 
 With y_s the output of sublayer s (attention, MLP, attention, ...), x the token embedding and block
 starts 0 = b_0 < b_1 < ..., the sources a site s can see are
