@@ -76,14 +76,27 @@ EVERY = {
         ("cpp", "torch"),
     ),
 }
-COMBINATIONS = [
-    pytest.param(*row, marks=() if row in PAIRWISE else pytest.mark.exhaustive)
-    for row in sorted(EVERY)
-]
+# With every version of vLLM: a Llama and a Qwen3, each algorithm, eager and compiled, over HTTP.
+VERSIONS = {
+    ("engine", HOUSE, "single_pass", "eager", False, "cpp"),
+    ("engine", SMALL, "two_phase", "compiled", True, "cpp"),
+    ("engine", DELTA, "single_pass", "compiled", False, "cpp"),
+    ("ours", DELTA_FULL, "two_phase", "eager", False, "cpp"),
+}
+
+
+def marks_of(row: tuple) -> tuple:
+    if row in VERSIONS:
+        return (pytest.mark.versions,)
+    return () if row in PAIRWISE else (pytest.mark.exhaustive,)
+
+
+COMBINATIONS = [pytest.param(*row, marks=marks_of(row)) for row in sorted(EVERY)]
 
 
 def test_the_subset_is_pairwise():
     """Every pair of values that two columns can take stands in some row of the subset."""
+    assert VERSIONS.issubset(PAIRWISE)
     ways, goldens, *run, backends = zip(*PAIRWISE, strict=True)
     formats = tuple(FORMAT_OF[golden] for golden in goldens)
     pairs = [*itertools.combinations((ways, formats, *run), 2)]

@@ -383,6 +383,7 @@ def served(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.engine
+@pytest.mark.versions
 @pytest.mark.parametrize(("name", "algorithm"), SERVED)
 def test_goldens_served(name: str, algorithm: str, served) -> None:
     check_golden(name, algorithm, "eager", served[1][name, algorithm][1])

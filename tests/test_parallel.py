@@ -53,7 +53,10 @@ SUBSET = [(BLOCK, "two_phase", 3)]
 
 @pytest.mark.parametrize(
     ("golden", "algorithm", "first"),
-    [pytest.param(*row, marks=() if row in SUBSET else pytest.mark.exhaustive) for row in EVERY],
+    [
+        pytest.param(*row, marks=pytest.mark.versions if row in SUBSET else pytest.mark.exhaustive)
+        for row in EVERY
+    ],
 )
 def test_pipeline_parallel(golden, algorithm, first, tmp_path):
     """The first stage has ``first`` layers.  (Stock vLLM's eager mode has no pipelines on CPU.)"""
