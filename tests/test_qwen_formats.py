@@ -392,6 +392,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "attn_res_num_heads: 4 (multi-head depth attention)",
     ),
     "layers": (golden(DELTA, num_hidden_layers=None), "num_hidden_layers is None"),
+    "kinds of attention": (golden(DELTA, layer_types=True), "layer_types is True"),
 }
 
 

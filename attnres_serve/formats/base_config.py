@@ -36,7 +36,7 @@ def base_config(config: dict[str, Any], base: str, known: Collection[str]) -> di
 
 def refuse_windows(config: dict[str, Any]) -> None:
     """Raise CheckpointError for any sliding window, in formats whose own code ignores it."""
-    if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
+    if config.get("use_sliding_window") or "sliding_attention" in _layer_types(config):
         raise CheckpointError(
             f"use_sliding_window is {config.get('use_sliding_window')!r} and layer_types is "
             f"{config.get('layer_types')!r}; sliding windows are not supported in this format, "
@@ -46,12 +46,7 @@ def refuse_windows(config: dict[str, Any]) -> None:
 
 def _check_windows(base: str, config: dict[str, Any]) -> None:
     """Refuse what vLLM's decoder would serve with other windows than Hugging Face's class has."""
-    window, stated = config.get("sliding_window"), config.get("layer_types")
-    if stated is not None and not (
-        isinstance(stated, list) and all(isinstance(kind, str) for kind in stated)
-    ):
-        raise CheckpointError(f"layer_types is {stated!r}; expected a list of names, or none.")
-    types = set(stated or ())
+    window, types = config.get("sliding_window"), set(_layer_types(config))
     if FAMILIES[base].hf == "llama":
         right = window is None or bool(types)
     elif window is not None and config.get("use_sliding_window"):
@@ -65,3 +60,13 @@ def _check_windows(base: str, config: dict[str, Any]) -> None:
             f"not supported on {base}: vLLM would give its layers other windows; supported are no "
             "window, or sliding_attention stated in layer_types for every layer."
         )
+
+
+def _layer_types(config: dict[str, Any]) -> list[str]:
+    """The kind of attention of each layer, empty where none is stated."""
+    stated = config.get("layer_types")
+    if stated is None:
+        return []
+    if isinstance(stated, list) and all(isinstance(kind, str) for kind in stated):
+        return stated
+    raise CheckpointError(f"layer_types is {stated!r}; expected a list of names, or none.")
