@@ -33,7 +33,10 @@ if [ -n "$vllm" ]; then
 fi
 [ "$what" = test ] && lists+=(requirements/test.txt)
 # Every package once: a later list has precedence, as vllm-VERSION.txt has over cpu.txt.
-pins() { awk -F== '/==/ { pin[$1] = $0 } END { for (name in pin) print pin[name] }' "${lists[@]}" | sort; }
+pins() {
+  awk -F== '/^-/ { delete pin[substr($1, 2)] } /^[^#-].*==/ { pin[$1] = $0 }
+    END { for (name in pin) print pin[name] }' "${lists[@]}" | sort
+}
 
 # An unchanged tree costs nothing: one stamp for each purpose, a checksum of what went in.
 stamp="$venv/.installed-$what"
@@ -79,6 +82,7 @@ else
   [ "$what" = test ] && pip install --quiet --no-deps -r requirements/test.txt
 fi
 pip install --quiet --no-deps --no-build-isolation -e .
-"$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM 2>"$venv/warmup.log" ||
+"$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM >/dev/null \
+  2>"$venv/warmup.log" ||
   echo "setup: the caches could not be warmed: $(tail -n 1 "$venv/warmup.log")" >&2
 echo "$sum" > "$stamp"

@@ -25,6 +25,8 @@ GOLDEN = GOLDENS / "fla_transformer_block"
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
     """What we log by ``vllm``'s own logger, which does not propagate; its children are vLLM's."""
+    import vllm  # noqa: F401  its first import may set up the logger anew, without our handler
+
     found: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.addFilter(lambda record: record.name == "vllm")
