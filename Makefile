@@ -3,6 +3,9 @@
 #   make serve                                the bundled demo checkpoint on 127.0.0.1:8000
 #   make serve MODEL=path ARGS="--port 9000"  another checkpoint, any flag of the server
 #   DEVICE=cuda make serve                    with vLLM's CUDA build
+#
+#   make test-versions                        the oldest and the newest vLLM, each in its environment
+#   make test-vllm-0.30.0                     one of those with a file requirements/vllm-VERSION.txt
 
 SHELL := /bin/bash
 VENV ?= .venv
@@ -10,10 +13,11 @@ DEMO := examples/demo/checkpoint
 MODEL ?= $(DEMO)
 # The demo starts eager: compiling takes longer than anyone wants to wait for a first answer.
 DEMO_ARGS := $(if $(filter $(DEMO),$(MODEL)),--enforce-eager --served-model-name demo)
+VERSIONS ?= 0.28.0 0.32.0
 export VENV
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 
-.PHONY: serve test test-all check setup setup-test clean
+.PHONY: serve test test-all test-versions check setup setup-test clean
 
 serve: setup
 	exec $(VENV)/bin/attnres-serve serve "$(MODEL)" $(DEMO_ARGS) $(ARGS)
@@ -23,6 +27,12 @@ test: setup-test
 
 test-all: setup-test
 	$(VENV)/bin/python -m pytest $(ARGS_TEST)
+
+test-versions: $(addprefix test-vllm-,$(VERSIONS))
+
+test-vllm-%:
+	@DEVICE=cpu VLLM=$* VENV=$(VENV)-$* requirements/setup.sh test
+	$(VENV)-$*/bin/python -m pytest -m "versions or (not engine and not exhaustive)" $(ARGS_TEST)
 
 check: setup-test
 	$(VENV)/bin/ruff check
@@ -37,4 +47,4 @@ setup-test: setup
 	@requirements/setup.sh test
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(addprefix $(VENV)-,$(VERSIONS)) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Everything that depends on a version of vLLM: where its hooks are and what works around it.
 
-Read against vLLM 0.32.0.  vLLM itself is imported inside the functions, so that this module can be
-imported, and the version judged, without it.
+Read against vLLM 0.28.0 to 0.32.0, see docs/versions.md.  vLLM itself is imported inside the
+functions, so that this module can be imported, and the version judged, without it.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,8 @@ from typing import Any
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FINAL_NORM, SITE_NORMS
 
-SUPPORTED = ((0, 32), (0, 33))  # from, up to but not including
+OLDEST, NEWEST = (0, 28), (0, 32)  # minor versions that the tests ran with (docs/versions.md)
+UNTESTED = (0, 33)  # allowed up to this one: nothing that is used here was announced to go
 
 
 def unsupported_version() -> str | None:
@@ -24,16 +25,38 @@ def unsupported_version() -> str | None:
             f"vLLM cannot be imported ({error}); install it, or attnres-serve with the extra cpu "
             "or cuda."
         )
-    try:
-        found = tuple(int(part) for part in vllm.__version__.split(".")[:2])
-    except ValueError:
-        found = (0, 0)
-    if SUPPORTED[0] <= found < SUPPORTED[1]:
+    if OLDEST <= _minor(vllm.__version__) <= UNTESTED:
         return None
     return (
-        f"attnres-serve supports vLLM {'.'.join(map(str, SUPPORTED[0]))}, found "
-        f"{vllm.__version__}: AttnRes checkpoints are not available, all other models are."
+        f"attnres-serve supports vLLM {_tested()}, found {vllm.__version__}: AttnRes checkpoints "
+        "are not available, all other models are."
     )
+
+
+def untested_version() -> str | None:
+    """A sentence if the installed vLLM is allowed but no test was run with it, else None."""
+    import vllm
+
+    if _minor(vllm.__version__) <= NEWEST:
+        return None
+    return (
+        f"attnres-serve is tested with vLLM {_tested()} and not with {vllm.__version__}: check "
+        "your checkpoint with `attnres-serve verify` before you rely on its answers."
+    )
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """Major and minor number; those of the coming release for a candidate or development build."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version).release[:2]
+    except InvalidVersion:
+        return ()
+
+
+def _tested() -> str:
+    return " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
 
 
 def logger():
@@ -322,10 +345,11 @@ def run_server(
         raise SettingError(problem)
 
     from pydantic import ValidationError
-    from vllm.entrypoints.cli.serve import ServeSubcommand
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm import logger as vllm_logger
+
+    # make_arg_parser is defined elsewhere in 0.28 than later; the command has it in all of them.
+    from vllm.entrypoints.cli.serve import ServeSubcommand, make_arg_parser
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-    from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     cli_env_setup()
@@ -339,7 +363,8 @@ def run_server(
         )
     for key, value in own.items():
         set_additional(args, key, value)
-    configure_logging_from_args(args)
+    if hasattr(vllm_logger, "configure_logging_from_args"):  # 0.31; before, there are no such flags
+        vllm_logger.configure_logging_from_args(args)
     try:
         command = ServeSubcommand()
         command.validate(args)

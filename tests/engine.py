@@ -59,6 +59,10 @@ def unpack(request) -> dict[str, Any]:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
 
+    # What the job before left; not after the last one, as collecting an engine of several workers
+    # can wait for ever (vLLM 0.31: for a ZeroMQ context whose sockets are collected after it).
+    gc.collect()
+    torch.compiler.reset()
     options: dict[str, Any] = {"distributed_executor_backend": "uni"}
     if job["algorithm"]:
         chosen = {"attnres_algorithm": job["algorithm"], "attnres_backend": job["backend"]}
@@ -92,9 +96,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["executed"] = {name: sum(counts.values()) for name, counts in passes.items()}
         result["executed_compiled"] = {name: counts["compiled"] for name, counts in passes.items()}
     llm.llm_engine.engine_core.shutdown()
-    del llm
-    gc.collect()
-    torch.compiler.reset()
     return result
 
 

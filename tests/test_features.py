@@ -59,6 +59,7 @@ def check_results(jobs: list[dict], results: list[dict], checkpoint: Path) -> No
                 assert not check_against(model, prompt, answer, f"{job['options']}, {kind}")
 
 
+@pytest.mark.versions
 def test_lora(tmp_path):
     """An adapter equals the weights it is merged into."""
     base = write_house(tmp_path / "base", "qwen3", dtype="float32", **SHAPE)

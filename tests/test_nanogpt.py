@@ -386,6 +386,7 @@ def served(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.engine
+@pytest.mark.versions
 @pytest.mark.parametrize(("name", "algorithm"), SERVED)
 def test_goldens_served(name: str, algorithm: str, served) -> None:
     result = served[1][name, algorithm][1]

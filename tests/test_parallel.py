@@ -41,9 +41,9 @@ def run(golden: str, algorithm: str, mode: str, folder, env, **options) -> None:
     check_executed(result, algorithm, compiled=mode == "compiled")
 
 
-def subset(rows, chosen: tuple):
+def subset(rows, chosen: tuple, *marks):
     return [
-        pytest.param(*row, marks=() if row == chosen else pytest.mark.exhaustive) for row in rows
+        pytest.param(*row, marks=marks if row == chosen else pytest.mark.exhaustive) for row in rows
     ]
 
 
@@ -66,6 +66,7 @@ IN_MID_BLOCK = 3  # layers of the first stage, in the golden with blocks of two 
     subset(
         ((*split, algorithm) for split in SPLITS for algorithm in ALGORITHMS),
         (BLOCK, IN_MID_BLOCK, "two_phase"),
+        pytest.mark.versions,
     ),
 )
 def test_pipeline_parallel(golden, first, algorithm, tmp_path):

@@ -25,6 +25,8 @@ GOLDEN = GOLDENS / "fla_transformer_block"
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
     """What we log by ``vllm``'s own logger, which does not propagate; its children are vLLM's."""
+    import vllm  # noqa: F401  its first import may set up the logger anew, without our handler
+
     found: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.addFilter(lambda record: record.name == "vllm")
@@ -95,7 +97,9 @@ def test_register_never_raises(
     assert "all other models are" in warning
 
 
-@pytest.mark.parametrize("version", ["0.26.1", "0.31.9", "0.33.0", "0.40.0", "1.0", "garbage", ""])
+@pytest.mark.parametrize(
+    "version", ["0.26.1", "0.27.9", "0.34.0rc1", "0.40.0", "1.0", "1.28.0", "dev", ""]
+)
 def test_unsupported_versions(
     version: str, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
@@ -111,16 +115,44 @@ def test_unsupported_versions(
     monkeypatch.setattr(compat, "register_architecture", fail)
     plugin.register()
     (warning,) = warnings
-    assert f"supports vLLM 0.32, found {version}: " in warning
+    assert f"supports vLLM 0.28 to 0.32, found {version}: " in warning
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.7", "0.32.1rc1", "0.32.0+cpu"])
+@pytest.mark.parametrize(
+    "version",
+    ["0.28.0", "0.29.1", "0.31.0", "0.32.7", "0.32rc1", "0.32.1.dev3+g123", "0.32.0+cpu"],
+)
 def test_supported_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patch releases, candidates and local builds of the minor version."""
+    """Patch releases, candidates, development and local builds of the minor versions."""
     import vllm
 
     monkeypatch.setattr(vllm, "__version__", version)
     assert compat.unsupported_version() is None
+    assert compat.untested_version() is None
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.33.2", "0.33.0rc1", "0.33.0.dev12+gabc1234"])
+def test_an_untested_version_is_allowed_with_a_warning(
+    version: str, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """One line, when an AttnRes checkpoint is configured; other models are not bothered."""
+    import vllm
+
+    said: list[str] = []
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(compat, "logger", lambda: SimpleNamespace(warning=said.append))
+    plugin.register()
+    assert said == warnings == []
+    plugin.on_config(vllm_config(GOLDEN))
+    (warning,) = said
+    assert f"tested with vLLM 0.28 to 0.32 and not with {version}: " in warning
+    assert "\n" not in warning
+
+
+def test_a_tested_version_is_no_cause_for_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever vLLM these tests run with."""
+    monkeypatch.setattr(compat, "logger", lambda: SimpleNamespace(warning=pytest.fail))
+    plugin.on_config(vllm_config(GOLDEN))
 
 
 def test_importing_the_plugin_is_cheap() -> None:

@@ -120,6 +120,7 @@ def test_damage_is_named(damage, parts, reports):
 
 
 @pytest.mark.engine
+@pytest.mark.versions
 def test_the_command(tmp_path):
     """A report a person can read, an exit status, and one JSON object on request."""
     folder = damaged(BLOCK, tmp_path / "damaged", perturb_a_query)
