@@ -1,58 +1,25 @@
 """The site-aware norm: what takes the place of a decoder's RMSNorms.
 
-vLLM's decoder layers pass ``hidden, residual`` from norm to norm.  Here ``residual`` is a
-``DepthState``: the finished blocks, the running partial sum and, for two-phase, the phase-1 answers
-of the sites ahead.  Between pipeline stages it travels as one tensor ``[tokens, rows, hidden]``.
+vLLM's decoder layers pass ``hidden, residual`` from norm to norm.  Here ``residual`` is a depth
+state: the finished blocks, the running partial sum and, for two-phase, the phase-1 answers of the
+sites ahead.  Between pipeline stages it travels as one tensor ``[tokens, rows, hidden]``.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.layernorm import RMSNorm
 
-from attnres_serve.kernels import torch_path
+from attnres_serve.depth_state import DepthState
 from attnres_serve.kernels.backends import SiteWeights
 from attnres_serve.schedule import Site
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.spec import AttnResSpec
 
-Blocks = tuple[Tensor, ...]
-
-
-class Answers(NamedTuple):
-    """Phase 1 of an open block.
-
-    Attributes:
-        site: index of its first site.
-        values: what the backend made of it.
-    """
-
-    site: int
-    values: Any
-
-
-class DepthState(NamedTuple):
-    """What a site hands on.
-
-    Attributes:
-        site: index of the site that made it.
-        blocks: finished blocks, each ``[tokens, hidden]``, the embedding first.
-        partial: running partial sum ``[tokens, hidden]``, None where it has just begun anew.
-        answers: phase 1 of the open block (two-phase only).
-    """
-
-    site: int
-    blocks: Blocks
-    partial: Tensor | None = None
-    answers: Answers | None = None
-
-    def add(self, delta: Tensor) -> Tensor:
-        """The partial sum with a sublayer's output, ``[tokens, hidden]``."""
-        return delta if self.partial is None else self.partial + delta
+State = DepthState
 
 
 class SiteOrderError(RuntimeError):
@@ -84,6 +51,7 @@ class SiteNorm(RMSNorm):
         self.logit_scale = spec.logit_scale
         self.algorithm = algorithm
         self.backend = backend
+        self.state = DepthState
         self.bias: nn.Parameter | None = None
         if site.mixes:
             self.query = _parameter(norm.hidden_size)
@@ -112,7 +80,7 @@ class SiteNorm(RMSNorm):
         key = self.query, self.key_norm, self.logit_scale, self.key_eps, self.bias
         return SiteWeights(*key, self.weight, self.variance_epsilon)
 
-    def forward(self, delta: Tensor, residual: Tensor | DepthState | None = None):
+    def forward(self, delta: Tensor, residual: Tensor | State | None = None):
         """Run the site.
 
         Args:
@@ -132,58 +100,20 @@ class SiteNorm(RMSNorm):
             return super().forward(delta)  # one source: the mix is the embedding itself
         state = self._receive(residual)
         self._record()
-        opens = self.site.opens_block
-        if opens and self.site.cumulative:  # the sum so far becomes a block, and goes on
-            delta = state.add(delta)
-            state, opens = DepthState(state.site, (*state.blocks, delta)), False
-        normed, updated, answers = self._run(state, delta, opens)
-        blocks, partial = ((*state.blocks, updated), None) if opens else (state.blocks, updated)
+        normed, state = state.step(self, delta)
         if self.executed is not None and _record is None:
             self.executed[ALGORITHMS.index(self.algorithm), int(torch.compiler.is_compiling())] += 1
-        if self.leaves_stage:
-            rows = blocks if partial is None else (*blocks, partial)
-            return normed, torch.stack(rows, dim=1)
-        return normed, DepthState(self.site.index, blocks, partial, answers)
+        return normed, state.pack() if self.leaves_stage else state
 
-    def _run(
-        self, state: DepthState, delta: Tensor, opens: bool
-    ) -> tuple[Tensor, Tensor, Answers | None]:
-        """The normed mix, the new partial sum and the phase 1 of the open block.
-
-        ``opens``: the new sum is a block by itself, and nothing follows it.
-        """
-        if not self.site.mixes:
-            updated = state.add(delta)
-            norm = self.weight, self.variance_epsilon
-            return torch_path.rms_norm(updated, *norm), updated, None
-        weights = self.site_weights()
-        # Phase 1 knows no bias, so where the last source is a block, the site attends on its own.
-        if self.algorithm == "single_pass" or (opens and self.bias is not None):
-            return *self.backend.single_pass(state.blocks, state.partial, delta, weights), None
-        if opens:
-            updated = state.add(delta)
-            answers = self._phase_1((*state.blocks, updated))
-            return self.backend.norm_answer(answers.values, 0, weights, delta), updated, answers
-        answers = state.answers or self._phase_1(state.blocks)
-        position = self.site.index - answers.site
-        merged = self.backend.merge(answers.values, position, state.partial, delta, weights)
-        return *merged, answers
-
-    def _phase_1(self, blocks: Blocks) -> Answers:
-        sites = [norm.site_weights() for norm in self.group]
-        return Answers(self.site.index, self.backend.inter_block(blocks, sites))
-
-    def _receive(self, residual: Tensor | DepthState) -> DepthState:
+    def _receive(self, residual: Tensor | State) -> State:
         previous = self.site.index - 1
-        if isinstance(residual, DepthState) and residual.site == previous:
+        if isinstance(residual, self.state) and residual.site == previous:
             return residual
         if isinstance(residual, Tensor) and residual.dim() == 2 and previous == 0:
-            return DepthState(0, (residual,), residual if self.site.cumulative else None)
+            return self.state.begin(self, residual)
         if isinstance(residual, Tensor) and residual.dim() == 3 and self.enters_stage:
-            rows = residual.unbind(dim=1)
-            count = self.site.num_blocks - self.site.opens_block
-            return DepthState(previous, rows[:count], rows[count] if rows[count:] else None)
-        found = f"site {residual.site}" if isinstance(residual, DepthState) else "a plain residual"
+            return self.state.unpack(self, residual)
+        found = "a plain residual" if isinstance(residual, Tensor) else f"site {residual.site}"
         raise SiteOrderError(
             f"site {previous + 1} was run after {found} instead of after site {previous}: "
             "a decoder layer left out a site."
