@@ -26,6 +26,7 @@ import triton  # noqa: E402  (the variable above comes first)
 from attnres_serve.kernels import (  # noqa: E402
     triton_common,
     triton_single_pass,  # noqa: F401
+    triton_two_phase,  # noqa: F401
 )
 
 if _before is None:
