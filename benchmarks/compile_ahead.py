@@ -29,9 +29,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from attnres_serve.kernels import triton_single_pass
+from attnres_serve.kernels import triton_common, triton_single_pass
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in triton_single_pass.DTYPES}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in triton_common.DTYPES}
 ROWS = (0, 1, 3, 16)  # values Triton would tell apart in an argument that it specialises
 REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_100
 ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
@@ -104,7 +104,7 @@ def single_pass_arguments(
     dtype: torch.dtype,
     fresh: bool,
     row: int,
-    config: triton_single_pass.Config | None,
+    config: triton_common.Config | None,
 ) -> dict[str, Any]:
     """Arguments of a launch on dense, aligned tensors."""
     tokens = torch.empty(2, hidden, dtype=dtype, device="meta")
@@ -115,6 +115,7 @@ def single_pass_arguments(
         bank,
         query,
         query.to(dtype),
+        None,
         tokens,
         row=row,
         fresh=fresh,
@@ -135,11 +136,11 @@ def main() -> int:
     options = parser.parse_args()
     if (options.tile is None) != (options.num_warps is None):
         parser.error("--tile and --num-warps go together")
-    if triton_single_pass.INTERPRETED:
+    if triton_common.INTERPRETED:
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
     override = None
     if options.tile is not None:
-        override = triton_single_pass.Config(options.tile, options.num_warps)
+        override = triton_common.Config(options.tile, options.num_warps)
 
     kernels = []
     for arch, hidden, dtype, fresh in product(

@@ -6,46 +6,14 @@ masks, ``b_`` values a program holds.  ``TRITON_INTERPRET=1``, set before Triton
 it on CPU.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-INTERPRETED: bool = triton.knobs.runtime.interpret
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Config(NamedTuple):
-    """How a program is compiled: source rows loaded together, and warps."""
-
-    tile: int
-    num_warps: int
-
-
-# Largest padded hidden size -> config; constants, because serving must not tune while it runs.
-# Chosen from benchmarks/compile_ahead.py, not from a measured run: at least one 128-bit load of
-# bf16 per thread and row (padded size >= 256 * warps), no spills up to 8192 in any dtype on sm_80,
-# 90 and 100, and as many programs per SM as keep about 25 KB of loads in flight (HBM latency x
-# bandwidth / SMs).  At 7168 on sm_90 a second row in flight takes over 200 registers and leaves one
-# program per SM; a single row takes 128 and leaves two (on sm_80 and sm_100 one).  At 16384 the
-# half types spill up to 16 bytes and fp32 up to 80; larger sizes are refused.
-# One config for all T: what a token gets does not depend on its batch.
-CONFIGS = {
-    256: Config(tile=2, num_warps=1),
-    512: Config(tile=2, num_warps=2),
-    2048: Config(tile=2, num_warps=4),
-    4096: Config(tile=2, num_warps=8),
-    8192: Config(tile=1, num_warps=8),
-    16384: Config(tile=1, num_warps=16),
-}
-MAX_HIDDEN = max(CONFIGS)
-
-
-def config_for(hidden_size: int) -> Config:
-    """The config of a hidden size, at most ``MAX_HIDDEN``."""
-    return CONFIGS[min(limit for limit in CONFIGS if hidden_size <= limit)]
+from attnres_serve.kernels.triton_common import Config, check_site, config_for
 
 
 # row is not specialised: one binary serves every number of sources.
@@ -55,6 +23,7 @@ def single_pass_kernel(
     p_bank,  # [T, slots, HIDDEN]
     p_query,  # [HIDDEN]
     p_weight,  # [HIDDEN]
+    p_bias,  # [1] or None
     p_out,  # [T, HIDDEN]
     delta_stride: tl.int64,
     bank_stride: tl.int64,
@@ -89,6 +58,8 @@ def single_pass_kernel(
     # Joined, the two sums of a row share the barriers of one reduction.
     square, dot = tl.split(tl.sum(tl.join(b_mix * b_mix, b_mix * b_query), axis=0))
     top = dot * tl.rsqrt(square * (1.0 / HIDDEN) + key_eps)
+    if p_bias is not None:
+        top += tl.load(p_bias)
     total = 1.0
     for first in range(0, row, TILE):
         b_source = b_tile.to(tl.float32)  # [TILE, BLOCK]
@@ -113,82 +84,12 @@ def single_pass_kernel(
     tl.store(p_out + token * out_stride + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
 
 
-def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two index tuples of a strided view may name the same element."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
-    return False
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """First and last byte address of a view that is not empty."""
-    last = sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size() - 1
-
-
-def _check(
-    delta: Tensor, bank: Tensor, query: Tensor, norm_weight: Tensor, out: Tensor | None, row: int
-) -> None:
-    """Raise on the first contract that the arguments of a launch break."""
-    if delta.dim() != 2 or bank.dim() != 3:
-        raise ValueError(
-            "delta must be [tokens, hidden] and bank [tokens, slots, hidden], "
-            f"not {list(delta.shape)} and {list(bank.shape)}"
-        )
-    tokens, hidden = delta.shape
-    if bank.shape[0] != tokens or bank.shape[2] != hidden:
-        raise ValueError(f"bank {list(bank.shape)} does not fit delta {list(delta.shape)}")
-    if not 1 <= hidden <= MAX_HIDDEN:
-        raise ValueError(f"hidden size {hidden} is outside 1..{MAX_HIDDEN}")
-    if not 0 <= row < bank.shape[1]:
-        raise ValueError(f"row {row} is outside the {bank.shape[1]} slots of the bank")
-    if delta.dtype not in DTYPES:
-        raise TypeError(f"delta is {delta.dtype}, not float32, float16 or bfloat16")
-    if bank.dtype != delta.dtype:
-        raise TypeError(f"bank is {bank.dtype} but delta is {delta.dtype}")
-    if query.dtype != torch.float32:
-        raise TypeError(f"query is {query.dtype}; it is folded with the key norm in float32")
-    if norm_weight.dtype not in DTYPES:
-        raise TypeError(f"norm_weight is {norm_weight.dtype}, not float32, float16 or bfloat16")
-    named = {"delta": delta, "bank": bank, "query": query, "norm_weight": norm_weight}
-    if out is not None:
-        named["out"] = out
-        if out.shape != delta.shape or out.dtype != delta.dtype:
-            raise ValueError(
-                f"out is {list(out.shape)} {out.dtype} but delta is {list(delta.shape)} "
-                f"{delta.dtype}"
-            )
-    for name, tensor in named.items():
-        if name in ("query", "norm_weight") and tensor.shape != (hidden,):
-            raise ValueError(f"{name} is {list(tensor.shape)}, not [{hidden}]")
-        if tensor.device != delta.device:
-            raise ValueError(f"{name} is on {tensor.device} but delta on {delta.device}")
-        if hidden > 1 and tensor.stride(-1) != 1:
-            raise ValueError(f"{name} must have unit stride on the hidden dimension")
-        if name in ("bank", "out") and _overlaps_itself(tensor):
-            raise ValueError(f"{name} is written and its rows overlap in memory")
-    if out is not None and tokens:
-        first, last = _span(out)
-        for name in ("delta", "bank"):
-            start, end = _span(named[name])
-            if first <= end and start <= last:
-                raise ValueError(f"out must not share memory with {name}")
-    if delta.device.type == "cpu" and not INTERPRETED:
-        raise ValueError(
-            "Triton has no CPU backend: use the torch path, or set TRITON_INTERPRET=1 before "
-            "Triton is imported"
-        )
-
-
 def launch_arguments(
     delta: Tensor,
     bank: Tensor,
     query: Tensor,
     norm_weight: Tensor,
+    bias: Tensor | None,
     out: Tensor,
     *,
     row: int,
@@ -205,6 +106,7 @@ def launch_arguments(
         "p_bank": bank,
         "p_query": query,
         "p_weight": norm_weight,
+        "p_bias": bias,
         "p_out": out,
         "delta_stride": delta.stride(0),
         "bank_stride": bank.stride(0),
@@ -232,6 +134,7 @@ def single_pass(
     fresh: bool,
     key_eps: float,
     norm_eps: float,
+    bias: Tensor | None = None,
     out: Tensor | None = None,
     config: Config | None = None,
 ) -> Tensor:
@@ -250,6 +153,7 @@ def single_pass(
         row: the row that holds the partial sum; ``row + 1`` rows are mixed.
         fresh: whether a block begins here.
         key_eps, norm_eps: epsilons of the key norm and of the output norm.
+        bias: ``[1]`` float32, added to the score of row ``row``; None for none.
         out: ``[T, d]`` result in the dtype of ``delta``, sharing memory with neither delta nor
             bank; allocated if None.
         config: compilation parameters in place of ``config_for(d)``, for measurements.
@@ -262,7 +166,7 @@ def single_pass(
         ValueError: on a shape, stride, row, device or overlap outside this list, and on CPU tensors
             without the interpreter.
     """
-    _check(delta, bank, query, norm_weight, out, row)
+    check_site(delta, bank, query, norm_weight, bias, out, row)
     if out is None:
         out = delta.new_empty(delta.shape)
     if delta.shape[0]:
@@ -271,6 +175,7 @@ def single_pass(
             bank,
             query,
             norm_weight,
+            bias,
             out,
             row=row,
             fresh=fresh,
@@ -283,4 +188,4 @@ def single_pass(
     return out
 
 
-__all__ = ["CONFIGS", "INTERPRETED", "MAX_HIDDEN", "Config", "config_for", "single_pass"]
+__all__ = ["single_pass"]

@@ -1,95 +1,37 @@
-"""The single-pass Triton kernel against the float64 run of its specification.
+"""The single-pass Triton kernel against the float64 run of its specification."""
 
-Without a GPU the kernel runs in Triton's interpreter, which has to be chosen before Triton is
-imported.  The variable is set around that import and while these tests run, so that no process
-another test starts inherits it.
-"""
-
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-
-ON_GPU = torch.cuda.is_available()
-_VARIABLE = "TRITON_INTERPRET"
-_before = os.environ.get(_VARIABLE)
-if not ON_GPU and "triton" not in sys.modules:
-    os.environ[_VARIABLE] = "1"
-
-import triton  # noqa: E402  (the variable above comes first)
-
-from attnres_serve.kernels import reference, triton_single_pass  # noqa: E402
-from attnres_serve.kernels.triton_single_pass import MAX_HIDDEN, single_pass  # noqa: E402
-
-if _before is None:
-    os.environ.pop(_VARIABLE, None)
-
-# False if another module of this test run imported Triton without the interpreter.
-INTERPRETED = triton_single_pass.INTERPRETED and not isinstance(
-    triton.language.sum, triton.JITFunction
+from triton_interpreter import (
+    DEVICE,
+    LAYOUTS,
+    ON_GPU,
+    RUNNABLE,
+    bits,
+    interpreter,  # noqa: F401
+    passes_in_a_process_of_its_own,
+    poisoned,
 )
-RUNNABLE = ON_GPU or INTERPRETED
-DEVICE = "cuda" if ON_GPU else "cpu"
+
+from attnres_serve.kernels import reference, triton_common, triton_single_pass
+from attnres_serve.kernels.triton_common import MAX_HIDDEN
+from attnres_serve.kernels.triton_single_pass import single_pass
+
+pytestmark = pytest.mark.usefixtures("interpreter")
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HIDDEN = (1, 3, 64, 96, 257, 1000, 4097)
-LAYOUTS = ("dense", "padded", "slots first")
 KEY_EPS, NORM_EPS = 1e-6, 1e-5
 
 # Error before the last rounding, in units of 2^-24 times the condition of the result (see
 # _tolerance).  Seen in the interpreter: up to 1.3 in 557 cases; a GPU's exp2 and rsqrt add up to
 # two units each.
 FLOAT32_ROUNDINGS = 4.0
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the variable set while a test runs, and the interpreter's arithmetic like a GPU's."""
-    if ON_GPU or not RUNNABLE:
-        return
-    monkeypatch.setenv(_VARIABLE, "1")
-    _round_bf16_to_nearest(monkeypatch)
-    _sum_pairwise(monkeypatch)
-
-
-def _round_bf16_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.9's interpreter truncates float32 to bf16; compiled code has cvt.rn.bf16."""
-    from triton.runtime import interpreter
-
-    convert = interpreter._convert_float
-
-    def convert_float(data, source, target, rounding_mode):
-        if (source, target) != (triton.language.float32, triton.language.bfloat16):
-            return convert(data, source, target, rounding_mode)
-        rounded = torch.tensor(data).to(torch.bfloat16).view(torch.int16)
-        return rounded.numpy().view("uint16").reshape(data.shape)
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert_float)
-
-
-def _sum_pairwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.9's interpreter adds joined tensors term by term; threads and warps add as a tree.
-
-    numpy sums pairwise only along a contiguous axis.  Of 4097 squares the one-by-one sum is off by
-    34 units of 2^-24 where the tree is off by 2, and the error of a score would be mostly that.
-    """
-    from triton.runtime import interpreter
-
-    def add(self, operand):
-        axis = range(operand.handle.data.ndim)[self.axis]
-        data = np.ascontiguousarray(np.moveaxis(operand.handle.data, axis, -1)).sum(-1)
-        assert not self.keep_dims
-        return self.to_tensor(data, operand.dtype)
-
-    monkeypatch.setattr(interpreter.ReduceOps, "sum", add)
 
 
 @dataclass(frozen=True)
@@ -106,25 +48,8 @@ class Case:
     scale: float = 1.0
     query_scale: float = 1.0
     weight_dtype: torch.dtype | None = None
+    bias: float | None = None
     seed: int = 0
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The bit patterns, so that NaN equals itself and 0 differs from -0."""
-    return tensor.contiguous().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
-
-
-def _poisoned(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Storage full of NaN and a view of ``shape`` into it, ``[T, d]`` or ``[T, slots, d]``."""
-    pad = 0 if layout == "dense" else 5
-    if layout == "slots first" and len(shape) == 3:
-        tokens, slots, hidden = shape
-        storage = torch.full((slots, tokens, hidden + pad), torch.nan, dtype=dtype, device=DEVICE)
-        return storage, storage.transpose(0, 1)[..., :hidden]
-    extra = [1] * (len(shape) - 2) if layout == "padded" else [0] * (len(shape) - 2)
-    sizes = [shape[0], *(s + e for s, e in zip(shape[1:-1], extra, strict=True)), shape[-1] + pad]
-    storage = torch.full(sizes, torch.nan, dtype=dtype, device=DEVICE)
-    return storage, storage[tuple(slice(0, size) for size in shape)]
 
 
 def _random(generator: torch.Generator, case: Case, *shape: int) -> Tensor:
@@ -137,9 +62,9 @@ def _compare(case: Case) -> None:
     """Run the kernel on a case and hold state, untouched memory and result to the reference."""
     generator = torch.Generator().manual_seed(case.seed)
     shape = (case.tokens, case.row + 1 + case.spare, case.hidden)
-    bank_storage, bank = _poisoned(shape, case.layout, case.dtype)
-    _, delta = _poisoned((case.tokens, case.hidden), case.layout, case.dtype)
-    out_storage, out = _poisoned((case.tokens, case.hidden), case.layout, case.dtype)
+    bank_storage, bank = poisoned(shape, case.layout, case.dtype)
+    _, delta = poisoned((case.tokens, case.hidden), case.layout, case.dtype)
+    out_storage, out = poisoned((case.tokens, case.hidden), case.layout, case.dtype)
     used = case.row if case.fresh else case.row + 1  # a fresh row holds NaN until it is written
     bank[:, :used] = _random(generator, case, case.tokens, used, case.hidden)
     delta.copy_(_random(generator, case, case.tokens, case.hidden))
@@ -147,10 +72,12 @@ def _compare(case: Case) -> None:
     norm_weight = torch.randn(case.hidden, generator=generator).to(DEVICE)
     norm_weight = norm_weight.to(case.weight_dtype or case.dtype)
 
+    bias = None if case.bias is None else torch.tensor([case.bias], device=DEVICE)
+
     blocks = [bank[:, i].clone() for i in range(case.row)]
     before = None if case.fresh else bank[:, case.row].clone()
     partial = reference.add_partial(before, delta)
-    mixed, _ = reference.mix([*blocks, partial], query, KEY_EPS, torch.float64)
+    mixed, _ = reference.mix([*blocks, partial], query, KEY_EPS, torch.float64, bias)
     expected = reference.rms_norm(mixed, norm_weight, NORM_EPS)
     expected_storage = bank_storage.clone()
     expected_view = expected_storage.as_strided(bank.shape, bank.stride(), bank.storage_offset())
@@ -166,12 +93,13 @@ def _compare(case: Case) -> None:
         fresh=case.fresh,
         key_eps=KEY_EPS,
         norm_eps=NORM_EPS,
+        bias=bias,
         out=out,
     )
 
     assert returned is out
-    assert torch.equal(_bits(bank_storage), _bits(expected_storage)), "state or untouched rows"
-    assert torch.equal(_bits(delta), _bits(delta_before))
+    assert torch.equal(bits(bank_storage), bits(expected_storage)), "state or untouched rows"
+    assert torch.equal(bits(delta), bits(delta_before))
     if case.tokens == 0:
         return
     assert int(out_storage.isnan().sum()) == out_storage.numel() - out.numel(), "padding or holes"
@@ -222,6 +150,7 @@ def _tolerance(
         scale=st.sampled_from((1.0, 1e4, 1e-4, 1e-6)),
         query_scale=st.sampled_from((0.0, 0.05, 1.0)),
         weight_dtype=st.sampled_from((None, *DTYPES)),
+        bias=st.sampled_from((None, 0.7, -3.0)),
         seed=st.integers(0, 2**31),
     )
 )
@@ -265,6 +194,9 @@ def test_single_pass_over_the_grid(case: Case) -> None:
         Case(5, 4, 257, scale=1e4),
         Case(5, 4, 257, scale=1e-4),
         Case(5, 4, 257, scale=1e-6),
+        # A recency bias that all but selects, and one that all but hides, the partial sum.
+        Case(5, 4, 257, bias=9.0),
+        Case(5, 4, 257, bias=-9.0, fresh=True),
         # Norm weight kept in float32 beside half activations, as some families do.
         Case(5, 4, 257, weight_dtype=torch.float32),
         # Nothing to do.
@@ -319,7 +251,7 @@ def test_a_token_does_not_depend_on_its_batch() -> None:
 def test_configs_agree(config: tuple[int, int]) -> None:
     """Tiles that divide the number of sources, do not, and exceed it."""
     expected = single_pass(**_arguments())
-    actual = single_pass(**_arguments(config=triton_single_pass.Config(*config)))
+    actual = single_pass(**_arguments(config=triton_common.Config(*config)))
     torch.testing.assert_close(actual, expected, rtol=2**-7, atol=2**-20)
 
 
@@ -376,6 +308,11 @@ REFUSALS = {
         "bank is torch.float16 but delta is torch.bfloat16",
     ),
     "query not in float32": (lambda: {"query": _zeros(96)}, "query is torch.bfloat16; it is fold"),
+    "bias of another size": (
+        lambda: {"bias": _zeros(2, dtype=torch.float32)},
+        r"bias is \[2\] torch.float32, not \[1\] torch.float32",
+    ),
+    "bias in a half": (lambda: {"bias": _zeros(1)}, r"bias is \[1\] torch.bfloat16, not"),
     "integer weight": (
         lambda: {"norm_weight": _zeros(96, dtype=torch.int8)},
         "norm_weight is torch.int8",
@@ -425,7 +362,7 @@ def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, sentence = REFUSALS[name]
     monkeypatch.setattr(triton_single_pass, "single_pass_kernel", None)
     kind = TypeError if " is torch." in sentence or "float64" in sentence else ValueError
-    kind = ValueError if name.startswith("out") else kind
+    kind = ValueError if name.startswith(("out", "bias")) else kind
     with pytest.raises(kind, match=sentence):
         single_pass(**_arguments(**changes()))
 
@@ -442,7 +379,7 @@ def test_refuses_an_out_that_shares_memory(name: str) -> None:
 @pytest.mark.skipif(ON_GPU, reason="needs tensors without a Triton backend")
 def test_refuses_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence names both ways out."""
-    monkeypatch.setattr(triton_single_pass, "INTERPRETED", False)
+    monkeypatch.setattr(triton_common, "INTERPRETED", False)
     with pytest.raises(ValueError, match="torch path, or set TRITON_INTERPRET=1 before"):
         single_pass(**_arguments())
 
@@ -453,14 +390,4 @@ if not RUNNABLE:
 
     def test_single_pass_in_a_process_of_its_own() -> None:
         """Triton was imported here without the interpreter: all tests above run in a child."""
-        assert _VARIABLE not in os.environ, "the interpreter was asked for and is not in use"
-        child = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-            cwd=Path(__file__).parents[1],
-            env=os.environ | {_VARIABLE: "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
-        assert "passed" in child.stdout
+        passes_in_a_process_of_its_own(__file__)
