@@ -1,12 +1,14 @@
-"""Compile the single-pass kernel ahead of time, without a GPU: registers, spills, access widths.
+"""Compile the Triton kernels ahead of time, without a GPU: registers, spills, access widths.
 
     python -m benchmarks.compile_ahead --arch 80 90 --hidden 1024 7168 --dtype bfloat16
-    python -m benchmarks.compile_ahead --hidden 7168 --tile 2 --num-warps 16
+    python -m benchmarks.compile_ahead --kernel single_pass --hidden 7168 --tile 2 --num-warps 16
+    python -m benchmarks.compile_ahead --kernel inter_block --hidden 7168 --sites 4 --num-warps 16
 
 Arguments are specialised by Triton's own binder from aligned tensors, so the binaries are those a
 launch would compile.  The only line on stdout is one JSON document; per kernel it holds
 
-* ``binaries`` needed for all numbers of sources: 1 unless a launch can compile during a request,
+* ``binaries`` needed for all numbers of sources, sites and tokens: 1 unless a launch can compile
+  during a request,
 * ``registers`` per thread, ``shared_bytes`` and ``programs_per_sm`` that fit the register file,
 * ``spill_bytes`` (stack per thread) and ``local_accesses`` (instructions that touch it),
 * ``loads`` and ``stores``: bits of an access to global memory -> how many such instructions.
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -29,10 +32,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from attnres_serve.kernels import triton_common, triton_single_pass
+from attnres_serve.kernels import triton_common, triton_single_pass, triton_two_phase
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in triton_common.DTYPES}
-ROWS = (0, 1, 3, 16)  # values Triton would tell apart in an argument that it specialises
+# Values that Triton would tell apart in an argument that it specialises.
+ROWS = (0, 1, 3, 16)
+SIZES = ((1, 1, 1), (2, 3, 2), (16, 16, 16), (33, 24, 9))  # tokens, sites, finished blocks
+EPS = {"key_eps": 1e-6, "norm_eps": 1e-6}
+KERNELS = {
+    "single_pass": triton_single_pass.single_pass_kernel,
+    "inter_block": triton_two_phase.inter_block_kernel,
+    "merge": triton_two_phase.merge_kernel,
+    "norm_answer": triton_two_phase.norm_answer_kernel,
+}
 REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_100
 ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
 
@@ -99,74 +111,104 @@ def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
     }
 
 
-def single_pass_arguments(
-    hidden: int,
-    dtype: torch.dtype,
-    fresh: bool,
-    row: int,
-    config: triton_common.Config | None,
-) -> dict[str, Any]:
-    """Arguments of a launch on dense, aligned tensors."""
-    tokens = torch.empty(2, hidden, dtype=dtype, device="meta")
-    bank = torch.empty(2, row + 1, hidden, dtype=dtype, device="meta")
-    query = torch.empty(hidden, dtype=torch.float32, device="meta")
-    return triton_single_pass.launch_arguments(
-        tokens,
-        bank,
-        query,
-        query.to(dtype),
-        None,
-        tokens,
-        row=row,
-        fresh=fresh,
-        key_eps=1e-6,
-        norm_eps=1e-6,
-        config=config,
-    )
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launches(
+    kernel: str, hidden: int, dtype: torch.dtype, fresh: bool, config: Any
+) -> Iterator[dict[str, Any]]:
+    """Arguments of launches on dense, aligned tensors, which one binary should serve.
+
+    Args:
+        kernel: a name of ``KERNELS``.
+        fresh: whether a block begins; of ``single_pass`` and ``merge`` only.
+        config: in place of the kernel's table; None for the table.
+    """
+    query = _empty(hidden)
+    weight = query.to(dtype)
+    if kernel == "single_pass":
+        vectors = _empty(2, hidden, dtype=dtype)
+        for row in ROWS:
+            tensors = vectors, _empty(2, row + 1, hidden, dtype=dtype), query, weight, None, vectors
+            yield triton_single_pass.launch_arguments(
+                *tensors, row=row, fresh=fresh, **EPS, config=config
+            )
+        return
+    for tokens, sites, count in SIZES:
+        vectors = _empty(tokens, hidden, dtype=dtype)
+        bank = _empty(tokens, count + 1, hidden, dtype=dtype)
+        # As ``inter_block`` allocates them.
+        answers = _empty(tokens, sites, hidden, dtype=dtype).transpose(0, 1)
+        log_sums = _empty(tokens, sites).t()
+        if kernel == "inter_block":
+            yield triton_two_phase.inter_block_arguments(
+                *(bank, _empty(sites, hidden), answers, log_sums),
+                count=count,
+                key_eps=EPS["key_eps"],
+                config=config,
+            )
+        elif kernel == "merge":
+            yield triton_two_phase.merge_arguments(
+                *(vectors, bank, answers, log_sums, query, weight, None, vectors),
+                row=count,
+                position=sites - 1,
+                fresh=fresh,
+                **EPS,
+            )
+        else:
+            yield triton_two_phase.norm_answer_arguments(
+                answers, weight, vectors, position=sites - 1, norm_eps=EPS["norm_eps"]
+            )
 
 
 def main() -> int:
     """Compile what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kernel", choices=KERNELS, nargs="+", default=list(KERNELS))
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 4096, 7168])
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"])
-    parser.add_argument("--tile", type=int, help="in place of the table's, with --num-warps")
-    parser.add_argument("--num-warps", type=int, help="in place of the table's, with --tile")
+    parser.add_argument("--tile", type=int, help="of single_pass, in place of the table's")
+    parser.add_argument("--sites", type=int, help="of inter_block, in place of the table's")
+    parser.add_argument("--num-warps", type=int, help="with --tile or --sites")
     options = parser.parse_args()
-    if (options.tile is None) != (options.num_warps is None):
-        parser.error("--tile and --num-warps go together")
+    if (options.num_warps is None) != (options.tile is None and options.sites is None):
+        parser.error("--num-warps goes with --tile or --sites")
     if triton_common.INTERPRETED:
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
-    override = None
+    configs: dict[str, Any] = {}
     if options.tile is not None:
-        override = triton_common.Config(options.tile, options.num_warps)
+        configs["single_pass"] = triton_common.Config(options.tile, options.num_warps)
+    if options.sites is not None:
+        configs["inter_block"] = triton_two_phase.GroupConfig(options.sites, options.num_warps)
 
     kernels = []
-    for arch, hidden, dtype, fresh in product(
-        options.arch, options.hidden, options.dtype, (False, True)
+    for kernel, arch, hidden, dtype in product(
+        options.kernel, options.arch, options.hidden, options.dtype
     ):
-        variants = {}
-        for row in ROWS:
-            arguments = single_pass_arguments(hidden, DTYPES[dtype], fresh, row, override)
-            source, target, launch = specialise(
-                triton_single_pass.single_pass_kernel, arguments, arch
+        for fresh in (False, True) if kernel in ("single_pass", "merge") else (None,):
+            variants = {}
+            for arguments in launches(
+                kernel, hidden, DTYPES[dtype], bool(fresh), configs.get(kernel)
+            ):
+                source, target, launch = specialise(KERNELS[kernel], arguments, arch)
+                variants[source.hash()] = source
+            compiled = triton.compile(source, target=target, options=launch)
+            kernels.append(
+                {
+                    "kernel": kernel,
+                    "arch": f"sm_{arch}",
+                    "hidden": hidden,
+                    "dtype": dtype,
+                    "fresh": fresh,
+                    "tile": arguments.get("TILE"),
+                    "sites": arguments.get("SITES"),
+                    "num_warps": arguments["num_warps"],
+                    "binaries": len(variants),
+                    **measure(compiled),
+                }
             )
-            variants[source.hash()] = source
-        compiled = triton.compile(source, target=target, options=launch)
-        kernels.append(
-            {
-                "kernel": "single_pass",
-                "arch": f"sm_{arch}",
-                "hidden": hidden,
-                "dtype": dtype,
-                "fresh": fresh,
-                "tile": arguments["TILE"],
-                "num_warps": arguments["num_warps"],
-                "binaries": len(variants),
-                **measure(compiled),
-            }
-        )
     print(json.dumps({"triton": triton.__version__, "kernels": kernels}))
     return 0
 

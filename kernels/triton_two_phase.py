@@ -48,11 +48,11 @@ class GroupConfig(NamedTuple):
 # Largest padded hidden size -> config of phase 1; constants, as for the single pass, and chosen
 # from benchmarks/compile_ahead.py, not from a measured run.  A program holds the queries and the
 # mixes of its sites in registers, 2 * sites * padded size, and with 16 warps on an SM they fill it:
-# 118 to 128 registers per thread at every size up to 8192, in any dtype on sm_80, 90 and 100,
+# at most 128 registers per thread at every size up to 8192, in any dtype on sm_80, 90 and 100,
 # without spills.  Each group of sites reads the rows again (from L2), so the more sites the better:
 # at 2048, 8 of them would leave 8 warps on an SM; at 7168, 4 of them spill 224 bytes.  For the same
 # reason a program loads one row at a time, and the next one early: two at 7168 spill 48 bytes.
-# At 16384 the half types do not spill and fp32 does, 72 bytes.
+# At 16384 the half types spill up to 8 bytes and fp32 up to 80.
 GROUP_CONFIGS = {
     256: GroupConfig(sites=4, num_warps=1),
     512: GroupConfig(sites=4, num_warps=2),
