@@ -219,6 +219,7 @@ def install_sites(
     for index, norm in installed.items():
         shared = range(index, norm.site.last_of_block + 1)
         norm.group = [installed[i] for i in shared if i in installed and installed[i].site.mixes]
+        norm.slots = max(one.site.num_sources for one in installed.values())
     installed[min(installed)].enters_stage = first > 0
     installed[max(installed)].leaves_stage = not has_final
     installed[max(installed)].count_passes()

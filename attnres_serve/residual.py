@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.layernorm import RMSNorm
 
+from attnres_serve.bank_state import BankState
 from attnres_serve.depth_state import DepthState
+from attnres_serve.kernels import triton_backend
 from attnres_serve.kernels.backends import SiteWeights
 from attnres_serve.schedule import Site
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.spec import AttnResSpec
 
-State = DepthState
+State = DepthState | BankState
 
 
 class SiteOrderError(RuntimeError):
@@ -51,7 +53,7 @@ class SiteNorm(RMSNorm):
         self.logit_scale = spec.logit_scale
         self.algorithm = algorithm
         self.backend = backend
-        self.state = DepthState
+        self.state: type[State] = BankState if backend is triton_backend else DepthState
         self.bias: nn.Parameter | None = None
         if site.mixes:
             self.query = _parameter(norm.hidden_size)
@@ -59,6 +61,7 @@ class SiteNorm(RMSNorm):
             if spec.recency_bias:
                 self.bias = _parameter(1)
         self.group: list[SiteNorm] = []  # this site and the later ones that share its phase 1
+        self.slots = 0  # rows that a bank of this pipeline stage needs
         self.enters_stage = False  # the first site of a pipeline stage that is not the first stage
         self.leaves_stage = False  # the last site of a pipeline stage that is not the last stage
         self.executed: Tensor | None

@@ -1,6 +1,7 @@
 """Backends: who computes a site.  Algorithm and backend are separate choices.
 
-Every backend is a module with the same four functions, tensors in and tensors out:
+The backends torch and cpp are modules with the same four functions, tensors in and tensors out
+(triton, which writes to a bank in place, has its own, see ``triton_backend``):
 
 ``single_pass(blocks, partial, delta, weights) -> normed, updated``
     Add the sublayer's output to the partial sum, attend to all sources at once, norm the mix.
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-BACKENDS = ("cpp", "torch")
+BACKENDS = ("cpp", "torch", "triton")
 
 
 class SiteWeights(NamedTuple):

@@ -20,7 +20,6 @@ from serving import (
     running,
 )
 
-from attnres_serve.kernels.backends import BACKENDS
 from attnres_serve.settings import ALGORITHMS
 
 pytestmark = pytest.mark.engine
@@ -132,7 +131,7 @@ def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_pa
 def test_golden_in_every_way(name, mode, house_copy, tmp_path):
     """Both algorithms on both backends, chunked and not.  (The way in is the subset's matter.)"""
     golden = house_copy if name == HOUSE else GOLDENS / name
-    ways = list(itertools.product(ALGORITHMS, (False, True), BACKENDS))
+    ways = list(itertools.product(ALGORITHMS, (False, True), ("cpp", "torch")))
     jobs = [golden_job(golden, algorithm, mode, *rest) for algorithm, *rest in ways]
     results = run_engine(jobs, tmp_path)["results"]
     for (algorithm, _, backend), result in zip(ways, results, strict=True):
@@ -145,3 +144,22 @@ def golden_job(golden, algorithm, mode, chunked, backend) -> dict:
     prompts = [case["prompt"] for case in expected(golden)]
     job = engine_job(golden, prompts, algorithm, mode, backend)
     return job | {"chunk": CHUNK if chunked else 0}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "algorithm", "mode"),
+    [
+        (BLOCK, "two_phase", "compiled"),
+        (FULL, "single_pass", "compiled"),
+        (OPEN, "single_pass", "eager"),
+        (OPEN, "two_phase", "eager"),
+    ],
+)
+def test_golden_in_the_interpreter_of_triton(name, algorithm, mode, tmp_path):
+    """The triton backend in a whole model."""
+    golden = GOLDENS / name
+    job = golden_job(golden, algorithm, mode, False, "triton")
+    (result,) = run_engine([job], tmp_path, TRITON_INTERPRET="1")["results"]
+    check_job(result, expected(golden))
+    check_executed(result, algorithm, compiled=mode == "compiled")

@@ -5,6 +5,9 @@ specification is drawn: starts, cumulative or begun anew, recency bias, shared q
 final mix or none, over one pipeline stage or two.
 """
 
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -28,6 +31,9 @@ from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import expected_parts
 
 HIDDEN, TOKENS, EPS, KEY_EPS = 24, 5, 1e-5, 1e-3
+# The triton backend needs its interpreter here, so it has a process of its own, see below.
+INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
+HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
 
 
 @st.composite
@@ -156,12 +162,12 @@ def configuration():
         yield
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40 if INTERPRETED else 150, deadline=None)
 @given(
     specs(),
     st.integers(0, 2**31),
     st.sampled_from(ALGORITHMS),
-    st.sampled_from(backends.BACKENDS),
+    st.sampled_from(HERE),
     st.data(),
 )
 def test_any_specification_equals_its_definition(spec, seed, algorithm, backend, data) -> None:
@@ -173,6 +179,20 @@ def test_any_specification_equals_its_definition(spec, seed, algorithm, backend,
     found = serve(own, spec, algorithm, backend, split, x)
     # Some hundred roundings of 2^-24 through up to twelve sublayers with gains of one to three.
     torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_the_triton_backend_in_a_process_of_its_own() -> None:
+    """The test above with one bank written in place, in Triton's interpreter."""
+    name = test_any_specification_equals_its_definition.__name__
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{name}"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert child.returncode == 0 and "1 passed" in child.stdout, child.stdout[-6000:]
 
 
 STARTS = (0, 1, 4, 6)
