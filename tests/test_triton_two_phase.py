@@ -116,9 +116,13 @@ def _compare_inter_block(case: Case) -> None:
     """Run phase 1 and hold answers, log-sum-exps and untouched memory to the reference."""
     inputs = _inputs(case)
     before = inputs.storage.clone()
-    holes, answers = poisoned((case.sites, case.tokens, case.hidden), case.layout, case.dtype)
-    sums = torch.full((case.sites, case.tokens, 2), torch.nan, device=DEVICE)
-    log_sums = sums[..., 0] if case.layout == "padded" else sums[..., 0].t().contiguous().t()
+    # Room for a whole group behind the last site, which must stay NaN.
+    shape = case.sites + 4, case.tokens, case.hidden
+    holes, answers = poisoned(shape, case.layout, case.dtype)
+    sums = torch.full(shape[:2], torch.nan, device=DEVICE)
+    if case.layout != "padded":
+        sums = sums.t().contiguous().t()
+    answers, log_sums = answers[: case.sites], sums[: case.sites]
 
     returned = inter_block(
         inputs.bank, inputs.queries, count=case.count, key_eps=KEY_EPS, out=(answers, log_sums)
@@ -127,6 +131,7 @@ def _compare_inter_block(case: Case) -> None:
     assert returned[0] is answers and returned[1] is log_sums
     assert torch.equal(bits(inputs.storage), bits(before)), "phase 1 writes to no row"
     assert int(holes.isnan().sum()) == holes.numel() - answers.numel(), "padding or holes"
+    assert int(sums.isnan().sum()) == sums.numel() - log_sums.numel(), "sites that are none"
     blocks = inputs.blocks()
     expected = reference.inter_block(blocks, inputs.queries, KEY_EPS, torch.float64)
     stacked = torch.stack(blocks, dim=1).double()
