@@ -375,7 +375,7 @@ def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> 
         ({"attnres_block_size": 4}, "the unknown key 'attnres_block_size'"),
         (
             {"attnres_backend": "cuda"},
-            "attnres_backend is 'cuda'; expected one of cpp, torch, auto",
+            "attnres_backend is 'cuda'; expected one of cpp, torch, triton, auto",
         ),
         (SimpleNamespace(), "expected a JSON object"),  # could not be given the backend
     ],
