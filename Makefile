@@ -47,4 +47,4 @@ setup-test: setup
 	@requirements/setup.sh test
 
 clean:
-	rm -rf $(VENV) $(addprefix $(VENV)-,$(VERSIONS)) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-0.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,6 +26,7 @@ from attnres_serve.tensors import (
     PARTS,
     TIED,
     base_shapes,
+    check_dtype,
     check_part,
     check_shape,
     check_tied,
@@ -34,6 +35,7 @@ from attnres_serve.tensors import (
     site_of,
     split,
 )
+from attnres_serve.weights import DTYPES
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.llama import LlamaForCausalLM as _Base
@@ -137,12 +139,13 @@ class AttnResMixin(_Base):
                 raise CheckpointError(same_tensor(named[name], original))
             named[name] = original
             if name in TIED and self.config.tie_word_embeddings:
-                tied[name] = tensor
+                tied[name] = tensor.to("cpu", copy=True)  # loaders may free it with its file
                 check_tied(tied)
             found = site_of(name, layers)
             if found is None:
                 if name in self.attn_res_base_shapes:
                     check_shape(original, tensor.shape, self.attn_res_base_shapes[name])
+                    check_dtype(original, DTYPES.get(tensor.dtype, str(tensor.dtype)))
                 yield name, tensor
                 continue
             if found not in self.attn_res_parameters:
@@ -216,10 +219,11 @@ def install_sites(
         norm = SiteNorm(getattr(owner, name), site, spec, algorithm, backend)
         setattr(owner, name, norm)
         installed[site.index] = norm
+    slots = max(norm.site.num_sources for norm in installed.values())
     for index, norm in installed.items():
         shared = range(index, norm.site.last_of_block + 1)
         norm.group = [installed[i] for i in shared if i in installed and installed[i].site.mixes]
-        norm.slots = max(one.site.num_sources for one in installed.values())
+        norm.slots = slots
     installed[min(installed)].enters_stage = first > 0
     installed[max(installed)].leaves_stage = not has_final
     installed[max(installed)].count_passes()

@@ -75,8 +75,8 @@ class BankState(NamedTuple):
         site, bank, rows = norm.site, self.bank, self.rows
         row = site.num_sources - 1  # where the partial sum is
         if site.opens_block and site.cumulative:  # the sum so far becomes a block, and goes on
-            delta = bank[:, row - 1] + delta
-            bank[:, row - 1] = delta
+            triton_backend.complete_row(delta, bank, row - 1, False)
+            delta = bank[:, row - 1].clone()
         fresh = row == rows
         state = BankState(site.index, bank, row + 1, self._ahead(norm))
         if not site.mixes:
@@ -98,17 +98,21 @@ class BankState(NamedTuple):
         assert ahead is not None, "every site that mixes has a query"
         position, weights = norm.site.index - ahead.site, norm.site_weights()
         query = ahead.queries[position]
-        # A site whose last source completes a block is there before its phase 1 can run.
-        if norm.algorithm == "single_pass" or not norm.site.reads_partial:
+        completes = not norm.site.reads_partial  # a block, which is the last source
+        # Phase 1 knows no bias, so where the last source is a block, the site attends on its own.
+        if norm.algorithm == "single_pass" or (completes and norm.bias is not None):
             normed = triton_backend.single_pass(delta, self.bank, query, weights, row, fresh)
             return normed, state
-        if ahead.answers is None:
-            queries = ahead.queries[position:]
-            answers = triton_backend.inter_block(self.bank, queries, row, norm.key_eps)
-            ahead, position = Ahead(norm.site.index, queries, answers), 0
-            state = self._replace(ahead=ahead)
-        assert ahead.answers is not None
-        normed = triton_backend.merge(
-            delta, self.bank, ahead.answers, position, query, weights, row, fresh
-        )
-        return normed, state
+        if completes:
+            triton_backend.complete_row(delta, self.bank, row, fresh)
+        answers = ahead.answers
+        if answers is None:
+            queries, blocks = ahead.queries[position:], norm.site.num_blocks
+            answers = triton_backend.inter_block(self.bank, queries, blocks, norm.key_eps)
+            state = self._replace(ahead=Ahead(norm.site.index, queries, answers))
+            position = 0
+        if completes:
+            return triton_backend.norm_answer(answers, position, weights), state
+        return triton_backend.merge(
+            delta, self.bank, answers, position, query, weights, row, fresh
+        ), state

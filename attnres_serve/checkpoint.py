@@ -12,9 +12,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.folder import INDEX, Header, read_config, read_headers, weight_map
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
-from attnres_serve.tensors import TIED, Shape, check_tensors, check_tied, parts_of
-
-FLOATS = ("F64", "F32", "F16", "BF16")
+from attnres_serve.tensors import TIED, Shape, check_dtype, check_tensors, check_tied, parts_of
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,8 @@ class Checkpoint:
     Attributes:
         config: the content of config.json.
         translation: what the resolver made of it, None where this is no AttnRes checkpoint.
-        headers: its tensors by their own names; none where it is no AttnRes checkpoint, or its
-            files are not on this machine.
+        headers: its tensors by their own names; none where it is no AttnRes checkpoint, or a model
+            id whose headers cannot be had.
     """
 
     config: dict[str, Any]
@@ -45,7 +43,7 @@ def tensor_names(name: str | Path, revision: str | None = None) -> Collection[st
     """
     folder = Path(name)
     if not folder.is_dir():
-        return hub.read_shapes(str(name), revision)
+        return hub.read_shared_headers(str(name), revision)
     index = folder / INDEX
     if index.is_file():  # enough to tell names, also where the files themselves are elsewhere
         return weight_map(index)
@@ -77,9 +75,7 @@ def judge(config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]) -
     if translation is None:
         return Checkpoint(config, None, {})
     found = headers()
-    _check_shapes(translation, {name: header.shape for name, header in found.items()})
-    if not translation.config.get("quantization_config"):
-        _check_dtypes(found)
+    _check_headers(translation, found)
     return Checkpoint(config, translation, found)
 
 
@@ -104,27 +100,20 @@ def examine_hub(name: str, revision: str | None = None) -> Checkpoint:
     """
     config = hub.read_config(name, revision)
     translation = recognise(config, False, name, revision)
-    if translation is not None and (shapes := hub.read_shapes(name, revision)) is not None:
-        _check_shapes(translation, shapes)
-    return Checkpoint(config, translation, {})
+    headers = None if translation is None else hub.read_shared_headers(name, revision)
+    if translation is not None and headers is not None:
+        _check_headers(translation, headers)
+    return Checkpoint(config, translation, headers or {})
 
 
-def _check_shapes(translation: Translation, shapes: Mapping[str, Shape]) -> None:
+def _check_headers(translation: Translation, headers: Mapping[str, Header]) -> None:
     module = formats.by_name(translation.format)
     parts: dict[str, Shape] = {}
-    for name, shape in shapes.items():
-        parts |= parts_of(module, name, shape)
-    check_tensors(translation, parts, module.rename)
-
-
-def _check_dtypes(headers: Mapping[str, Header]) -> None:
-    """Raise for a tensor that is quantised in a way that nothing tells."""
     for name, header in headers.items():
-        if header.dtype not in FLOATS:
-            raise CheckpointError(
-                f"the tensor {name} holds {header.dtype}; expected {', '.join(FLOATS)}, as "
-                "config.json has no quantization_config that says how to read it."
-            )
+        parts |= parts_of(module, name, header.shape)
+        if not translation.config.get("quantization_config"):
+            check_dtype(name, header.dtype)
+    check_tensors(translation, parts, module.rename)
 
 
 def _check_tied_head(found: Checkpoint) -> None:

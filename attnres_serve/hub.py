@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.folder import read_headers
-from attnres_serve.tensors import Shape
+from attnres_serve.folder import Header, read_headers
 
 
 def looks_like_a_path(name: str) -> bool:
@@ -82,22 +81,25 @@ def read_config(name: str, revision: str | None = None) -> dict[str, Any]:
 
 
 @lru_cache
-def read_shapes(name: str, revision: str | None = None) -> dict[str, Shape] | None:
-    """Name and shape of every tensor of a model id, by the headers of its safetensors files.
+def read_shared_headers(name: str, revision: str | None = None) -> dict[str, Header] | None:
+    """Every tensor of a model id, by the headers of its safetensors files.
 
     A few kilobytes are fetched of each file, or, with ``HF_HUB_OFFLINE``, the files in the cache
     are read.  Asked once a process, so that all its parts see the same.
 
     Returns:
-        The shapes, or None where they cannot be had; the tensors are then judged while they load.
+        The headers, or None where they cannot be had; the tensors are then judged while they load.
     """
     from huggingface_hub import constants, get_safetensors_metadata, snapshot_download
 
     try:
         if constants.HF_HUB_OFFLINE:
-            headers = read_headers(Path(snapshot_download(name, revision=revision)))
-            return {tensor: header.shape for tensor, header in headers.items()}
-        files = get_safetensors_metadata(name, revision=revision).files_metadata.values()
+            return read_headers(Path(snapshot_download(name, revision=revision)))
+        files = get_safetensors_metadata(name, revision=revision).files_metadata.items()
     except Exception:  # no network, no such file, other names: whatever the hub's client raises
         return None
-    return {tensor: tuple(info.shape) for file in files for tensor, info in file.tensors.items()}
+    return {
+        tensor: Header(tuple(info.shape), info.dtype, Path(file))
+        for file, metadata in files
+        for tensor, info in metadata.tensors.items()
+    }

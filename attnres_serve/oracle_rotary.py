@@ -23,9 +23,14 @@ def rope_of(config: Mapping[str, Any]) -> Rope:
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
     theta = stated.get("rope_theta", config.get("rope_theta"))
     kind = stated.get("rope_type") or stated.get("type") or "default"
-    rope = {name: value for name, value in stated.items() if name != "type"}
-    if rope.get("partial_rotary_factor") == 1:
-        del rope["partial_rotary_factor"]
+    usual = {"partial_rotary_factor": 1, "beta_fast": 32, "beta_slow": 1}
+    if kind == "default":
+        usual["factor"] = 1
+    rope = {
+        name: value
+        for name, value in stated.items()
+        if name != "type" and value is not None and usual.get(name) != value
+    }
     rope |= {"rope_type": kind, "rope_theta": float(10000.0 if theta is None else theta)}
     if set(rope) != {"rope_type", "rope_theta", *_PARAMETERS.get(kind, ("a known type",))}:
         raise ValueError(f"the rotary embedding {dict(stated)} is not supported")

@@ -29,6 +29,7 @@ _ATTNRES = re.compile(
     r"^model\.(?:layers\.(?P<layer>\d+)\.(?P<kind>self_attention|mlp)_res"
     r"|(?P<final>output_attn)_res)_(?:(?P<part>proj|norm)\.weight|(?P<bias>bias))$"
 )
+FLOATS = ("F64", "F32", "F16", "BF16")
 EMBEDDING, HEAD = TIED = ("model.embed_tokens.weight", "lm_head.weight")
 PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
 _LOOKS_LIKE_ATTNRES = re.compile(
@@ -239,6 +240,20 @@ def _bits(tensor: "Tensor") -> "Tensor":
     import torch
 
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def check_dtype(name: str, dtype: str) -> None:
+    """Raise CheckpointError for a tensor that is quantised in a way that nothing tells.
+
+    Args:
+        name: its name.
+        dtype: its type as safetensors calls it.
+    """
+    if dtype not in FLOATS:
+        raise CheckpointError(
+            f"the tensor {name} holds {dtype}; expected {', '.join(FLOATS)}, as config.json has no "
+            "quantization_config that says how to read it."
+        )
 
 
 def check_shape(name: str, found: Shape, expected: Shape) -> None:

@@ -17,6 +17,10 @@ _library: torch.library.Library | None = None
 _SITE = "Tensor query, Tensor norm_weight, Tensor? bias, int row, bool fresh, float key_eps"
 SCHEMAS = {
     "triton_single_pass": (f"(Tensor delta, Tensor(a!) bank, {_SITE}, float norm_eps) -> Tensor"),
+    "triton_complete_row": "(Tensor delta, Tensor(a!) bank, int row, bool fresh) -> ()",
+    "triton_norm_answer": (
+        "(Tensor answers, Tensor norm_weight, int position, float norm_eps) -> Tensor"
+    ),
     "triton_inter_block": (
         "(Tensor bank, Tensor queries, int count, float key_eps) -> (Tensor, Tensor)"
     ),
@@ -58,6 +62,14 @@ def prepare() -> None:
             bias=bias,
         )
 
+    def complete_row(delta, bank, row, fresh):
+        bank[:, row] = delta if fresh else bank[:, row] + delta
+
+    def norm_answer(answers, norm_weight, position, norm_eps):
+        return triton_two_phase.norm_answer(
+            answers, norm_weight, position=position, norm_eps=norm_eps
+        )
+
     def inter_block(bank, queries, count, key_eps):
         return triton_two_phase.inter_block(bank, queries, count=count, key_eps=key_eps)
 
@@ -92,12 +104,12 @@ def prepare() -> None:
 
     _library = torch.library.Library("attnres_serve", "FRAGMENT")
     key = "CPU" if triton_common.INTERPRETED else "CUDA"
-    for name, function in zip(SCHEMAS, (single_pass, inter_block, merge), strict=True):
+    functions = (single_pass, complete_row, norm_answer, inter_block, merge)
+    for name, function in zip(SCHEMAS, functions, strict=True):
         _library.define(name + SCHEMAS[name])
         _library.impl(name, function, key)
-    for name in ("triton_single_pass", "triton_merge"):
-        torch.library.register_fake(f"attnres_serve::{name}", _like, lib=_library)
-    torch.library.register_fake("attnres_serve::triton_inter_block", _answers, lib=_library)
+    for name, fake in zip(SCHEMAS, (_like, _nothing, _one, _answers, _like), strict=True):
+        torch.library.register_fake(f"attnres_serve::{name}", fake, lib=_library)
 
 
 def single_pass(
@@ -110,6 +122,16 @@ def single_pass(
     """
     own = query, site.norm_weight, site.bias, row, fresh, site.key_eps, site.norm_eps
     return _ops.triton_single_pass(delta, bank, *own)
+
+
+def complete_row(delta: Tensor, bank: Tensor, row: int, fresh: bool) -> None:
+    """Add ``delta`` to bank row ``row``, or begin it; nothing is attended to."""
+    _ops.triton_complete_row(delta, bank, row, fresh)
+
+
+def norm_answer(answers: Answers, position: int, site: SiteWeights) -> Tensor:
+    """The result ``[T, d]`` of a site whose sources are finished blocks only."""
+    return _ops.triton_norm_answer(answers[0], site.norm_weight, position, site.norm_eps)
 
 
 def inter_block(bank: Tensor, queries: Tensor, count: int, key_eps: float) -> Answers:
@@ -134,6 +156,14 @@ def merge(
 
 def _like(delta: Tensor, *_) -> Tensor:
     return delta.new_empty(delta.shape)
+
+
+def _nothing(*_) -> None:
+    return None
+
+
+def _one(answers: Tensor, *_) -> Tensor:
+    return answers.new_empty(answers.shape[1:])
 
 
 def _answers(bank: Tensor, queries: Tensor, count: int, key_eps: float) -> Answers:

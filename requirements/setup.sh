@@ -34,9 +34,19 @@ fi
 [ "$what" = test ] && lists+=(requirements/test.txt)
 # Every package once: a later list has precedence, as vllm-VERSION.txt has over cpu.txt.
 pins() {
-  awk -F== '/^-/ { delete pin[substr($1, 2)] } /^[^#-].*==/ { pin[$1] = $0 }
-    END { for (name in pin) print pin[name] }' "${lists[@]}" | sort
+  awk -F== '
+    function plain(name) { name = tolower(name); gsub(/_/, "-", name); sub(/\[.*/, "", name); return name }
+    /^(#|$)/ { next }
+    /^-/ { delete pin[plain(substr($1, 2))]; next }
+    !/==/ { print "setup: " FILENAME " has the line \"" $0 "\"; expected NAME==VERSION" > "/dev/stderr"; exit 1 }
+    { pin[plain($1)] = $0 }
+    END { for (name in pin) print pin[name] }' "${lists[@]}"
 }
+
+# A package that another version took out would stay.
+if [ -f "$venv/.vllm" ] && [ "$(cat "$venv/.vllm")" != "$vllm" ]; then
+  fail "$venv was made for another version of vLLM; run 'make clean' or choose another VENV."
+fi
 
 # An unchanged tree costs nothing: one stamp for each purpose, a checksum of what went in.
 stamp="$venv/.installed-$what"
@@ -62,6 +72,7 @@ if [ ! -x "$venv/bin/python" ]; then
   "$python" -m venv "$venv" || fail "$python cannot make virtual environments (Debian: python3-venv)."
 fi
 echo "$device" > "$venv/.device"
+echo "$vllm" > "$venv/.vllm"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 if [ "$device" = cpu ]; then

@@ -16,7 +16,7 @@ from checkpoints import GOLDENS, write_fla, write_house
 from safetensors.torch import load_file, save_file
 from serving import free_port
 
-from attnres_serve import checkpoint, cli, compat
+from attnres_serve import checkpoint, cli, compat, oracle
 from attnres_serve.server import launcher
 
 GOLDEN = GOLDENS / "fla_transformer_block"  # five layers, block size 4, hidden size 64
@@ -119,6 +119,11 @@ def test_windows_that_vllm_would_give_to_other_layers(
     assert "sliding_window" in refused(folder)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -134,6 +139,7 @@ def test_windows_that_vllm_would_give_to_other_layers(
         ({"residual_multiplier": 0.2}, "config.json has residual_multiplier: 0.2"),
         ({"num_experts": 4}, "config.json has num_experts: 4"),
         ({"qk_norm": True}, "config.json has qk_norm: True"),
+        ({"bidirectional": True}, "config.json has bidirectional: True"),
         # Values.
         ({"attention_bias": 0}, "attention_bias is 0; expected true or false"),
         ({"max_position_embeddings": "512"}, "max_position_embeddings is '512'; expected a whole"),
@@ -155,6 +161,13 @@ def test_windows_that_vllm_would_give_to_other_layers(
         ({"rope_scaling": {"type": "linear"}}, "it lacks factor"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'; expected a positive"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supp"),
+        ({"rope_scaling": YARN | {"beta_fast": 16}}, "beta_fast is not supported"),
+        (
+            {"rope_scaling": YARN | {"original_max_position_embeddings": 64.5}},
+            "original_max_position_embeddings is 64.5; expected a whole number",
+        ),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "expected the first to be smaller"),
+        ({"max_position_embeddings": 10**30}, "expected a whole number of tokens, from 1 to"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -183,6 +196,7 @@ def test_a_head_size_that_vllm_does_not_give_to_qwen2(
         {"logit_scale": 1.0, "num_experts": 0, "qkv_bias": False, "is_causal": True},
         {"partial_rotary_factor": 1, "pruned_heads": {}, "_attn_implementation_autoset": True},
         {"unsloth_version": "2025.1", "initializer_range": None, "use_cache": "x"},
+        {"_flash_attn_2_enabled": True, "use_flash_attn": True, "attn_pdrop": 0.1},
     ],
     ids=repr,
 )
@@ -193,6 +207,22 @@ def test_keys_that_say_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     translation = checkpoint.examine(folder).translation
     assert translation is not None
     assert set(changes) & set(translation.config) <= {"initializer_range", "use_cache"}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        YARN | {"attention_factor": None, "beta_fast": 32, "beta_slow": 1, "mscale": None},
+        LLAMA3 | {"partial_rotary_factor": 1.0},
+        {"rope_type": "default", "factor": 1.0},
+    ],
+    ids=str,
+)
+def test_rotary_embeddings_that_state_what_is_usual(rope: dict, tmp_path: Path) -> None:
+    folder = write_house(tmp_path / "house", block_size=2)
+    edit_config(folder, rope_parameters=None, rope_scaling=rope, torch_dtype="torch.bfloat16")
+    assert checkpoint.examine(folder).translation is not None
+    oracle.load(folder)
 
 
 # --- the folder and config.json

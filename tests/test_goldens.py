@@ -153,7 +153,7 @@ def golden_job(golden, algorithm, mode, chunked, backend) -> dict:
         (BLOCK, "two_phase", "compiled"),
         (FULL, "single_pass", "compiled"),
         (OPEN, "single_pass", "eager"),
-        (OPEN, "two_phase", "eager"),
+        (OPEN, "two_phase", "compiled"),
     ],
 )
 def test_golden_in_the_interpreter_of_triton(name, algorithm, mode, tmp_path):

@@ -1,5 +1,6 @@
 """The oracle against the goldens, against Transformers, and against itself written otherwise."""
 
+import ast
 import json
 import math
 from pathlib import Path
@@ -19,6 +20,7 @@ from checkpoints import (
 )
 from safetensors.torch import load_file, save_file
 
+from attnres_serve import oracle
 from attnres_serve.oracle import Model, agreement, load, main, site_role, source_spans, starts_of
 
 FLA_GOLDENS = ("fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale")
@@ -431,3 +433,15 @@ def test_eps_scale_needs_an_ordinary_model(tmp_path: Path) -> None:
     write_house(tmp_path, block_size=2)
     with pytest.raises(ValueError, match="eps_scale"):
         load(tmp_path, eps_scale=True, block_starts=[0, 2])
+
+
+def test_the_oracle_is_independent() -> None:
+    """Its two files import nothing else of ours."""
+    package = Path(oracle.__file__).parent
+    for name in ("oracle", "oracle_rotary"):
+        tree = ast.parse((package / f"{name}.py").read_text())
+        nodes = list(ast.walk(tree))
+        found = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        found += [one.name for n in nodes if isinstance(n, ast.Import) for one in n.names]
+        ours = {module for module in found if module.startswith("attnres_serve")}
+        assert ours <= {"attnres_serve.oracle_rotary"}

@@ -383,6 +383,15 @@ def test_left_over(checkpoint: str, name: str, make: Make, world: Path) -> None:
     assert name in str(caught.value)
 
 
+def test_quantised_weights_of_which_nothing_tells(make: Make, world: Path) -> None:
+    """Also where no folder could be judged before: vLLM would take the integers for weights."""
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors = weights(world, "llama")
+    tensors[name] = tensors[name].to(torch.int8)
+    with pytest.raises(CheckpointError, match=f"{name} holds I8"):
+        make("llama").load_weights(iter(tensors.items()))
+
+
 def test_part_of_the_weights_can_be_loaded_again(make: Make, world: Path) -> None:
     """After a whole load, a part may be updated in place: backends fold it in every pass."""
     model, tensors = make("llama"), weights(world, "llama")

@@ -13,8 +13,9 @@ _CHANGES_THE_MODEL = re.compile(
     "attn|attention|residual|rope|rotary|original_max_position|position_embedding_type|alibi|"
     "causal|mask(?!_token)|window|sparse|sink|gate|norm|bias|activation|logit|softcap|multiplier|"
     "scal|mup|clip|expert|moe|lora_rank|quant|compression|encoder|text_config|per_layer|"
-    "heterogeneous|block_configs|affine"
+    "heterogeneous|block_configs|affine|bidirection|nope|no_pe|skip_layers|share_kv"
 )
+_FOR_TRAINING = re.compile("dropout|drop$|flash_att")  # or the choice of a kernel
 _HARMLESS = {
     "attn_implementation",
     "_attn_implementation",
@@ -45,13 +46,21 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
 }
 
 
+# What Hugging Face's classes and vLLM take where nothing is stated.
+ROPE_DEFAULTS = {"partial_rotary_factor": 1, "beta_fast": 32, "beta_slow": 1}
+FREQ_FACTORS = (("low", 1), ("high", 2))  # stand-ins where a type has none
+LONGEST = 2**31 - 1  # tokens of a context
+
+
 def refuse_unknown(config: dict[str, Any], known: Collection[str], model: str) -> None:
     """Raise CheckpointError for a key that ``model`` does not read and that changes other models.
 
     A key that says nothing (null, false, nothing at all, a factor of 1) may be there.
     """
     for key, value in config.items():
-        if key in known or key in _HARMLESS or not _CHANGES_THE_MODEL.search(key):
+        if key in known or key in _HARMLESS or _FOR_TRAINING.search(key):
+            continue
+        if not _CHANGES_THE_MODEL.search(key):
             continue
         if not _says_nothing(key, value):
             raise CheckpointError(
@@ -74,15 +83,16 @@ def check_base(translation: Translation) -> None:
     for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"):
         if type(config.get(key, False)) is not bool:
             raise CheckpointError(f"{key} is {config[key]!r}; expected true or false.")
-    if not is_count(config.get("max_position_embeddings", 1)):
+    longest: Any = config.get("max_position_embeddings", 1)
+    if not is_count(longest) or longest > LONGEST:
         raise CheckpointError(
-            f"max_position_embeddings is {config['max_position_embeddings']!r}; expected a whole "
-            "number of tokens, at least 1."
+            f"max_position_embeddings is {longest!r}; expected a whole number of tokens, from 1 to "
+            f"{LONGEST}."
         )
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise CheckpointError(f"hidden_act is {act!r}; supported on {base} is 'silu'.")
     for key in ("dtype", "torch_dtype"):
-        if config.get(key) is not None and str(config[key]) not in _DTYPES:
+        if config.get(key) is not None and str(config[key]).removeprefix("torch.") not in _DTYPES:
             raise CheckpointError(
                 f"{key} is {config[key]!r}; expected null, {', '.join(_DTYPES[:-1])} or "
                 f"{_DTYPES[-1]}."
@@ -141,9 +151,12 @@ def _check_rope(config: dict[str, Any]) -> None:
             f"{key} is {rope!r}: a rotary embedding of this type is not supported; supported are "
             f"{', '.join(ROPE_TYPES)}."
         )
-    values = {name: value for name, value in rope.items() if name not in ("rope_type", "type")}
-    if values.get("partial_rotary_factor") == 1:
-        del values["partial_rotary_factor"]
+    usual = ROPE_DEFAULTS | ({"factor": 1} if kind == "default" else {})
+    values = {
+        name: value
+        for name, value in rope.items()
+        if name not in ("rope_type", "type") and value not in (None, usual.get(name))
+    }
     for name in sorted({*needed, *values}):
         if name not in (*needed, "rope_theta") or name not in values:
             raise CheckpointError(
@@ -154,3 +167,11 @@ def _check_rope(config: dict[str, Any]) -> None:
     for name, value in (*values.items(), ("rope_theta", 1 if theta is None else theta)):
         if not is_number(value) or value <= 0:
             raise CheckpointError(f"{name} is {value!r}; expected a positive number.")
+        if name == "original_max_position_embeddings" and not is_count(value):
+            raise CheckpointError(f"{name} is {value!r}; expected a whole number of tokens.")
+    low, high = (values.get(f"{name}_freq_factor", default) for name, default in FREQ_FACTORS)
+    if low >= high:
+        raise CheckpointError(
+            f"low_freq_factor is {low!r} and high_freq_factor {high!r}; expected the first to be "
+            "smaller."
+        )
