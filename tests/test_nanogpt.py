@@ -320,7 +320,7 @@ def test_goldens_show_a_mistake(mistake: str) -> None:
     elif mistake == "eps":
         spec.eps = 1e-5
     elif mistake == "theta":
-        spec.rope_theta = 10000.0
+        spec.rope = {**spec.rope, "rope_theta": 10000.0}
     else:
         spec.tied = True
     assert agreement(model, expected(GOLDENS / name)[2:3])["excess"] > 10
