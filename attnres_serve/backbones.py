@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from attnres_serve import backend_choice, compat, formats, settings
+from attnres_serve import backend_choice, compat, formats, plan, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, FINAL_NORM, SITE_NORMS
@@ -50,6 +50,7 @@ class AttnResMixin(_Base):
     make_empty_intermediate_tensors: object
 
     def __init__(self, *, vllm_config, prefix: str = "", **kwargs) -> None:
+        compat.permit_amx()
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)
@@ -72,7 +73,8 @@ class AttnResMixin(_Base):
             return
         algorithm = settings.algorithm(vllm_config.additional_config)
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
-        self.attn_res_sites = install_sites(self.model, spec, algorithm, backend)
+        tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self.attn_res_sites = install_sites(self.model, spec, algorithm, backend, tokens)
         self.attn_res_parameters = parameters_of(self.attn_res_sites, spec)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors = (
             compat.empty_intermediate_tensors(
@@ -192,15 +194,16 @@ def _module_name(site: int, num_layers: int) -> str:
 
 
 def install_sites(
-    model: nn.Module, spec: AttnResSpec, algorithm: str, backend: ModuleType
+    model: nn.Module, spec: AttnResSpec, algorithm: str, backend: ModuleType, tokens: int
 ) -> dict[int, SiteNorm]:
     """Put a ``SiteNorm`` in the place of every norm of this pipeline stage.
 
     Args:
         model: vLLM's decoder (``layers``, ``norm``, ``start_layer``, ``end_layer``).
         spec: its depth attention.
-        algorithm: ``single_pass`` or ``two_phase``.
+        algorithm: one of ``settings.ALGORITHMS``.
         backend: what computes the sites, see ``kernels.backends``.
+        tokens: the most of one step.
 
     Returns:
         The sites of this stage by their index.
@@ -219,15 +222,32 @@ def install_sites(
         norm = SiteNorm(getattr(owner, name), site, spec, algorithm, backend)
         setattr(owner, name, norm)
         installed[site.index] = norm
-    slots = max(norm.site.num_sources for norm in installed.values())
-    for index, norm in installed.items():
-        shared = range(index, norm.site.last_of_block + 1)
-        norm.group = [installed[i] for i in shared if i in installed and installed[i].site.mixes]
-        norm.slots = slots
+    _look_ahead(installed, tokens)
     installed[min(installed)].enters_stage = first > 0
     installed[max(installed)].leaves_stage = not has_final
     installed[max(installed)].count_passes()
     return installed
+
+
+def _look_ahead(installed: dict[int, SiteNorm], tokens: int) -> None:
+    """Tell every site of a stage what the stage needs beside it."""
+    every = list(installed.values())
+    slots = max(norm.site.num_sources for norm in every)
+    mixing = [norm for norm in every if norm.site.mixes and norm.site.index > 0]
+    for norm in every:
+        norm.slots = slots
+        norm.ahead = [later for later in mixing if later.site.index >= norm.site.index]
+    most = plan.most_sites(tokens, every[0].hidden_size, every[0].weight.element_size())
+    groups = plan.phase_1_groups([norm.site for norm in mixing], most)
+    for group in groups:
+        members = [installed[site.index] for site in group]
+        for position, norm in enumerate(members):
+            norm.group, norm.position = members, position
+    if every[0].algorithm == "two_phase" and max(map(len, groups), default=1) == 1:
+        compat.logger().warning(
+            "AttnRes: no two sites of this pipeline stage gain from a common phase 1, so with "
+            "two_phase every site is a single pass."
+        )
 
 
 def rows_received(spec: AttnResSpec, first_site: int) -> int:

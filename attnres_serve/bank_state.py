@@ -1,32 +1,44 @@
-"""The depth state as one bank, written in place: what a site hands on with the triton backend.
+"""The depth state as one bank, written in place: what a site hands on with the cpp and triton
+backends.
 
 The rows of the bank are the finished blocks, the embedding first, and behind them the partial sum.
 One kernel then serves every number of sources, which it takes as an argument.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels import torch_path, triton_backend
+from attnres_serve.kernels import torch_path
+from attnres_serve.kernels.backends import Place, SiteWeights
 
 if TYPE_CHECKING:
     from attnres_serve.residual import SiteNorm
 
 
-class Ahead(NamedTuple):
-    """What is known ahead of the sites of an open block.
+class Answers(NamedTuple):
+    """Phase 1 of a group of sites.
 
     Attributes:
-        site: index of the first of them.
-        queries: pseudo-queries times key norms and logit scale, ``[sites, hidden]`` float32.
-        answers: their phase 1, where it was run (two-phase only).
+        blocks: how many rows it read; the later ones are read by the sites themselves.
+        values: of the group's second and later sites; the backend's.
     """
 
-    site: int
-    queries: Tensor
-    answers: triton_backend.Answers | None = None
+    blocks: int
+    values: Any
+
+
+class Scores(NamedTuple):
+    """The logits of finished rows.
+
+    Attributes:
+        rows: how many rows have theirs.
+        values: ``[tokens, sites, slots]`` float32, for all sites of the pipeline stage.
+    """
+
+    rows: int
+    values: Tensor
 
 
 class BankState(NamedTuple):
@@ -36,13 +48,17 @@ class BankState(NamedTuple):
         site: index of the site that made it.
         bank: ``[tokens, slots, hidden]``, slots for the last site of this pipeline stage.
         rows: how many of them are in use.
-        ahead: of the open block; None where nothing was needed yet.
+        queries: of all sites of the stage that mix, as the backend has them; None before the first.
+        answers: phase 1 of the group that runs (two-phase only).
+        scores: (score on write only).
     """
 
     site: int
     bank: Tensor
     rows: int
-    ahead: Ahead | None = None
+    queries: Any = None
+    answers: Answers | None = None
+    scores: Scores | None = None
 
     @classmethod
     def begin(cls, norm: "SiteNorm", embedding: Tensor) -> "BankState":
@@ -72,47 +88,60 @@ class BankState(NamedTuple):
         Returns:
             The normed mix ``[tokens, hidden]`` and the state behind the site.
         """
-        site, bank, rows = norm.site, self.bank, self.rows
+        site, bank, backend = norm.site, self.bank, norm.backend
         row = site.num_sources - 1  # where the partial sum is
         if site.opens_block and site.cumulative:  # the sum so far becomes a block, and goes on
-            triton_backend.complete_row(delta, bank, row - 1, False)
+            backend.add_to_row(delta, bank, row - 1)
             delta = bank[:, row - 1].clone()
-        fresh = row == rows
-        state = BankState(site.index, bank, row + 1, self._ahead(norm))
+        place = Place(row, fresh=row == self.rows)
+        state = self._replace(site=site.index, rows=row + 1)
         if not site.mixes:
-            updated = delta if fresh else bank[:, row] + delta
+            updated = delta if place.fresh else bank[:, row] + delta
             return torch_path.rms_norm(updated, norm.weight, norm.variance_epsilon), state
-        return state._mix(norm, delta, row, fresh)
+        if state.queries is None:
+            sites = [later.site_weights() for later in norm.ahead]
+            state = state._replace(queries=backend.queries_of(sites))
+        position = len(state.queries) - len(norm.ahead)
+        own = state.queries, position, norm.site_weights(), place
+        if norm.algorithm == "score_on_write":
+            state = state._score(norm, position)
+            assert state.scores is not None
+            return backend.mix_scored(delta, bank, state.scores.values, *own), state
+        if norm.algorithm == "two_phase" and len(norm.group) > 1:
+            return state._two_phase(norm, delta, *own)
+        return backend.single_pass(delta, bank, *own), state
 
-    def _ahead(self, norm: "SiteNorm") -> Ahead | None:
-        """What is known ahead of this site, made anew where a block opens."""
-        if not norm.site.mixes or (self.ahead and not norm.site.opens_block):
-            return self.ahead
-        folded = [one.query * one.key_norm * one.logit_scale for one in norm.group]
-        return Ahead(norm.site.index, torch.stack(folded))
-
-    def _mix(
-        self, norm: "SiteNorm", delta: Tensor, row: int, fresh: bool
+    def _two_phase(
+        self,
+        norm: "SiteNorm",
+        delta: Tensor,
+        queries: Any,
+        position: int,
+        weights: SiteWeights,
+        place: Place,
     ) -> tuple[Tensor, "BankState"]:
-        ahead, state = self.ahead, self
-        assert ahead is not None, "every site that mixes has a query"
-        position, weights = norm.site.index - ahead.site, norm.site_weights()
-        query = ahead.queries[position]
-        completes = not norm.site.reads_partial  # a block, which is the last source
-        # Phase 1 knows no bias, so where the last source is a block, the site attends on its own.
-        if norm.algorithm == "single_pass" or (completes and norm.bias is not None):
-            normed = triton_backend.single_pass(delta, self.bank, query, weights, row, fresh)
-            return normed, state
-        if completes:
-            triton_backend.complete_row(delta, self.bank, row, fresh)
-        answers = ahead.answers
-        if answers is None:
-            queries, blocks = ahead.queries[position:], norm.site.num_blocks
-            answers = triton_backend.inter_block(self.bank, queries, blocks, norm.key_eps)
-            state = self._replace(ahead=Ahead(norm.site.index, queries, answers))
-            position = 0
-        if completes:
-            return triton_backend.norm_answer(answers, position, weights), state
-        return triton_backend.merge(
-            delta, self.bank, answers, position, query, weights, row, fresh
-        ), state
+        backend = norm.backend
+        if norm.position == 0:
+            group = queries, position, len(norm.group), weights, place
+            completes = not norm.site.reads_partial
+            normed, values = backend.open_group(delta, self.bank, *group, completes)
+            return normed, self._replace(answers=Answers(norm.site.num_blocks, values))
+        answers = self.answers
+        assert answers is not None, "the first site of the group ran phase 1"
+        ahead = answers.values, norm.position - 1, answers.blocks
+        own = queries, position, weights, place
+        return backend.merge(delta, self.bank, *ahead, *own), self
+
+    def _score(self, norm: "SiteNorm", position: int) -> "BankState":
+        """With the logits of all rows that were finished before this site."""
+        if self.scores is None:
+            tokens, slots, _ = self.bank.shape
+            shape = tokens, len(self.queries), slots
+            scored, scores = 0, self.bank.new_empty(shape, dtype=torch.float32)
+        else:
+            scored, scores = self.scores
+        finished = norm.site.num_blocks - (not norm.site.reads_partial)
+        if finished > scored:
+            rows = scored, finished - scored, norm.site_weights()
+            norm.backend.score_rows(self.bank, scores, self.queries, position, *rows)
+        return self._replace(scores=Scores(finished, scores))

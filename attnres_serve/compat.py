@@ -165,6 +165,21 @@ def has_worker_extension(vllm_config) -> bool:
 MENDS = "mend 1 of inductor"
 
 
+def permit_amx() -> None:
+    """Ask the kernel for AMX on processors that have it.
+
+    vLLM's attention in bfloat16 uses it without asking.  A process in which no matrix product of
+    torch's asked before, as with small models and short prompts, ends by an illegal instruction.
+    """
+    import torch
+
+    if on_cpu() and torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
+        logger().warning(
+            "The operating system refuses AMX, which vLLM's attention in bfloat16 uses: serve with "
+            "--dtype float32 if the engine ends by an illegal instruction."
+        )
+
+
 def keep_order_of_mutations() -> None:
     """Mend inductor's scheduler, which can read a buffer before the operation that fills it.
 
@@ -299,22 +314,26 @@ def recorded_engine(
     model = inner_model(llm.llm_engine.model_executor.driver_worker.worker)
     norms = [getattr(layer, name) for layer in model.model.layers for name in SITE_NORMS]
     norms.append(getattr(model.model, FINAL_NORM))
-    heard: list[tuple] = []
+    received: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
 
-    def listen(module, args, output) -> None:
-        given = output[0] if isinstance(output, tuple) else output
-        heard.append((args[0].clone(), given.clone()))
+    def before(module, args) -> None:  # the norm may write over what it received
+        received.append(args[0].clone())
 
-    handles = [norm.register_forward_hook(listen) for norm in norms]
+    def after(module, args, output) -> None:
+        given.append((output[0] if isinstance(output, tuple) else output).clone())
+
+    handles = [norm.register_forward_pre_hook(before) for norm in norms]
+    handles += [norm.register_forward_hook(after) for norm in norms]
 
     def record(ids: list[int]):
-        heard.clear()
+        received.clear()
+        given.clear()
         once = SamplingParams(temperature=0, max_tokens=1)
         llm.generate([{"prompt_token_ids": ids}], once, use_tqdm=False)
-        if [len(given) for _, given in heard] != [len(ids)] * len(norms):
+        if [len(tensor) for tensor in given] != [len(ids)] * len(norms):
             raise RuntimeError("the engine did not run the prompt in one forward pass")
-        received, normed = zip(*heard, strict=True)
-        return list(received), list(normed), torch.as_tensor(model.compute_logits(normed[-1]))
+        return [*received], [*given], torch.as_tensor(model.compute_logits(given[-1]))
 
     try:
         yield record

@@ -1,8 +1,9 @@
 """The site-aware norm: what takes the place of a decoder's RMSNorms.
 
 vLLM's decoder layers pass ``hidden, residual`` from norm to norm.  Here ``residual`` is a depth
-state: the finished blocks, the running partial sum and, for two-phase, the phase-1 answers of the
-sites ahead.  Between pipeline stages it travels as one tensor ``[tokens, rows, hidden]``.
+state: the finished blocks, the running partial sum and what is known ahead, for two-phase the
+phase-1 answers of a group of sites, for score on write the logits of the blocks.  Between pipeline
+stages it travels as one tensor ``[tokens, rows, hidden]``.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 
 from attnres_serve.bank_state import BankState
 from attnres_serve.depth_state import DepthState
-from attnres_serve.kernels import triton_backend
 from attnres_serve.kernels.backends import SiteWeights
 from attnres_serve.schedule import Site
 from attnres_serve.settings import ALGORITHMS
@@ -35,7 +35,7 @@ class SiteNorm(RMSNorm):
         norm: the RMSNorm whose place it takes; weight and eps are kept.
         site: its description.
         spec: the model's depth attention.
-        algorithm: ``single_pass`` or ``two_phase``.
+        algorithm: one of ``settings.ALGORITHMS``.
         backend: what computes it, see ``kernels.backends``.
 
     Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32, and with a recency bias ``bias``,
@@ -53,14 +53,16 @@ class SiteNorm(RMSNorm):
         self.logit_scale = spec.logit_scale
         self.algorithm = algorithm
         self.backend = backend
-        self.state: type[State] = BankState if backend is triton_backend else DepthState
+        self.state: type[State] = BankState if backend.IN_PLACE else DepthState
         self.bias: nn.Parameter | None = None
         if site.mixes:
             self.query = _parameter(norm.hidden_size)
             self.key_norm = _parameter(norm.hidden_size)
             if spec.recency_bias:
                 self.bias = _parameter(1)
-        self.group: list[SiteNorm] = []  # this site and the later ones that share its phase 1
+        self.group: list[SiteNorm] = []  # the sites that share a phase 1, this one among them
+        self.position = 0  # of this site in its group
+        self.ahead: list[SiteNorm] = []  # this site and the later ones of this pipeline stage
         self.slots = 0  # rows that a bank of this pipeline stage needs
         self.enters_stage = False  # the first site of a pipeline stage that is not the first stage
         self.leaves_stage = False  # the last site of a pipeline stage that is not the last stage
@@ -70,8 +72,9 @@ class SiteNorm(RMSNorm):
     def count_passes(self) -> None:
         """Count forward passes here, by algorithm and by eager or compiled.
 
-        The last site of a stage does.  The count is part of the graph, so it says what ran, not
-        what was asked for.
+        The last site of a stage does.  The count is part of the graph: it says which algorithm's
+        graph ran, also where that came from a cache.  (A group of two-phase that has one site is a
+        single pass.)
         """
         self.executed = torch.zeros((len(ALGORITHMS), 2), dtype=torch.int64)
 
@@ -80,15 +83,15 @@ class SiteNorm(RMSNorm):
 
     def site_weights(self) -> SiteWeights:
         """What the backend needs of this site."""
-        key = self.query, self.key_norm, self.logit_scale, self.key_eps, self.bias
-        return SiteWeights(*key, self.weight, self.variance_epsilon)
+        learned = self.query, self.key_norm, self.bias, self.weight
+        return SiteWeights(*learned, self.logit_scale, self.key_eps, self.variance_epsilon)
 
     def forward(self, delta: Tensor, residual: Tensor | State | None = None):
         """Run the site.
 
         Args:
             delta: output of the previous sublayer, ``[tokens, hidden]``; the token embedding at
-                site 0.
+                site 0.  It may be written over.
             residual: the state; None at site 0, the embedding at site 1, the packed state
                 ``[tokens, rows, hidden]`` at the first site of a later pipeline stage.
 

@@ -22,8 +22,6 @@ class Site:
         opens_block: whether the partial sum it receives becomes a finished block.
         num_blocks: finished blocks it reads, the embedding among them.
         reads_partial: whether it reads a partial sum besides.
-        last_of_block: the last site whose finished blocks are the same; the sites up to there
-            share one phase 1.
         mixes: False only for the final site of a model whose last norm reads the partial sum.
         cumulative: whether the partial sum goes on where a block opens.
         tensors: the site under whose names its query and key norm are stored; itself unless
@@ -34,7 +32,6 @@ class Site:
     opens_block: bool
     num_blocks: int
     reads_partial: bool
-    last_of_block: int
     mixes: bool
     cumulative: bool
     tensors: int
@@ -56,7 +53,6 @@ def sites(spec: AttnResSpec) -> tuple[Site, ...]:
                 opens_block=index == start,
                 num_blocks=number,
                 reads_partial=spec.cumulative or index != start,
-                last_of_block=end - 1,
                 mixes=spec.final_mix or index != final,
                 cumulative=spec.cumulative,
                 tensors=_first_that_shares(index, start, spec),

@@ -7,7 +7,7 @@ from attnres_serve.errors import SettingError
 from attnres_serve.kernels.backends import BACKENDS
 
 ALGORITHM_KEY = "attnres_algorithm"
-ALGORITHMS = ("single_pass", "two_phase")
+ALGORITHMS = ("single_pass", "two_phase", "score_on_write")
 BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
 CHOICES = {ALGORITHM_KEY: (*ALGORITHMS, AUTO), BACKEND_KEY: (*BACKENDS, AUTO)}

@@ -11,6 +11,8 @@ launch would compile.  The only line on stdout is one JSON document; per kernel 
   during a request,
 * ``registers`` per thread, ``shared_bytes`` and ``programs_per_sm`` that fit the register file,
 * ``spill_bytes`` (stack per thread) and ``local_accesses`` (instructions that touch it),
+* ``starts_early``: whether the launch asks for it, the ``grid_control`` instructions of the kernel,
+  and its ``accesses_before_wait``,
 * ``loads`` and ``stores``: bits of an access to global memory -> how many such instructions.
 """
 
@@ -32,7 +34,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from attnres_serve.kernels import triton_common, triton_single_pass, triton_two_phase
+from attnres_serve.kernels import (
+    triton_common,
+    triton_open_group,
+    triton_score_on_write,
+    triton_single_pass,
+    triton_two_phase,
+)
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in triton_common.DTYPES}
 # Values that Triton would tell apart in an argument that it specialises.
@@ -40,11 +48,16 @@ ROWS = (0, 1, 3, 16)
 SIZES = ((1, 1, 1), (2, 3, 2), (16, 16, 16), (33, 24, 9))  # tokens, sites, finished blocks
 EPS = {"key_eps": 1e-6, "norm_eps": 1e-6}
 KERNELS = {
-    "single_pass": triton_single_pass.single_pass_kernel,
+    "single_pass": triton_single_pass.site_kernel,
     "inter_block": triton_two_phase.inter_block_kernel,
-    "merge": triton_two_phase.merge_kernel,
-    "norm_answer": triton_two_phase.norm_answer_kernel,
+    "open_group": triton_open_group.open_group_kernel,
+    "score": triton_score_on_write.score_kernel,
+    "mix_scored": triton_score_on_write.mix_scored_kernel,
+    "merge": triton_single_pass.site_kernel,
+    "merge_rows": triton_single_pass.site_kernel,
 }
+# Those that may begin a block.
+BEGINNING = ("single_pass", "open_group", "mix_scored", "merge", "merge_rows")
 REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_100
 ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
 
@@ -105,10 +118,19 @@ def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
         "shared_bytes": compiled.metadata.shared,
         "spill_bytes": stack + local,
         "local_accesses": len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        "starts_early": compiled.metadata.launch_pdl,
+        "grid_control": re.findall(r"\bgriddepcontrol\.(\w+)", ptx),
+        "accesses_before_wait": _accesses_before_wait(sass),
         "loads": access_widths(ptx, "ld"),
         "stores": access_widths(ptx, "st"),
         "roundings": dict(Counter(re.findall(r"\bcvt\.\S*(?:bf16|f16)\S*\.f32\b", ptx))),
     }
+
+
+def _accesses_before_wait(sass: str) -> int | None:
+    """How many instructions touch global memory before ``ACQBULK``, the wait; None without one."""
+    before, wait, _ = sass.partition("ACQBULK")
+    return len(re.findall(r"\b(?:LD|ST|LDG|STG|RED|ATOM|ATOMG)\b", before)) if wait else None
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -122,7 +144,7 @@ def launches(
 
     Args:
         kernel: a name of ``KERNELS``.
-        fresh: whether a block begins; of ``single_pass`` and ``merge`` only.
+        fresh: whether a block begins; of the ``BEGINNING`` only.
         config: in place of the kernel's table; None for the table.
     """
     query = _empty(hidden)
@@ -148,17 +170,46 @@ def launches(
                 key_eps=EPS["key_eps"],
                 config=config,
             )
-        elif kernel == "merge":
-            yield triton_two_phase.merge_arguments(
-                *(vectors, bank, answers, log_sums, query, weight, None, vectors),
+        elif kernel == "open_group":
+            yield triton_open_group.open_group_arguments(
+                *(vectors, bank, _empty(sites, hidden), weight, None, vectors),
+                # As ``open_group`` allocates them.
+                _empty(tokens, sites - 1, hidden, dtype=dtype).transpose(0, 1),
+                _empty(tokens, sites - 1).t(),
                 row=count,
-                position=sites - 1,
+                fresh=fresh,
+                completes=not fresh,  # as in a model whose blocks have several sublayers
+                **EPS,
+                config=config,
+            )
+        elif kernel in ("score", "mix_scored"):
+            # A model's scores have one shape for every batch; a site's part begins anywhere.
+            scores = _empty(tokens, 48, 9)[:, 48 - sites :]
+            if kernel == "score":
+                yield triton_score_on_write.score_arguments(
+                    *(bank, _empty(sites, hidden), scores),
+                    first=count,
+                    key_eps=EPS["key_eps"],
+                    config=config,
+                )
+            else:
+                yield triton_score_on_write.mix_scored_arguments(
+                    *(vectors, bank, scores, query, weight, None, vectors),
+                    row=count,
+                    position=sites - 1,
+                    fresh=fresh,
+                    **EPS,
+                    config=config,
+                )
+        else:
+            yield triton_single_pass.launch_arguments(
+                *(vectors, bank, query, weight, None, vectors),
+                row=count,
                 fresh=fresh,
                 **EPS,
-            )
-        else:
-            yield triton_two_phase.norm_answer_arguments(
-                answers, weight, vectors, position=sites - 1, norm_eps=EPS["norm_eps"]
+                answers=(answers, log_sums),
+                position=sites - 1,
+                first=count if kernel == "merge" else count // 2,
             )
 
 
@@ -169,8 +220,10 @@ def main() -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 4096, 7168])
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"])
-    parser.add_argument("--tile", type=int, help="of single_pass, in place of the table's")
-    parser.add_argument("--sites", type=int, help="of inter_block, in place of the table's")
+    parser.add_argument(
+        "--tile", type=int, help="of single_pass and mix_scored, in place of the table's"
+    )
+    parser.add_argument("--sites", type=int, help="of phase 1, score; not the table's")
     parser.add_argument("--num-warps", type=int, help="with --tile or --sites")
     options = parser.parse_args()
     if (options.num_warps is None) != (options.tile is None and options.sites is None):
@@ -179,19 +232,22 @@ def main() -> int:
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
     configs: dict[str, Any] = {}
     if options.tile is not None:
-        configs["single_pass"] = triton_common.Config(options.tile, options.num_warps)
+        tile = triton_common.Config(options.tile, options.num_warps)
+        configs |= {"single_pass": tile, "mix_scored": tile}
     if options.sites is not None:
-        configs["inter_block"] = triton_two_phase.GroupConfig(options.sites, options.num_warps)
+        group = triton_two_phase.GroupConfig(options.sites, options.num_warps)
+        configs |= {"inter_block": group, "open_group": group, "score": group}
 
     kernels = []
     for kernel, arch, hidden, dtype in product(
         options.kernel, options.arch, options.hidden, options.dtype
     ):
-        for fresh in (False, True) if kernel in ("single_pass", "merge") else (None,):
+        for fresh in (False, True) if kernel in BEGINNING else (None,):
             variants = {}
             for arguments in launches(
                 kernel, hidden, DTYPES[dtype], bool(fresh), configs.get(kernel)
             ):
+                arguments |= triton_common.launch_options(arch >= 90)
                 source, target, launch = specialise(KERNELS[kernel], arguments, arch)
                 variants[source.hash()] = source
             compiled = triton.compile(source, target=target, options=launch)

@@ -39,12 +39,13 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
+from attnres_serve.settings import ALGORITHMS
 from benchmarks.common import ROOT, cores, median_interval, paired_ratios, publish
 
 BASELINE = "baseline"
 CONTROL = "control"
 STOCK = (BASELINE, CONTROL)
-ENGINES = (BASELINE, "single_pass", "two_phase")
+ENGINES = (BASELINE, *ALGORITHMS)
 DISCARDED = 2  # rounds before those that count
 WARM = 4  # tokens of the request that begins a turn: the others have had the caches
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -27,7 +28,11 @@ using Tensors = std::vector<Tensor>;
 
 constexpr int64_t kLanes = 16;
 constexpr int64_t kGroup = 4;        // rows or sites that share the loads of one loop
-constexpr int64_t kGrain = 1 << 15;  // elements read that are worth a second thread
+constexpr int64_t kPair = 2;         // rows that are scored by a group of sites at once
+constexpr int64_t kGrain = 1 << 14;  // elements read that are worth a second thread
+
+// Everything that a hot loop calls is part of it, so that its sums stay in registers.
+#define FLAT [[gnu::flatten]]
 
 typedef float Vec __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
@@ -94,36 +99,50 @@ inline void chunks(int64_t hidden, const F& body) {
   if (at < hidden) body(at, hidden - at);
 }
 
-// body(at, G) for groups of kGroup, and for what is left one by one.
-template <class F>
-inline void in_groups(int64_t count, const F& body) {
+// body(at, G) for groups of G, and for what is left groups of half the size.
+template <int64_t G = kGroup, class F>
+inline void in_groups(int64_t count, const F& body, int64_t at = 0) {
+  for (; at + G <= count; at += G) body(at, std::integral_constant<int64_t, G>{});
+  if constexpr (G > 1) in_groups<G / 2>(count, body, at);
+}
+
+// body(u, at, n) for U vectors in turn, then for what is left: U sums go on side by side, because an
+// addition waits for the one before it.
+template <int64_t U, class F>
+inline void unrolled(int64_t hidden, const F& body) {
   int64_t at = 0;
-  for (; at + kGroup <= count; at += kGroup) body(at, std::integral_constant<int64_t, kGroup>{});
-  for (; at < count; ++at) body(at, std::integral_constant<int64_t, 1>{});
+  for (; at + U * kLanes <= hidden; at += U * kLanes) {
+#pragma GCC unroll 4
+    for (int64_t u = 0; u < U; ++u) body(u, at + u * kLanes, kLanes);
+  }
+  for (; at < hidden; at += kLanes) body(0, at, std::min(kLanes, hidden - at));
 }
 
-inline float sum(Vec wide) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += wide[lane];
-  return total;
+template <class Half, class Wide>
+inline Half halves(Wide wide) {
+  Half low, high;
+  std::memcpy(&low, &wide, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char*>(&wide) + sizeof low, sizeof high);
+  return low + high;
 }
 
-// Float32 vectors of `hidden` elements, padded so that whole vectors can be read and written.
-struct Rows {
-  int64_t stride;
-  std::vector<float> values;
-  Rows(int64_t rows, int64_t hidden)
-      : stride((hidden + kLanes - 1) / kLanes * kLanes), values(rows * stride) {}
-  float* operator[](int64_t row) { return values.data() + row * stride; }
-  const float* operator[](int64_t row) const { return values.data() + row * stride; }
-};
+inline float sum(Vec wide) {  // as a tree
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  const Four four = halves<Four>(halves<Eight>(wide));
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
 
-template <class D>
-struct Matrix {  // [tokens, hidden], rows any distance apart
-  typename D::Element* data;
-  int64_t stride;
-  typename D::Element* operator[](int64_t token) const { return data + token * stride; }
-};
+// Memory of a thread that lasts: a site of one token would spend most of its time on allocations.
+enum Use { kQueries, kNormWeight, kMixed, kWeights, kUses };
+inline float* scratch(Use use, int64_t size) {
+  thread_local std::vector<float> kept[kUses];
+  if (static_cast<int64_t>(kept[use].size()) < size) kept[use].resize(size);
+  return kept[use].data();
+}
+
+// Rows of float32 lie so far apart that whole vectors can be read and written.
+inline int64_t padded(int64_t hidden) { return (hidden + kLanes - 1) / kLanes * kLanes; }
 
 template <class F>
 void dispatch(ScalarType dtype, const F& run) {
@@ -135,139 +154,188 @@ void dispatch(ScalarType dtype, const F& run) {
   }
 }
 
-template <class D>
-Matrix<D> matrix(const Tensor& tensor, const Tensor& like) {
-  STD_TORCH_CHECK(
-      tensor.dim() == 2 && tensor.size(0) == like.size(0) && tensor.size(1) == like.size(1) &&
-          tensor.scalar_type() == like.scalar_type(),
-      "every source must be [tokens, hidden] of one size and dtype");
-  STD_TORCH_CHECK(tensor.size(1) <= 1 || tensor.stride(1) == 1, "rows must be contiguous");
-  return {static_cast<typename D::Element*>(tensor.data_ptr()), tensor.stride(0)};
-}
-
-template <class D>
-std::vector<Matrix<D>> matrices(const Tensors& tensors, const Tensor& like) {
-  std::vector<Matrix<D>> all;
-  for (const Tensor& tensor : tensors) all.push_back(matrix<D>(tensor, like));
-  return all;
-}
-
-void read_vector(float* to, const Tensor& vector, int64_t hidden) {
-  STD_TORCH_CHECK(vector.numel() == hidden && vector.is_contiguous(), "a weight must be [hidden]");
-  dispatch(vector.scalar_type(), [&](auto dtype) {
-    using D = decltype(dtype);
-    const auto* from = static_cast<const typename D::Element*>(vector.const_data_ptr());
-    chunks(hidden, [&](int64_t at, int64_t n) { store<Float32>(to + at, load<D>(from + at, n), n); });
-  });
-}
-
-// Pseudo-queries times key-norm weights and the scale of the logits: only the product matters.
-Rows fold(const Tensors& queries, const Tensors& key_norms, float scale, int64_t hidden) {
-  Rows folded(queries.size(), hidden), weight(1, hidden);
-  for (size_t site = 0; site < queries.size(); ++site) {
-    read_vector(folded[site], queries[site], hidden);
-    read_vector(weight[0], key_norms[site], hidden);
-    for (int64_t at = 0; at < hidden; ++at) folded[site][at] *= weight[0][at] * scale;
+// The output of a sublayer, which the normed mix takes the place of, and the bank.
+struct State {
+  Tensor x, bank;
+  int64_t tokens, hidden, slots;
+  State(const Tensor& x, const Tensor& bank)
+      : x(x), bank(bank), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)) {
+    STD_TORCH_CHECK(
+        x.dim() == 2 && bank.dim() == 3 && bank.size(0) == tokens && bank.size(2) == hidden &&
+            x.scalar_type() == bank.scalar_type(),
+        "the bank must be [tokens, slots, hidden] for x [tokens, hidden], of one dtype");
+    STD_TORCH_CHECK(
+        hidden <= 1 || (x.stride(1) == 1 && bank.stride(2) == 1), "rows must be contiguous");
+    STD_TORCH_CHECK(tokens <= 1 || x.stride(0) >= hidden, "tokens must not overlap");
   }
+  void check_rows(int64_t first, int64_t last) const {
+    STD_TORCH_CHECK(
+        0 <= first && first <= last && last < slots, "the row is outside of the bank");
+  }
+};
+
+template <class D>
+struct Rows {  // [tokens, rows, hidden] or answers [sites, tokens, hidden], any distance apart
+  typename D::Element* data;
+  int64_t stride, row_stride;
+  typename D::Element* operator()(int64_t token, int64_t row) const {
+    return data + token * stride + row * row_stride;
+  }
+};
+
+template <class D>
+Rows<D> rows_of(const Tensor& tensor) {
+  auto* data = static_cast<typename D::Element*>(tensor.data_ptr());
+  return {data, tensor.stride(0), tensor.dim() == 3 ? tensor.stride(1) : 0};
+}
+
+void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
+  STD_TORCH_CHECK(
+      vector.numel() == hidden && vector.is_contiguous() &&
+          (!float32 || vector.scalar_type() == ScalarType::Float),
+      "a query, key norm or weight must be [hidden], and the first two float32");
+}
+
+// Pseudo-query times key-norm weight and the scale of the logits: only the product matters.
+void fold(float* to, const Tensor& query, const Tensor& key_norm, float scale, int64_t hidden) {
+  check_vector(query, hidden, true);
+  check_vector(key_norm, hidden, true);
+  const auto* q = static_cast<const float*>(query.const_data_ptr());
+  const auto* k = static_cast<const float*>(key_norm.const_data_ptr());
+  for (int64_t at = 0; at < hidden; ++at) to[at] = q[at] * (k[at] * scale);
+}
+
+// Queries of several sites, `padded(hidden)` apart.
+const float* fold_all(
+    const Tensors& queries, const Tensors& key_norms, float scale, int64_t hidden) {
+  STD_TORCH_CHECK(
+      !queries.empty() && queries.size() == key_norms.size(), "every query must have a key norm");
+  float* folded = scratch(kQueries, queries.size() * padded(hidden));
+  for (size_t site = 0; site < queries.size(); ++site)
+    fold(folded + site * padded(hidden), queries[site], key_norms[site], scale, hidden);
   return folded;
 }
 
 struct Norm {
-  Rows weight;
+  const float* weight;
   float eps;
-  Norm(const Tensor& tensor, double eps, int64_t hidden)
-      : weight(1, hidden), eps(static_cast<float>(eps)) {
-    read_vector(weight[0], tensor, hidden);
+  Norm(const Tensor& tensor, double eps, int64_t hidden) : eps(static_cast<float>(eps)) {
+    check_vector(tensor, hidden, false);
+    float* wide = scratch(kNormWeight, padded(hidden));
+    dispatch(tensor.scalar_type(), [&](auto dtype) {
+      using D = decltype(dtype);
+      const auto* from = static_cast<const typename D::Element*>(tensor.const_data_ptr());
+      chunks(hidden, [&](int64_t at, int64_t n) {
+        store<Float32>(wide + at, load<D>(from + at, n), n);
+      });
+    });
+    weight = wide;
   }
   // RMSNorm of a float32 row whose squares sum to `squares`.
   template <class D>
-  void apply(typename D::Element* to, const float* row, Vec squares, int64_t hidden) const {
+  FLAT void apply(
+      typename D::Element* to, const float* row, Vec squares, int64_t hidden) const {
     const float scale = 1 / std::sqrt(sum(squares) / hidden + eps);
     chunks(hidden, [&](int64_t at, int64_t n) {
-      const Vec x = Float32::widen(row + at) * scale * Float32::widen(weight[0] + at);
+      const Vec x = load<Float32>(row + at, n) * scale * load<Float32>(weight + at, n);
       store<D>(to + at, x, n);
     });
   }
 };
 
-// What a site has learned, in float32.
-struct Site {
-  int64_t hidden;
-  Rows query;
-  float key_eps, bias = 0;
-  Norm norm;
-  Site(
-      const Tensor& query, const Tensor& key_norm, double logit_scale, double key_eps,
-      const std::optional<Tensor>& bias, const Tensor& norm_weight, double norm_eps)
-      : hidden(query.numel()),
-        query(fold({query}, {key_norm}, logit_scale, query.numel())),
-        key_eps(static_cast<float>(key_eps)),
-        norm(norm_weight, norm_eps, query.numel()) {
-    if (bias) read_vector(&this->bias, *bias, 1);
-  }
-};
-
-void check_site(const Site& site, const Tensor& source) {
-  STD_TORCH_CHECK(
-      source.dim() == 2 && source.size(1) == site.hidden,
-      "a query must have one element for each of a source [tokens, hidden]");
-}
-
-// partial + delta, rounded to the activation dtype before it is a source.
+// partial + delta, rounded to the activation dtype before it is a source; delta where it is fresh.
 template <class D>
-void add(
-    typename D::Element* to,
-    const typename D::Element* partial,
-    const typename D::Element* delta,
-    int64_t hidden) {
+FLAT void update(
+    typename D::Element* partial, const typename D::Element* delta, bool fresh, int64_t hidden) {
+  if (fresh) {
+    std::memcpy(partial, delta, hidden * sizeof *delta);
+    return;
+  }
   chunks(hidden, [&](int64_t at, int64_t n) {
-    store<D>(to + at, load<D>(partial + at, n) + load<D>(delta + at, n), n);
+    store<D>(partial + at, load<D>(partial + at, n) + load<D>(delta + at, n), n);
   });
 }
 
 // G rows scored by one query.
 template <class D, int64_t G>
-void score(
+FLAT void score(
     float* scores,
     const typename D::Element* const* rows,
     const float* query,
     float eps,
     int64_t hidden) {
-  Vec dots[G] = {}, squares[G] = {};
-  chunks(hidden, [&](int64_t at, int64_t n) {
-    const Vec q = Float32::widen(query + at);
+  constexpr int64_t U = kGroup / G;
+  Vec dots[U][G] = {}, squares[U][G] = {};
+  unrolled<U>(hidden, [&](int64_t u, int64_t at, int64_t n) {
+    const Vec q = load<Float32>(query + at, n);
 #pragma GCC unroll 4
     for (int64_t g = 0; g < G; ++g) {
       const Vec x = load<D>(rows[g] + at, n);
-      dots[g] += x * q;
-      squares[g] += x * x;
+      dots[u][g] += x * q;
+      squares[u][g] += x * x;
     }
   });
-  for (int64_t g = 0; g < G; ++g) scores[g] = sum(dots[g]) / std::sqrt(sum(squares[g]) / hidden + eps);
+  for (int64_t g = 0; g < G; ++g) {
+    for (int64_t u = 1; u < U; ++u) {
+      dots[0][g] += dots[u][g];
+      squares[0][g] += squares[u][g];
+    }
+    scores[g] = sum(dots[0][g]) / std::sqrt(sum(squares[0][g]) / hidden + eps);
+  }
 }
 
-// One row scored by G queries.
-template <class D, int64_t G>
-void score_sites(
-    float* const* scores, const typename D::Element* row, const float* const* queries,
-    int64_t hidden) {
-  Vec dots[G] = {};
+// R rows and G queries: all their products.
+template <class D, int64_t R, int64_t G>
+FLAT void products(
+    float* const* to, int64_t stride, const typename D::Element* const* rows,
+    const float* const* queries, int64_t hidden) {
+  Vec dots[R][G] = {};
   chunks(hidden, [&](int64_t at, int64_t n) {
-    const Vec x = load<D>(row + at, n);
+    Vec q[G];
 #pragma GCC unroll 4
-    for (int64_t g = 0; g < G; ++g) dots[g] += x * Float32::widen(queries[g] + at);
+    for (int64_t g = 0; g < G; ++g) q[g] = load<Float32>(queries[g] + at, n);
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < R; ++r) {
+      const Vec x = load<D>(rows[r] + at, n);
+#pragma GCC unroll 4
+      for (int64_t g = 0; g < G; ++g) dots[r][g] += x * q[g];
+    }
   });
-  for (int64_t g = 0; g < G; ++g) *scores[g] = sum(dots[g]);
+  for (int64_t r = 0; r < R; ++r)
+    for (int64_t g = 0; g < G; ++g) to[r][g * stride] = sum(dots[r][g]);
 }
 
 template <class D>
-Vec square(const typename D::Element* row, int64_t hidden) {
-  Vec squares = {};
-  chunks(hidden, [&](int64_t at, int64_t n) {
+FLAT Vec square(const typename D::Element* row, int64_t hidden) {
+  Vec squares[kGroup] = {};
+  unrolled<kGroup>(hidden, [&](int64_t u, int64_t at, int64_t n) {
     const Vec x = load<D>(row + at, n);
-    squares += x * x;
+    squares[u] += x * x;
   });
-  return squares;
+  return (squares[0] + squares[1]) + (squares[2] + squares[3]);
+}
+
+// Logits of rows for all `queries`, to[row * row_stride + site * site_stride].
+template <class D>
+void score_sites(
+    float* to, int64_t row_stride, int64_t site_stride, const typename D::Element* const* rows,
+    int64_t count, const float* queries, int64_t sites, float eps, int64_t hidden) {
+  in_groups<kPair>(count, [&](int64_t row, auto pair) {
+    constexpr int64_t R = pair;
+    float scale[R];
+    for (int64_t r = 0; r < R; ++r)
+      scale[r] = 1 / std::sqrt(sum(square<D>(rows[row + r], hidden)) / hidden + eps);
+    in_groups(sites, [&](int64_t site, auto group) {
+      constexpr int64_t G = group;
+      float* cells[R];
+      const float* by[G];
+      for (int64_t r = 0; r < R; ++r) cells[r] = to + (row + r) * row_stride + site * site_stride;
+      for (int64_t g = 0; g < G; ++g) by[g] = queries + (site + g) * padded(hidden);
+      products<D, R, G>(cells, site_stride, rows + row, by, hidden);
+      for (int64_t r = 0; r < R; ++r)
+        for (int64_t g = 0; g < G; ++g) cells[r][g * site_stride] *= scale[r];
+    });
+  });
 }
 
 // Scores to weights in place; returns the log-sum-exp.
@@ -275,215 +343,240 @@ float softmax(float* scores, int64_t count) {
   float top = scores[0], total = 0;
   for (int64_t i = 1; i < count; ++i) top = std::fmax(top, scores[i]);
   for (int64_t i = 0; i < count; ++i) total += scores[i] = std::exp(scores[i] - top);
-  for (int64_t i = 0; i < count; ++i) scores[i] /= total;
+  for (int64_t i = 0; i < count; ++i) {
+    scores[i] /= total;
+    // Below 2^-126, where every product takes a hundred times as long, a weight counts as none.
+    if (scores[i] < std::numeric_limits<float>::min()) scores[i] = 0;
+  }
   return top + std::log(total);
 }
 
-// G weighted sums of the same rows, and their squares.
+// G weighted sums of the same rows, and their squares.  An `answer` has the weight behind theirs.
 template <class D, int64_t G>
-void mix(
+FLAT void mix(
     float* const* to, Vec* squares, const typename D::Element* const* rows,
-    const float* const* weights, int64_t count, int64_t hidden) {
+    const float* const* weights, int64_t count, int64_t hidden,
+    const typename D::Element* answer = nullptr) {
+  constexpr int64_t U = kGroup / G;
   for (int64_t g = 0; g < G; ++g) squares[g] = Vec{};
-  chunks(hidden, [&](int64_t at, int64_t n) {
-    Vec mixed[G] = {};
-    for (int64_t row = 0; row < count; ++row) {
-      const Vec x = load<D>(rows[row] + at, n);
+  const auto turn = [&](int64_t at, auto several, int64_t n) {
+    constexpr int64_t V = several;
+    Vec mixed[V][G] = {};
+    const auto take = [&](const typename D::Element* row, int64_t index) {
 #pragma GCC unroll 4
-      for (int64_t g = 0; g < G; ++g) mixed[g] += weights[g][row] * x;
-    }
+      for (int64_t v = 0; v < V; ++v) {
+        const Vec x = load<D>(row + at + v * kLanes, n);
 #pragma GCC unroll 4
-    for (int64_t g = 0; g < G; ++g) {
-      Float32::narrow(to[g] + at, mixed[g]);
-      squares[g] += mixed[g] * mixed[g];
-    }
-  });
+        for (int64_t g = 0; g < G; ++g) mixed[v][g] += weights[g][index] * x;
+      }
+    };
+    for (int64_t row = 0; row < count; ++row) take(rows[row], row);
+    if (answer) take(answer, count);
+    for (int64_t v = 0; v < V; ++v)
+      for (int64_t g = 0; g < G; ++g) {
+        Float32::narrow(to[g] + at + v * kLanes, mixed[v][g]);
+        squares[g] += mixed[v][g] * mixed[v][g];
+      }
+  };
+  int64_t at = 0;
+  for (; at + U * kLanes <= hidden; at += U * kLanes)
+    turn(at, std::integral_constant<int64_t, U>{}, kLanes);
+  for (; at < hidden; at += kLanes)
+    turn(at, std::integral_constant<int64_t, 1>{}, std::min(kLanes, hidden - at));
 }
 
 template <class F>
 void for_tokens(int64_t tokens, int64_t elements_each, const F& body) {
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements_each));
+  if (tokens <= grain) return body(0, tokens);
   torch::stable::parallel_for(0, tokens, grain, body);
 }
 
-// Sources are `blocks` and then the sum of `addends`: one tensor as it is, or two whose sum is
-// written to `updated`.
-void attend_and_norm(
-    Tensor& normed, Tensor* updated, const Tensors& blocks, const Tensors& addends,
-    const Site& site) {
-  const Tensor& like = addends[0];
-  check_site(site, like);
-  const int64_t tokens = like.size(0), hidden = like.size(1), count = blocks.size() + 1;
-  dispatch(like.scalar_type(), [&](auto dtype) {
+// A tensor that was made ahead of a site.
+void* made_ahead(
+    const Tensor& tensor, std::initializer_list<int64_t> shape,
+    ScalarType dtype = ScalarType::Float) {
+  bool fits = tensor.dim() == static_cast<int64_t>(shape.size()) && tensor.is_contiguous() &&
+              tensor.scalar_type() == dtype;
+  int64_t dim = 0;
+  for (int64_t size : shape) fits = fits && tensor.size(dim++) == size;
+  STD_TORCH_CHECK(fits, "answers and scores must be contiguous and of the bank's size");
+  return tensor.data_ptr();
+}
+
+// What is known before a site runs: the logits of finished rows (score on write), or the answer to
+// rows that are not read again (two-phase).
+struct Ahead {
+  const float* scores = nullptr;  // of this site and the first token
+  int64_t scores_stride = 0;      // from token to token
+  const void* answer = nullptr;  // of the first token, in the activation dtype
+  const float* log_sum = nullptr;
+};
+
+#define SITE_PARAMETERS                                                                   \
+  int64_t row, bool fresh, Tensor query, Tensor key_norm, std::optional<Tensor> bias,     \
+      Tensor norm_weight, double logit_scale, double key_eps, double norm_eps
+#define SITE_ARGUMENTS \
+  row, fresh, query, key_norm, bias, norm_weight, logit_scale, key_eps, norm_eps
+
+float read_bias(const std::optional<Tensor>& bias) {
+  if (!bias) return 0;
+  check_vector(*bias, 1, true);
+  return *static_cast<const float*>(bias->const_data_ptr());
+}
+
+// Sources are what is known ahead and the rows from `first` to `row`, the last of which `x` is
+// added to.
+void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETERS) {
+  const int64_t hidden = state.hidden, count = row + 1 - first;
+  state.check_rows(first, row);
+  float* folded = scratch(kQueries, padded(hidden));
+  fold(folded, query, key_norm, static_cast<float>(logit_scale), hidden);
+  const Norm norm(norm_weight, norm_eps, hidden);
+  const float own_bias = read_bias(bias), eps = static_cast<float>(key_eps);
+  dispatch(state.x.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
-    auto sources = matrices<D>(blocks, like);
-    const auto terms = matrices<D>(addends, like);
-    sources.push_back(updated ? matrix<D>(*updated, like) : terms[0]);
-    const auto out = matrix<D>(normed, like);
-    for_tokens(tokens, count * hidden, [&](int64_t begin, int64_t end) {
+    const auto x = rows_of<D>(state.x), bank = rows_of<D>(state.bank);
+    for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
       std::vector<const typename D::Element*> rows(count);
-      std::vector<float> weights(count);
-      Rows mixed(1, hidden);
+      float* weights = scratch(kWeights, count + 1);
+      float* mixed = scratch(kMixed, padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
-        for (int64_t row = 0; row < count; ++row) rows[row] = sources[row][token];
-        if (updated)
-          add<D>(sources.back()[token], terms[0][token], terms[1][token], hidden);
-        in_groups(count, [&](int64_t row, auto group) {
-          score<D, group>(&weights[row], &rows[row], site.query[0], site.key_eps, hidden);
+        update<D>(bank(token, row), x(token, 0), fresh, hidden);
+        for (int64_t i = 0; i < count; ++i) rows[i] = bank(token, first + i);
+        const int64_t scored = known.scores ? count - 1 : 0;
+        if (scored)
+          std::memcpy(weights, known.scores + token * known.scores_stride, scored * sizeof(float));
+        in_groups(count - scored, [&](int64_t i, auto group) {
+          score<D, group>(weights + scored + i, &rows[scored + i], folded, eps, hidden);
         });
-        weights.back() += site.bias;
-        softmax(weights.data(), count);
-        float* to = mixed[0];
-        const float* by = weights.data();
+        weights[count - 1] += own_bias;
+        if (known.answer) weights[count] = known.log_sum[token];
+        softmax(weights, count + (known.answer != nullptr));
+        const float* by = weights;
+        const auto* answer = static_cast<const typename D::Element*>(known.answer);
+        if (answer) answer += token * hidden;
         Vec squares;
-        mix<D, 1>(&to, &squares, rows.data(), &by, count, hidden);
-        site.norm.apply<D>(out[token], to, squares, hidden);
+        mix<D, 1>(&mixed, &squares, rows.data(), &by, count, hidden, answer);
+        norm.apply<D>(x(token, 0), mixed, squares, hidden);
       }
     });
   });
 }
 
-void merge_and_norm(
-    Tensor& normed, Tensor* updated, const Tensor& answers, const Tensor& log_sums,
-    int64_t position, const Tensors& addends, const Site& site) {
-  const Tensor& like = addends[0];
-  check_site(site, like);
-  const int64_t tokens = like.size(0), hidden = like.size(1);
+void single_pass(Tensor x, Tensor bank, SITE_PARAMETERS) {
+  attend(State(x, bank), 0, {}, SITE_ARGUMENTS);
+}
+
+void merge(
+    Tensor x, Tensor bank, Tensor answers, Tensor log_sums, int64_t position, int64_t first,
+    SITE_PARAMETERS) {
+  const State state(x, bank);
+  const int64_t sites = answers.size(0);
+  STD_TORCH_CHECK(position >= 0 && position < sites, "the site is not among those of the answers");
+  Ahead known;
+  const ScalarType dtype = bank.scalar_type();
+  void* answer = made_ahead(answers, {sites, state.tokens, state.hidden}, dtype);
+  known.answer = static_cast<char*>(answer) +
+                 position * state.tokens * state.hidden * answers.element_size();
+  void* log_sum = made_ahead(log_sums, {sites, state.tokens});
+  known.log_sum = static_cast<float*>(log_sum) + position * state.tokens;
+  attend(state, first, known, SITE_ARGUMENTS);
+}
+
+void mix_scored(Tensor x, Tensor bank, Tensor scores, int64_t position, SITE_PARAMETERS) {
+  const State state(x, bank);
+  const int64_t sites = scores.size(1), slots = state.slots;
+  STD_TORCH_CHECK(position >= 0 && position < sites, "the site is not among those of the scores");
+  Ahead known;
+  void* first = made_ahead(scores, {state.tokens, sites, slots});
+  known.scores = static_cast<float*>(first) + position * slots;
+  known.scores_stride = sites * slots;
+  attend(state, 0, known, SITE_ARGUMENTS);
+}
+
+void score_rows(
+    Tensor bank, Tensor scores, int64_t position, int64_t first, int64_t count, Tensors queries,
+    Tensors key_norms, double logit_scale, double key_eps) {
+  STD_TORCH_CHECK(bank.dim() == 3 && scores.dim() == 3, "bank and scores must have three dimensions");
   STD_TORCH_CHECK(
-      answers.dim() == 3 && answers.size(1) == tokens && answers.size(2) == hidden &&
-          answers.is_contiguous() && answers.scalar_type() == ScalarType::Float &&
-          position >= 0 && position < answers.size(0),
-      "answers must be [sites, tokens, hidden], contiguous float32");
+      0 <= first && 1 <= count && first + count <= bank.size(1), "the row is outside of the bank");
+  STD_TORCH_CHECK(bank.size(2) <= 1 || bank.stride(2) == 1, "rows must be contiguous");
+  const int64_t tokens = bank.size(0), slots = bank.size(1), hidden = bank.size(2);
+  const int64_t sites = scores.size(1), ahead = queries.size();
   STD_TORCH_CHECK(
-      log_sums.dim() == 2 && log_sums.size(0) == answers.size(0) && log_sums.size(1) == tokens &&
-          log_sums.is_contiguous() && log_sums.scalar_type() == ScalarType::Float,
-      "log_sums must be [sites, tokens], contiguous float32");
-  const float* answer = static_cast<const float*>(answers.const_data_ptr()) + position * tokens * hidden;
-  const float* log_sum = static_cast<const float*>(log_sums.const_data_ptr()) + position * tokens;
-  dispatch(like.scalar_type(), [&](auto dtype) {
+      position >= 0 && position + ahead == sites, "the sites are not the last of the scores");
+  float* to = static_cast<float*>(made_ahead(scores, {tokens, sites, slots}));
+  to += position * slots + first;
+  const float* folded = fold_all(queries, key_norms, static_cast<float>(logit_scale), hidden);
+  dispatch(bank.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
-    const auto terms = matrices<D>(addends, like);
-    const auto own = updated ? matrix<D>(*updated, like) : terms[0];
-    const auto out = matrix<D>(normed, like);
-    for_tokens(tokens, 3 * hidden, [&](int64_t begin, int64_t end) {
-      Rows mixed(1, hidden);
-      for (int64_t token = begin; token < end; ++token) {
-        if (updated) add<D>(own[token], terms[0][token], terms[1][token], hidden);
-        const typename D::Element* row = own[token];
-        float logit;
-        score<D, 1>(&logit, &row, site.query[0], site.key_eps, hidden);
-        const float weight = 1 / (1 + std::exp(log_sum[token] - logit - site.bias));
-        Vec squares = {};
-        chunks(hidden, [&](int64_t at, int64_t n) {
-          const Vec other = load<Float32>(answer + token * hidden + at, n);
-          const Vec merged = other + weight * (load<D>(row + at, n) - other);
-          Float32::narrow(mixed[0] + at, merged);
-          squares += merged * merged;
-        });
-        site.norm.apply<D>(out[token], mixed[0], squares, hidden);
+    const auto source = rows_of<D>(bank);
+    for_tokens(tokens, count * ahead * hidden, [&](int64_t begin, int64_t end) {
+      std::vector<const typename D::Element*> rows(end - begin);
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t token = begin; token < end; ++token)
+          rows[token - begin] = source(token, first + i);
+        score_sites<D>(
+            to + begin * sites * slots + i, sites * slots, slots, rows.data(), rows.size(), folded,
+            ahead, static_cast<float>(key_eps), hidden);
       }
     });
   });
 }
 
-Tensor mix_norm(
-    Tensors sources, Tensor query, Tensor key_norm, double logit_scale, double key_eps,
-    std::optional<Tensor> bias, Tensor norm_weight, double norm_eps) {
-  const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
-  STD_TORCH_CHECK(!sources.empty(), "mix_norm takes at least one source");
-  const Tensor last = sources.back();
-  sources.pop_back();
-  Tensor normed = torch::stable::new_empty(last, {last.size(0), last.size(1)});
-  attend_and_norm(normed, nullptr, sources, {last}, site);
-  return normed;
-}
-
-std::tuple<Tensor, Tensor> add_mix_norm(
-    Tensors blocks, Tensor partial, Tensor delta, Tensor query, Tensor key_norm,
-    double logit_scale, double key_eps, std::optional<Tensor> bias, Tensor norm_weight,
-    double norm_eps) {
-  const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
-  Tensor normed = torch::stable::new_empty(delta, {delta.size(0), delta.size(1)});
-  Tensor updated = torch::stable::new_empty(delta, {delta.size(0), delta.size(1)});
-  attend_and_norm(normed, &updated, blocks, {partial, delta}, site);
-  return {normed, updated};
-}
-
-Tensor merge_norm(
-    Tensor answers, Tensor log_sums, int64_t position, Tensor own, Tensor query, Tensor key_norm,
-    double logit_scale, double key_eps, std::optional<Tensor> bias, Tensor norm_weight,
-    double norm_eps) {
-  const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
-  Tensor normed = torch::stable::new_empty(own, {own.size(0), own.size(1)});
-  merge_and_norm(normed, nullptr, answers, log_sums, position, {own}, site);
-  return normed;
-}
-
-std::tuple<Tensor, Tensor> add_merge_norm(
-    Tensor answers, Tensor log_sums, int64_t position, Tensor partial, Tensor delta, Tensor query,
-    Tensor key_norm, double logit_scale, double key_eps, std::optional<Tensor> bias,
-    Tensor norm_weight, double norm_eps) {
-  const Site site(query, key_norm, logit_scale, key_eps, bias, norm_weight, norm_eps);
-  Tensor normed = torch::stable::new_empty(delta, {delta.size(0), delta.size(1)});
-  Tensor updated = torch::stable::new_empty(delta, {delta.size(0), delta.size(1)});
-  merge_and_norm(normed, &updated, answers, log_sums, position, {partial, delta}, site);
-  return {normed, updated};
-}
-
-std::tuple<Tensor, Tensor> inter_block(
-    Tensors blocks, Tensors queries, Tensors key_norms, double logit_scale,
-    double key_eps) {
-  STD_TORCH_CHECK(
-      !blocks.empty() && !queries.empty() && queries.size() == key_norms.size(),
-      "inter_block takes at least one block, and a key norm for every query");
-  const Tensor& like = blocks[0];
-  STD_TORCH_CHECK(like.dim() == 2, "every source must be [tokens, hidden]");
-  const int64_t tokens = like.size(0), hidden = like.size(1);
-  const int64_t count = blocks.size(), sites = queries.size();
-  Tensor answers = torch::stable::new_empty(like, {sites, tokens, hidden}, ScalarType::Float);
-  Tensor log_sums = torch::stable::new_empty(like, {sites, tokens}, ScalarType::Float);
-  float* answer = static_cast<float*>(answers.data_ptr());
+std::tuple<Tensor, Tensor> open_group(
+    Tensor x, Tensor bank, int64_t row, bool fresh, bool completes, Tensors queries,
+    Tensors key_norms, std::optional<Tensor> bias, Tensor norm_weight, double logit_scale,
+    double key_eps, double norm_eps) {
+  const State state(x, bank);
+  const int64_t tokens = state.tokens, hidden = state.hidden, sites = queries.size();
+  const int64_t count = row + 1, later_count = row + completes;
+  state.check_rows(0, row);
+  STD_TORCH_CHECK(later_count > 0, "later sites have no finished block to attend to");
+  const float* folded = fold_all(queries, key_norms, static_cast<float>(logit_scale), hidden);
+  const Norm norm(norm_weight, norm_eps, hidden);
+  const float own_bias = read_bias(bias);
+  Tensor answers = torch::stable::new_empty(bank, {sites - 1, tokens, hidden});
+  Tensor log_sums = torch::stable::new_empty(bank, {sites - 1, tokens}, ScalarType::Float);
   float* log_sum = static_cast<float*>(log_sums.data_ptr());
-  const Rows folded = fold(queries, key_norms, logit_scale, hidden);
-  dispatch(like.scalar_type(), [&](auto dtype) {
+  dispatch(x.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
-    const auto sources = matrices<D>(blocks, like);
+    const auto delta = rows_of<D>(x), blocks = rows_of<D>(bank), answer = rows_of<D>(answers);
     for_tokens(tokens, (count + sites) * hidden, [&](int64_t begin, int64_t end) {
       std::vector<const typename D::Element*> rows(count);
-      std::vector<float> weights(sites * count);
-      Rows mixed(kGroup, hidden);
+      float* weights = scratch(kWeights, sites * count);
+      float* mixed = scratch(kMixed, kGroup * padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
-        for (int64_t row = 0; row < count; ++row) {
-          rows[row] = sources[row][token];
-          const float scale =
-              1 / std::sqrt(sum(square<D>(rows[row], hidden)) / hidden + static_cast<float>(key_eps));
-          in_groups(sites, [&](int64_t site, auto group) {
-            constexpr int64_t G = group;
-            float* scores[G];
-            const float* by[G];
-            for (int64_t g = 0; g < G; ++g) {
-              scores[g] = &weights[(site + g) * count + row];
-              by[g] = folded[site + g];
-            }
-            score_sites<D, G>(scores, rows[row], by, hidden);
-            for (int64_t g = 0; g < G; ++g) *scores[g] *= scale;
-          });
-        }
-        in_groups(sites, [&](int64_t site, auto group) {
+        update<D>(blocks(token, row), delta(token, 0), fresh, hidden);
+        for (int64_t i = 0; i < count; ++i) rows[i] = blocks(token, i);
+        score_sites<D>(
+            weights, 1, count, rows.data(), later_count, folded, sites,
+            static_cast<float>(key_eps), hidden);
+        if (!completes)
+          score<D, 1>(&weights[row], &rows[row], folded, static_cast<float>(key_eps), hidden);
+        weights[row] += own_bias;
+        softmax(weights, count);
+        const float* first = weights;
+        Vec own;
+        mix<D, 1>(&mixed, &own, rows.data(), &first, count, hidden);
+        norm.apply<D>(delta(token, 0), mixed, own, hidden);
+        in_groups(sites - 1, [&](int64_t site, auto group) {
           constexpr int64_t G = group;
           float* to[G];
           const float* by[G];
           Vec squares[G];
           for (int64_t g = 0; g < G; ++g) {
-            float* scores = &weights[(site + g) * count];
-            log_sum[(site + g) * tokens + token] = softmax(scores, count);
+            float* scores = weights + (1 + site + g) * count;
+            log_sum[(site + g) * tokens + token] = softmax(scores, later_count);
             by[g] = scores;
-            to[g] = mixed[g];
+            to[g] = mixed + g * padded(hidden);
           }
-          mix<D, G>(to, squares, rows.data(), by, count, hidden);
+          mix<D, G>(to, squares, rows.data(), by, later_count, hidden);
           for (int64_t g = 0; g < G; ++g)
-            std::memcpy(
-                answer + ((site + g) * tokens + token) * hidden, to[g], hidden * sizeof(float));
+            chunks(hidden, [&](int64_t at, int64_t n) {
+              store<D>(answer(site + g, token) + at, Float32::widen(to[g] + at), n);
+            });
         });
       }
     });
@@ -491,30 +584,46 @@ std::tuple<Tensor, Tensor> inter_block(
   return {answers, log_sums};
 }
 
+void add_to_row(Tensor delta, Tensor bank, int64_t row) {
+  const State state(delta, bank);
+  state.check_rows(0, row);
+  dispatch(delta.scalar_type(), [&](auto dtype) {
+    using D = decltype(dtype);
+    const auto from = rows_of<D>(delta), to = rows_of<D>(bank);
+    for_tokens(state.tokens, 3 * state.hidden, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token)
+        update<D>(to(token, row), from(token, 0), false, state.hidden);
+    });
+  });
+}
+
 }  // namespace
 
+#define STATE "Tensor(a!) x, Tensor(b!) bank, "
 #define SITE \
-  "Tensor query, Tensor key_norm, float logit_scale, float key_eps, Tensor? bias, " \
-  "Tensor norm_weight, float norm_eps"
+  "int row, bool fresh, Tensor query, Tensor key_norm, Tensor? bias, Tensor norm_weight, " \
+  "float logit_scale, float key_eps, float norm_eps) -> ()"
 
 STABLE_TORCH_LIBRARY(attnres_serve, library) {
-  library.def("mix_norm(Tensor[] sources, " SITE ") -> Tensor");
+  library.def("cpp_single_pass(" STATE SITE);
   library.def(
-      "add_mix_norm(Tensor[] blocks, Tensor partial, Tensor delta, " SITE ") -> (Tensor, Tensor)");
+      "cpp_open_group(" STATE "int row, bool fresh, bool completes, Tensor[] queries, "
+      "Tensor[] key_norms, Tensor? bias, Tensor norm_weight, float logit_scale, float key_eps, "
+      "float norm_eps) -> (Tensor, Tensor)");
   library.def(
-      "inter_block(Tensor[] blocks, Tensor[] queries, Tensor[] key_norms, float logit_scale, "
-      "float key_eps) -> (Tensor, Tensor)");
+      "cpp_merge(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
   library.def(
-      "merge_norm(Tensor answers, Tensor log_sums, int position, Tensor own, " SITE ") -> Tensor");
-  library.def(
-      "add_merge_norm(Tensor answers, Tensor log_sums, int position, Tensor partial, "
-      "Tensor delta, " SITE ") -> (Tensor, Tensor)");
+      "cpp_score_rows(Tensor bank, Tensor(a!) scores, int position, int first, int count, "
+      "Tensor[] queries, Tensor[] key_norms, float logit_scale, float key_eps) -> ()");
+  library.def("cpp_mix_scored(" STATE "Tensor scores, int position, " SITE);
+  library.def("cpp_add_to_row(Tensor delta, Tensor(a!) bank, int row) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
-  library.impl("mix_norm", TORCH_BOX(&mix_norm));
-  library.impl("add_mix_norm", TORCH_BOX(&add_mix_norm));
-  library.impl("inter_block", TORCH_BOX(&inter_block));
-  library.impl("merge_norm", TORCH_BOX(&merge_norm));
-  library.impl("add_merge_norm", TORCH_BOX(&add_merge_norm));
+  library.impl("cpp_single_pass", TORCH_BOX(&single_pass));
+  library.impl("cpp_open_group", TORCH_BOX(&open_group));
+  library.impl("cpp_merge", TORCH_BOX(&merge));
+  library.impl("cpp_score_rows", TORCH_BOX(&score_rows));
+  library.impl("cpp_mix_scored", TORCH_BOX(&mix_scored));
+  library.impl("cpp_add_to_row", TORCH_BOX(&add_to_row));
 }

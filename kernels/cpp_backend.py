@@ -1,8 +1,9 @@
 """The cpp backend: vectorised C++ on CPU, compiled once by the machine's own compiler.
 
 Each function is an operator of torch's, opaque to a compiler: no kernel per number of sources is
-generated, and a site costs one call.  ``backends`` describes the functions, ``cpp_backend.cpp`` is
-their code.
+generated, and a site costs one call.  In decode a call is mostly its own overhead, with the caches
+full of other weights: so it takes few arguments, and a site returns no new tensor.
+``backends`` describes the functions, ``cpp_backend.cpp`` is their code.
 """
 
 import fcntl
@@ -20,13 +21,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels import torch_path
-from attnres_serve.kernels.backends import BackendError, SiteWeights
+from attnres_serve.kernels.backends import BackendError, Place, SiteWeights
 
 SOURCE = Path(__file__).with_name("cpp_backend.cpp")
+IN_PLACE = True
 FLAGS = ("-O3", "-march=native", "-std=c++20")
 
-Answers = tuple[Tensor, Tensor]  # [S, T, d] and log-sum-exps [S, T], float32
+Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
 _ops = torch.ops.attnres_serve
 _ready = False
 
@@ -55,62 +56,96 @@ def prepare() -> None:
     _ready = True
 
 
+def queries_of(sites: Sequence[SiteWeights]) -> Sequence[SiteWeights]:
+    return sites
+
+
 def single_pass(
-    blocks: Sequence[Tensor], partial: Tensor | None, delta: Tensor, weights: SiteWeights
-) -> tuple[Tensor, Tensor]:
-    if partial is None:
-        return _ops.mix_norm((*blocks, delta), *weights), delta
-    return _ops.add_mix_norm(blocks, partial, delta, *weights)
+    delta: Tensor,
+    bank: Tensor,
+    queries: Sequence[SiteWeights],
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    _ops.cpp_single_pass(delta, bank, *place, *site)
+    return delta
 
 
-def inter_block(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
-    queries, key_norms = [site.query for site in sites], [site.key_norm for site in sites]
-    scale, eps = sites[0].logit_scale, sites[0].key_eps
-    return _ops.inter_block(blocks, queries, key_norms, scale, eps)
-
-
-def norm_answer(answers: Answers, position: int, weights: SiteWeights, like: Tensor) -> Tensor:
-    answer = answers[0][position]
-    return torch_path.rms_norm(answer, weights.norm_weight, weights.norm_eps, like.dtype)
+def open_group(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Sequence[SiteWeights],
+    position: int,
+    count: int,
+    site: SiteWeights,
+    place: Place,
+    completes: bool,
+) -> tuple[Tensor, Answers]:
+    keys = _keys(queries[position : position + count])
+    answers = _ops.cpp_open_group(delta, bank, *place, completes, *keys, *site[2:])
+    return delta, answers
 
 
 def merge(
-    answers: Answers, position: int, partial: Tensor | None, delta: Tensor, weights: SiteWeights
-) -> tuple[Tensor, Tensor]:
-    if partial is None:
-        return _ops.merge_norm(*answers, position, delta, *weights), delta
-    return _ops.add_merge_norm(*answers, position, partial, delta, *weights)
+    delta: Tensor,
+    bank: Tensor,
+    answers: Answers,
+    number: int,
+    first: int,
+    queries: Sequence[SiteWeights],
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    _ops.cpp_merge(delta, bank, *answers, number, first, *place, *site)
+    return delta
+
+
+def score_rows(
+    bank: Tensor,
+    scores: Tensor,
+    queries: Sequence[SiteWeights],
+    position: int,
+    first: int,
+    count: int,
+    site: SiteWeights,
+) -> None:
+    keys = *_keys(queries[position:]), site.logit_scale, site.key_eps
+    _ops.cpp_score_rows(bank, scores, position, first, count, *keys)
+
+
+def mix_scored(
+    delta: Tensor,
+    bank: Tensor,
+    scores: Tensor,
+    queries: Sequence[SiteWeights],
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    _ops.cpp_mix_scored(delta, bank, scores, position, *place, *site)
+    return delta
+
+
+def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
+    _ops.cpp_add_to_row(delta, bank, row)
+
+
+def _keys(sites: Sequence[SiteWeights]) -> tuple[list[Tensor], list[Tensor]]:
+    return [site.query for site in sites], [site.key_norm for site in sites]
 
 
 def _register_fakes() -> None:
     """What the operators return, for compilers: shapes and dtypes without values."""
+    for name in ("single_pass", "merge", "score_rows", "mix_scored", "add_to_row"):
+        torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
 
-    @torch.library.register_fake("attnres_serve::mix_norm")
-    def _(sources, *_):
-        return _like(sources[-1])
-
-    @torch.library.register_fake("attnres_serve::add_mix_norm")
-    def _(blocks, partial, delta, *_):
-        return _like(delta), _like(delta)
-
-    @torch.library.register_fake("attnres_serve::inter_block")
-    def _(blocks, queries, *_):
-        tokens, hidden = blocks[0].shape
-        shape = (len(queries), tokens, hidden)
-        answers = blocks[0].new_empty(shape, dtype=torch.float32)
-        return answers, blocks[0].new_empty(shape[:2], dtype=torch.float32)
-
-    @torch.library.register_fake("attnres_serve::merge_norm")
-    def _(answers, log_sums, position, own, *_):
-        return _like(own)
-
-    @torch.library.register_fake("attnres_serve::add_merge_norm")
-    def _(answers, log_sums, position, partial, delta, *_):
-        return _like(delta), _like(delta)
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    @torch.library.register_fake("attnres_serve::cpp_open_group")
+    def _(x, bank, row, fresh, completes, queries, *_):
+        later = len(queries) - 1
+        log_sums = x.new_empty((later, x.shape[0]), dtype=torch.float32)
+        return x.new_empty((later, *x.shape)), log_sums
 
 
 def _fingerprint() -> str:

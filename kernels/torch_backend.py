@@ -7,6 +7,7 @@ from torch import Tensor
 from attnres_serve.kernels import torch_path
 from attnres_serve.kernels.backends import SiteWeights
 
+IN_PLACE = False
 Answers = tuple[tuple[Tensor, Tensor], ...]
 
 
@@ -31,10 +32,33 @@ def norm_answer(answers: Answers, position: int, weights: SiteWeights, like: Ten
 
 
 def merge(
-    answers: Answers, position: int, partial: Tensor | None, delta: Tensor, weights: SiteWeights
+    answers: Answers,
+    position: int,
+    blocks: Sequence[Tensor],
+    partial: Tensor | None,
+    delta: Tensor,
+    weights: SiteWeights,
 ) -> tuple[Tensor, Tensor]:
     updated = delta if partial is None else partial + delta
-    return torch_path.merge(*answers[position], updated, *_arguments(weights)), updated
+    own = (*blocks, updated)
+    return torch_path.merge(*answers[position], own, *_arguments(weights)), updated
+
+
+def score(block: Tensor, sites: Sequence[SiteWeights]) -> tuple[Tensor, ...]:
+    return torch_path.score(block, [_folded(site) for site in sites], sites[0].key_eps)
+
+
+def mix_scored(
+    scores: Sequence[tuple[Tensor, ...]],
+    ahead: int,
+    blocks: Sequence[Tensor],
+    partial: Tensor | None,
+    delta: Tensor,
+    weights: SiteWeights,
+) -> tuple[Tensor, Tensor]:
+    updated = delta if partial is None else partial + delta
+    known = [one[-ahead] for one in scores]
+    return torch_path.mix_scored(known, (*blocks, updated), *_arguments(weights)), updated
 
 
 def _folded(weights: SiteWeights) -> Tensor:

@@ -19,7 +19,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-__all__ = ["inter_block", "merge", "rms_norm", "single_pass"]
+__all__ = ["inter_block", "merge", "mix_scored", "rms_norm", "score", "single_pass"]
 
 MAX_UNROLLED = 16
 
@@ -69,31 +69,72 @@ def inter_block(
 def merge(
     answer: Tensor,
     log_sum: Tensor,
-    partial: Tensor,
+    sources: Sequence[Tensor],
     query: Tensor,
     key_eps: float,
     norm_weight: Tensor,
     norm_eps: float,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Phase 2 of two-phase: merge the partial sum by online softmax and norm the mix.
+    """Phase 2 of two-phase: merge what came since by online softmax and norm the mix.
+
+    The answer is one more source, whose score is its log-sum-exp.
 
     Args:
         answer: ``[T, d]`` float32, this site's answer of phase 1.
         log_sum: ``[T, 1]`` float32, its log-sum-exp.
-        partial: ``[T, d]`` running partial sum in the activation dtype.
+        sources: ``[T, d]`` each, in the activation dtype: blocks finished since phase 1, then the
+            partial sum.
         query, key_eps, norm_weight, norm_eps: as in ``single_pass``.
-        bias: ``[1]`` float32, added to the score of the partial sum.
+        bias: ``[1]`` float32, added to the score of the last source.
 
     Returns:
-        ``[T, d]`` in the dtype of ``partial``.
+        ``[T, d]`` in the dtype of the sources.
     """
-    own = partial.float()
-    score = _score(own, query, key_eps)
-    if bias is not None:
-        score = score + bias
-    weight = torch.sigmoid(score - log_sum)
-    return rms_norm(answer + weight * (own - answer), norm_weight, norm_eps, partial.dtype)
+    scores = [log_sum, *(_score(source.float(), query, key_eps) for source in sources)]
+    mixed = _blend(scores, (answer, *sources), bias)
+    return rms_norm(mixed, norm_weight, norm_eps, sources[-1].dtype)
+
+
+def score(block: Tensor, queries: Sequence[Tensor], key_eps: float) -> tuple[Tensor, ...]:
+    """Score on write: the logits of a finished block for all sites ahead.
+
+    Args:
+        block: ``[T, d]``.
+        queries: ``S`` tensors ``[d]``, float32, folded.
+        key_eps: epsilon of the key norm.
+
+    Returns:
+        ``S`` tensors ``[T, 1]`` float32.
+    """
+    wide = block.float()
+    if torch.compiler.is_compiling():
+        return tuple(_score(wide, query, key_eps) for query in queries)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + key_eps)
+    return ((wide @ torch.stack(tuple(queries), dim=1)) * scale).split(1, dim=1)
+
+
+def mix_scored(
+    scores: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    query: Tensor,
+    key_eps: float,
+    norm_weight: Tensor,
+    norm_eps: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Mix blocks by the logits they were given when they were written, and norm the mix.
+
+    Args:
+        scores: ``n - 1`` logits ``[T, 1]``, of all sources but the last.
+        sources: ``n`` tensors ``[T, d]`` of one dtype: the finished blocks, then the partial sum.
+        query, key_eps, norm_weight, norm_eps, bias: as in ``single_pass``.
+
+    Returns:
+        ``[T, d]`` in the dtype of the sources.
+    """
+    scores = [*scores, _score(sources[-1].float(), query, key_eps)]
+    return rms_norm(_blend(scores, sources, bias), norm_weight, norm_eps, sources[0].dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
@@ -111,6 +152,26 @@ def _score(x: Tensor, query: Tensor, eps: float) -> Tensor:
     return (x * query).sum(-1, keepdim=True) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+def _blend(scores: list[Tensor], sources: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """The sources mixed by the softmax of their scores, ``[T, 1]`` each, in float32."""
+    if bias is not None:
+        scores[-1] = scores[-1] + bias
+    if _unroll(sources):
+        return _blend_unrolled(scores, sources)[0]
+    weights = torch.softmax(torch.cat(scores, dim=1), dim=1)
+    stacked = torch.stack([source.float() for source in sources], dim=1)
+    return torch.bmm(weights.unsqueeze(1), stacked).squeeze(1)
+
+
+def _blend_unrolled(scores: list[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    top = reduce(torch.maximum, scores)
+    powers = [torch.exp(score - top) for score in scores]
+    total = reduce(torch.add, powers)
+    rows = zip(powers, sources, strict=True)
+    mixed = reduce(torch.add, [power / total * source.float() for power, source in rows])
+    return mixed, top + torch.log(total)
+
+
 def _unrolled(
     sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float, bias: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -119,12 +180,7 @@ def _unrolled(
         scores = [_score(source.float(), query, eps) for source in sources]
         if bias is not None:
             scores[-1] = scores[-1] + bias
-        top = reduce(torch.maximum, scores)
-        powers = [torch.exp(score - top) for score in scores]
-        total = reduce(torch.add, powers)
-        rows = zip(powers, sources, strict=True)
-        mixed = reduce(torch.add, [power / total * source.float() for power, source in rows])
-        answers.append((mixed, top + torch.log(total)))
+        answers.append(_blend_unrolled(scores, sources))
     return tuple(answers)
 
 

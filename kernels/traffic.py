@@ -2,12 +2,32 @@
 
 A *vector* is tokens x hidden elements of the activation dtype; docs/performance.md has the formulae
 in vectors.  Queries and norm weights, taken to be in the activation dtype, are counted too.  What
-caches serve again is not.
+caches serve again is not: a row that a program reads once more for other sites, or that it reads
+back after writing it.
+
+The functions of launches come first, then those of groups of sites, for which a plan can be made.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 _FLOAT32 = 4
+
+
+class SiteRow(NamedTuple):
+    """What a site does to the bank.
+
+    Attributes:
+        row: the row it adds to, and the number of finished rows before it.
+        fresh: whether that row begins here.
+        completes: whether it is a finished block from here on.
+    """
+
+    row: int
+    fresh: bool = False
+    completes: bool = False
 
 
 def single_pass(tokens: int, blocks: int, hidden: int, dtype: torch.dtype, *, fresh: bool) -> int:
@@ -23,39 +43,87 @@ def inter_block(tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.
     return vectors * tokens * hidden * dtype.itemsize + small
 
 
-def merge(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool) -> int:
-    """Phase 2 of one site."""
-    vectors = 4 if fresh else 5  # delta, answer, old sum (not fresh); new sum, result
+def open_group(
+    tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.dtype, *, fresh: bool
+) -> int:
+    """The first site on top of ``blocks`` rows, and phase 1 of the ``sites - 1`` later ones."""
+    vectors = blocks + sites + (2 if fresh else 3)  # delta, old sum (not fresh); new sum
+    small = (sites * hidden + (sites - 1) * tokens) * _FLOAT32 + hidden * dtype.itemsize
+    return vectors * tokens * hidden * dtype.itemsize + small
+
+
+def merge(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool, late: int = 0) -> int:
+    """Phase 2 of one site, which reads ``late`` rows that were finished after phase 1."""
+    vectors = late + (4 if fresh else 5)  # delta, answer, old sum (not fresh); new sum, result
     small = tokens * _FLOAT32 + _query_and_weight(hidden, dtype)
     return vectors * tokens * hidden * dtype.itemsize + small
 
 
-def norm_answer(tokens: int, hidden: int, dtype: torch.dtype) -> int:
-    """The result of a block's first site: answer in, result out."""
-    return (2 * tokens + 1) * hidden * dtype.itemsize
+def score_rows(tokens: int, count: int, sites: int, hidden: int, dtype: torch.dtype) -> int:
+    """Logits of ``count`` finished rows."""
+    small = sites * (hidden + count * tokens) * _FLOAT32
+    return count * tokens * hidden * dtype.itemsize + small
 
 
-def complete_row(tokens: int, hidden: int, dtype: torch.dtype) -> int:
-    """The addition that completes a block before phase 1: delta and old sum in, new sum out."""
-    return 3 * tokens * hidden * dtype.itemsize
+def mix_scored(
+    tokens: int,
+    blocks: int,
+    hidden: int,
+    dtype: torch.dtype,
+    *,
+    fresh: bool,
+    skipped: int = 0,
+) -> int:
+    """One site with known logits of ``blocks`` rows, of which ``skipped`` are not read.
+
+    That number is one of all tokens; skipped rows may differ from token to token.
+    """
+    vectors = blocks - skipped + (3 if fresh else 4)  # as of the single pass
+    small = tokens * blocks * _FLOAT32 + _query_and_weight(hidden, dtype)
+    return vectors * tokens * hidden * dtype.itemsize + small
 
 
-def single_pass_block(tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.dtype) -> int:
-    """All sites of a block; the first completes the last of the ``blocks``, the second begins."""
-    total = single_pass(tokens, blocks - 1, hidden, dtype, fresh=False)
-    for later in range(sites - 1):
-        total += single_pass(tokens, blocks, hidden, dtype, fresh=later == 0)
+def single_pass_group(tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: torch.dtype) -> int:
+    """A single pass at every site."""
+    return sum(single_pass(tokens, site.row, hidden, dtype, fresh=site.fresh) for site in rows)
+
+
+def two_phase_group(tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: torch.dtype) -> int:
+    """``open_group`` at the first site, and at every later one a merge.
+
+    A merge reads the rows that were finished since, if the group spans several blocks.
+    """
+    opens = rows[0]
+    total = open_group(tokens, opens.row, len(rows), hidden, dtype, fresh=opens.fresh)
+    answered = opens.row + opens.completes
+    for site in rows[1:]:
+        late = site.row - answered
+        total += merge(tokens, hidden, dtype, fresh=site.fresh, late=late)
     return total
 
 
-def two_phase_block(tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.dtype) -> int:
-    """The same sites by ``complete_row``, ``inter_block``, ``norm_answer`` and merges."""
-    total = complete_row(tokens, hidden, dtype)
-    total += inter_block(tokens, blocks, sites, hidden, dtype)
-    total += norm_answer(tokens, hidden, dtype)
-    for later in range(sites - 1):
-        total += merge(tokens, hidden, dtype, fresh=later == 0)
+def score_on_write_group(
+    tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: torch.dtype, *, sites: int
+) -> int:
+    """``mix_scored`` at every site, and after one that completes a row ``score_rows`` of that row.
+
+    Args:
+        sites: how many sites there are from the first of these to the last of the pipeline stage;
+            a row is scored for those that are left, just before the next one, and not if none is.
+    """
+    total = 0
+    for index, site in enumerate(rows):
+        total += mix_scored(tokens, site.row, hidden, dtype, fresh=site.fresh)
+        left = sites - index - 1
+        if site.completes and left:
+            total += score_rows(tokens, 1, left, hidden, dtype)
     return total
+
+
+def block_rows(blocks: int, sites: int) -> list[SiteRow]:
+    """A block of sites: the first completes the last of ``blocks`` rows, the second begins one."""
+    first = SiteRow(blocks - 1, completes=True)
+    return [first, *(SiteRow(blocks, fresh=later == 0) for later in range(sites - 1))]
 
 
 def _query_and_weight(hidden: int, dtype: torch.dtype) -> int:

@@ -1,33 +1,46 @@
-"""The triton backend: the Triton kernels as operators of torch's that write to a bank.
+"""The triton backend: the Triton kernels as operators of torch's; see ``backends``.
 
-The functions differ from those of the other backends (``backends``) in what they work on: one bank
-``[T, slots, d]`` whose rows are the finished blocks and then the partial sum, updated in place.
-Queries come folded, ``[d]`` float32: pseudo-query times key norm times logit scale.
+The queries of a pipeline stage come folded in one tensor ``[S, d]`` float32.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels.backends import BackendError, SiteWeights
+from attnres_serve.kernels.backends import BackendError, Place, SiteWeights
 
 Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
+IN_PLACE = True
 _ops = torch.ops.attnres_serve
 _library: torch.library.Library | None = None
 
-_SITE = "Tensor query, Tensor norm_weight, Tensor? bias, int row, bool fresh, float key_eps"
+
+_PLACE = "int row, bool fresh"
+_NORM = "Tensor? bias, Tensor norm_weight, float key_eps, float norm_eps"
 SCHEMAS = {
-    "triton_single_pass": (f"(Tensor delta, Tensor(a!) bank, {_SITE}, float norm_eps) -> Tensor"),
-    "triton_complete_row": "(Tensor delta, Tensor(a!) bank, int row, bool fresh) -> ()",
-    "triton_norm_answer": (
-        "(Tensor answers, Tensor norm_weight, int position, float norm_eps) -> Tensor"
+    "triton_fold": "(Tensor[] queries, Tensor[] key_norms, float logit_scale) -> Tensor",
+    "triton_single_pass": (
+        f"(Tensor delta, Tensor(a!) bank, Tensor queries, int position, {_PLACE}, {_NORM})"
+        " -> Tensor"
     ),
-    "triton_inter_block": (
-        "(Tensor bank, Tensor queries, int count, float key_eps) -> (Tensor, Tensor)"
+    "triton_open_group": (
+        "(Tensor delta, Tensor(a!) bank, Tensor queries, int position, int count, bool completes,"
+        f" {_PLACE}, {_NORM}) -> (Tensor, Tensor, Tensor)"
     ),
     "triton_merge": (
-        "(Tensor delta, Tensor(a!) bank, Tensor answers, Tensor log_sums, int position, "
-        f"{_SITE}, float norm_eps) -> Tensor"
+        "(Tensor delta, Tensor(a!) bank, Tensor answers, Tensor log_sums, int number, int first,"
+        f" Tensor queries, int position, {_PLACE}, {_NORM}) -> Tensor"
     ),
+    "triton_score_rows": (
+        "(Tensor bank, Tensor(a!) scores, Tensor queries, int position, int first, int count,"
+        " float key_eps) -> ()"
+    ),
+    "triton_mix_scored": (
+        "(Tensor delta, Tensor(a!) bank, Tensor scores, Tensor queries, int position,"
+        f" {_PLACE}, {_NORM}) -> Tensor"
+    ),
+    "triton_add_to_row": "(Tensor delta, Tensor(a!) bank, int row) -> ()",
 }
 
 
@@ -41,117 +54,104 @@ def prepare() -> None:
     if _library is not None:
         return
     try:
-        from attnres_serve.kernels import triton_common, triton_single_pass, triton_two_phase
+        from attnres_serve.kernels import triton_common, triton_operators
     except ImportError as error:
         raise BackendError(
             f"the triton backend needs Triton ({error}); choose the torch backend."
         ) from error
     if not (torch.cuda.is_available() or triton_common.INTERPRETED):
         raise BackendError("the triton backend needs a CUDA device; choose the torch backend.")
-
-    def single_pass(delta, bank, query, norm_weight, bias, row, fresh, key_eps, norm_eps):
-        return triton_single_pass.single_pass(
-            delta,
-            bank,
-            query,
-            norm_weight,
-            row=row,
-            fresh=fresh,
-            key_eps=key_eps,
-            norm_eps=norm_eps,
-            bias=bias,
-        )
-
-    def complete_row(delta, bank, row, fresh):
-        bank[:, row] = delta if fresh else bank[:, row] + delta
-
-    def norm_answer(answers, norm_weight, position, norm_eps):
-        return triton_two_phase.norm_answer(
-            answers, norm_weight, position=position, norm_eps=norm_eps
-        )
-
-    def inter_block(bank, queries, count, key_eps):
-        return triton_two_phase.inter_block(bank, queries, count=count, key_eps=key_eps)
-
-    def merge(
-        delta,
-        bank,
-        answers,
-        log_sums,
-        position,
-        query,
-        norm_weight,
-        bias,
-        row,
-        fresh,
-        key_eps,
-        norm_eps,
-    ):
-        return triton_two_phase.merge(
-            delta,
-            bank,
-            answers,
-            log_sums,
-            query,
-            norm_weight,
-            row=row,
-            position=position,
-            fresh=fresh,
-            key_eps=key_eps,
-            norm_eps=norm_eps,
-            bias=bias,
-        )
-
     _library = torch.library.Library("attnres_serve", "FRAGMENT")
     key = "CPU" if triton_common.INTERPRETED else "CUDA"
-    functions = (single_pass, complete_row, norm_answer, inter_block, merge)
-    for name, function in zip(SCHEMAS, functions, strict=True):
-        _library.define(name + SCHEMAS[name])
+    for name, schema in SCHEMAS.items():
+        function = getattr(triton_operators, name.removeprefix("triton_"))
+        _library.define(name + schema)
         _library.impl(name, function, key)
-    for name, fake in zip(SCHEMAS, (_like, _nothing, _one, _answers, _like), strict=True):
+        fake = _FAKES.get(name, _nothing)
         torch.library.register_fake(f"attnres_serve::{name}", fake, lib=_library)
 
 
-def single_pass(
-    delta: Tensor, bank: Tensor, query: Tensor, site: SiteWeights, row: int, fresh: bool
-) -> Tensor:
-    """Add ``delta`` to bank row ``row`` (or begin it), attend to all rows up to it, norm the mix.
+def queries_of(sites: Sequence[SiteWeights]) -> Tensor:
+    """Pseudo-queries times key norms and logit scale, ``[S, d]`` float32.
 
-    Returns:
-        The normed mix ``[T, d]``.
+    An operator, because a compiler would launch a kernel for every one of them.
     """
-    own = query, site.norm_weight, site.bias, row, fresh, site.key_eps, site.norm_eps
-    return _ops.triton_single_pass(delta, bank, *own)
+    queries, key_norms = [site.query for site in sites], [site.key_norm for site in sites]
+    return _ops.triton_fold(queries, key_norms, sites[0].logit_scale)
 
 
-def complete_row(delta: Tensor, bank: Tensor, row: int, fresh: bool) -> None:
-    """Add ``delta`` to bank row ``row``, or begin it; nothing is attended to."""
-    _ops.triton_complete_row(delta, bank, row, fresh)
+def single_pass(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Tensor,
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    return _ops.triton_single_pass(delta, bank, queries, position, *place, *_norm(site))
 
 
-def norm_answer(answers: Answers, position: int, site: SiteWeights) -> Tensor:
-    """The result ``[T, d]`` of a site whose sources are finished blocks only."""
-    return _ops.triton_norm_answer(answers[0], site.norm_weight, position, site.norm_eps)
-
-
-def inter_block(bank: Tensor, queries: Tensor, count: int, key_eps: float) -> Answers:
-    """Phase 1: sites with the queries ``[S, d]`` attend to the first ``count`` rows."""
-    return _ops.triton_inter_block(bank, queries, count, key_eps)
+def open_group(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Tensor,
+    position: int,
+    count: int,
+    site: SiteWeights,
+    place: Place,
+    completes: bool,
+) -> tuple[Tensor, Answers]:
+    group = queries, position, count, completes
+    normed, *answers = _ops.triton_open_group(delta, bank, *group, *place, *_norm(site))
+    return normed, (answers[0], answers[1])
 
 
 def merge(
     delta: Tensor,
     bank: Tensor,
     answers: Answers,
+    number: int,
+    first: int,
+    queries: Tensor,
     position: int,
-    query: Tensor,
     site: SiteWeights,
-    row: int,
-    fresh: bool,
+    place: Place,
 ) -> Tensor:
-    """Phase 2: as ``single_pass``, with the answer at ``position`` for the rows before."""
-    own = query, site.norm_weight, site.bias, row, fresh, site.key_eps, site.norm_eps
-    return _ops.triton_merge(delta, bank, *answers, position, *own)
+    known = *answers, number, first, queries, position
+    return _ops.triton_merge(delta, bank, *known, *place, *_norm(site))
+
+
+def score_rows(
+    bank: Tensor,
+    scores: Tensor,
+    queries: Tensor,
+    position: int,
+    first: int,
+    count: int,
+    site: SiteWeights,
+) -> None:
+    _ops.triton_score_rows(bank, scores, queries, position, first, count, site.key_eps)
+
+
+def mix_scored(
+    delta: Tensor,
+    bank: Tensor,
+    scores: Tensor,
+    queries: Tensor,
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    known = scores, queries, position
+    return _ops.triton_mix_scored(delta, bank, *known, *place, *_norm(site))
+
+
+def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
+    _ops.triton_add_to_row(delta, bank, row)
+
+
+def _norm(site: SiteWeights) -> tuple:
+    return site.bias, site.norm_weight, site.key_eps, site.norm_eps
 
 
 def _like(delta: Tensor, *_) -> Tensor:
@@ -162,12 +162,20 @@ def _nothing(*_) -> None:
     return None
 
 
-def _one(answers: Tensor, *_) -> Tensor:
-    return answers.new_empty(answers.shape[1:])
+def _stacked(queries: Sequence[Tensor], *_) -> Tensor:
+    return queries[0].new_empty((len(queries), *queries[0].shape))
 
 
-def _answers(bank: Tensor, queries: Tensor, count: int, key_eps: float) -> Answers:
-    tokens, _, hidden = bank.shape
-    sites = queries.shape[0]
-    answers = bank.new_empty((tokens, sites, hidden)).transpose(0, 1)
-    return answers, queries.new_empty((tokens, sites)).t()
+def _group(delta, bank, queries, position, count, *_) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, hidden = delta.shape
+    answers = delta.new_empty((tokens, count - 1, hidden)).transpose(0, 1)
+    return _like(delta), answers, queries.new_empty((tokens, count - 1)).t()
+
+
+_FAKES = {
+    "triton_fold": _stacked,
+    "triton_single_pass": _like,
+    "triton_open_group": _group,
+    "triton_merge": _like,
+    "triton_mix_scored": _like,
+}

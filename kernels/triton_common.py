@@ -1,6 +1,7 @@
 """What the Triton kernels share: constants, and the contracts that are checked before a launch."""
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,7 +25,9 @@ class Config(NamedTuple):
 # 90 and 100, and as many programs per SM as keep about 25 KB of loads in flight (HBM latency x
 # bandwidth / SMs).  At 7168 on sm_90 a second row in flight takes over 200 registers and leaves one
 # program per SM; a single row takes 128 and leaves two (on sm_80 and sm_100 one).  At 16384 the
-# half types spill up to 16 bytes and fp32 up to 80; larger sizes are refused.
+# half types spill up to 16 bytes and fp32 up to 80; larger sizes are refused.  A merge that reads
+# rows besides the answer takes some registers more: at 7168 on sm_90 one program is left, and at
+# 16384 fp32 spills up to 184 bytes.
 # One config for all T: what a token gets does not depend on its batch.
 CONFIGS = {
     256: Config(tile=2, num_warps=1),
@@ -41,6 +44,33 @@ def config_for(hidden_size: int) -> Config:
     return CONFIGS[min(limit for limit in CONFIGS if hidden_size <= limit)]
 
 
+def launch_options(early: bool) -> dict[str, Any]:
+    """What every launch passes to its kernel besides the kernel's own arguments.
+
+    Args:
+        early: programmatic dependent launch.  The grid is set up while the kernel ahead of it on
+            the stream drains, and every program of ours then blocks in ``gdc_wait``
+            (``griddepcontrol.wait``) until that kernel, which itself waited for those ahead of it,
+            has completed and what it wrote is visible.  The wait stands before the first access to
+            memory, so a launch that starts early reads, overwrites and returns what it otherwise
+            would.
+            Queries and weights are no exception: a caller may have folded a query in the kernel
+            just ahead.  Our kernels do not release their followers early
+            (``gdc_launch_dependents``), because a follower need not be ours and wait.
+    """
+    options: dict[str, Any] = {"EARLY": early}
+    options["enable_fp_fusion"] = True  # the default of Triton up to 3.9 and not of 3.10
+    return options | {"launch_pdl": True} if early else options
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a device has programmatic dependent launch: sm_90 and later."""
+    if INTERPRETED or device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def check_site(
     delta: Tensor,
     bank: Tensor,
@@ -49,11 +79,12 @@ def check_site(
     bias: Tensor | None,
     out: Tensor | None,
     row: int,
-    **answers: Tensor,
+    results: dict[str, Tensor] | None = None,
+    **read: Tensor,
 ) -> None:
     """Raise on the first contract that the arguments of a site break.
 
-    Of ``answers``, what phase 2 reads besides, only the memory is checked.
+    Of ``read`` and ``results``, what it reads and writes besides, only the memory is checked.
     """
     if delta.dim() != 2 or bank.dim() != 3:
         raise ValueError(
@@ -71,13 +102,14 @@ def check_site(
         raise TypeError(f"bank is {bank.dtype} but delta is {delta.dtype}")
     check_query("query", query, hidden)
     check_norm_weight(norm_weight, hidden)
-    read = {"delta": delta, "query": query, "norm_weight": norm_weight, **answers}
+    read = {"delta": delta, "query": query, "norm_weight": norm_weight, **read}
     if bias is not None:
         check_like("bias", bias, (1,), torch.float32)
         read["bias"] = bias
     if out is not None:
         check_out(out, "delta", delta)
-    check_memory(read, state={"bank": bank}, results={} if out is None else {"out": out})
+    results = ({} if out is None else {"out": out}) | (results or {})
+    check_memory(read, state={"bank": bank}, results=results)
 
 
 def check_hidden(hidden: int) -> None:

@@ -1,9 +1,12 @@
 """One site of depth attention in one Triton launch (arXiv 2603.15031, sections 3 and 4).
 
 A program owns a token: it adds the sublayer's output to the partial sum, writes that bank row,
-mixes all rows by online softmax and norms the mix.  Names: ``p_`` pointers, ``o_`` offsets, ``m_``
-masks, ``b_`` values a program holds.  ``TRITON_INTERPRET=1``, set before Triton is imported, runs
-it on CPU.
+mixes all rows by online softmax and norms the mix.  With an answer of phase 1 it is phase 2 as well
+(``triton_two_phase.merge``): an answer is one more source, whose score is its log-sum-exp and which
+stands for the rows it was made from.
+
+Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
+``TRITON_INTERPRET=1``, set before Triton is imported, runs it on CPU.
 """
 
 from typing import Any
@@ -13,14 +16,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnres_serve.kernels.triton_common import Config, check_site, config_for
+from attnres_serve.kernels.triton_common import (
+    Config,
+    check_site,
+    config_for,
+    launch_options,
+    starts_early,
+)
 
 
-# row is not specialised: one binary serves every number of sources.
-@triton.jit(do_not_specialize=["row"])
-def single_pass_kernel(
+# What is not specialised here: one binary serves every number of sources, sites and tokens.
+@triton.jit(do_not_specialize=["sum_site_stride", "sum_stride", "first", "row", "position"])
+def site_kernel(
     p_delta,  # [T, HIDDEN]
     p_bank,  # [T, slots, HIDDEN]
+    p_answers,  # [sites, T, HIDDEN] or None
+    p_log_sums,  # [sites, T] or None
     p_query,  # [HIDDEN]
     p_weight,  # [HIDDEN]
     p_bias,  # [1] or None
@@ -28,30 +39,47 @@ def single_pass_kernel(
     delta_stride: tl.int64,
     bank_stride: tl.int64,
     slot_stride: tl.int64,
+    site_stride: tl.int64,
+    answer_stride: tl.int64,
+    sum_site_stride: tl.int64,
+    sum_stride: tl.int64,
     out_stride: tl.int64,
+    first,
     row,
+    position,
     key_eps,
     norm_eps,
     FRESH: tl.constexpr,
+    LOOP: tl.constexpr,  # False: first is row, and the loop is not compiled
+    EARLY: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     o_d = tl.arange(0, BLOCK)
     o_s = tl.arange(0, TILE)
     m_d = o_d < HIDDEN
     p_rows = p_bank + token * bank_stride + o_d  # [BLOCK]
     p_own = p_rows + row * slot_stride  # [BLOCK]
-    p_tile = p_rows[None, :] + o_s[:, None] * slot_stride  # [TILE, BLOCK]
 
     # The first tile is requested here and each later one a round early: loads overlap reductions.
-    b_tile = tl.load(p_tile, mask=(o_s < row)[:, None] & m_d[None, :], other=0.0)
+    if p_answers is None:
+        first = 0  # a constant saves 17 registers at 7168 on sm_90, and so a program per SM
+    if LOOP:
+        p_tile = p_rows[None, :] + (first + o_s)[:, None] * slot_stride  # [TILE, BLOCK]
+        b_tile = tl.load(p_tile, mask=(first + o_s < row)[:, None] & m_d[None, :], other=0.0)
     b_own = tl.load(p_delta + token * delta_stride + o_d, mask=m_d, other=0.0)  # [BLOCK]
     if not FRESH:
         b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [BLOCK]
         b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
     b_query = tl.load(p_query + o_d, mask=m_d, other=0.0)  # [BLOCK]
+    if p_answers is not None:
+        p_answer = p_answers + position * site_stride + token * answer_stride + o_d  # [BLOCK]
+        b_answer = tl.load(p_answer, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
+        log_sum = tl.load(p_log_sums + position * sum_site_stride + token * sum_stride)
     tl.store(p_own, b_own, mask=m_d)
 
     b_mix = b_own.to(tl.float32)  # [BLOCK]
@@ -61,21 +89,29 @@ def single_pass_kernel(
     if p_bias is not None:
         top += tl.load(p_bias)
     total = 1.0
-    for first in range(0, row, TILE):
-        b_source = b_tile.to(tl.float32)  # [TILE, BLOCK]
-        p_tile += TILE * slot_stride
-        m_next = first + TILE + o_s < row
-        b_tile = tl.load(p_tile, mask=m_next[:, None] & m_d[None, :], other=0.0)
-        b_products = tl.join(b_source * b_source, b_source * b_query[None, :])
-        b_square, b_dot = tl.split(tl.sum(b_products, axis=1))  # [TILE] each
-        b_score = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
-        b_score = tl.where(first + o_s < row, b_score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(b_score, axis=0))
+    if p_answers is not None:
+        new_top = tl.maximum(top, log_sum)
         scale = tl.exp(top - new_top)
-        b_share = tl.exp(b_score - new_top)  # [TILE]
-        total = total * scale + tl.sum(b_share, axis=0)
-        b_mix = b_mix * scale + tl.sum(b_share[:, None] * b_source, axis=0)
+        share = tl.exp(log_sum - new_top)
+        total = scale + share
+        b_mix = b_mix * scale + share * b_answer
         top = new_top
+    if LOOP:
+        for begin in range(first, row, TILE):
+            b_source = b_tile.to(tl.float32)  # [TILE, BLOCK]
+            p_tile += TILE * slot_stride
+            m_next = begin + TILE + o_s < row
+            b_tile = tl.load(p_tile, mask=m_next[:, None] & m_d[None, :], other=0.0)
+            b_products = tl.join(b_source * b_source, b_source * b_query[None, :])
+            b_square, b_dot = tl.split(tl.sum(b_products, axis=1))  # [TILE] each
+            b_score = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
+            b_score = tl.where(begin + o_s < row, b_score, float("-inf"))
+            new_top = tl.maximum(top, tl.max(b_score, axis=0))
+            scale = tl.exp(top - new_top)
+            b_share = tl.exp(b_score - new_top)  # [TILE]
+            total = total * scale + tl.sum(b_share, axis=0)
+            b_mix = b_mix * scale + tl.sum(b_share[:, None] * b_source, axis=0)
+            top = new_top
 
     b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
     b_mix = b_mix * (1.0 / total)
@@ -96,14 +132,20 @@ def launch_arguments(
     fresh: bool,
     key_eps: float,
     norm_eps: float,
+    answers: tuple[Tensor, Tensor] | None = None,
+    position: int = 0,
+    first: int = 0,
     config: Config | None = None,
 ) -> dict[str, Any]:
     """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
     hidden = delta.shape[1]
     tile, num_warps = config or config_for(hidden)
+    vectors, log_sums = answers or (None, None)
     return {
         "p_delta": delta,
         "p_bank": bank,
+        "p_answers": vectors,
+        "p_log_sums": log_sums,
         "p_query": query,
         "p_weight": norm_weight,
         "p_bias": bias,
@@ -111,16 +153,23 @@ def launch_arguments(
         "delta_stride": delta.stride(0),
         "bank_stride": bank.stride(0),
         "slot_stride": bank.stride(1),
+        "site_stride": 0 if vectors is None else vectors.stride(0),
+        "answer_stride": 0 if vectors is None else vectors.stride(1),
+        "sum_site_stride": 0 if log_sums is None else log_sums.stride(0),
+        "sum_stride": 0 if log_sums is None else log_sums.stride(1),
         "out_stride": out.stride(0),
+        "first": first,
         "row": row,
+        "position": position,
         "key_eps": float(key_eps),
         "norm_eps": float(norm_eps),
         "FRESH": fresh,
+        "LOOP": vectors is None or first < row,
         "HIDDEN": hidden,
         "BLOCK": triton.next_power_of_2(hidden),
         "TILE": tile,
         "num_warps": num_warps,
-        "enable_fp_fusion": True,  # the default of Triton up to 3.9 and not of 3.10
+        **launch_options(starts_early(delta.device)),
     }
 
 
@@ -184,7 +233,7 @@ def single_pass(
             config=config,
         )
         with torch.cuda.device_of(delta):
-            single_pass_kernel[(delta.shape[0],)](**arguments)
+            site_kernel[(delta.shape[0],)](**arguments)
     return out
 
 

@@ -107,8 +107,38 @@ def check_mix(actual: Tensor, sources: list[Tensor], query: Tensor) -> None:
         assert ((actual.double() - expected).abs() / mix_error(sources, query)).max() <= 1
 
 
-def check_normed(actual: Tensor, sources: list[Tensor], query: Tensor, weight: Tensor) -> None:
-    """A normed mix: one rounding to the dtype beside the error of the mix under the norm's gain."""
+def half_ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """What one rounding to ``dtype`` may change."""
+    limits = torch.finfo(dtype)
+    return values.abs().clamp(min=limits.smallest_normal) * (limits.eps / 2)
+
+
+def rounding_of_the_answer(
+    sources: list[Tensor], query: Tensor, norm_weight: Tensor, dtype: torch.dtype, finished: int
+) -> Tensor:
+    """What it may cost that the answer was rounded to ``dtype``, ``[T, d]``.
+
+    Beside a partial sum of weight w the mix moves by (1 - w) times half a unit of the answer, and
+    by its root mean square the norm's factor.
+    """
+    mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
+    logits = reference.scores(torch.stack(sources, 1).double(), query.double(), KEY_EPS)
+    rest = torch.softmax(logits, -1)[:, :finished].sum(-1, keepdim=True)
+    answer, _ = reference.mix(sources[:finished], query, KEY_EPS, torch.float64)
+    moved = rest * half_ulp(answer, dtype)
+    factor = (mixed.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
+    relative = factor * moved.square().mean(-1, keepdim=True).sqrt()
+    second_order = 1 + 3 * relative
+    return norm_weight.double().abs() * factor * (moved + mixed.abs() * relative) * second_order
+
+
+def check_normed(
+    actual: Tensor, sources: list[Tensor], query: Tensor, weight: Tensor, answered: int = 0
+) -> None:
+    """A normed mix: one rounding to the dtype beside the error of the mix under the norm's gain.
+
+    Another one where an answer, rounded to the dtype, stands for the first ``answered`` sources.
+    """
     dtype = sources[0].dtype
     assert actual.dtype == dtype and actual.shape == sources[0].shape
     if not actual.numel():
@@ -116,7 +146,7 @@ def check_normed(actual: Tensor, sources: list[Tensor], query: Tensor, weight: T
     mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
     expected = reference.rms_norm(mixed, weight.double(), NORM_EPS)
     gain = weight.double().abs().max() / (mixed.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()
-    limits = torch.finfo(dtype)
-    half_ulp = expected.abs().clamp(min=limits.smallest_normal) * (limits.eps / 2)
-    tolerance = half_ulp + gain * mix_error(sources, query)
+    tolerance = half_ulp(expected, dtype) + gain * mix_error(sources, query)
+    if answered:
+        tolerance += rounding_of_the_answer(sources, query, weight, dtype, answered)
     assert ((actual.double() - expected).abs() / tolerance).max() <= 1

@@ -7,20 +7,111 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import in_place
 import pytest
 import torch
 from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, Case, check_normed, every_row
 from torch import Tensor
 
-from attnres_serve.kernels import backends, cpp_backend
-from attnres_serve.kernels.backends import SiteWeights
+from attnres_serve.kernels import backends
+from attnres_serve.kernels.backends import Place, SiteWeights
 
 LOGIT_SCALE = 1.25
 
 
-@pytest.fixture(params=["cpp", "torch"])  # triton's functions are others
-def backend(request: pytest.FixtureRequest) -> ModuleType:
-    return backends.load(request.param)
+@pytest.fixture(params=["cpp", "torch"])  # triton's has the same state as cpp, see test_residual.py
+def backend(request: pytest.FixtureRequest) -> "Functions":
+    return Functions(backends.load(request.param))
+
+
+class Functions:
+    """A backend's functions as those of the torch backend, whatever it works on.
+
+    For one that works in place a bank is made, with NaN in the rows that are not in use; finished
+    rows and later ones must stay as they are.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def single_pass(self, blocks, partial, delta, weights: SiteWeights) -> tuple[Tensor, Tensor]:
+        if not self.module.IN_PLACE:
+            return self.module.single_pass(blocks, partial, delta, weights)
+        return self._in_place("single_pass", (), blocks, partial, delta, weights)
+
+    def inter_block(self, blocks, sites: list[SiteWeights]) -> tuple[int, object, Tensor]:
+        """Blocks read, answers of the sites, and the normed answer of the first of them."""
+        if not self.module.IN_PLACE:
+            answers = self.module.inter_block(blocks, sites)
+            normed = self.module.norm_answer(answers, 0, sites[0], blocks[0])
+            return len(blocks), answers, normed
+        *earlier, last = blocks
+        bank, place = make_bank(earlier, None, last)
+        queries = self.module.queries_of([sites[0], *sites])
+        group = queries, 0, 1 + len(sites), sites[0], place, True
+        normed, answers = self.module.open_group(last.clone(), bank, *group)
+        check_bank(bank, blocks)
+        return len(blocks), answers, normed
+
+    def merge(
+        self, known, number: int, since, partial, delta, weights: SiteWeights
+    ) -> tuple[Tensor, Tensor]:
+        read, answers, _ = known
+        if not self.module.IN_PLACE:
+            return self.module.merge(answers, number, since, partial, delta, weights)
+        unread = [torch.full_like(delta, torch.nan)] * read
+        ahead = answers, number, read
+        return self._in_place("merge", ahead, [*unread, *since], partial, delta, weights)
+
+    def rounded(self, read: int) -> int:
+        """Blocks for which an answer in the activation dtype stands; torch keeps it in float32."""
+        return read if self.module.IN_PLACE else 0
+
+    def score(self, block: Tensor, sites: list[SiteWeights]) -> object:
+        if not self.module.IN_PLACE:
+            return self.module.score(block, sites)
+        bank, _ = make_bank([block], None, block)
+        before = 2  # sites of the stage that ran already
+        queries = self.module.queries_of([*sites[:1] * before, *sites])
+        scores = torch.full((len(block), before + len(sites), bank.shape[1]), torch.nan)
+        self.module.score_rows(bank, scores, queries, before, 0, 1, sites[0])
+        assert scores[:, :before].isnan().all() and scores[..., 1:].isnan().all()
+        return scores[:, before:, 0]
+
+    def mix_scored(
+        self, scores, ahead: int, blocks, partial, delta, weights: SiteWeights
+    ) -> tuple[Tensor, Tensor]:
+        if not self.module.IN_PLACE:
+            return self.module.mix_scored(scores, ahead, blocks, partial, delta, weights)
+        together = torch.full((len(delta), ahead, len(blocks) + 3), torch.nan)
+        for row, one in enumerate(scores):
+            together[:, 0, row] = one[:, -ahead]
+        return self._in_place("mix_scored", (together,), blocks, partial, delta, weights)
+
+    def _in_place(
+        self, name: str, known: tuple, blocks, partial, delta, weights: SiteWeights
+    ) -> tuple[Tensor, Tensor]:
+        bank, place = make_bank(blocks, partial, delta)
+        own = self.module.queries_of([weights]), 0, weights, place
+        normed = getattr(self.module, name)(delta.clone(), bank, *known, *own)
+        updated = bank[:, place.row].clone()
+        check_bank(bank, [*blocks, delta if partial is None else updated])
+        return normed, delta if partial is None else updated
+
+
+def make_bank(blocks, partial: Tensor | None, like: Tensor) -> tuple[Tensor, Place]:
+    rows = [*blocks] if partial is None else [*blocks, partial]
+    bank = like.new_full((like.shape[0], len(blocks) + 3, like.shape[1]), torch.nan)
+    for row, one in enumerate(rows):
+        bank[:, row] = one
+    return bank, Place(len(blocks), partial is None)
+
+
+def check_bank(bank: Tensor, rows: list[Tensor]) -> None:
+    wanted = torch.stack(rows, dim=1)
+    assert torch.equal(bank[:, : len(rows)].isnan(), wanted.isnan())
+    assert torch.equal(bank[:, : len(rows)].nan_to_num(), wanted.nan_to_num())
+    assert bank[:, len(rows) :].isnan().all()
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +127,8 @@ def site(case: Case, dtype: torch.dtype, number: int = 0) -> SiteWeights:
     generator = torch.Generator().manual_seed(case.seed + 7)
     key_norms = 0.5 + torch.rand((number + 1, case.hidden), generator=generator)
     query = case.queries(number + 1)[number]
-    key = query, key_norms[number], LOGIT_SCALE, KEY_EPS, None
-    return SiteWeights(*key, case.norm_weight(dtype), NORM_EPS)
+    learned = query, key_norms[number], None, case.norm_weight(dtype)
+    return SiteWeights(*learned, LOGIT_SCALE, KEY_EPS, NORM_EPS)
 
 
 def folded(weights: SiteWeights) -> Tensor:
@@ -52,7 +143,7 @@ def split(last: Tensor) -> tuple[Tensor, Tensor]:
 
 @every_row
 def test_single_pass(
-    case: Case, dtype: torch.dtype, backend: ModuleType, unwritten: Callable[..., None]
+    case: Case, dtype: torch.dtype, backend: Functions, unwritten: Callable[..., None]
 ) -> None:
     """With a partial sum and without; the new partial sum is exact."""
     *blocks, last = case.sources(dtype)
@@ -72,7 +163,7 @@ def test_two_phase(
     case: Case,
     dtype: torch.dtype,
     sites: int,
-    backend: ModuleType,
+    backend: Functions,
     unwritten: Callable[..., None],
 ) -> None:
     """The first site reads blocks only, the others merge a partial sum, new or grown."""
@@ -85,38 +176,112 @@ def test_two_phase(
     answers = backend.inter_block(blocks, all_weights)
     for position, weights in enumerate(all_weights):
         query, norm_weight = folded(weights), weights.norm_weight
-        normed = backend.norm_answer(answers, position, weights, last)
-        check_normed(normed, blocks, query, norm_weight)
-        normed, updated = backend.merge(answers, position, None, last, weights)
+        check_normed(backend.inter_block(blocks, [weights])[2], blocks, query, norm_weight)
+        normed, updated = backend.merge(answers, position, (), None, last, weights)
         assert updated is last
-        check_normed(normed, [*blocks, last], query, norm_weight)
-        normed, updated = backend.merge(answers, position, partial, delta, weights)
+        answered = backend.rounded(len(blocks))
+        check_normed(normed, [*blocks, last], query, norm_weight, answered)
+        normed, updated = backend.merge(answers, position, (), partial, delta, weights)
         assert torch.equal(updated, partial + delta)
-        check_normed(normed, [*blocks, updated], query, norm_weight)
+        check_normed(normed, [*blocks, updated], query, norm_weight, answered)
+
+
+@every_row
+def test_score_on_write(
+    case: Case, dtype: torch.dtype, backend: Functions, unwritten: Callable[..., None]
+) -> None:
+    """Blocks scored for the sites ahead, some of which a block of its own age has behind it."""
+    *blocks, last = case.sources(dtype)
+    partial, delta = split(last)
+    sites = [site(case, dtype, number) for number in range(6)]
+    unwritten(*blocks, last, partial, delta)
+    # Each block was written at another site: the older ones were scored for more sites.
+    since = [max(0, 3 - age) for age in range(len(blocks), 0, -1)]
+    scores = [backend.score(*one) for one in zip(blocks, (sites[s:] for s in since), strict=True)]
+    for number in range(3, 6):
+        weights, ahead = sites[number], 6 - number
+        known, norm_weight = (scores, ahead, blocks), weights.norm_weight
+        normed, updated = backend.mix_scored(*known, None, last, weights)
+        assert updated is last
+        check_normed(normed, [*blocks, last], folded(weights), norm_weight)
+        normed, updated = backend.mix_scored(*known, partial, delta, weights)
+        assert torch.equal(updated, partial + delta)
+        check_normed(normed, [*blocks, updated], folded(weights), norm_weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [4, 20])
+def test_blocks_that_were_finished_after_phase_1(
+    backend: Functions, count: int, dtype: torch.dtype
+) -> None:
+    """A merge reads them besides the answer, however many they are."""
+    case = Case(count=count)
+    *blocks, last = case.sources(dtype)
+    weights, (partial, delta) = site(case, dtype), split(last)
+    for read in range(1, len(blocks)):
+        answers = backend.inter_block(blocks[:read], [weights])
+        own = blocks[read:], partial, delta, weights
+        normed, updated = backend.merge(answers, 0, *own)
+        assert torch.equal(updated, partial + delta)
+        own = folded(weights), weights.norm_weight, backend.rounded(read)
+        check_normed(normed, [*blocks, updated], *own)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("completes", [True, False])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_the_first_site_of_a_group_in_place(
+    fresh: bool, completes: bool, dtype: torch.dtype
+) -> None:
+    """On a sum that begins or grows, and that later sites read or do not."""
+    backend, case = backends.load("cpp"), Case(count=4, hidden=50)
+    *blocks, last = case.sources(dtype)
+    partial, delta = (None, last) if fresh else split(last)
+    bank, place = make_bank(blocks, partial, last)
+    sites = [site(case, dtype, number) for number in range(4)]
+    group = backend.queries_of(sites), 0, 4, sites[0], place, completes
+    normed, answers = backend.open_group(delta.clone(), bank, *group)
+    own = delta if partial is None else partial + delta
+    check_bank(bank, [*blocks, own])
+    check_normed(normed, [*blocks, own], folded(sites[0]), sites[0].norm_weight)
+    read = [*blocks, own] if completes else blocks
+    for number, weights in enumerate(sites[1:]):
+        after, place = make_bank([torch.full_like(last, torch.nan)] * len(read), None, last)
+        merge = answers, number, len(read), [weights], 0, weights, place
+        check_normed(
+            backend.merge(last.clone(), after, *merge),
+            [*read, last],
+            folded(weights),
+            weights.norm_weight,
+            len(read),
+        )
 
 
 @pytest.mark.parametrize("copies", [2, 5])
 def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(
-    backend: ModuleType, copies: int
+    backend: Functions, copies: int
 ) -> None:
-    """In both algorithms, with a new partial sum and with one that grew."""
+    """In all algorithms, with a new partial sum and with one that grew."""
     case = Case(count=4)
     *blocks, last = case.sources(torch.float32)
     partial, delta = split(last)
     weights = site(case, torch.float32)._replace(bias=torch.tensor([float(copies)]).log())
     answers = backend.inter_block(blocks, [weights])
+    scored = [backend.score(block, [weights]) for block in blocks], 1, blocks
     for normed, updated in (
+        backend.mix_scored(*scored, None, last, weights),
+        backend.mix_scored(*scored, partial, delta, weights),
         backend.single_pass(blocks, None, last, weights),
         backend.single_pass(blocks, partial, delta, weights),
-        backend.merge(answers, 0, None, last, weights),
-        backend.merge(answers, 0, partial, delta, weights),
+        backend.merge(answers, 0, (), None, last, weights),
+        backend.merge(answers, 0, (), partial, delta, weights),
     ):
         sources = [*blocks, *[updated] * copies]
         check_normed(normed, sources, folded(weights), weights.norm_weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_of_a_packed_state(backend: ModuleType, dtype: torch.dtype) -> None:
+def test_rows_of_a_packed_state(backend: Functions, dtype: torch.dtype) -> None:
     """Sources as a pipeline stage receives them: rows of one tensor, so far apart in memory."""
     case = Case(count=5, tokens=7, hidden=48)
     packed = torch.stack(case.sources(dtype), dim=1)
@@ -127,12 +292,13 @@ def test_rows_of_a_packed_state(backend: ModuleType, dtype: torch.dtype) -> None
     assert torch.equal(updated, partial + partial)
     check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
     answers = backend.inter_block(blocks, [weights])
-    normed, updated = backend.merge(answers, 0, partial, partial, weights)
-    check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
+    normed, updated = backend.merge(answers, 0, (), partial, partial, weights)
+    own = folded(weights), weights.norm_weight, backend.rounded(len(blocks))
+    check_normed(normed, [*blocks, updated], *own)
 
 
 @pytest.mark.parametrize("hidden", [64, 66])
-def test_threads_share_out_the_tokens(backend: ModuleType, hidden: int) -> None:
+def test_threads_share_out_the_tokens(backend: Functions, hidden: int) -> None:
     """Enough tokens for every thread, and a last share that is smaller."""
     case = Case(count=6, tokens=1003, hidden=hidden)
     *blocks, last = case.sources(torch.bfloat16)
@@ -142,19 +308,22 @@ def test_threads_share_out_the_tokens(backend: ModuleType, hidden: int) -> None:
 
 
 def test_the_cpp_backend_is_batch_invariant() -> None:
-    """Bit for bit the same numbers, whatever else is in the batch, in both algorithms."""
-    backend = backends.load("cpp")
+    """Bit for bit the same numbers, whatever else is in the batch, in all algorithms."""
+    backend = Functions(backends.load("cpp"))
     case = Case(count=6, tokens=1003)
     *blocks, last = case.sources(torch.bfloat16)
     weights, (partial, delta) = site(case, torch.bfloat16), split(last)
 
     def run(chosen: slice) -> list[Tensor]:
         some = [block[chosen] for block in blocks]
-        answers = backend.inter_block(some, [weights] * 5)
+        known = backend.inter_block(some, [weights] * 5)
+        scores = [backend.score(block, [weights] * 5) for block in some]
+        own = partial[chosen], delta[chosen], weights
         return [
-            backend.single_pass(some, partial[chosen], delta[chosen], weights)[0],
-            backend.merge(answers, 4, partial[chosen], delta[chosen], weights)[0],
-            backend.norm_answer(answers, 2, weights, delta),
+            *(backend.mix_scored(scores, ahead, some, *own)[0] for ahead in (1, 5)),
+            backend.single_pass(some, *own)[0],
+            backend.merge(known, 4, (), *own)[0],
+            known[-1],
         ]
 
     together = run(slice(None))
@@ -164,28 +333,37 @@ def test_the_cpp_backend_is_batch_invariant() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_so(backend: ModuleType, value: float) -> None:
+def test_what_is_not_finite_stays_so(backend: Functions, value: float) -> None:
     """A source that overflowed poisons its token, and that token alone."""
     for dtype in DTYPES:
         case = Case(count=4, tokens=3)
         *blocks, last = case.sources(dtype)
         last[1, 5] = value
-        normed, _ = backend.single_pass(blocks, None, last, site(case, dtype))
-        assert normed[1].isnan().any()
-        assert normed[[0, 2]].isfinite().all()
+        weights = site(case, dtype)
+        scores = [backend.score(block, [weights]) for block in blocks]
+        for normed, _ in (
+            backend.single_pass(blocks, None, last, weights),
+            backend.mix_scored(scores, 1, blocks, None, last, weights),
+            backend.merge(backend.inter_block(blocks, [weights]), 0, (), None, last, weights),
+        ):
+            assert normed[1].isnan().any()
+            assert normed[[0, 2]].isfinite().all()
 
 
-def test_compiled(backend: ModuleType) -> None:
-    """Both algorithms in one graph for any number of tokens."""
+def test_the_torch_backend_compiled() -> None:
+    """All algorithms in one graph for any number of tokens."""
+    backend = backends.load("torch")
 
     def run(
         blocks: list[Tensor], partial: Tensor, delta: Tensor, weights: SiteWeights
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
         answers = backend.inter_block(blocks, [weights, weights])
+        scores = [backend.score(block, [weights]) for block in blocks]
         return (
             backend.single_pass(blocks, partial, delta, weights),
-            backend.merge(answers, 1, partial, delta, weights),
-            backend.merge(answers, 0, None, delta, weights),
+            backend.mix_scored(scores, 1, blocks, partial, delta, weights),
+            backend.merge(answers, 1, (), partial, delta, weights),
+            backend.merge(answers, 0, (), None, delta, weights),
         )
 
     torch.compiler.reset()
@@ -194,79 +372,106 @@ def test_compiled(backend: ModuleType) -> None:
         case = Case(tokens=tokens, count=4)
         *blocks, last = case.sources(torch.bfloat16)
         weights, (partial, delta) = site(case, torch.bfloat16), split(last)
-        single, grown, fresh = compiled(blocks, partial, delta, weights)
-        for normed, updated in (single, grown):
+        *grown, fresh = compiled(blocks, partial, delta, weights)
+        for normed, updated in grown:
             assert torch.equal(updated, partial + delta)
             check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
         check_normed(fresh[0], [*blocks, delta], folded(weights), weights.norm_weight)
 
 
+@pytest.mark.parametrize("second_version", [True, False])  # False is vLLM's choice
+def test_a_compiled_graph_writes_the_bank_of_the_cpp_backend_in_place(second_version: bool) -> None:
+    in_place.check_compiled(backends.load("cpp"), "cpu", second_version)
+
+
 def test_operators_keep_the_rules_of_torch() -> None:
-    """Schemas, fakes and dispatch of every operator, as torch's own check sees them."""
+    """Schemas (what is written to, too), fakes and dispatch, as torch's own check sees them."""
     backends.load("cpp")
-    case = Case(count=4, tokens=6)
-    *blocks, last = case.sources(torch.bfloat16)
-    partial, delta = split(last)
-    weights = site(case, torch.bfloat16)
+    delta, bank, sites = in_place.inputs(6, "cpu")
+    keys = [one.query for one in sites], [one.key_norm for one in sites]
     operators = torch.ops.attnres_serve
-    phase_1 = blocks, [weights.query], [weights.key_norm], LOGIT_SCALE, KEY_EPS
-    answers = operators.inter_block(*phase_1)
-    for operator, inputs in [
-        (operators.mix_norm, ([*blocks, last], *weights)),
-        (operators.add_mix_norm, (blocks, partial, delta, *weights)),
-        (operators.inter_block, phase_1),
-        (operators.merge_norm, (*answers, 0, last, *weights)),
-        (operators.add_merge_norm, (*answers, 0, partial, delta, *weights)),
-    ]:
-        torch.library.opcheck(operator.default, inputs)
+    own = 2, False, *sites[0]
+    group = 1, True, True, *keys, *sites[0][2:]
+    answers = operators.cpp_open_group(delta, bank, *group)
+    scores = torch.randn(6, in_place.SITES, in_place.SLOTS)
+    for name, arguments in {
+        "single_pass": (delta, bank, *own),
+        "open_group": (delta, bank, *group),
+        "merge": (delta, bank, *answers, 1, 1, *own),
+        "score_rows": (bank, scores, 0, 1, 2, *keys, 0.5, 1e-6),
+        "mix_scored": (delta, bank, scores, 1, *own),
+        "add_to_row": (delta, bank, 2),
+    }.items():
+        torch.library.opcheck(getattr(operators, f"cpp_{name}").default, arguments)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda blocks: [blocks[0][:, :-1], *blocks[1:]], "one size and dtype"),
-        (lambda blocks: [blocks[0][:-1], *blocks[1:]], "one size and dtype"),
-        (lambda blocks: [blocks[0].float(), *blocks[1:]], "one size and dtype"),
-        (lambda blocks: [blocks[0].t().contiguous().t(), *blocks[1:]], "contiguous"),
-    ],
-)
-def test_operators_refuse_what_they_would_misread(change, message: str) -> None:
-    backends.load("cpp")
-    case = Case(count=3, tokens=65)
-    *blocks, last = case.sources(torch.bfloat16)
-    with pytest.raises(RuntimeError, match=message):
-        cpp_backend.single_pass(change(blocks), None, last, site(case, torch.bfloat16))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (lambda sources, weights: ([], *weights), "at least one source"),
+        (lambda x, bank, site, place: (x[:, :-1], bank, site, place), "must be"),
+        (lambda x, bank, site, place: (x[:-1], bank, site, place), "must be"),
+        (lambda x, bank, site, place: (x.float(), bank, site, place), "one dtype"),
+        (lambda x, bank, site, place: (x.t().contiguous().t(), bank, site, place), "contiguous"),
+        (lambda x, bank, site, place: (x, bank, site, Place(-1, True)), "outside of the bank"),
+        (lambda x, bank, site, place: (x, bank, site, Place(6, True)), "outside of the bank"),
         (
-            lambda sources, weights: (sources, *weights._replace(query=weights.query[:16])),
-            "key_norm|one element for each|must be",
+            lambda x, bank, site, place: (x, bank, site._replace(query=site.query[:16]), place),
+            "must be",
         ),
         (
-            lambda sources, weights: (sources, *weights._replace(norm_weight=torch.ones(3))),
+            lambda x, bank, site, place: (x, bank, site._replace(bias=torch.ones(2)), place),
+            "must be",
+        ),
+        (
+            lambda x, bank, site, place: (x, bank, site._replace(norm_weight=x[0, :3]), place),
             "must be",
         ),
     ],
 )
-def test_operators_read_nothing_beyond_their_arguments(inputs, message: str) -> None:
-    backends.load("cpp")
-    case = Case(count=3, hidden=64)
-    arguments = inputs(case.sources(torch.bfloat16), site(case, torch.bfloat16))
+def test_operators_refuse_what_they_would_misread(change, message: str) -> None:
+    """Nothing is read or written beyond an argument."""
+    backend = backends.load("cpp")
+    case = Case(count=3, tokens=65, hidden=64)
+    *blocks, last = case.sources(torch.bfloat16)
+    bank, place = make_bank(blocks, None, last)
+    x, bank, weights, place = change(last, bank, site(case, torch.bfloat16), place)
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.attnres_serve.mix_norm(*arguments)
+        backend.single_pass(x, bank, [weights], 0, weights, place)
+
+
+def test_operators_refuse_what_was_made_for_other_sites() -> None:
+    """A site that is not among those scored or answered, and scores or answers of another batch."""
+    backend = backends.load("cpp")
+    case = Case(count=3, hidden=64)
+    *blocks, last = case.sources(torch.bfloat16)
+    bank, place = make_bank(blocks, None, last)
+    weights, operators = site(case, torch.bfloat16), torch.ops.attnres_serve
+    queries = [weights] * 2
+    own, scores = (*place, *weights), torch.zeros(5, 2, bank.shape[1])
+    for position in (-1, 2):
+        with pytest.raises(RuntimeError, match="not among those of the scores"):
+            operators.cpp_mix_scored(last, bank, scores, position, *own)
+    with pytest.raises(RuntimeError, match="of the bank's size"):
+        operators.cpp_mix_scored(last, bank, scores[:-1], 0, *own)
+    with pytest.raises(RuntimeError, match="not the last of the scores"):
+        backend.score_rows(bank, scores, queries[:1], 0, 0, 1, weights)
+    with pytest.raises(RuntimeError, match="outside of the bank"):
+        backend.score_rows(bank, scores, queries, 0, 4, 2, weights)
+    _, answers = backend.open_group(last, bank, queries, 0, 2, weights, place, True)
+    for number in (-1, 1):
+        with pytest.raises(RuntimeError, match="not among those of the answers"):
+            operators.cpp_merge(last, bank, *answers, number, 0, *own)
+    with pytest.raises(RuntimeError, match="of the bank's size"):
+        operators.cpp_merge(last[:-1], bank[:-1], *answers, 0, 0, *own)
 
 
 LOAD = """
-from attnres_serve.kernels import backends, cpp_backend
+from attnres_serve.kernels import backends
 try:
     backends.load("cpp")
     backends.load("cpp")
     import torch
-    print(torch.ops.attnres_serve.mix_norm.default)
+    print(torch.ops.attnres_serve.cpp_single_pass.default)
 except backends.BackendError as error:
     print(error)
 """
@@ -283,13 +488,13 @@ def load_in_processes(count: int, **env: str) -> list[str]:
 def test_a_cold_cache_and_a_damaged_library(tmp_path: Path) -> None:
     """Workers that start together compile once; a library that cannot be loaded is made anew."""
     cache = {"XDG_CACHE_HOME": str(tmp_path)}
-    assert load_in_processes(2, **cache) == ["attnres_serve.mix_norm.default"] * 2
+    assert load_in_processes(2, **cache) == ["attnres_serve.cpp_single_pass.default"] * 2
     (library,) = (tmp_path / "attnres_serve").glob("*.so")
     made = library.stat().st_ino
-    assert load_in_processes(1, **cache) == ["attnres_serve.mix_norm.default"]
+    assert load_in_processes(1, **cache) == ["attnres_serve.cpp_single_pass.default"]
     assert library.stat().st_ino == made
     library.write_bytes(b"no library")
-    assert load_in_processes(1, **cache) == ["attnres_serve.mix_norm.default"]
+    assert load_in_processes(1, **cache) == ["attnres_serve.cpp_single_pass.default"]
     assert library.stat().st_size > 1000
 
 

@@ -31,6 +31,7 @@ from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import expected_parts
 
 HIDDEN, TOKENS, EPS, KEY_EPS = 24, 5, 1e-5, 1e-3
+MOST_TOKENS = st.sampled_from([TOKENS, 1 << 40])  # of a step
 # The triton backend needs its interpreter here, so it has a process of its own, see below.
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
@@ -102,9 +103,18 @@ def definition(spec: AttnResSpec, seed: int) -> Definition:
 
 
 def stage(
-    own: Definition, spec: AttnResSpec, algorithm: str, backend: str, first: int, end: int
+    own: Definition,
+    spec: AttnResSpec,
+    algorithm: str,
+    backend: str,
+    first: int,
+    end: int,
+    tokens: int = TOKENS,
 ) -> tuple[SimpleNamespace, dict]:
-    """Layers ``first`` to ``end`` with their sites, and the final norm in the last stage."""
+    """Layers ``first`` to ``end`` with their sites, and the final norm in the last stage.
+
+    Made for steps of ``tokens``: with very many, two sites share a phase 1 at most.
+    """
 
     def norm(weight: Tensor) -> RMSNorm:
         module = RMSNorm(HIDDEN, eps=EPS)
@@ -123,7 +133,7 @@ def stage(
         start_layer=first,
         end_layer=end,
     )
-    installed = install_sites(decoder, spec, algorithm, backends.load(backend))
+    installed = install_sites(decoder, spec, algorithm, backends.load(backend), tokens)
     names = {"query": "query", "key_norm": "key", "bias": "recency"}
     for site in installed.values():
         role, layer = site_role(own.spec, site.site.tensors)
@@ -134,13 +144,19 @@ def stage(
 
 
 def serve(
-    own: Definition, spec: AttnResSpec, algorithm: str, backend: str, split: int, x: Tensor
+    own: Definition,
+    spec: AttnResSpec,
+    algorithm: str,
+    backend: str,
+    split: int,
+    x: Tensor,
+    tokens: int = TOKENS,
 ) -> Tensor:
     """The residual convention of vLLM's decoders, over two pipeline stages if ``split``."""
     hidden, residual = x, None
     cuts = [0, *([split] if split else []), spec.num_layers]
     for first, end in pairwise(cuts):
-        decoder, installed = stage(own, spec, algorithm, backend, first, end)
+        decoder, installed = stage(own, spec, algorithm, backend, first, end, tokens)
         if first:
             rows = rows_received(spec, min(installed))
             assert residual.shape == (TOKENS, rows, HIDDEN)
@@ -176,7 +192,7 @@ def test_any_specification_equals_its_definition(spec, seed, algorithm, backend,
     own = definition(spec, seed)
     x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(seed + 1))
     wanted = own.read_by_the_head(x.double())
-    found = serve(own, spec, algorithm, backend, split, x)
+    found = serve(own, spec, algorithm, backend, split, x, data.draw(MOST_TOKENS))
     # Some hundred roundings of 2^-24 through up to twelve sublayers with gains of one to three.
     torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
 

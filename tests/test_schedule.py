@@ -121,17 +121,6 @@ def test_any_starts_read_the_canonical_sources(spec: AttnResSpec) -> None:
     assert scheduled_sources(spec) == canonical_sources(spec)
 
 
-@settings(max_examples=100, deadline=None)
-@given(specs())
-def test_sites_that_share_a_phase_1_have_the_same_blocks(spec: AttnResSpec) -> None:
-    """`last_of_block` ends the run of sites with equal finished blocks, never before or after."""
-    every = sites(spec)
-    assert [site.index for site in every] == list(range(spec.num_sublayers + 1))
-    for site in every:
-        alike = [other.index for other in every if other.num_blocks == site.num_blocks]
-        assert site.last_of_block == max(alike)
-
-
 @settings(max_examples=50, deadline=None)
 @given(specs())
 def test_every_output_is_read_exactly_once(spec: AttnResSpec) -> None:

@@ -33,7 +33,7 @@ def two_phase(
     answers = torch_path.inter_block(blocks, queries, KEY_EPS)
     rows = zip(answers, queries, strict=True)
     return [
-        torch_path.merge(answer, log_sum, partial, query, KEY_EPS, weight, NORM_EPS, bias)
+        torch_path.merge(answer, log_sum, [partial], query, KEY_EPS, weight, NORM_EPS, bias)
         for (answer, log_sum), query in rows
     ]
 
@@ -124,7 +124,7 @@ def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(form: str, copie
     ((answer, log_sum),) = FORMS[form](blocks, [query], KEY_EPS)
     for actual in (
         torch_path.single_pass(sources, query, KEY_EPS, weight, NORM_EPS, bias),
-        torch_path.merge(answer, log_sum, last, query, KEY_EPS, weight, NORM_EPS, bias),
+        torch_path.merge(answer, log_sum, [last], query, KEY_EPS, weight, NORM_EPS, bias),
     ):
         check_normed(actual, repeated, query, weight)
     (answers,), (log_sums,) = reference.inter_block(blocks, query[None], KEY_EPS, torch.float64)

@@ -18,8 +18,11 @@ HIDDEN = (1024, 4096, 7168)
 BEGINNINGS = {
     "single_pass": (False, True),
     "inter_block": (None,),
+    "open_group": (False, True),
+    "score": (None,),
+    "mix_scored": (False, True),
     "merge": (False, True),
-    "norm_answer": (None,),
+    "merge_rows": (False, True),
 }
 SHAPES = [
     (kernel, arch, hidden, fresh)
@@ -72,15 +75,35 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         "single_pass": lambda: (4 + 2 * kernel["tile"] + (not fresh), 2),
         # A row before and in the loop, queries; answers.
         "inter_block": lambda: (2 + 2 * kernel["sites"], kernel["sites"]),
+        # Delta, weight, and in the first and a later turn what phase 1 loads; bank row, result,
+        # and answers in both.
+        "open_group": lambda: (6 + 4 * kernel["sites"] + (not fresh), 2 + 2 * kernel["sites"]),
+        # A row before and in the loop, and queries.
+        "score": lambda: (2 + 2 * kernel["sites"], 0),
+        # As the single pass.
+        "mix_scored": lambda: (4 + 2 * kernel["tile"] + (not fresh), 2),
         # Delta, weight, query, answer; bank row and result.
         "merge": lambda: (5 + (not fresh), 2),
-        "norm_answer": lambda: (2, 1),
+        # And a tile before and in the loop.
+        "merge_rows": lambda: (5 + 2 * kernel["tile"] + (not fresh), 2),
     }[name]()
-    # The log-sum-exp is one number of a token.
-    scalar_loads = {"32": 1} if name == "merge" else {}
-    scalar_stores = {"32": 1} if name == "inter_block" else {}
-    assert kernel["loads"] == {"128": pieces * loads} | scalar_loads
-    assert kernel["stores"] == {"128": pieces * stores} | scalar_stores
+    # Log-sum-exps and scores are numbers of a token.
+    numbers_in, numbers_out = {
+        "inter_block": lambda: (0, 1),
+        "open_group": lambda: (0, 2),
+        "score": lambda: (0, 1),
+        # All of the site (there are nine slots), and a tile's before and in the loop: once for the
+        # predicate and once for the sum, unless a tile is one row.
+        "mix_scored": lambda: (1 + (2 if kernel["tile"] == 1 else 8), 0),
+        "merge": lambda: (1, 0),
+        "merge_rows": lambda: (1, 0),
+    }.get(name, lambda: (0, 0))()
+    assert kernel["loads"] == _counts(pieces * loads, numbers_in)
+    assert kernel["stores"] == _counts(pieces * stores, numbers_out)
+
+
+def _counts(wide: int, numbers: int) -> dict[str, int]:
+    return {width: n for width, n in (("128", wide), ("32", numbers)) if n}
 
 
 @every_shape
@@ -90,13 +113,26 @@ def test_one_binary_for_every_number_of_sources(shape: Shape) -> None:
 
 
 @every_shape
+def test_an_early_launch_waits_before_it_touches_memory(shape: Shape) -> None:
+    """Read off the machine code, because a compiler may move loads; before sm_90 there is none."""
+    kernel = _compiled()[shape]
+    early = shape[1] == "sm_90"
+    assert kernel["starts_early"] == early
+    # And it never releases its followers ("launch_dependents").
+    assert kernel["grid_control"] == (["wait"] if early else [])
+    assert kernel["accesses_before_wait"] == (0 if early else None)
+
+
+@every_shape
 def test_bf16_is_rounded_to_nearest(shape: Shape) -> None:
     """The interpreter truncates to bf16, so the rounding of compiled code is read off its PTX."""
-    assert set(_compiled()[shape]["roundings"]) == {"cvt.rn.bf16x2.f32"}
+    found = set(_compiled()[shape]["roundings"])
+    # The sum of two bf16 is rounded by the instruction that adds them (add or fma.rn).
+    assert found == (set() if shape[0] == "score" else {"cvt.rn.bf16x2.f32"})
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)
-@pytest.mark.parametrize("kernel", ["single_pass", "merge"])
+@pytest.mark.parametrize("kernel", ["single_pass", "mix_scored", "merge"])
 def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
     """One program's reductions hide behind another's loads; CONFIGS was chosen for this."""
     for fresh in (False, True):
@@ -105,9 +141,12 @@ def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("hidden", HIDDEN)
-def test_phase_1_keeps_sixteen_warps_on_an_sm(hidden: int, arch: str) -> None:
+@pytest.mark.parametrize(("name", "fresh"), [("inter_block", None), ("open_group", False)])
+def test_phase_1_keeps_sixteen_warps_on_an_sm(
+    name: str, fresh: bool | None, hidden: int, arch: str
+) -> None:
     """GROUP_CONFIGS was chosen for this; and no row passes through shared memory."""
-    kernel = _compiled()["inter_block", arch, hidden, None]
+    kernel = _compiled()[name, arch, hidden, fresh]
     assert kernel["programs_per_sm"] * kernel["num_warps"] >= 16
     assert kernel["shared_bytes"] <= 4 * kernel["sites"] * kernel["num_warps"]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, half_ulp
 from torch import Tensor
 from triton_interpreter import (
     DEVICE,
@@ -24,9 +25,7 @@ from attnres_serve.kernels.triton_single_pass import single_pass
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HIDDEN = (1, 3, 64, 96, 257, 1000, 4097)
-KEY_EPS, NORM_EPS = 1e-6, 1e-5
 
 # Error before the last rounding, in units of 2^-24 times the condition of the result (see
 # _tolerance).  Seen in the interpreter: up to 1.3 in 557 cases; a GPU's exp2 and rsqrt add up to
@@ -131,9 +130,7 @@ def _tolerance(
     condition = 1 + (terms + score).amax(1)
     gain = norm_weight.double().abs().max() / (mixed.square().mean(-1) + NORM_EPS).sqrt()
     float32 = FLOAT32_ROUNDINGS * 2**-24 * condition * stacked.abs().amax((1, 2)) * gain
-    limits = torch.finfo(dtype)
-    half_ulp = expected.abs().clamp(min=limits.smallest_normal) * (limits.eps / 2)
-    return half_ulp + float32[:, None]
+    return half_ulp(expected, dtype) + float32[:, None]
 
 
 @settings(max_examples=60, deadline=None)
@@ -271,7 +268,7 @@ def test_one_launch_and_none_for_no_tokens(monkeypatch: pytest.MonkeyPatch) -> N
             grids.append(grid)
             return lambda **arguments: None
 
-    monkeypatch.setattr(triton_single_pass, "single_pass_kernel", Spy())
+    monkeypatch.setattr(triton_single_pass, "site_kernel", Spy())
     single_pass(**_arguments())
     assert grids == [(4,)]
     empty = _arguments()
@@ -360,7 +357,7 @@ REFUSALS = {
 def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each broken contract is named before anything is launched."""
     changes, sentence = REFUSALS[name]
-    monkeypatch.setattr(triton_single_pass, "single_pass_kernel", None)
+    monkeypatch.setattr(triton_single_pass, "site_kernel", None)
     kind = TypeError if " is torch." in sentence or "float64" in sentence else ValueError
     kind = ValueError if name.startswith(("out", "bias")) else kind
     with pytest.raises(kind, match=sentence):

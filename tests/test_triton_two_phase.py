@@ -1,14 +1,32 @@
 """The Triton kernels of two-phase against the float64 run of their specification."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, ROUNDINGS, mix_error
+from kernel_cases import (
+    DTYPES,
+    KEY_EPS,
+    NORM_EPS,
+    ROUNDINGS,
+    half_ulp,
+    mix_error,
+    rounding_of_the_answer,
+)
 from torch import Tensor
+from triton_cases import (  # noqa: F401
+    Case,
+    Spy,
+    close,
+    floats,
+    gain,
+    make_inputs,
+    poison,
+    zeros,
+)
 from triton_interpreter import (
     DEVICE,
     LAYOUTS,
@@ -23,90 +41,9 @@ from triton_interpreter import (
 from attnres_serve.kernels import reference, triton_common, triton_two_phase
 from attnres_serve.kernels.triton_common import MAX_HIDDEN
 from attnres_serve.kernels.triton_single_pass import single_pass
-from attnres_serve.kernels.triton_two_phase import GroupConfig, inter_block, merge, norm_answer
+from attnres_serve.kernels.triton_two_phase import GroupConfig, inter_block, merge
 
 pytestmark = pytest.mark.usefixtures("interpreter")
-
-
-@dataclass(frozen=True)
-class Case:
-    """``sites`` sites over ``count`` finished blocks of ``tokens`` x ``hidden``."""
-
-    tokens: int = 3
-    count: int = 4
-    sites: int = 3
-    hidden: int = 257
-    dtype: torch.dtype = torch.bfloat16
-    layout: str = "dense"
-    spare: int = 1
-    scale: float = 1.0
-    query_scale: float = 1.0
-    bias: float | None = None
-    fresh: bool = False
-    weight_dtype: torch.dtype | None = None
-    seed: int = 0
-
-    def __str__(self) -> str:
-        default = Case()
-        changed = {k: v for k, v in vars(self).items() if v != getattr(default, k)}
-        return " ".join(f"{k}={v}" for k, v in changed.items()) or "plain"
-
-
-@dataclass
-class Inputs:
-    """Tensors of a case; what is not used yet is NaN."""
-
-    storage: Tensor
-    bank: Tensor
-    queries: Tensor
-    norm_weight: Tensor
-    bias: Tensor | None
-    generator: torch.Generator
-    case: Case
-
-    def random(self, *shape: int) -> Tensor:
-        """Activations cut at three sigma, so that fp16 at scale 1e4 cannot overflow in one sum."""
-        values = torch.randn(*shape, generator=self.generator).clamp(-3, 3) * self.case.scale
-        return values.to(self.case.dtype).to(DEVICE)
-
-    def vectors(self) -> Tensor:
-        """A ``[T, d]`` view in the case's layout, filled with activations."""
-        _, view = poisoned((self.case.tokens, self.case.hidden), self.case.layout, self.case.dtype)
-        return view.copy_(self.random(*view.shape))
-
-    def blocks(self) -> list[Tensor]:
-        return [self.bank[:, i].clone() for i in range(self.case.count)]
-
-
-def _inputs(case: Case) -> Inputs:
-    generator = torch.Generator().manual_seed(case.seed)
-    shape = (case.tokens, case.count + case.spare, case.hidden)
-    storage, bank = poisoned(shape, case.layout, case.dtype)
-    queries = torch.randn(case.sites, case.hidden, generator=generator) * case.query_scale
-    weight = torch.randn(case.hidden, generator=generator).to(case.weight_dtype or case.dtype)
-    bias = None if case.bias is None else torch.tensor([case.bias], device=DEVICE)
-    inputs = Inputs(storage, bank, queries.to(DEVICE), weight.to(DEVICE), bias, generator, case)
-    bank[:, : case.count] = inputs.random(case.tokens, case.count, case.hidden)
-    return inputs
-
-
-def _half_ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """What one rounding to ``dtype`` may change."""
-    limits = torch.finfo(dtype)
-    return values.abs().clamp(min=limits.smallest_normal) * (limits.eps / 2)
-
-
-def _close(actual: Tensor, expected: Tensor, tolerance: Tensor) -> None:
-    assert not actual.isnan().any()
-    if actual.numel():
-        worst = ((actual.double() - expected).abs() / tolerance).max()
-        assert worst <= 1, f"{float(worst):.3g} times the tolerance"
-
-
-def _gain(mixed: Tensor, norm_weight: Tensor) -> Tensor:
-    """By how much the output norm magnifies an error of the mix, ``[T, 1]``."""
-    root = (mixed.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()
-    return norm_weight.double().abs().max() / root
 
 
 # Phase 1
@@ -114,7 +51,7 @@ def _gain(mixed: Tensor, norm_weight: Tensor) -> Tensor:
 
 def _compare_inter_block(case: Case) -> None:
     """Run phase 1 and hold answers, log-sum-exps and untouched memory to the reference."""
-    inputs = _inputs(case)
+    inputs = make_inputs(case)
     before = inputs.storage.clone()
     # Room for a whole group behind the last site, which must stay NaN.
     shape = case.sites + 4, case.tokens, case.hidden
@@ -137,10 +74,10 @@ def _compare_inter_block(case: Case) -> None:
     stacked = torch.stack(blocks, dim=1).double()
     for site, query in enumerate(inputs.queries):
         error = mix_error(blocks, query)  # [T, 1]
-        _close(answers[site], expected[0][site], _half_ulp(expected[0][site], case.dtype) + error)
+        close(answers[site], expected[0][site], half_ulp(expected[0][site], case.dtype) + error)
         largest = stacked.abs().amax((1, 2)).clamp(min=torch.finfo(torch.float64).tiny)
         # The error of a score: that of the mix without the source it multiplies.
-        _close(log_sums[site], expected[1][site], error[:, 0] / largest)
+        close(log_sums[site], expected[1][site], error[:, 0] / largest)
 
 
 @settings(max_examples=40, deadline=None)
@@ -203,7 +140,7 @@ def test_inter_block_rows(case: Case) -> None:
 def test_a_dominating_score_selects_its_block() -> None:
     """A block along a long query is the answer, wherever it stands; another site is not moved."""
     for chosen in range(4):
-        inputs = _inputs(Case())
+        inputs = make_inputs(Case())
         inputs.bank[:, chosen] = inputs.queries[1].to(torch.bfloat16)
         inputs.queries[1] *= 50
         answers, log_sums = inter_block(inputs.bank, inputs.queries, count=4, key_eps=KEY_EPS)
@@ -216,7 +153,7 @@ def test_a_dominating_score_selects_its_block() -> None:
 
 def test_an_answer_does_not_depend_on_its_company() -> None:
     """A site alone and a token alone get the bits that they get among others."""
-    inputs = _inputs(Case(sites=5))
+    inputs = make_inputs(Case(sites=5))
     together = inter_block(inputs.bank, inputs.queries, count=4, key_eps=KEY_EPS)
     for site in range(5):
         alone = inter_block(inputs.bank, inputs.queries[site, None], count=4, key_eps=KEY_EPS)
@@ -230,7 +167,7 @@ def test_an_answer_does_not_depend_on_its_company() -> None:
 @pytest.mark.parametrize("config", [(1, 1), (2, 2), (8, 4)], ids=str)
 def test_group_configs_agree(config: tuple[int, int]) -> None:
     """Groups that divide the number of sites, do not, and exceed it."""
-    inputs = _inputs(Case(sites=5, dtype=torch.float32))
+    inputs = make_inputs(Case(sites=5, dtype=torch.float32))
     arguments = {"count": 4, "key_eps": KEY_EPS}
     expected = inter_block(inputs.bank, inputs.queries, **arguments)
     actual = inter_block(inputs.bank, inputs.queries, **arguments, config=GroupConfig(*config))
@@ -245,8 +182,10 @@ def _compare_merge(case: Case) -> None:
 
     The answers are exact ones, rounded: what that rounding costs is the next test's.
     """
-    inputs = _inputs(replace(case, spare=case.spare + 1))  # a row for the partial sum
-    exact = reference.inter_block(inputs.blocks(), inputs.queries, KEY_EPS, torch.float64)
+    inputs = make_inputs(replace(case, spare=case.spare + 1))  # a row for the partial sum
+    first = max(1, case.count - case.late)
+    blocks, late = inputs.blocks()[:first], inputs.blocks()[first:]
+    exact = reference.inter_block(blocks, inputs.queries, KEY_EPS, torch.float64)
     holes, answers = poisoned((case.sites, case.tokens, case.hidden), case.layout, case.dtype)
     position = case.seed % case.sites
     answers[position] = exact[0][position].to(case.dtype)  # other sites' answers stay NaN
@@ -274,6 +213,7 @@ def _compare_merge(case: Case) -> None:
         fresh=case.fresh,
         key_eps=KEY_EPS,
         norm_eps=NORM_EPS,
+        first=first if late else None,
         bias=inputs.bias,
         out=out,
     )
@@ -283,17 +223,21 @@ def _compare_merge(case: Case) -> None:
     for tensor, value in kept:
         assert torch.equal(bits(tensor), bits(value)), "an argument was written to"
     assert int(out_storage.isnan().sum()) == out_storage.numel() - out.numel(), "padding or holes"
-    answer, log_sum, own = answers[position].double(), log_sums[position].double(), partial.double()
-    mixed = reference.merge(answer, log_sum, partial, query, KEY_EPS, inputs.bias)
+    answer, log_sum = answers[position].double(), log_sums[position].double()
+    rows = torch.stack([*late, partial], 1).double()
+    scores = reference.scores(rows, query.double(), KEY_EPS)
+    scores[:, -1] += case.bias or 0
+    weights = torch.softmax(torch.cat([log_sum[:, None], scores], 1), -1)
+    sources = torch.cat([answer[:, None], rows], 1)
+    mixed = (weights[..., None] * sources).sum(1)
     expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
-    rms = (own.square().mean(-1) + KEY_EPS).sqrt()
-    terms = (own * query.double()).square().sum(-1).sqrt() / rms
-    score = reference.scores(own, query.double(), KEY_EPS).abs()
-    condition = 1 + terms + score + log_sum.abs() + abs(case.bias or 0)
-    largest = torch.maximum(answer.abs(), own.abs()).amax(1) if case.tokens else condition
+    rms = (rows.square().mean(-1) + KEY_EPS).sqrt()
+    terms = (rows * query.double()).square().sum(-1).sqrt() / rms
+    condition = 1 + (terms + scores.abs()).amax(1) + log_sum.abs() + abs(case.bias or 0)
+    largest = sources.abs().amax((1, 2))
     error = (ROUNDINGS * 2**-24 * condition * largest)[:, None]
-    gain = _gain(mixed, inputs.norm_weight)
-    _close(out, expected, _half_ulp(expected, case.dtype) + gain * error)
+    error *= gain(mixed, inputs.norm_weight)
+    close(out, expected, half_ulp(expected, case.dtype) + error)
 
 
 @settings(max_examples=40, deadline=None)
@@ -311,6 +255,7 @@ def _compare_merge(case: Case) -> None:
         query_scale=st.sampled_from((0.0, 0.05, 1.0)),
         bias=st.sampled_from((None, 0.7, -3.0)),
         fresh=st.booleans(),
+        late=st.sampled_from((0, 0, 1, 2, 5)),
         weight_dtype=st.sampled_from((None, *DTYPES)),
         seed=st.integers(0, 2**31),
     )
@@ -329,6 +274,13 @@ def test_merge_over_the_grid(case: Case) -> None:
         *(Case(spare=0, layout=layout) for layout in LAYOUTS),
         # Scores of several tens, to either side of the log-sum-exp.
         *(Case(query_scale=4.0, seed=seed) for seed in range(4)),
+        # One row finished since phase 1, all but the first, and more than a tile.
+        Case(late=1),
+        Case(late=3, layout="slots first"),
+        Case(count=8, late=5, spare=0, bias=0.7),
+        # The last source alone has the bias.
+        Case(late=2, bias=30.0),
+        Case(late=2, bias=-30.0),
         Case(bias=30.0),
         Case(bias=-30.0),
         Case(bias=200.0),
@@ -347,86 +299,70 @@ def test_merge_rows(case: Case, fresh: bool) -> None:
 # A whole block
 
 
-def _rounding_of_the_answer(
-    sources: list[Tensor], query: Tensor, norm_weight: Tensor, dtype: torch.dtype, finished: int
-) -> Tensor:
-    """What it may cost that the answer was rounded to ``dtype``, ``[T, d]``.
-
-    Beside a partial sum of weight w the mix moves by (1 - w) times half a unit of the answer, and
-    by its root mean square the norm's factor.
-    """
-    mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
-    logits = reference.scores(torch.stack(sources, 1).double(), query.double(), KEY_EPS)
-    rest = torch.softmax(logits, -1)[:, :finished].sum(-1, keepdim=True)
-    answer, _ = reference.mix(sources[:finished], query, KEY_EPS, torch.float64)
-    moved = rest * _half_ulp(answer, dtype)
-    factor = (mixed.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
-    relative = factor * moved.square().mean(-1, keepdim=True).sqrt()
-    second_order = 1 + 3 * relative
-    return norm_weight.double().abs() * factor * (moved + mixed.abs() * relative) * second_order
-
-
-@pytest.fixture
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the functions allocate holds NaN until a kernel writes it."""
-    new_empty = Tensor.new_empty
-
-    def poisoned(self: Tensor, *arguments, **options) -> Tensor:
-        tensor = new_empty(self, *arguments, **options)
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
-
-
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("count", "layout"), [(1, "padded"), (2, "dense"), (6, "padded"), (15, "slots first")]
 )
 def test_a_block_of_sites(count: int, dtype: torch.dtype, layout: str) -> None:
-    """All sites of a block in order: exact state, and results within the stated rounding.
+    """Sites of a block in order: exact state, and results within the stated rounding.
 
     The partial sum is in the bank's last row.
     """
     case = Case(count=count, sites=6, dtype=dtype, layout=layout, scale=3.0, seed=count)
-    inputs = _inputs(case)
-    inputs.bank[:, count - 1] += inputs.vectors()
+    inputs = make_inputs(case)
     blocks, partial = inputs.blocks(), None
     answers = inter_block(inputs.bank, inputs.queries, count=count, key_eps=KEY_EPS)
     for site, query in enumerate(inputs.queries):
-        if site == 0:
-            sources = blocks
-            out = norm_answer(answers[0], inputs.norm_weight, position=0, norm_eps=NORM_EPS)
-        else:
-            delta = inputs.vectors()
-            partial = reference.add_partial(partial, delta.clone())
-            sources = [*blocks, partial]
-            out = merge(
-                delta,
-                inputs.bank,
-                *answers,
-                query,
-                inputs.norm_weight,
-                row=count,
-                position=site,
-                fresh=site == 1,
-                key_eps=KEY_EPS,
-                norm_eps=NORM_EPS,
-            )
-            assert torch.equal(bits(inputs.bank[:, count]), bits(partial))
+        delta = inputs.vectors()
+        partial = reference.add_partial(partial, delta.clone())
+        sources = [*blocks, partial]
+        out = merge(
+            delta,
+            inputs.bank,
+            *answers,
+            query,
+            inputs.norm_weight,
+            row=count,
+            position=site,
+            fresh=site == 0,
+            key_eps=KEY_EPS,
+            norm_eps=NORM_EPS,
+        )
+        assert torch.equal(bits(inputs.bank[:, count]), bits(partial))
         assert out.dtype == dtype and out.is_contiguous()
         mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
         expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
         # Two scores stand behind a merge, one in each phase.
-        error = 2 * _gain(mixed, inputs.norm_weight) * mix_error(sources, query)
-        cost = _rounding_of_the_answer(sources, query, inputs.norm_weight, dtype, count)
-        _close(out, expected, _half_ulp(expected, dtype) + error + cost)
+        error = 2 * gain(mixed, inputs.norm_weight) * mix_error(sources, query)
+        cost = rounding_of_the_answer(sources, query, inputs.norm_weight, dtype, count)
+        close(out, expected, half_ulp(expected, dtype) + error + cost)
     assert torch.equal(bits(torch.stack(blocks, 1)), bits(inputs.bank[:, :count]))
+
+
+def test_a_group_of_several_blocks() -> None:
+    """Blocks of one sublayer: an answer serves sites at which rows were finished since."""
+    case = Case(count=2, sites=4, spare=5, seed=5)
+    inputs = make_inputs(case)
+    answers = inter_block(inputs.bank, inputs.queries, count=2, key_eps=KEY_EPS)
+    blocks = inputs.blocks()
+    for site, query in enumerate(inputs.queries):
+        delta = inputs.vectors()
+        common = {"row": 2 + site, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+        tensors = delta, inputs.bank, *answers, query, inputs.norm_weight
+        out = merge(*tensors, position=site, first=2, **common)
+        blocks.append(delta.clone())
+        assert torch.equal(bits(inputs.bank[:, : 3 + site]), bits(torch.stack(blocks, 1)))
+        mixed, _ = reference.mix(blocks, query, KEY_EPS, torch.float64)
+        expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
+        error = 2 * gain(mixed, inputs.norm_weight) * mix_error(blocks, query)
+        cost = rounding_of_the_answer(blocks, query, inputs.norm_weight, case.dtype, 2)
+        close(out, expected, half_ulp(expected, case.dtype) + error + cost)
 
 
 def test_both_algorithms_keep_the_same_state() -> None:
     """Two-phase leaves the bank that the single pass leaves, bit for bit."""
-    one, two = _inputs(Case(spare=2)), _inputs(Case(spare=2))
+    one, two = make_inputs(Case(spare=2)), make_inputs(Case(spare=2))
     answers = inter_block(two.bank, two.queries, count=4, key_eps=KEY_EPS)
     for site, fresh in enumerate((True, False, False)):
         delta = one.vectors()
@@ -440,67 +376,46 @@ def test_both_algorithms_keep_the_same_state() -> None:
 
 # Contracts
 
-
-class Spy:
-    """In place of a kernel: the grids it is launched on."""
-
-    def __init__(self) -> None:
-        self.grids: list[tuple[int, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]):
-        self.grids.append(grid)
-        return lambda **arguments: None
+KERNELS = ("inter_block_kernel", "site_kernel")
 
 
 def test_one_launch_each_and_none_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Phase 1 is one launch of a program per token and group, the others of one per token."""
-    spies = [Spy(), Spy(), Spy()]
-    for name, spy in zip(("inter_block", "merge", "norm_answer"), spies, strict=True):
-        monkeypatch.setattr(triton_two_phase, f"{name}_kernel", spy)
+    """Phase 1 is one launch of a program per token and group, phase 2 of one per token."""
+    spies = [Spy(), Spy()]
+    for name, spy in zip(KERNELS, spies, strict=True):
+        monkeypatch.setattr(triton_two_phase, name, spy)
     for tokens, sites in ((4, 9), (4, 0), (0, 9)):
-        inter_block(**_phase_1(bank=_zeros(tokens, 5, 96), queries=_zeros(sites, 96).float()))
+        inter_block(**_phase_1(bank=zeros(tokens, 5, 96), queries=zeros(sites, 96).float()))
     assert spies[0].grids == [(12,)]  # three groups of four
     merge(**_phase_2())
     assert merge(**_phase_2(tokens=0)).shape == (0, 96)
     assert spies[1].grids == [(4,)]
-    norm_answer(**_norming())
-    assert norm_answer(**_norming(answers=_zeros(2, 0, 96))).shape == (0, 96)
-    assert spies[2].grids == [(4,)]
-    assert [len(spy.grids) for spy in spies] == [1, 1, 1]
 
 
 def test_no_stride_of_a_result_depends_on_the_tokens() -> None:
     """Strides are specialised by Triton: with another batch there would be another binary."""
     shapes = {}
     for tokens in (2, 5):
-        answers, _ = inter_block(**_phase_1(bank=_zeros(tokens, 5, 96)))
+        answers, _ = inter_block(**_phase_1(bank=zeros(tokens, 5, 96)))
         shapes[tokens] = answers.stride()
     assert shapes[2] == shapes[5]
 
 
-def _zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.zeros(*shape, dtype=dtype, device=DEVICE)
-
-
-def _floats(*shape: int) -> Tensor:
-    return _zeros(*shape, dtype=torch.float32)
-
-
 def _phase_1(**changes: object) -> dict[str, object]:
     """Valid arguments of ``inter_block``, with changes."""
-    arguments = {"bank": _zeros(4, 5, 96), "queries": _floats(2, 96), "count": 3, "key_eps": 1e-6}
+    arguments = {"bank": zeros(4, 5, 96), "queries": floats(2, 96), "count": 3, "key_eps": 1e-6}
     return arguments | changes
 
 
 def _phase_2(tokens: int = 4, **changes: object) -> dict[str, object]:
     """Valid arguments of ``merge``, with changes."""
     return {
-        "delta": _zeros(tokens, 96),
-        "bank": _zeros(tokens, 5, 96),
-        "answers": _zeros(2, tokens, 96),
-        "log_sums": _floats(2, tokens),
-        "query": _floats(96),
-        "norm_weight": _zeros(96),
+        "delta": zeros(tokens, 96),
+        "bank": zeros(tokens, 5, 96),
+        "answers": zeros(2, tokens, 96),
+        "log_sums": floats(2, tokens),
+        "query": floats(96),
+        "norm_weight": zeros(96),
         "row": 4,
         "position": 1,
         "fresh": False,
@@ -509,49 +424,43 @@ def _phase_2(tokens: int = 4, **changes: object) -> dict[str, object]:
     } | changes
 
 
-def _norming(**changes: object) -> dict[str, object]:
-    """Valid arguments of ``norm_answer``, with changes."""
-    arguments = {"answers": _zeros(2, 4, 96), "norm_weight": _zeros(96)}
-    return arguments | {"position": 1, "norm_eps": 1e-5} | changes
-
-
 def _half(*shape: int) -> Tensor:
-    return _zeros(*shape, dtype=torch.float16)
+    return zeros(*shape, dtype=torch.float16)
 
 
 REFUSALS = {
     "a flat bank": (
-        lambda: inter_block(**_phase_1(bank=_zeros(4, 96))),
+        lambda: inter_block(**_phase_1(bank=zeros(4, 96))),
         r"bank must be \[tokens, slots, hidden\] and queries \[sites, hidden\], not \[4, 96\]",
     ),
     "one query": (
-        lambda: inter_block(**_phase_1(queries=_floats(96))),
+        lambda: inter_block(**_phase_1(queries=floats(96))),
         r"and queries \[sites, hidden\], not \[4, 5, 96\] and \[96\]",
     ),
     "too large a hidden size": (
-        lambda: inter_block(**_phase_1(bank=_zeros(1, 3, MAX_HIDDEN + 1))),
+        lambda: inter_block(**_phase_1(bank=zeros(1, 3, MAX_HIDDEN + 1))),
         f"hidden size {MAX_HIDDEN + 1} is outside",
     ),
     "an integer bank": (
-        lambda: inter_block(**_phase_1(bank=_zeros(4, 5, 96, dtype=torch.int8))),
+        lambda: inter_block(**_phase_1(bank=zeros(4, 5, 96, dtype=torch.int8))),
         "bank is torch.int8, not float32",
     ),
     "queries in a half": (
-        lambda: inter_block(**_phase_1(queries=_zeros(2, 96))),
+        lambda: inter_block(**_phase_1(queries=zeros(2, 96))),
         "queries is torch.bfloat16; it is folded",
     ),
     "queries of another size": (
-        lambda: inter_block(**_phase_1(queries=_floats(2, 95))),
+        lambda: inter_block(**_phase_1(queries=floats(2, 95))),
         r"queries is \[2, 95\], not \[2, 96\]",
     ),
     "no block": (lambda: inter_block(**_phase_1(count=0)), r"count 0 is outside 1..5, the slots"),
     "too many blocks": (lambda: inter_block(**_phase_1(count=6)), "count 6 is outside 1..5"),
     "strided bank": (
-        lambda: inter_block(**_phase_1(bank=_zeros(4, 5, 192)[..., ::2])),
+        lambda: inter_block(**_phase_1(bank=zeros(4, 5, 192)[..., ::2])),
         "bank must have unit stride",
     ),
     "strided queries": (
-        lambda: inter_block(**_phase_1(queries=_floats(2, 192)[:, ::2])),
+        lambda: inter_block(**_phase_1(queries=floats(2, 192)[:, ::2])),
         "queries must have unit stride",
     ),
     "queries elsewhere": (
@@ -559,15 +468,15 @@ REFUSALS = {
         f"queries is on meta but bank on {DEVICE}",
     ),
     "answers of another dtype": (
-        lambda: inter_block(**_phase_1(out=(_floats(2, 4, 96), _floats(2, 4)))),
+        lambda: inter_block(**_phase_1(out=(floats(2, 4, 96), floats(2, 4)))),
         r"answers is \[2, 4, 96\] torch.float32, not \[2, 4, 96\] torch.bfloat16",
     ),
     "sums of another shape": (
-        lambda: inter_block(**_phase_1(out=(_zeros(2, 4, 96), _floats(4, 2)))),
+        lambda: inter_block(**_phase_1(out=(zeros(2, 4, 96), floats(4, 2)))),
         r"log_sums is \[4, 2\] torch.float32, not \[2, 4\] torch.float32",
     ),
     "expanded answers": (
-        lambda: inter_block(**_phase_1(out=(_zeros(1, 4, 96).expand(2, 4, 96), _floats(2, 4)))),
+        lambda: inter_block(**_phase_1(out=(zeros(1, 4, 96).expand(2, 4, 96), floats(2, 4)))),
         "answers is written and its rows overlap",
     ),
     "merge: answers of another dtype": (
@@ -575,15 +484,15 @@ REFUSALS = {
         r"answers is \[2, 4, 96\] torch.float16, not \[2, 4, 96\] torch.bfloat16",
     ),
     "merge: answers of other tokens": (
-        lambda: merge(**_phase_2(answers=_zeros(2, 3, 96))),
+        lambda: merge(**_phase_2(answers=zeros(2, 3, 96))),
         r"answers is \[2, 3, 96\]",
     ),
     "merge: one answer": (
-        lambda: merge(**_phase_2(answers=_zeros(4, 96))),
+        lambda: merge(**_phase_2(answers=zeros(4, 96))),
         r"answers must be \[sites, tokens, hidden\], not \[4, 96\]",
     ),
     "merge: sums in a half": (
-        lambda: merge(**_phase_2(log_sums=_zeros(2, 4))),
+        lambda: merge(**_phase_2(log_sums=zeros(2, 4))),
         r"log_sums is \[2, 4\] torch.bfloat16, not \[2, 4\] torch.float32",
     ),
     "merge: sums elsewhere": (
@@ -595,27 +504,24 @@ REFUSALS = {
         "position 2 is outside the 2 sites of phase 1",
     ),
     "merge: no such row": (lambda: merge(**_phase_2(row=5)), "row 5 is outside the 5 slots"),
+    "merge: an answer for later rows": (
+        lambda: merge(**_phase_2(first=5)),
+        "first 5 is outside 0..4, the row of the partial sum",
+    ),
+    "merge: negative position": (
+        lambda: merge(**_phase_2(position=-1)),
+        "position -1 is outside",
+    ),
+    "merge: negative first": (lambda: merge(**_phase_2(first=-1)), "first -1 is outside 0..4"),
     "merge: strided answers": (
-        lambda: merge(**_phase_2(answers=_zeros(2, 4, 192)[..., ::2])),
+        lambda: merge(**_phase_2(answers=zeros(2, 4, 192)[..., ::2])),
         "answers must have unit stride",
     ),
     "merge: expanded bank": (
-        lambda: merge(**_phase_2(bank=_zeros(1, 5, 96).expand(4, 5, 96))),
+        lambda: merge(**_phase_2(bank=zeros(1, 5, 96).expand(4, 5, 96))),
         "bank is written and its rows overlap",
     ),
-    "merge: bias in a half": (lambda: merge(**_phase_2(bias=_zeros(1))), r"bias is \[1\] torch.b"),
-    "norm: negative position": (
-        lambda: norm_answer(**_norming(position=-1)),
-        "position -1 is outside",
-    ),
-    "norm: weight of another size": (
-        lambda: norm_answer(**_norming(norm_weight=_zeros(95))),
-        r"norm_weight is \[95\], not \[96\]",
-    ),
-    "norm: out of another dtype": (
-        lambda: norm_answer(**_norming(out=_half(4, 96))),
-        r"out is \[4, 96\] torch.float16 but an answer is \[4, 96\] torch.bfloat16",
-    ),
+    "merge: bias in a half": (lambda: merge(**_phase_2(bias=zeros(1))), r"bias is \[1\] torch.b"),
 }
 
 
@@ -623,7 +529,7 @@ REFUSALS = {
 def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each broken contract is named before anything is launched."""
     call, sentence = REFUSALS[name]
-    for kernel in ("inter_block_kernel", "merge_kernel", "norm_answer_kernel"):
+    for kernel in KERNELS:
         monkeypatch.setattr(triton_two_phase, kernel, None)
     with pytest.raises((TypeError, ValueError), match=sentence):
         call()
@@ -631,28 +537,21 @@ def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refuses_results_that_share_memory() -> None:
     """Writing a result must not change what another program still reads."""
-    bank = _zeros(4, 5, 96)
+    bank = zeros(4, 5, 96)
     with pytest.raises(ValueError, match="answers must not share memory with bank"):
-        inter_block(**_phase_1(bank=bank, out=(bank[:, 3:].transpose(0, 1), _floats(2, 4))))
+        inter_block(**_phase_1(bank=bank, out=(bank[:, 3:].transpose(0, 1), floats(2, 4))))
     for name in ("delta", "answers"):
         arguments = _phase_2()
         shared = arguments[name] if name == "delta" else arguments[name][0]
         with pytest.raises(ValueError, match=f"out must not share memory with {name}"):
             merge(**arguments, out=shared)
-    arguments = _norming()
-    with pytest.raises(ValueError, match="out must not share memory with answers"):
-        norm_answer(**arguments, out=arguments["answers"][0])
 
 
 @pytest.mark.skipif(ON_GPU, reason="needs tensors without a Triton backend")
 def test_refuses_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every function names both ways out."""
     monkeypatch.setattr(triton_common, "INTERPRETED", False)
-    for call in (
-        lambda: inter_block(**_phase_1()),
-        lambda: merge(**_phase_2()),
-        lambda: norm_answer(**_norming()),
-    ):
+    for call in (lambda: inter_block(**_phase_1()), lambda: merge(**_phase_2())):
         with pytest.raises(ValueError, match="torch path, or set TRITON_INTERPRET=1 before"):
             call()
 

@@ -25,6 +25,8 @@ import triton  # noqa: E402  (the variable above comes first)
 
 from attnres_serve.kernels import (  # noqa: E402
     triton_common,
+    triton_open_group,  # noqa: F401
+    triton_score_on_write,  # noqa: F401
     triton_single_pass,  # noqa: F401
     triton_two_phase,  # noqa: F401
 )
