@@ -3,9 +3,9 @@
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
 model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
 lora: folder of an adapter or nothing, reload: folder whose weights take the place of the
-checkpoint's or nothing}; its result holds the answers alone, in a batch and from the
-prefix cache, and what the counters say.  The engine lives in this process, so that a tiny
-checkpoint costs seconds.
+checkpoint's or nothing, env: environment variables}; its result holds the answers alone, in a batch
+and from the prefix cache, and what the counters say.  The engine lives in this process, so that a
+tiny checkpoint costs seconds.
 """
 
 import gc
@@ -63,6 +63,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     # can wait for ever (vLLM 0.31: for a ZeroMQ context whose sockets are collected after it).
     gc.collect()
     torch.compiler.reset()
+    os.environ.update(job["env"])
     options: dict[str, Any] = {"distributed_executor_backend": "uni"}
     if job["algorithm"]:
         chosen = {"attnres_algorithm": job["algorithm"], "attnres_backend": job["backend"]}

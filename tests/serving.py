@@ -207,11 +207,9 @@ def check_golden_over_http(server: Server, golden: Path) -> None:
 
 
 def check_executed(info: dict[str, Any], algorithm: str, compiled: bool) -> None:
-    """The counters say that this algorithm ran, the other did not, and whether it was compiled."""
+    """The counters say that this algorithm ran, no other did, and whether it was compiled."""
     assert info["algorithm"] == algorithm
-    other = {"single_pass": "two_phase", "two_phase": "single_pass"}[algorithm]
-    assert info["executed"][algorithm] > 0
-    assert info["executed"][other] == 0
+    assert {name for name, passes in info["executed"].items() if passes} == {algorithm}
     in_graph = info["executed_compiled"][algorithm]
     assert in_graph == (info["executed"][algorithm] if compiled else 0)
 
@@ -237,6 +235,7 @@ def engine_job(
         "options": options,
         "lora": lora and str(lora),
         "reload": reload and str(reload),
+        "env": {},
     }
 
 
@@ -298,7 +297,7 @@ def _run(script: str, jobs: list[dict[str, Any]], folder: Path, env: dict[str, s
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment(**env),
-            timeout=900,
+            timeout=2400,  # a fraction of it on an idle machine
             check=False,
         )
     assert result.exists(), f"exit {done.returncode}:\n{tail(log)}"

@@ -125,11 +125,24 @@ def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_pa
     check_executed(info, algorithm, compiled=mode == "compiled")
 
 
+def test_goldens_by_score_on_write(house_copy, tmp_path):
+    """The third algorithm, which the table above leaves out: every golden, in one process."""
+    goldens = [house_copy, *sorted(GOLDENS.iterdir())]
+    runs = itertools.product(("eager", "compiled"), (False, True), ("cpp", "torch"))
+    ways = list(zip(goldens, itertools.cycle(runs), strict=False))
+    jobs = [golden_job(golden, "score_on_write", *run) for golden, run in ways]
+    results = run_engine(jobs, tmp_path)["results"]
+    for (golden, (mode, _, backend)), result in zip(ways, results, strict=True):
+        check_job(result, expected(golden))
+        assert result["backend"] == backend
+        check_executed(result, "score_on_write", compiled=mode == "compiled")
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("name", [HOUSE, *sorted(path.name for path in GOLDENS.iterdir())])
 def test_golden_in_every_way(name, mode, house_copy, tmp_path):
-    """Both algorithms on both backends, chunked and not.  (The way in is the subset's matter.)"""
+    """All algorithms on both backends, chunked and not.  (The way in is the subset's matter.)"""
     golden = house_copy if name == HOUSE else GOLDENS / name
     ways = list(itertools.product(ALGORITHMS, (False, True), ("cpp", "torch")))
     jobs = [golden_job(golden, algorithm, mode, *rest) for algorithm, *rest in ways]

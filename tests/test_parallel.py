@@ -22,57 +22,54 @@ def spec_of(golden: str) -> AttnResSpec:
 
 
 LAYERS = {path.name: spec_of(path.name).num_layers for path in sorted(GOLDENS.iterdir())}
-ONE_CORE_EACH = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-
-
-def run(golden: str, algorithm: str, mode: str, folder, env, **options) -> None:
-    cases = expected(GOLDENS / golden)
-    prompts = [case["prompt"] for case in cases]
-    job = engine_job(
-        GOLDENS / golden,
-        prompts,
-        algorithm,
-        mode,
-        distributed_executor_backend="mp",
-        **options,
-    )
-    (result,) = run_engine([job], folder, **ONE_CORE_EACH, **env)["results"]
-    check_job(result, cases)
-    check_executed(result, algorithm, compiled=mode == "compiled")
-
-
-def subset(rows, chosen: tuple, *marks):
-    return [
-        pytest.param(*row, marks=marks if row == chosen else pytest.mark.exhaustive) for row in rows
-    ]
-
-
-@pytest.mark.parametrize(
-    ("golden", "algorithm", "mode"),
-    subset(
-        itertools.product(LAYERS, ALGORITHMS, ("eager", "compiled")), (BLOCK, "two_phase", "eager")
-    ),
-)
-def test_tensor_parallel(golden, algorithm, mode, tmp_path):
-    run(golden, algorithm, mode, tmp_path, {}, tensor_parallel_size=2)
-
-
-SPLITS = [(golden, first) for golden, layers in LAYERS.items() for first in range(1, layers)]
+SPLITS = {golden: range(1, layers) for golden, layers in LAYERS.items()}
 IN_MID_BLOCK = 3  # layers of the first stage, in the golden with blocks of two layers
 
 
-@pytest.mark.parametrize(
-    ("golden", "first", "algorithm"),
-    subset(
-        ((*split, algorithm) for split in SPLITS for algorithm in ALGORITHMS),
-        (BLOCK, IN_MID_BLOCK, "two_phase"),
-        pytest.mark.versions,
-    ),
-)
-def test_pipeline_parallel(golden, first, algorithm, tmp_path):
+def job(golden: str, algorithm: str, mode: str, **options) -> dict:
+    prompts = [case["prompt"] for case in expected(GOLDENS / golden)]
+    options = {"distributed_executor_backend": "mp", **options}
+    return engine_job(GOLDENS / golden, prompts, algorithm, mode, **options)
+
+
+def pipeline(golden: str, first: int, algorithm: str) -> dict:
     """The first stage has ``first`` layers.  (Stock vLLM's eager mode has no pipelines on CPU.)"""
-    env = {"VLLM_PP_LAYER_PARTITION": f"{first},{LAYERS[golden] - first}"}
-    run(golden, algorithm, "compiled", tmp_path, env, pipeline_parallel_size=2)
+    partition = {"VLLM_PP_LAYER_PARTITION": f"{first},{LAYERS[golden] - first}"}
+    return job(golden, algorithm, "compiled", pipeline_parallel_size=2) | {"env": partition}
+
+
+def check(jobs: list[dict], golden: str, folder) -> None:
+    """Run the jobs in one process, a core for each worker, and check every answer."""
+    results = run_engine(jobs, folder, VLLM_CPU_OMP_THREADS_BIND="0|1")["results"]
+    for asked, result in zip(jobs, results, strict=True):
+        check_job(result, expected(GOLDENS / golden))
+        check_executed(result, asked["algorithm"], compiled=asked["mode"] == "compiled")
+
+
+def test_two_workers_share_the_heads(tmp_path):
+    check([job(BLOCK, "two_phase", "eager", tensor_parallel_size=2)], BLOCK, tmp_path)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("algorithm", ["two_phase", "score_on_write"])
+def test_a_stage_that_starts_inside_a_block(algorithm, tmp_path):
+    check([pipeline(BLOCK, IN_MID_BLOCK, algorithm)], BLOCK, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("golden", LAYERS)
+def test_tensor_parallel(golden, tmp_path):
+    """Every algorithm, eager and compiled."""
+    ways = itertools.product(ALGORITHMS, ("eager", "compiled"))
+    check([job(golden, *way, tensor_parallel_size=2) for way in ways], golden, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("golden", LAYERS)
+def test_pipeline_parallel(golden, algorithm, tmp_path):
+    """Every split."""
+    check([pipeline(golden, first, algorithm) for first in SPLITS[golden]], golden, tmp_path)
 
 
 def test_splits_lie_inside_blocks_and_between_them():

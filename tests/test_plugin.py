@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import GOLDENS, write_fla
 
 from attnres_serve import backend_choice, checkpoint, compat, configs, plugin, settings
@@ -466,3 +467,27 @@ def test_the_cpp_backend_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
     with pytest.raises(SettingError, match="the cpp backend runs on CPU only"):
         backend_choice.choose(config)
+
+
+AMX = """
+import ctypes
+from attnres_serve import compat
+def permitted():  # arch_prctl(ARCH_GET_XCOMP_PERM), bit 18: the tile data of AMX
+    mask = ctypes.c_ulong(0)
+    assert ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(mask)) == 0
+    return bool(mask.value >> 18 & 1)
+before = permitted()
+compat.permit_amx()
+print(before, permitted())
+"""
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or not torch.cpu._is_amx_tile_supported(),
+    reason="a processor without AMX, or not the one that computes",
+)
+def test_amx_is_asked_for():
+    """vLLM's attention does not, and the process would end at its first short prompt."""
+    command = [sys.executable, "-W", "ignore", "-c", AMX]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.split()[-2:] == ["False", "True"]
