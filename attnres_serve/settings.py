@@ -30,7 +30,8 @@ def given(own: argparse.Namespace) -> dict[str, str]:
 def algorithm(additional_config: Any) -> str:
     """The algorithm to run, from vLLM's ``additional_config``.
 
-    ``auto`` is single_pass, the faster one in decode on CPU (docs/performance.md).
+    ``auto`` is single_pass: the fewest calls, and on CPU the fastest in decode
+    (docs/performance.md).
 
     Raises:
         SettingError: for an unknown value, or an unknown key that begins with ``attnres_``.
