@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from attnres_serve.settings import ALGORITHMS  # noqa: E402
 from benchmarks import common, latency, startup  # noqa: E402 - benchmarks/ is not installed
 
 RESULTS = [
@@ -131,7 +132,7 @@ def test_ratios_are_taken_within_a_round():
 
 
 def test_rows_pair_each_engine_with_the_baseline_of_its_phase():
-    scale = {"baseline": 1.0, "single_pass": 1.1, "two_phase": 0.5}
+    scale = {"baseline": 1.0, "single_pass": 1.1, "two_phase": 0.5, "score_on_write": 1.3}
     samples = {
         (phase, engine): [scale[engine] * (number + 1) * phase.batch for number in range(5)]
         for phase in latency.PHASES
@@ -161,9 +162,9 @@ def test_prompts_are_new_in_every_round_and_equal_for_all_engines():
 def facts_of(algorithm: str, **changes: Any) -> dict[str, Any]:
     none = {"eager": 0, "compiled": 0}
     ran = {"eager": 0, "compiled": 10 + 2 * latency.PASSES}
-    executed = {"single_pass": none, "two_phase": none} | {algorithm: ran}
+    executed = dict.fromkeys(ALGORITHMS, none) | {algorithm: ran}
     facts = {"plugin_loaded": True, "compilation": "DYNAMO_TRACE_ONCE", "executed": executed}
-    start = {"single_pass": none, "two_phase": none} | {algorithm: {"eager": 0, "compiled": 10}}
+    start = dict.fromkeys(ALGORITHMS, none) | {algorithm: {"eager": 0, "compiled": 10}}
     return facts | {"executed_at_start": start} | changes
 
 
