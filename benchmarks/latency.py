@@ -4,9 +4,8 @@
     python -m benchmarks.latency --shape 768x12 --rounds 30 --control
     python -m benchmarks.latency --quick              does it work: tiny model, three rounds
 
-Three engines are started one after the other and stay up: ``baseline`` (a Llama; no plugin is
-loaded in its process), ``single_pass`` and ``two_phase`` (the same Llama with eight blocks), on
-CPU, compiled, bf16, dummy weights, no prefix cache, no tokenizer.  They are then asked in turn, one
+Engines are started one after the other and stay up: ``baseline`` (a Llama; no plugin is loaded in
+its process) and one for each algorithm (the same Llama with eight blocks), on CPU, compiled, bf16, dummy weights, no prefix cache, no tokenizer.  They are then asked in turn, one
 at a time, every round in another order; in a round all get the same fresh random prompts.
 
 * prefill: seconds for one prompt of 512 tokens and its first output token
