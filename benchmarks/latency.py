@@ -5,8 +5,9 @@
     python -m benchmarks.latency --quick              does it work: tiny model, three rounds
 
 Engines are started one after the other and stay up: ``baseline`` (a Llama; no plugin is loaded in
-its process) and one for each algorithm (the same Llama with eight blocks), on CPU, compiled, bf16, dummy weights, no prefix cache, no tokenizer.  They are then asked in turn, one
-at a time, every round in another order; in a round all get the same fresh random prompts.
+its process) and one for each algorithm (the same Llama with eight blocks), on CPU, compiled, bf16,
+dummy weights, no prefix cache, no tokenizer.  They are then asked in turn, one at a time, every
+round in another order; in a round all get the same fresh random prompts.
 
 * prefill: seconds for one prompt of 512 tokens and its first output token
 * decode: seconds per step, from 33 output tokens less those for 1, at batch 1 and 8
