@@ -108,29 +108,23 @@ class BankState(NamedTuple):
             assert state.scores is not None
             return backend.mix_scored(delta, bank, state.scores.values, *own), state
         if norm.algorithm == "two_phase" and len(norm.group) > 1:
-            return state._two_phase(norm, delta, *own)
+            return state._two_phase(norm, delta, own)
         return backend.single_pass(delta, bank, *own), state
 
     def _two_phase(
-        self,
-        norm: "SiteNorm",
-        delta: Tensor,
-        queries: Any,
-        position: int,
-        weights: SiteWeights,
-        place: Place,
+        self, norm: "SiteNorm", delta: Tensor, own: tuple[Any, int, SiteWeights, Place]
     ) -> tuple[Tensor, "BankState"]:
-        backend = norm.backend
+        """The normed mix, and this state with the answers of the group."""
         if norm.position == 0:
-            group = queries, position, len(norm.group), weights, place
+            queries, position, *site = own
+            group = queries, position, len(norm.group), *site
             completes = not norm.site.reads_partial
-            normed, values = backend.open_group(delta, self.bank, *group, completes)
+            normed, values = norm.backend.open_group(delta, self.bank, *group, completes)
             return normed, self._replace(answers=Answers(norm.site.num_blocks, values))
         answers = self.answers
         assert answers is not None, "the first site of the group ran phase 1"
         ahead = answers.values, norm.position - 1, answers.blocks
-        own = queries, position, weights, place
-        return backend.merge(delta, self.bank, *ahead, *own), self
+        return norm.backend.merge(delta, self.bank, *ahead, *own), self
 
     def _score(self, norm: "SiteNorm", position: int) -> "BankState":
         """With the logits of all rows that were finished before this site."""
