@@ -6,6 +6,7 @@ import signal
 import sys
 
 from attnres_serve import __version__, check, verify
+from attnres_serve.bench import command as bench
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.server import launcher
 
@@ -64,6 +65,19 @@ def build_parser() -> argparse.ArgumentParser:
             "whole and part by part. Exit status: 0 it holds, 1 it does not, 2 it was refused.",
         )
     )
+    bench.add_arguments(
+        commands.add_parser(
+            "bench",
+            help="measure latency against standard residuals",
+            usage="attnres-serve bench CHECKPOINT [options] [flags of vLLM's engine]",
+            description="Measure prefill and decode of a checkpoint against the same model with "
+            "standard residuals in stock vLLM, in one interleaved run. The last line is one JSON "
+            "document. Exit status: 0 measured, 2 refused.",
+            epilog="Any other flag is vLLM's engine's and given to both, for example "
+            "--max-model-len, --dtype, --enforce-eager, --tensor-parallel-size.",
+            allow_abbrev=False,
+        )
+    )
     return parser
 
 
@@ -95,7 +109,7 @@ def _run(arguments: list[str]) -> int:
         checkpoint = arguments.pop(1)
     parser = build_parser()
     own, others = parser.parse_known_args(arguments)
-    if others and own.command != "serve":
+    if others and own.command not in ("serve", "bench"):
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
         if own.command == "serve":
@@ -104,6 +118,8 @@ def _run(arguments: list[str]) -> int:
             check.check(own.checkpoint, own.json)
         elif own.command == "verify":
             return verify.run(own)
+        elif own.command == "bench":
+            return bench.run(own, others, arguments)
         else:
             _convert(own)
     except (CheckpointError, SettingError) as error:

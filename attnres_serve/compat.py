@@ -343,6 +343,31 @@ def recorded_engine(
         llm.llm_engine.engine_core.shutdown()
 
 
+def ask_over_http(arguments: list[str]) -> dict[str, Any]:
+    """Run vLLM's benchmark client and return its results.
+
+    Args:
+        arguments: flags of ``vllm bench serve``.
+
+    Raises:
+        SettingError: the client gave up.
+    """
+    import sys
+    from contextlib import redirect_stdout
+
+    from vllm.benchmarks import serve
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(prog="attnres-serve bench --http")
+    serve.add_cli_args(parser)
+    with redirect_stdout(sys.stderr):  # stdout is the document's
+        try:
+            return serve.main(parser.parse_args(arguments))
+        except Exception as error:  # whatever a server may do wrong
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise SettingError(f"the server could not be measured: {reason[0]}") from None
+
+
 def run_server(
     model: str, defaults: dict[str, Any], arguments: list[str], own: dict[str, str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The server on the demo checkpoint: OpenAI's client, our route, and bad requests."""
 
+import json
 import re
 import subprocess
 import sys
@@ -169,6 +170,23 @@ def at(server, text: str) -> str:
 
 def run(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_its_latency_is_measured_over_http(server):
+    asked = ["--prompt-lengths", "32", "--contexts", "16", "--batches", "2", "--steps", "4"]
+    words = ["bench", str(DEMO), "--http", server.url, *asked, "--rounds", "3", "--model"]
+    command = [sys.executable, "-m", "attnres_serve", *words]
+    document = json.loads(run([*command, "demo"]).splitlines()[-1])
+    prefill, decode = document["cells"]
+    assert (prefill["requests"], decode["requests"]) == (3, 6)
+    for row in (prefill, decode):
+        assert 0 < row["ttft_s"]["p50"] <= row["ttft_s"]["p99"] < row["seconds"]
+    assert decode["output_tokens_per_s"] == pytest.approx(6 * 5 / decode["seconds"])
+    refused = subprocess.run(
+        [*command, "another"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].startswith("attnres-serve: ")
 
 
 def test_loopback_only(server):

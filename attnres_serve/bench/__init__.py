@@ -1,0 +1,1 @@
+"""``attnres-serve bench``: what AttnRes costs against the same model with standard residuals."""

@@ -1,0 +1,124 @@
+"""Where the time goes: an engine's operators by part of the model, and the bytes of the sites."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from attnres_serve import plan
+from attnres_serve.bench.process import Engine
+from attnres_serve.bench.workload import Cell, draw_prompts
+from attnres_serve.formats.translation import Translation
+from attnres_serve.kernels import traffic
+from attnres_serve.schedule import sites
+from attnres_serve.spec import AttnResSpec
+from attnres_serve.tensors import base_shapes
+
+SITES, ATTENTION, MLP, PRODUCTS = "AttnRes", "attention", "MLP", "matrix products"
+NORMS, HEAD, REST = "norms", "head", "rest"
+PARTS = (ATTENTION, MLP, PRODUCTS, SITES, NORMS, HEAD, REST)
+PRODUCT = r"^(?!graph_)\S*(linear|gemm|(?<![a-z])(add)?mm|matmul)\S* "
+
+
+def rules(translation: Translation) -> list[list[str]]:
+    """What an operator's name and shapes tell of its part, the first that fits.
+
+    A matrix product is known by the size that only its part has: the MLP's intermediate size, the
+    head's vocabulary; the others are attention's.  (Where attention has the MLP's size too, both
+    are "matrix products".)  A loop that inductor fused is known by the operations in its name; what
+    it fused across parts counts for the first of them.
+    """
+    shapes = base_shapes(translation.base, translation.config)
+    heads = [shapes[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkvo"]
+    inner, vocabulary = translation.config["intermediate_size"], translation.config["vocab_size"]
+    sizes = {*heads[3], sum(rows for rows, _ in heads[:3])}
+    shared = not sizes.isdisjoint((inner, 2 * inner))
+    return [
+        [SITES, r"^attnres_serve::"],
+        [HEAD, rf"{PRODUCT}.*\b{vocabulary}\b"],
+        [PRODUCTS if shared else MLP, rf"{PRODUCT}.*\b({inner}|{2 * inner})\b"],
+        [PRODUCTS if shared else ATTENTION, PRODUCT],
+        [ATTENTION, r"^(?!graph_)\S*(attention|attn|kv_cache|rotary)"],
+        [MLP, r"^\S*(silu|gelu)"],
+        [NORMS, r"^\S*(rms_norm|rsqrt|layer_norm)|^aten::(pow|mean|rsqrt|sum)\b"],
+        [ATTENTION, r"^graph_\S*(index_select|slice|split)"],
+        [HEAD, r"^\S*(argmax|sampl|log_softmax)"],
+    ]
+
+
+def measure(
+    engines: Sequence[Engine],
+    cells: Sequence[Cell],
+    translation: Translation,
+    step: Callable[[str], object],
+) -> list[dict[str, Any]] | None:
+    """Profile every cell once in every engine; None with several workers, which are not seen.
+
+    A row has ``milliseconds`` by part, what no operator was seen for being the rest, and for an
+    engine with sites ``site_bytes``.
+    """
+    if any(engine.at_start["workers"] > 1 for engine in engines):
+        return None
+    rows = []
+    for cell in cells:
+        for engine in engines:
+            step(f"{engine.name}: where the time goes in {cell.label}")
+            prompts = draw_prompts(cell, engine.at_start["vocabulary"], -1)
+            asked = {"prompts": prompts, "max_tokens": cell.max_tokens}
+            found = engine.ask("profile", rules=rules(translation), **asked)
+            parts = {part: 1e3 * seconds for part, seconds in found["seconds"].items()}
+            parts[REST] = 1e3 * found["wall"] - sum(parts.values())
+            where = {"phase": cell.phase, "batch": cell.batch, "context": cell.context}
+            where |= {"steps": cell.max_tokens - 1, "engine": engine.name}
+            rows.append(
+                where | {"milliseconds": parts, "site_bytes": _moved(engine, cell, translation)}
+            )
+    return rows
+
+
+def _moved(engine: Engine, cell: Cell, translation: Translation) -> int | None:
+    """Bytes that the sites of one profiled generation read and write."""
+    if engine.contender.algorithm is None or translation.spec is None:
+        return None
+    most = engine.at_start["max_num_batched_tokens"]
+    steps = [cell.batch] * (cell.max_tokens - 1)
+    if cell.phase == "prefill":
+        steps = [min(most, cell.context - start) for start in range(0, cell.context, most)]
+    dtype = getattr(torch, engine.at_start["dtype"])
+    shape = translation.config["hidden_size"], dtype, most
+    algorithm = engine.contender.algorithm
+    return sum(site_bytes(translation.spec, algorithm, tokens, *shape) for tokens in steps)
+
+
+def site_bytes(
+    spec: AttnResSpec, algorithm: str, tokens: int, hidden: int, dtype: torch.dtype, most: int
+) -> int:
+    """What the sites of one step read and write, by the formulae of ``kernels.traffic``.
+
+    Args:
+        spec: the model's depth attention.
+        algorithm: one of ``settings.ALGORITHMS``.
+        tokens: of the step.
+        hidden: hidden size.
+        dtype: of activations.
+        most: tokens of the largest step, for which two-phase was planned.
+    """
+    rows, before = {}, 2 if spec.cumulative else 1
+    mixing = [site for site in sites(spec) if site.mixes and site.index > 0]
+    for site in mixing:
+        row = site.num_sources - 1
+        rows[site] = traffic.SiteRow(row, fresh=row == before, completes=not site.reads_partial)
+        before = site.num_sources
+    shape = hidden, dtype
+    if algorithm == "single_pass":
+        return traffic.single_pass_group(tokens, list(rows.values()), *shape)
+    if algorithm == "score_on_write":
+        count = len(rows)
+        return traffic.score_on_write_group(tokens, list(rows.values()), *shape, sites=count)
+    size = plan.most_sites(most, hidden, dtype.itemsize)
+    total = 0
+    for group in plan.phase_1_groups(mixing, size):
+        members = [rows[site] for site in group]
+        one = traffic.two_phase_group if len(members) > 1 else traffic.single_pass_group
+        total += one(tokens, members, *shape)
+    return total

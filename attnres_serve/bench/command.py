@@ -1,0 +1,169 @@
+"""``attnres-serve bench``: the latency of a checkpoint against its standard-residual twin."""
+
+import argparse
+import json
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from attnres_serve import settings
+from attnres_serve.errors import SettingError
+
+ATTNRES, BASELINE, CONTROL = "attnres", "baseline", "control"
+ROUNDS, QUICK_ROUNDS = 20, 5
+QUICK_STEPS = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of the checkpoint")
+    parser.add_argument(
+        "--baseline",
+        default="auto",
+        metavar="auto|PATH",
+        help="what to compare with: the base family's class with the same weights, or this "
+        "checkpoint; in stock vLLM without our plugin (default: auto)",
+    )
+    parser.add_argument(
+        "--prompt-lengths", type=int, nargs="+", metavar="T", help="of prefill (default: 128 512)"
+    )
+    parser.add_argument(
+        "--batches",
+        type=int,
+        nargs="+",
+        metavar="B",
+        default=[1, 8],
+        help="of decode (default: 1 8)",
+    )
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", metavar="T", help="tokens before decode (default: 128)"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="decode steps (default: 32)")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"(default: {ROUNDS})")
+    parser.add_argument("--threads", type=int, metavar="N", help="of each engine (default: cores)")
+    parser.add_argument(
+        "--control", action="store_true", help="a second baseline, whose ratio should be 1"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="eager and few rounds: a trial, no evidence"
+    )
+    parser.add_argument(
+        "--cache", metavar="FOLDER", help="keep compiled code there (default: compile every time)"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="write FILE as .png and .svg")
+    parser.add_argument("--out", metavar="FILE", help="also write the JSON document there")
+    parser.add_argument(
+        "--http", metavar="URL", help="measure the server at URL instead; no baseline"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="with --http: the model's name there (default: its first)"
+    )
+    settings.add_arguments(parser)
+
+
+def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
+    """Measure what the command line asks for; the last line on stdout is one JSON document.
+
+    Args:
+        own: what ``add_arguments`` defines.
+        flags: any other, which are vLLM's engine's.
+        command: the whole command line.
+
+    Raises:
+        CheckpointError, SettingError: with one sentence.
+    """
+    from attnres_serve.bench import report
+
+    for name, least in (("rounds", 3), ("steps", 1), ("threads", 1)):
+        value = getattr(own, name)
+        if value is not None and value < least:
+            raise SettingError(f"--{name} is {value}; expected at least {least}.")
+    if own.http:
+        from attnres_serve.bench import http
+
+        document = http.measure(own, flags)
+        shown = http.render(document)
+    else:
+        document = measure(own, flags)
+        shown = report.render(document)
+    document = {"command": _shown(command), **document}
+    if own.plot:
+        from attnres_serve.bench import plot
+
+        plot.draw(document, Path(own.plot))
+    if own.out:
+        try:
+            Path(own.out).write_text(json.dumps(document, indent=1) + "\n")
+        except OSError as error:
+            raise SettingError(f"{own.out} cannot be written ({error}).") from None
+    print(shown)
+    print(json.dumps(document))
+    return 0
+
+
+def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+    """The document of a measurement in engines on this machine."""
+    from attnres_serve.bench import machine, report, session, workload
+    from attnres_serve.bench.baseline import translate, write_twin
+    from attnres_serve.bench.process import Contender
+    from attnres_serve.server.launcher import value_of
+
+    has_weights = value_of("--load-format", flags) != "dummy"
+    folder, translation = translate(own.checkpoint, has_weights)
+    longest = value_of("--max-model-len", flags) or translation.config["max_position_embeddings"]
+    steps = own.steps or (QUICK_STEPS if own.quick else workload.STEPS)
+    cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
+    rounds = own.rounds or (QUICK_ROUNDS if own.quick else ROUNDS)
+    threads = own.threads or machine.cores()
+    if own.quick and "--enforce-eager" not in flags:
+        flags = [*flags, "--enforce-eager"]
+    chosen = settings.given(own)
+    algorithm = settings.algorithm(chosen)
+    with tempfile.TemporaryDirectory() as scratch:
+        twin = Path(own.baseline)
+        if own.baseline == "auto":
+            twin = Path(scratch) / "twin"
+            write_twin(folder, translation, twin, has_weights)
+        stock = engine_flags(twin, flags)
+        ours = [*engine_flags(folder, flags), f"--additional-config={json.dumps(chosen)}"]
+        contenders = [Contender(BASELINE, stock), Contender(ATTNRES, ours, algorithm)]
+        if own.control:
+            contenders.append(Contender(CONTROL, stock))
+        found = session.run(contenders, cells, rounds, threads, translation, own.cache)
+    baseline = "auto" if own.baseline == "auto" else twin.name
+    return {
+        "benchmark": "bench",
+        "quick": own.quick,
+        "versions": machine.versions(),
+        "hardware": machine.hardware(),
+        "config": {
+            "checkpoint": folder.name,
+            "baseline": baseline,
+            "weights": "checkpoint" if has_weights else "dummy",
+            **report.model(translation),
+            **report.setting(found.engines[ATTNRES]),
+            "algorithm": algorithm,
+            "threads": threads,
+            "flags": flags,
+            "rounds": rounds,
+        },
+        **report.content(found, BASELINE),
+        "overhead": report.overheads(found.results, ATTNRES, BASELINE),
+        "control": report.overheads(found.results, CONTROL, BASELINE) if own.control else None,
+    }
+
+
+def engine_flags(model: Path, flags: list[str]) -> list[str]:
+    """The flags of an engine that serves ``model``."""
+    own = ("--no-enable-prefix-caching", "--skip-tokenizer-init", "--disable-log-stats")
+    return [f"--model={model}", *own, *flags]
+
+
+def _shown(words: list[str]) -> str:
+    """The command to repeat a measurement, absolute paths cut to their last part."""
+    return shlex.join(
+        [
+            "attnres-serve",
+            *(Path(word).name if Path(word).is_absolute() else word for word in words),
+        ]
+    )

@@ -1,0 +1,176 @@
+"""One engine of ``attnres-serve bench``, in a process of its own.
+
+It is run as a script and imports nothing of ours, so that the baseline is stock vLLM and nothing
+else.  Its arguments are the flags of vLLM's engine.  Every line on stdin is a request in JSON,
+every line on stdout its answer; the end of stdin ends it.  The engine runs inside this process, so
+nothing spins between two requests, and a step is timed where it is taken.
+"""
+
+import gc
+import json
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Bench:
+    """An engine that is asked for timings.
+
+    Args:
+        flags: of vLLM's engine.
+    """
+
+    def __init__(self, flags: list[str]) -> None:
+        from vllm import EngineArgs
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        begin = time.perf_counter()
+        args = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
+        self.engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
+        self.start_s = time.perf_counter() - begin
+        self.number = 0
+        gc.freeze()  # what the start left is not to be looked through between two steps
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        on_decode: Callable[[], object] = lambda: None,
+    ) -> dict[str, Any]:
+        """Run prompts together, greedily, until every one has ``max_tokens`` tokens.
+
+        Args:
+            prompts: token ids.
+            max_tokens: of each answer; the end of a sequence is ignored.
+            on_decode: called once every prompt has its first token, before the next step.
+
+        Returns:
+            ``first``, seconds from the call to the first token, per prompt, and ``steps``, seconds
+            between two steps of the engine from where every prompt has its first token.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        gc.collect()
+        gc.disable()
+        first: dict[str, float] = {}
+        steps: list[float] = []
+        tokens = 0
+        begin = last = time.perf_counter()
+        for prompt in prompts:
+            self.number += 1
+            self.engine.add_request(str(self.number), {"prompt_token_ids": prompt}, params.clone())
+        while self.engine.has_unfinished_requests():
+            outputs = self.engine.step()
+            now = time.perf_counter()
+            if not outputs:
+                continue
+            tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
+            if len(first) == len(prompts):
+                steps.append(now - last)
+            else:
+                for output in outputs:
+                    first.setdefault(output.request_id, now - begin)
+                if len(first) == len(prompts):
+                    on_decode()
+            last = now
+        gc.enable()
+        if tokens != len(prompts) * max_tokens:
+            raise RuntimeError(f"{tokens} tokens, expected {len(prompts)} x {max_tokens}")
+        return {"first": list(first.values()), "steps": steps}
+
+    def facts(self) -> dict[str, Any]:
+        """What runs here, and what it took."""
+        config = self.engine.vllm_config
+        ours = "attnres_serve.plugin" in sys.modules
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if torch.cuda.is_available():
+            peak = torch.cuda.max_memory_allocated()
+        return {
+            "architecture": config.model_config.architecture,
+            "plugin_loaded": ours,
+            "compiled": config.compilation_config.mode.name != "NONE",
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "quantization": config.model_config.quantization,
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "max_model_len": config.model_config.max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "workers": config.parallel_config.world_size,
+            "vocabulary": config.model_config.get_vocab_size(),
+            "threads": torch.get_num_threads(),
+            "peak_memory_bytes": peak,
+            "start_s": self.start_s,
+            "executed": self.engine.collective_rpc("attn_res_executed")[0] if ours else {},
+            "backend": self.engine.collective_rpc("attn_res_backend")[0] if ours else None,
+        }
+
+    def profile(
+        self, prompts: list[list[int]], max_tokens: int, rules: list[list[str]]
+    ) -> dict[str, Any]:
+        """Where the time goes, by torch's profiler: of prefill, or of the steps behind it.
+
+        Args:
+            prompts, max_tokens: as of ``generate``; one token is a prefill.
+            rules: names and regular expressions; an operator belongs to the first whose expression
+                is found in its name and shapes, and otherwise to what called it.
+
+        Returns:
+            ``seconds`` by name, of the device where there is one, and ``wall``, all seconds.
+        """
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        on_device = torch.cuda.is_available()
+        if on_device:
+            activities.append(ProfilerActivity.CUDA)
+        profiler = profile(activities=activities, record_shapes=True)
+        if max_tokens == 1:
+            profiler.start()
+            answer = self.generate(prompts, max_tokens)
+            wall = answer["first"][-1]
+        else:
+            answer = self.generate(prompts, max_tokens, on_decode=profiler.start)
+            wall = sum(answer["steps"])
+        profiler.stop()
+        expressions = [(name, re.compile(rule)) for name, rule in rules]
+        seconds = dict.fromkeys((name for name, _ in rules), 0.0)
+        for event in profiler.events():
+            caller, part = event, None
+            while caller is not None and part is None:
+                text = f"{caller.name} {caller.input_shapes}"
+                part = next((name for name, rule in expressions if rule.search(text)), None)
+                caller = caller.cpu_parent
+            if part is not None:
+                own = event.self_device_time_total if on_device else event.self_cpu_time_total
+                seconds[part] += own / 1e6
+        return {"seconds": seconds, "wall": wall}
+
+
+def main(flags: list[str]) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # vLLM logs to stdout
+    bench = Bench(flags)
+    answers.write(json.dumps(bench.facts()) + "\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = getattr(bench, request.pop("what"))(**request)
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

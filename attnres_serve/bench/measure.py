@@ -1,0 +1,121 @@
+"""Engines asked in turn, cell by cell, all with the same fresh prompts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from attnres_serve.bench.process import Engine
+from attnres_serve.bench.workload import UNTIMED, WARM_STEPS, WARM_TOKENS, Cell, draw_prompts
+from attnres_serve.errors import SettingError
+
+DISCARDED = 2  # rounds before those that count
+SAME = (
+    "dtype",
+    "quantization",
+    "prefix_caching",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "vocabulary",
+    "threads",
+    "compiled",
+)
+WARM = Cell("decode", 1, WARM_TOKENS, 0)
+
+
+@dataclass
+class Samples:
+    """What one engine took in one cell, in seconds.
+
+    Attributes:
+        rounds: one figure for each round: of prefill the time to the first token, of decode the
+            median step, so that a hiccup of the machine does not count.
+        first: time to the first token of every prompt of every round.
+        steps: every timed step of every round, which is the inter-token latency of its sequences.
+    """
+
+    rounds: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+
+    def add(self, cell: Cell, answer: dict[str, Any]) -> None:
+        steps = answer["steps"][UNTIMED:]
+        self.first += answer["first"]
+        self.steps += steps
+        self.rounds.append(answer["first"][0] if cell.phase == "prefill" else median(steps))
+
+
+Results = dict[Cell, dict[str, Samples]]
+
+
+def measure(
+    engines: Sequence[Engine], cells: Sequence[Cell], rounds: int, step: Callable[[str], object]
+) -> Results:
+    """Ask engines in turn; the order rotates from round to round and from cell to cell.
+
+    Args:
+        engines: running; the first is the baseline.
+        cells: what to ask for.
+        rounds: how often, beside those discarded.
+        step: told, before each request, what it is.
+
+    Raises:
+        SettingError: the engines are not alike, or one ran something else than its name says.
+    """
+    check_alike(engines)
+    vocabulary = engines[0].at_start["vocabulary"]
+    results: Results = {cell: {engine.name: Samples() for engine in engines} for cell in cells}
+    for number in range(rounds + DISCARDED):
+        for place, cell in enumerate(cells):
+            prompts = draw_prompts(cell, vocabulary, number)
+            warm = draw_prompts(WARM, vocabulary, number)
+            first = (number + place) % len(engines)
+            for engine in (*engines[first:], *engines[:first]):
+                step(f"{engine.name}: {cell.label}")
+                engine.ask("generate", prompts=warm, max_tokens=WARM_STEPS)
+                answer = engine.ask("generate", prompts=prompts, max_tokens=cell.max_tokens)
+                if number >= DISCARDED:
+                    results[cell][engine.name].add(cell, answer)
+    return results
+
+
+def check_alike(engines: Sequence[Engine]) -> None:
+    """Refuse to compare engines that differ in more than their residuals."""
+    base, *others = engines
+    for engine in others:
+        for key in SAME:
+            if engine.at_start[key] != base.at_start[key]:
+                raise SettingError(
+                    f"{key} is {engine.at_start[key]} in the engine of {engine.name} and "
+                    f"{base.at_start[key]} in that of {base.name}; give flags with which both are "
+                    "alike."
+                )
+    if base.at_start["prefix_caching"]:
+        raise SettingError("prefix caching is on; leave out --enable-prefix-caching.")
+
+
+def check_ran(engine: Engine, facts: dict[str, Any]) -> None:
+    """Refuse to report an engine that ran something else than it was to run.
+
+    Args:
+        engine: the engine.
+        facts: what it says of itself after the measurement.
+
+    Raises:
+        SettingError: saying what differs.
+    """
+    wanted, how = engine.contender.algorithm, "compiled" if facts["compiled"] else "eager"
+    ran = {
+        (name, way)
+        for name, counts in facts["executed"].items()
+        for way, count in counts.items()
+        if count > engine.at_start["executed"][name][way]
+    }
+    if facts["plugin_loaded"] != engine.contender.has_plugin or not ran <= {(wanted, how)}:
+        found = ", ".join(f"{name} ({way})" for name, way in sorted(ran)) or "no site"
+        plugin = "with" if facts["plugin_loaded"] else "without"
+        raise SettingError(
+            f"the engine of {engine.name} ran {found} {plugin} the plugin; expected "
+            f"{f'{wanted} ({how})' if wanted else 'stock vLLM'}: its figures would be another's."
+        )

@@ -1,0 +1,111 @@
+"""The document of a measurement as a picture: ratios with their intervals, and where time goes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.bench.breakdown import PARTS, SITES
+from attnres_serve.bench.workload import Cell
+from attnres_serve.errors import SettingError
+
+COLOURS = dict(
+    zip(
+        PARTS,
+        ("#4c78a8", "#72b7b2", "#9ecae9", "#e45756", "#b279a2", "#eeca3b", "#bab0ac"),
+        strict=True,
+    )
+)
+SUFFIXES = (".png", ".svg")
+
+
+def draw(document: Mapping[str, Any], path: Path) -> None:
+    """Write the picture as .png and .svg.
+
+    Args:
+        document: of ``attnres-serve bench`` in engines (not over HTTP).
+        path: where to, its suffix left aside.
+
+    Raises:
+        SettingError: matplotlib is not installed, or the files cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise SettingError(
+            "--plot needs matplotlib, which is not installed; install it, or attnres-serve with "
+            "the extra plot."
+        ) from None
+    shares = document["breakdown"]
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    ratios, times = figure.subplots(1, 2)
+    config = document["config"]
+    figure.suptitle(
+        f"{config['checkpoint']}: AttnRes ({config['algorithm']}, {config['backend']}) against "
+        f"standard residuals, {config['dtype']}, {'compiled' if config['compiled'] else 'eager'}"
+    )
+    _draw_ratios(ratios, document)
+    if shares:
+        _draw_shares(times, shares)
+    else:
+        times.set_axis_off()
+    try:
+        for suffix in SUFFIXES:
+            figure.savefig(path.with_suffix(suffix), dpi=150)
+    except OSError as error:
+        raise SettingError(f"{path} cannot be written ({error}).") from None
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return Cell(row["phase"], row["batch"], row["context"], row["steps"]).label
+
+
+def _draw_ratios(axes: Any, document: Mapping[str, Any]) -> None:
+    rows = document["cells"]
+    for place, row in enumerate(rows):
+        found = row["engines"]["attnres"]
+        low, high = found["ci95"]
+        ratio = found["ratio"]
+        axes.errorbar(
+            ratio,
+            place,
+            xerr=[[ratio - low], [high - ratio]],
+            fmt="o",
+            color=COLOURS[SITES],
+            capsize=4,
+        )
+        axes.annotate(f"{ratio:.3f}", (ratio, place), (0, 7), textcoords="offset points")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), map(_label, rows))
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel("latency, AttnRes / baseline, with 95 % interval")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_shares(axes: Any, shares: list[Mapping[str, Any]]) -> None:
+    slowest: dict[str, float] = {}
+    for row in shares:
+        total = sum(row["milliseconds"].values())
+        slowest[_label(row)] = max(total, slowest.get(_label(row), 0.0))
+    for place, row in enumerate(shares):
+        left = 0.0
+        for part in PARTS:
+            width = row["milliseconds"].get(part, 0.0) / slowest[_label(row)]
+            axes.barh(place, width, left=left, color=COLOURS[part], height=0.8)
+            left += width
+    axes.set_yticks(range(len(shares)), (f"{_label(row)}: {row['engine']}" for row in shares))
+    axes.invert_yaxis()
+    axes.set_xlabel("share of the slower engine's time, under the profiler")
+    shown = [part for part in PARTS if any(part in row["milliseconds"] for row in shares)]
+    handles = [axes.barh(0, 0, color=COLOURS[part]) for part in shown]
+    axes.legend(
+        handles,
+        shown,
+        fontsize="small",
+        ncols=len(shown),
+        loc="upper center",
+        bbox_to_anchor=(0.4, 1.1),
+        frameon=False,
+        handlelength=1,
+        columnspacing=0.8,
+    )
+    axes.spines[["top", "right"]].set_visible(False)

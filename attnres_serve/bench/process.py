@@ -1,0 +1,159 @@
+"""Engines in processes of their own: started, asked in turn, stopped."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.errors import SettingError
+
+SCRIPT = Path(__file__).with_name("engine.py")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine to be measured.
+
+    Attributes:
+        name: what it is called in the results.
+        flags: of vLLM's engine.
+        algorithm: what its sites are to run, one of ``settings.ALGORITHMS``; None for stock vLLM,
+            without our plugin.
+        script: what runs it.
+    """
+
+    name: str
+    flags: Sequence[str]
+    algorithm: str | None = None
+    script: Path = SCRIPT
+
+    @property
+    def has_plugin(self) -> bool:
+        return self.algorithm is not None
+
+
+@dataclass
+class Engine:
+    """A running engine."""
+
+    contender: Contender
+    process: subprocess.Popen
+    log: Path
+    at_start: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.contender.name
+
+    def ask(self, what: str, **arguments: Any) -> Any:
+        """The answer of a method of ``engine.Bench``."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        return self.receive()
+
+    def receive(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise self._ended()
+        return json.loads(line)
+
+    def _ended(self) -> SettingError:
+        kept = Path(tempfile.gettempdir()) / f"attnres-bench-{os.getpid()}-{self.name}.log"
+        kept.write_bytes(self.log.read_bytes())
+        return SettingError(
+            f"the engine of {self.name} ended ({_last_error(self.log)}); its log is {kept}."
+        )
+
+
+@contextmanager
+def running(contender: Contender, log: Path, cache: Path, threads: int) -> Iterator[Engine]:
+    """An engine, started and stopped.
+
+    Args:
+        contender: what to start.
+        log: where its output goes.
+        cache: folder for what is compiled.
+        threads: of the engine on CPU.
+
+    Raises:
+        SettingError: it did not start; the sentence has vLLM's reason.
+    """
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(contender.script), *contender.flags],
+            env=environment(contender.has_plugin, cache, threads),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+    engine = Engine(contender, process, log)
+    try:
+        engine.at_start = engine.receive()
+        yield engine
+    finally:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def environment(plugin: bool, cache: Path, threads: int) -> dict[str, str]:
+    """The environment of an engine: caches apart from serving's and, on CPU, equal threads.
+
+    On CPU vLLM binds threads and preloads OpenMP in worker processes only, so both are done here:
+    without the preload torch and vLLM's kernels would each have a pool of threads.
+    """
+    own = {
+        "VLLM_PLUGINS": "attnres" if plugin else "",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CACHE_ROOT": str(cache / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1",  # names for the breakdown's profiler
+        "HF_HUB_OFFLINE": "1",
+    }
+    if on_cpu():
+        torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
+        openmp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
+        own |= {
+            "OMP_NUM_THREADS": str(threads),
+            "GOMP_CPU_AFFINITY": " ".join(map(str, sorted(os.sched_getaffinity(0))[:threads])),
+            "LD_PRELOAD": ":".join(map(str, openmp[:1])),
+        }
+        own |= {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    return os.environ | own
+
+
+def on_cpu() -> bool:
+    """Whether vLLM's CPU build is installed, told without importing it."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return "+cpu" in importlib.metadata.version("vllm")
+    return True
+
+
+def _last_error(log: Path) -> str:
+    """The last exception that a log tells of."""
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line.split("]", 1)[-1].strip() for line in lines if "Error:" in line]
+    return errors[-1] if errors else "without a word"

@@ -1,0 +1,196 @@
+"""What was measured, as one document and as a card and tables for a person."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from attnres_serve.bench.breakdown import PARTS
+from attnres_serve.bench.measure import DISCARDED, Results, Samples
+from attnres_serve.bench.ratios import geometric_mean, median_interval, paired_ratios
+from attnres_serve.bench.session import Outcome
+from attnres_serve.bench.workload import Cell
+from attnres_serve.check import amount
+from attnres_serve.formats.translation import Translation
+
+PHASES = ("prefill", "decode")
+PERCENTILES = (50, 90, 99)
+
+
+def model(translation: Translation) -> dict[str, Any]:
+    """What a document says of the model."""
+    config, spec = translation.config, translation.spec
+    return {
+        "format": translation.format,
+        "backbone": translation.base,
+        "layers": config["num_hidden_layers"],
+        "hidden_size": config["hidden_size"],
+        "blocks": spec.num_blocks if spec else 0,
+    }
+
+
+def setting(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What it says of the engines, told by that of an AttnRes model."""
+    return {key: facts[key] for key in ("dtype", "compiled", "backend")} | {
+        "discarded_rounds": DISCARDED
+    }
+
+
+def content(found: Outcome, baseline: str) -> dict[str, Any]:
+    """What was measured, engine by engine and cell by cell."""
+    facts = ("architecture", "start_s", "peak_memory_bytes", "executed")
+    return {
+        "engines": {
+            name: {key: engine[key] for key in facts} for name, engine in found.engines.items()
+        },
+        "cells": cell_rows(found.results, baseline),
+        "breakdown": found.breakdown,
+    }
+
+
+def cell_rows(results: Results, baseline: str) -> list[dict[str, Any]]:
+    """One row for each cell: every engine's times, and the others' ratios to the baseline."""
+    return [
+        {
+            "phase": cell.phase,
+            "batch": cell.batch,
+            "context": cell.context,
+            "steps": cell.steps,
+            "engines": {
+                name: _times(cell, samples)
+                | ({} if name == baseline else _ratio(samples.rounds, engines[baseline].rounds))
+                for name, samples in engines.items()
+            },
+        }
+        for cell, engines in results.items()
+    ]
+
+
+def overheads(results: Results, name: str, baseline: str) -> dict[str, dict[str, Any]]:
+    """One ratio for each phase: in every round the geometric mean over the phase's cells.
+
+    The cells' ratios, which belong to one round, are averaged before the interval is taken, so that
+    it knows what they have in common.
+    """
+    found = {}
+    for phase in PHASES:
+        ratios = [
+            paired_ratios(engines[name].rounds, engines[baseline].rounds)
+            for cell, engines in results.items()
+            if cell.phase == phase
+        ]
+        found[phase] = _interval([geometric_mean(cells) for cells in zip(*ratios, strict=True)])
+    return found
+
+
+def _times(cell: Cell, samples: Samples) -> dict[str, Any]:
+    typical = median(samples.rounds)
+    tokens = cell.context if cell.phase == "prefill" else cell.batch
+    return {
+        "median_s": typical,
+        "tokens_per_s": tokens / typical,
+        "ttft_s": _percentiles(samples.first),
+        "itl_s": _percentiles(samples.steps) if samples.steps else None,
+        "rounds_s": samples.rounds,
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    found = np.percentile(values, PERCENTILES)
+    return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
+
+
+def _ratio(times: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+    return _interval(paired_ratios(times, baseline))
+
+
+def _interval(ratios: Sequence[float]) -> dict[str, Any]:
+    low, high = median_interval(ratios)
+    return {"ratio": median(ratios), "ci95": [low, high], "includes_1": low <= 1 <= high}
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The document for a person."""
+    return "\n\n".join([_card(document), tables(document), _verdict(document)])
+
+
+def tables(document: Mapping[str, Any]) -> str:
+    """The cells, and where their time goes."""
+    return f"{_cells(document)}\n\n{_breakdown(document)}"
+
+
+def _card(document: Mapping[str, Any]) -> str:
+    config, hardware, versions = (document[key] for key in ("config", "hardware", "versions"))
+    engines = document["engines"]
+    lines = {
+        "checkpoint": f"{config['checkpoint']}: {config['format']} on {config['backbone']}, "
+        f"{config['layers']} layers of {config['hidden_size']}, {config['blocks']} blocks",
+        "hardware": f"{hardware['cpu']}, {hardware['cores']} cores, "
+        f"{hardware['memory_gib']} GiB, {config['threads']} threads",
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "engines": f"{config['dtype']}, {'compiled' if config['compiled'] else 'eager'}, no prefix "
+        f"cache; flags: {' '.join(config['flags']) or 'none'}",
+        "plan": f"{config['algorithm']} on the {config['backend']} backend",
+        "rounds": f"{config['rounds']} of {len(document['cells'])} cells, interleaved, after "
+        f"{config['discarded_rounds']} that do not count",
+        "memory": ", ".join(
+            f"{name} {amount(facts['peak_memory_bytes'])}" for name, facts in engines.items()
+        )
+        + " at most",
+        "start": ", ".join(f"{name} {facts['start_s']:.0f} s" for name, facts in engines.items()),
+    }
+    if document["quick"]:
+        lines["note"] = "quick: eager and few rounds, a trial of the command and no evidence"
+    return "\n".join(f"{name:11}{value}" for name, value in lines.items())
+
+
+def _cells(document: Mapping[str, Any]) -> str:
+    names = list(document["engines"])
+    width = max(map(len, names)) + 2
+    lines = [
+        f"{'':32}{'engine':{width}}{'median':>11}{'tokens/s':>11}{'ITL p99':>11}   "
+        "ratio   95 % interval"
+    ]
+    for row in document["cells"]:
+        label = Cell(row["phase"], row["batch"], row["context"], row["steps"]).label
+        for name in names:
+            times = row["engines"][name]
+            slowest = f"{1e3 * times['itl_s']['p99']:8.2f} ms" if times["itl_s"] else f"{'':11}"
+            line = f"{label:32}{name:{width}}{1e3 * times['median_s']:8.2f} ms"
+            line += f"{times['tokens_per_s']:11.1f}{slowest}"
+            if "ratio" in times:
+                line += f"{_told(times):>25}"
+            lines.append(line)
+            label = ""
+    return "\n".join(lines)
+
+
+def _breakdown(document: Mapping[str, Any]) -> str:
+    found = document["breakdown"]
+    if found is None:
+        return "Where the time goes is told for one worker only; there are several."
+    shown = [part for part in PARTS if any(part in row["milliseconds"] for row in found)]
+    lines = ["milliseconds under the profiler"]
+    lines.append(f"{'':32}{'engine':14}" + "".join(f"{part:>11}" for part in shown))
+    for row in found:
+        label = Cell(row["phase"], row["batch"], row["context"], row["steps"]).label
+        line = f"{label:32}{row['engine']:14}"
+        line += "".join(f"{row['milliseconds'].get(part, 0.0):11.3f}" for part in shown)
+        if row["site_bytes"]:
+            line += f"   sites move {amount(row['site_bytes'])}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _verdict(document: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{phase:8} AttnRes takes {_told(found)} times as long as standard residuals"
+        + ("; 1 is in the interval." if found["includes_1"] else ".")
+        for phase, found in document["overhead"].items()
+    )
+
+
+def _told(found: Mapping[str, Any]) -> str:
+    low, high = found["ci95"]
+    return f"{found['ratio']:.3f} ({low:.3f} to {high:.3f})"

@@ -1,0 +1,91 @@
+"""What is measured: cells of equal requests, with prompts that nobody has seen before."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnres_serve.errors import SettingError
+
+PROMPT_LENGTHS = (128, 512)
+BATCHES = (1, 8)
+CONTEXTS = (128,)
+STEPS = 32
+UNTIMED = 2  # first steps of a decode cell: the prompts' prefill has had the caches
+WARM_TOKENS, WARM_STEPS = 16, 4  # the request before a prefill: the other engine has had the caches
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of work.
+
+    Attributes:
+        phase: prefill, one prompt and its first token, or decode, one token of each sequence after
+            the other.
+        batch: sequences that run together.
+        context: tokens of each prompt.
+        steps: timed steps; 0 in prefill.
+    """
+
+    phase: str
+    batch: int
+    context: int
+    steps: int
+
+    @property
+    def max_tokens(self) -> int:
+        return 1 if self.phase == "prefill" else 1 + UNTIMED + self.steps
+
+    @property
+    def label(self) -> str:
+        if self.phase == "prefill":
+            return f"prefill of {self.context} tokens"
+        return f"decode, batch {self.batch}, context {self.context}"
+
+
+def make_cells(
+    longest: int,
+    prompt_lengths: Sequence[int] | None,
+    batches: Sequence[int],
+    contexts: Sequence[int] | None,
+    steps: int,
+) -> list[Cell]:
+    """The cells of a run.
+
+    Args:
+        longest: tokens that prompt and answer may have together.
+        prompt_lengths: of prefill; None for those usual ones that fit.
+        batches, contexts: of decode; None for the usual contexts, shortened if need be.
+        steps: timed steps of a decode cell.
+
+    Raises:
+        SettingError: a number is out of its range.
+    """
+    room = longest - (1 + UNTIMED + steps)
+    if room < 1:
+        raise SettingError(
+            f"--steps is {steps}, but prompt and answer have room for {longest} tokens together; "
+            "ask for fewer."
+        )
+    lengths = prompt_lengths or [min(length, longest - 1) for length in PROMPT_LENGTHS]
+    shorter = contexts or [min(context, room) for context in CONTEXTS]
+    for flag, values, most in (
+        ("--prompt-lengths", lengths, longest - 1),
+        ("--contexts", shorter, room),
+        ("--batches", batches, 4096),
+    ):
+        for value in values:
+            if not 1 <= value <= most:
+                raise SettingError(f"{flag} has {value}; expected 1 to {most} here.")
+    found = [Cell("prefill", 1, length, 0) for length in dict.fromkeys(lengths)]
+    found += [
+        Cell("decode", batch, context, steps)
+        for context in dict.fromkeys(shorter)
+        for batch in dict.fromkeys(batches)
+    ]
+    return found
+
+
+def draw_prompts(cell: Cell, vocabulary: int, number: int) -> list[list[int]]:
+    """The prompts of a cell in round ``number``: new in every round, equal for all engines."""
+    draw = random.Random(f"{cell} {number}")
+    return [draw.choices(range(vocabulary), k=cell.context) for _ in range(cell.batch)]

@@ -1,0 +1,442 @@
+"""``attnres-serve bench``: its statistics, its baseline, what it refuses, and its document."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from serving import GOLDENS, environment
+
+import attnres_serve.bench
+from attnres_serve.bench import breakdown, measure, plot, process, report, workload
+from attnres_serve.bench.baseline import translate, twin_config, write_twin
+from attnres_serve.bench.measure import Samples
+from attnres_serve.bench.ratios import geometric_mean, median_interval, paired_ratios
+from attnres_serve.bench.session import Outcome
+from attnres_serve.bench.workload import Cell, draw_prompts, make_cells
+from attnres_serve.cli import main
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.kernels import traffic
+from attnres_serve.spec import AttnResSpec
+from attnres_serve.tensors import base_shapes
+
+SCHEMA = json.loads((Path(attnres_serve.bench.__file__).parent / "schema.json").read_text())
+DEMO = Path(__file__).parents[1] / "examples" / "demo" / "checkpoint"
+PREFILL, DECODE = Cell("prefill", 1, 128, 0), Cell("decode", 8, 64, 16)
+
+
+# Statistics.
+
+
+def noisy(rng: np.random.Generator, ratio: float, rounds: int = 15) -> tuple[list, list]:
+    """Times of two engines, log-normal noise of 3 %, on a machine that slows down threefold."""
+    drift = np.linspace(1, 3, rounds)
+    noise = np.exp(0.03 * rng.standard_normal((2, rounds)))
+    return (ratio * drift * noise[0]).tolist(), (drift * noise[1]).tolist()
+
+
+def test_the_interval_covers_a_known_ratio_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    covered = []
+    for _ in range(400):
+        ratios = paired_ratios(*noisy(rng, 1.05))
+        low, high = median_interval(ratios, resamples=1000)
+        covered.append(low <= 1.05 <= high)
+        assert low <= median(ratios) <= high
+        assert high - low < 0.15  # the drift, common to both, does not widen it
+    # The percentile interval of a median of 15 covers 92 to 97 %; five standard errors around it.
+    assert 0.87 < np.mean(covered) < 0.995
+
+
+def test_an_interval_narrows_with_rounds_and_is_reproducible():
+    rng = np.random.default_rng(2)
+    few, many = (paired_ratios(*noisy(rng, 1.0, rounds)) for rounds in (15, 400))
+    assert np.ptp(median_interval(many)) < np.ptp(median_interval(few)) / 2
+    assert median_interval(few) == median_interval(few)
+    assert median_interval([1.5] * 5) == (1.5, 1.5)
+
+
+def test_ratios_are_taken_within_a_round():
+    assert paired_ratios([2.0, 30.0, 4.0], [1.0, 10.0, 8.0]) == [2.0, 3.0, 0.5]
+    with pytest.raises(ValueError, match="2 rounds against 1"):
+        paired_ratios([1.0, 1.0], [1.0])
+    with pytest.raises(ValueError, match="not positive"):
+        paired_ratios([1.0, -0.1], [1.0, 1.0])
+
+
+# Work.
+
+
+def test_cells_fit_the_model():
+    cells = make_cells(256, None, (1, 8), None, 32)
+    assert cells == [
+        Cell("prefill", 1, 128, 0),
+        Cell("prefill", 1, 255, 0),  # 512 would not fit
+        Cell("decode", 1, 128, 32),
+        Cell("decode", 8, 128, 32),
+    ]
+    longest = max(cell.context + cell.max_tokens for cell in cells)
+    assert longest <= 256
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (((64,), (1,), None, 300), "--steps is 300, but prompt and answer have room for 256"),
+        (((256,), (1,), None, 8), r"--prompt-lengths has 256; expected 1 to 255"),
+        (((64,), (0,), None, 8), "--batches has 0; expected 1 to"),
+        (((64,), (1,), (250,), 8), "--contexts has 250; expected 1 to 245"),
+    ],
+)
+def test_work_that_does_not_fit_is_refused(asked, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        make_cells(256, *asked)
+
+
+def test_prompts_are_new_in_every_round_and_equal_for_all_engines():
+    assert draw_prompts(DECODE, 1000, 4) == draw_prompts(DECODE, 1000, 4)
+    drawn = [tuple(prompt) for number in range(3) for prompt in draw_prompts(DECODE, 1000, number)]
+    assert len(set(drawn)) == len(drawn) == 3 * DECODE.batch
+    assert {len(prompt) for prompt in drawn} == {DECODE.context}
+
+
+# The baseline.
+
+
+@pytest.mark.parametrize(
+    "golden", ["fla_transformer_block", "qwen3_attnres_full", "qwen3_attnres_cumulative_block"]
+)
+def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
+    folder, translation = translate(str(GOLDENS / golden), has_weights=True)
+    write_twin(folder, translation, tmp_path / "twin", has_weights=True)
+    config = json.loads((tmp_path / "twin" / "config.json").read_text())
+    shapes = base_shapes(translation.base, config)
+    own = load_file(folder / "model.safetensors")
+    twin = load_file(next((tmp_path / "twin").glob("*.safetensors")))
+    assert {name: tuple(tensor.shape) for name, tensor in twin.items()} == {
+        name: tuple(shape)
+        for name, shape in shapes.items()
+        if name != "lm_head.weight" or not config.get("tie_word_embeddings")
+    }
+    assert not [key for key in config if "attn_res" in key or "attnres" in str(config[key])]
+    values = [tensor for tensor in own.values()]
+    for tensor in twin.values():
+        assert any(
+            tensor.shape == other.shape and torch.equal(tensor, other) for other in values
+        ), "a tensor of the twin is none of the checkpoint's"
+
+
+def test_a_model_without_a_twin_is_refused_by_name():
+    _, translation = translate(str(GOLDENS / "nanogpt_block"), has_weights=True)
+    with pytest.raises(CheckpointError, match=r"gates what attention returns.*--baseline PATH"):
+        twin_config(translation)
+
+
+# Where the time goes.
+
+
+@pytest.mark.parametrize(
+    ("operator", "part"),
+    [
+        ("attnres_serve::cpp_single_pass [[2, 192], [2, 5, 192]]", "AttnRes"),
+        ("_C::cpu_attn_reshape_and_cache [[2, 2, 64]]", "attention"),
+        ("_C::rotary_embedding [[2], [2, 256]]", "attention"),
+        ("_C::weight_packed_linear [[2, 512], [2, 192], [512, 192]]", "attention"),
+        ("_C::weight_packed_linear [[2, 192], [2, 256], [192, 256]]", "attention"),
+        ("_C::weight_packed_linear [[2, 192], [2, 448], [192, 448]]", "MLP"),
+        ("aten::mm [[2, 192], [192, 896]]", "MLP"),
+        ("aten::silu [[256, 448]]", "MLP"),
+        ("graph_0_cpp_fused_mul_silu_slice_weight_packed_linear_3 []", "MLP"),
+        ("_C::weight_packed_linear [[2, 2048], [2, 192], [2048, 192]]", "head"),
+        ("_C::fused_add_rms_norm [[2, 192]]", "norms"),
+        ("aten::empty [[]]", None),
+    ],
+)
+def test_operators_belong_to_parts(operator, part):
+    _, translation = translate(str(DEMO), has_weights=False)
+    rules = breakdown.rules(translation)
+    assert next((name for name, rule in rules if re.search(rule, operator)), None) == part
+
+
+def test_products_that_sizes_do_not_tell_apart_are_one_part():
+    _, translation = translate(str(DEMO), has_weights=False)
+    config = translation.config | {"intermediate_size": 256}  # as attention's heads together
+    parts = {name for name, _ in breakdown.rules(replace(translation, config=config))}
+    assert "matrix products" in parts
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_bytes_of_the_sites_follow_the_formulae(full):
+    """Counted by hand, in vectors: what ``docs/performance.md`` says of a launch."""
+    layers, size, hidden, tokens = 8, 1 if full else 4, 192, 512
+    spec = AttnResSpec.uniform(layers, size, 1e-6)
+    vectors, blocks = 0, 1  # the embedding
+    for site in range(1, 2 * layers + 1):
+        begins = (site - 1) % size == 0  # a partial sum
+        vectors += blocks + (3 if begins else 4)
+        blocks += site % size == 0  # which is a block from here on
+    expected = vectors * tokens * hidden * 2 + 2 * layers * hidden * 6
+    found = breakdown.site_bytes(spec, "single_pass", tokens, hidden, torch.bfloat16, 2048)
+    assert found == expected
+
+
+def test_bytes_of_a_block_are_those_of_its_group():
+    spec = AttnResSpec.uniform(12, 8, 1e-6)  # three blocks of eight sublayers
+    shape = 64, torch.bfloat16
+    found = {
+        name: breakdown.site_bytes(spec, name, 32, *shape, 2048)
+        for name in ("single_pass", "two_phase", "score_on_write")
+    }
+    assert found["two_phase"] < found["single_pass"] < found["score_on_write"]
+    third = traffic.block_rows(3, 8)  # what the last whole block would save by one group
+    saved = traffic.single_pass_group(32, third, *shape) - traffic.two_phase_group(
+        32, third, *shape
+    )
+    assert found["single_pass"] - found["two_phase"] == pytest.approx(saved, rel=0.2)
+
+
+# What is refused.
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    none = {"eager": 3, "compiled": 0}
+    executed = {"single_pass": {"eager": 0, "compiled": 9}, "two_phase": none}
+    same = dict.fromkeys(measure.SAME, 1) | {"prefix_caching": False, "compiled": True}
+    return same | {"plugin_loaded": True, "executed": executed} | changes
+
+
+def engine(name: str, algorithm: str | None, at_start: dict[str, Any]) -> process.Engine:
+    return process.Engine(process.Contender(name, (), algorithm), None, Path(), at_start)
+
+
+def test_engines_that_differ_are_not_compared():
+    base = engine("baseline", None, facts())
+    measure.check_alike([base, engine("attnres", "single_pass", facts())])
+    with pytest.raises(SettingError, match=r"dtype is 2 in the engine of attnres and 1 in that of"):
+        measure.check_alike([base, engine("attnres", "single_pass", facts(dtype=2))])
+    with pytest.raises(SettingError, match="prefix caching is on"):
+        measure.check_alike([engine("baseline", None, facts(prefix_caching=True))])
+
+
+AFTER = {"single_pass": {"eager": 0, "compiled": 20}, "two_phase": {"eager": 3, "compiled": 0}}
+EAGER = {"single_pass": {"eager": 9, "compiled": 9}, "two_phase": {"eager": 3, "compiled": 0}}
+OTHER = {"single_pass": {"eager": 0, "compiled": 9}, "two_phase": {"eager": 3, "compiled": 5}}
+
+
+def test_an_engine_that_ran_what_it_should_is_reported():
+    measure.check_ran(engine("attnres", "single_pass", facts()), facts(executed=AFTER))
+    stock = facts(executed={}, plugin_loaded=False)
+    measure.check_ran(engine("baseline", None, stock), stock)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "after"),
+    [
+        ("single_pass", facts(executed=OTHER)),
+        ("single_pass", facts(executed=EAGER)),
+        ("single_pass", facts(executed=AFTER, plugin_loaded=False)),
+        (None, facts(executed=AFTER)),
+    ],
+    ids=["other-algorithm", "eager", "without-plugin", "plugin-in-baseline"],
+)
+def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
+    with pytest.raises(SettingError, match=r"ran .* expected .*: its figures would be another's"):
+        measure.check_ran(engine("attnres", algorithm, facts()), after)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere/at/all"], "nowhere/at/all does not exist"),
+        ([str(DEMO), "--steps", "5000"], "--steps is 5000"),
+        ([str(DEMO), "--rounds", "1"], "--rounds is 1; expected at least 3"),
+        ([str(DEMO), "--load-format", "dummy", "--contexts", "9999"], "--contexts has 9999"),
+    ],
+)
+def test_a_refusal_is_one_sentence(words, sentence, capsys):
+    assert main(["bench", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("attnres-serve: ") and sentence in said
+    assert "Traceback" not in said
+
+
+# The document.
+
+
+def outcome(ratio: float, rounds: int = 9) -> Outcome:
+    """Samples of AttnRes that take ``ratio`` times the baseline's, whatever the round."""
+    results: measure.Results = {}
+    for cell in (PREFILL, DECODE):
+        results[cell] = {"baseline": Samples(), "attnres": Samples()}
+        for number in range(rounds):
+            seconds = 0.01 * (1 + number)
+            for name, scale in (("baseline", 1.0), ("attnres", ratio)):
+                steps = [scale * seconds] * (cell.max_tokens - 1)
+                answer = {"first": [scale * seconds] * cell.batch, "steps": steps}
+                results[cell][name].add(cell, answer)
+    facts_of = {"architecture": "A", "start_s": 1.0, "peak_memory_bytes": 10**9, "executed": {}}
+    shares = [
+        {
+            "phase": cell.phase,
+            "batch": cell.batch,
+            "context": cell.context,
+            "steps": cell.max_tokens - 1,
+            "engine": name,
+            "milliseconds": {"attention": 1.0, "MLP": 2.0, "AttnRes": 0.1, "rest": 0.5},
+            "site_bytes": 10**6 if name == "attnres" else None,
+        }
+        for cell in (PREFILL, DECODE)
+        for name in ("baseline", "attnres")
+    ]
+    return Outcome({"baseline": facts_of, "attnres": facts_of}, results, shares)
+
+
+def document(ratio: float = 1.02) -> dict[str, Any]:
+    found = outcome(ratio)
+    _, translation = translate(str(DEMO), has_weights=False)
+    config = {"checkpoint": "demo", "baseline": "auto", "weights": "checkpoint", "flags": []}
+    config |= report.model(translation) | {"algorithm": "single_pass", "backend": "cpp"}
+    config |= {"dtype": "bfloat16", "compiled": True, "threads": 2, "rounds": 9}
+    return {
+        "command": "attnres-serve bench demo",
+        "benchmark": "bench",
+        "quick": False,
+        "versions": {"vllm": "0"},
+        "hardware": {"cpu": "C", "cores": 2, "memory_gib": 8.0},
+        "config": config | {"discarded_rounds": 2},
+        **report.content(found, "baseline"),
+        "overhead": report.overheads(found.results, "attnres", "baseline"),
+        "control": None,
+    }
+
+
+def test_a_known_ratio_is_reported():
+    for phase in ("prefill", "decode"):
+        found = document(1.05)["overhead"][phase]
+        assert found["ratio"] == pytest.approx(1.05)
+        assert found["ci95"] == pytest.approx([1.05, 1.05])
+        assert not found["includes_1"]
+    assert document(1.0)["overhead"]["decode"]["includes_1"]
+
+
+def test_the_figures_follow_from_the_rounds():
+    made = document(1.02)
+    jsonschema.validate(made, SCHEMA)
+    for row in made["cells"]:
+        base, ours = row["engines"]["baseline"], row["engines"]["attnres"]
+        assert base["median_s"] == median(base["rounds_s"])
+        assert ours["ratio"] == median(paired_ratios(ours["rounds_s"], base["rounds_s"]))
+        tokens = row["context"] if row["phase"] == "prefill" else row["batch"]
+        assert base["tokens_per_s"] == pytest.approx(tokens / base["median_s"])
+    decode = made["cells"][1]["engines"]["baseline"]
+    assert decode["itl_s"]["p50"] == pytest.approx(0.05)
+    assert made["cells"][0]["engines"]["baseline"]["itl_s"] is None
+
+
+def test_the_mean_over_cells_is_taken_within_a_round():
+    """Noise that is common to the cells of a round stays in the interval."""
+    results = outcome(1.0).results
+    more = replace(DECODE, batch=1)
+    results[more] = {name: replace(samples) for name, samples in results[DECODE].items()}
+    results[DECODE]["attnres"].rounds = [2 * time for time in results[DECODE]["attnres"].rounds]
+    found = report.overheads(results, "attnres", "baseline")["decode"]
+    assert found["ratio"] == pytest.approx(geometric_mean([2.0, 1.0]))
+
+
+def test_the_untimed_steps_do_not_count():
+    samples = Samples()
+    steps = [100.0] * workload.UNTIMED + [1.0] * DECODE.steps
+    samples.add(DECODE, {"first": [3.0], "steps": steps})
+    assert samples.rounds == [1.0]
+    assert samples.steps == [1.0] * DECODE.steps
+
+
+def test_a_person_can_read_it():
+    shown = report.render(document(1.02))
+    for words in (
+        "demo: house on llama",
+        "1.020 (1.020 to 1.020)",
+        "decode, batch 8, context 64",
+        "sites move 1.0 MB",
+        "AttnRes takes",
+    ):
+        assert words in shown
+
+
+def test_the_picture_is_drawn_as_png_and_svg(tmp_path):
+    plot.draw(document(1.02), tmp_path / "cost.png")
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "cost.svg").read_text()
+    with pytest.raises(SettingError, match="cannot be written"):
+        plot.draw(document(1.02), tmp_path / "nowhere" / "cost.png")
+
+
+# The whole.
+
+
+def bench(*words: str) -> dict[str, Any]:
+    """Run the command; its document, which fits the schema."""
+    done = subprocess.run(
+        [sys.executable, "-m", "attnres_serve", "bench", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    jsonschema.validate(found, SCHEMA)
+    words_of = [word for word in json.dumps(found).replace('"', " ").split() if len(word) > 1]
+    assert not [word for word in words_of if word.startswith("/")], "a path of this machine"
+    return found
+
+
+SHORT = ("--quick", "--prompt-lengths", "32", "--contexts", "16", "--steps", "4", "--rounds", "3")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("golden", "algorithm"),
+    [
+        ("fla_transformer_block", "two_phase"),
+        pytest.param("qwen3_attnres_full", "single_pass", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_golden_is_measured_against_its_twin(golden, algorithm, tmp_path):
+    out = tmp_path / "out.json"
+    ours = ("--attnres-algorithm", algorithm, "--out", str(out), "--plot", str(tmp_path / "cost"))
+    found = bench(str(GOLDENS / golden), *SHORT, *ours)
+    assert json.loads(out.read_text()) == found
+    assert (tmp_path / "cost.svg").is_file()
+    engines = found["engines"]
+    assert not engines["baseline"]["architecture"].startswith("AttnRes")
+    assert engines["attnres"]["architecture"].startswith("AttnRes")
+    ran = {name for name, ways in engines["attnres"]["executed"].items() if ways["eager"]}
+    assert ran == {algorithm}
+    shares = [row for row in found["breakdown"] if row["engine"] == "attnres"]
+    assert all(row["milliseconds"]["AttnRes"] > 0 for row in shares)
+    others = [row for row in found["breakdown"] if row["engine"] == "baseline"]
+    assert all(row["milliseconds"]["AttnRes"] == 0 for row in others)
+
+
+@pytest.mark.engine
+@pytest.mark.exhaustive
+def test_a_zero_query_conversion_is_measured(tmp_path):
+    _, translation = translate(str(DEMO), has_weights=True)
+    write_twin(DEMO, translation, tmp_path / "plain", has_weights=True)
+    made = tmp_path / "zero"
+    added = ("--add-zero-queries", "--block-size", "4")
+    assert main(["convert", str(tmp_path / "plain"), str(made), *added]) == 0
+    found = bench(str(made), *SHORT, "--control", "--baseline", str(tmp_path / "plain"))
+    assert found["control"] is not None
+    assert found["config"]["baseline"] == "plain"
