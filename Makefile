@@ -5,6 +5,7 @@
 #   DEVICE=cuda make serve                    with vLLM's CUDA build
 #
 #   make test-versions                        the oldest and the newest vLLM, each in its environment
+#   make bench-check                          is the overhead still the one on file?
 #   make test-vllm-0.30.0                     one of those with a file requirements/vllm-VERSION.txt
 
 SHELL := /bin/bash
@@ -17,7 +18,7 @@ VERSIONS ?= 0.28.0 0.32.0
 export VENV
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 
-.PHONY: serve test test-all test-versions check setup setup-test clean
+.PHONY: serve test test-all test-versions bench-check check setup setup-test clean
 
 serve: setup
 	exec $(VENV)/bin/attnres-serve serve "$(MODEL)" $(DEMO_ARGS) $(ARGS)
@@ -33,6 +34,9 @@ test-versions: $(addprefix test-vllm-,$(VERSIONS))
 test-vllm-%:
 	@DEVICE=cpu VLLM=$* VENV=$(VENV)-$* requirements/setup.sh test
 	$(VENV)-$*/bin/python -m pytest -m "versions or (not engine and not exhaustive)" $(ARGS_TEST)
+
+bench-check: setup-test
+	$(VENV)/bin/python -m benchmarks.regression $(ARGS)
 
 check: setup-test
 	$(VENV)/bin/ruff check

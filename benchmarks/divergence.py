@@ -24,7 +24,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from attnres_serve import oracle, settings, verify
-from benchmarks.common import ROOT, cores, publish
+from attnres_serve.bench.machine import cores
+from benchmarks.common import ROOT, publish
 
 sys.path.insert(0, str(ROOT / "examples" / "demo"))
 import data

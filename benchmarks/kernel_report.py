@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import paired_ratios
+from attnres_serve.bench.ratios import paired_ratios
 from benchmarks.kernel_cells import Cell
 from benchmarks.kernel_contenders import BASELINE, Contender, algorithm_bytes
 

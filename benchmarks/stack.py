@@ -34,8 +34,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from attnres_serve.bench.ratios import median_interval, paired_ratios
 from benchmarks import kernel_report, stack_model
-from benchmarks.common import command_line, hardware, median_interval, paired_ratios
+from benchmarks.common import command_line, hardware
 from benchmarks.kernel_contenders import Run
 from benchmarks.kernel_gate import first_line
 from benchmarks.kernels import environment
