@@ -27,75 +27,101 @@ using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 
 constexpr int64_t kLanes = 16;
-constexpr int64_t kGroup = 4;        // rows or sites that share the loads of one loop
-constexpr int64_t kPair = 2;         // rows that are scored by a group of sites at once
-constexpr int64_t kGrain = 1 << 14;  // elements read that are worth a second thread
+constexpr int64_t kStep = 2 * kLanes;  // elements that are loaded at once
+constexpr int64_t kGroup = 4;          // rows or sites that share the loads of one loop
+constexpr int64_t kPair = 2;           // rows that are scored by a group of sites at once
+constexpr int64_t kGrain = 1 << 14;    // elements read that are worth a second thread
 
 // Everything that a hot loop calls is part of it, so that its sums stay in registers.
 #define FLAT [[gnu::flatten]]
 
 typedef float Vec __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
-typedef uint16_t Narrow __attribute__((vector_size(32)));
+
+// kStep elements: one half behind the other, but of bfloat16 the even ones and the odd ones, which
+// a shift and a mask tell apart where widening in order takes shuffles.  What is float32 beside a
+// row (queries, norm weights, mixes) lies in the order of its dtype.
+struct Step {
+  Vec low, high;
+};
 
 struct Float32 {
   using Element = float;
-  static Vec widen(const Element* from) {
-    Vec wide;
-    std::memcpy(&wide, from, sizeof wide);
-    return wide;
+  static Step widen(const Element* from) {
+    Vec low, high;
+    std::memcpy(&low, from, sizeof low);
+    std::memcpy(&high, from + kLanes, sizeof high);
+    return {low, high};
   }
-  static void narrow(Element* to, Vec wide) { std::memcpy(to, &wide, sizeof wide); }
+  static void narrow(Element* to, Step step) {
+    std::memcpy(to, &step.low, sizeof step.low);
+    std::memcpy(to + kLanes, &step.high, sizeof step.high);
+  }
+  static Step arrange(Step step) { return step; }
 };
 
 struct BFloat16 {
   using Element = uint16_t;
-  static Vec widen(const Element* from) {
-    Narrow half;
-    std::memcpy(&half, from, sizeof half);
-    return (Vec)(__builtin_convertvector(half, Bits) << 16);
+  static Step widen(const Element* from) {
+    Bits two;
+    std::memcpy(&two, from, sizeof two);
+    return {(Vec)(two << 16), (Vec)(two & 0xffff0000)};
   }
-  static void narrow(Element* to, Vec wide) {  // to nearest, ties to even; NaN stays NaN
+  static void narrow(Element* to, Step step) {
+    const Bits two = (rounded(step.low) >> 16) | (rounded(step.high) & 0xffff0000);
+    std::memcpy(to, &two, sizeof two);
+  }
+  static Bits rounded(Vec wide) {  // the upper halves: to nearest, ties to even; NaN stays NaN
     const Bits bits = (Bits)wide, is_nan = (Bits)(wide != wide);
-    const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const Narrow half = __builtin_convertvector((rounded & ~is_nan) | (0x7fc0 & is_nan), Narrow);
-    std::memcpy(to, &half, sizeof half);
+    return ((bits + 0x7fff + ((bits >> 16) & 1)) & ~is_nan) | (0x7fc00000 & is_nan);
+  }
+  static Step arrange(Step step) {
+    const Bits even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    return {__builtin_shuffle(step.low, step.high, even),
+            __builtin_shuffle(step.low, step.high, even + 1)};
   }
 };
 
 struct Float16 {
   using Element = c10::Half;
-  static Vec widen(const Element* from) {
-    Vec wide;
-    for (int lane = 0; lane < kLanes; ++lane) wide[lane] = static_cast<float>(from[lane]);
-    return wide;
+  static Step widen(const Element* from) {
+    Step step;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      step.low[lane] = static_cast<float>(from[lane]);
+      step.high[lane] = static_cast<float>(from[kLanes + lane]);
+    }
+    return step;
   }
-  static void narrow(Element* to, Vec wide) {
-    for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<c10::Half>(wide[lane]);
+  static void narrow(Element* to, Step step) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      to[lane] = static_cast<c10::Half>(step.low[lane]);
+      to[kLanes + lane] = static_cast<c10::Half>(step.high[lane]);
+    }
   }
+  static Step arrange(Step step) { return step; }
 };
 
-// `count` is kLanes but for the tail of a row, which is padded with zeros.
+// `count` is kStep but for the tail of a row, which is padded with zeros.
 template <class D>
-inline Vec load(const typename D::Element* from, int64_t count) {
-  if (count == kLanes) return D::widen(from);
-  typename D::Element padded[kLanes] = {};
+inline Step load(const typename D::Element* from, int64_t count) {
+  if (count == kStep) return D::widen(from);
+  typename D::Element padded[kStep] = {};
   std::memcpy(padded, from, count * sizeof *from);
   return D::widen(padded);
 }
 
 template <class D>
-inline void store(typename D::Element* to, Vec wide, int64_t count) {
-  if (count == kLanes) return D::narrow(to, wide);
-  typename D::Element padded[kLanes];
-  D::narrow(padded, wide);
+inline void store(typename D::Element* to, Step step, int64_t count) {
+  if (count == kStep) return D::narrow(to, step);
+  typename D::Element padded[kStep];
+  D::narrow(padded, step);
   std::memcpy(to, padded, count * sizeof *to);
 }
 
 template <class F>
-inline void chunks(int64_t hidden, const F& body) {
+inline void steps(int64_t hidden, const F& body) {
   int64_t at = 0;
-  for (; at + kLanes <= hidden; at += kLanes) body(at, kLanes);
+  for (; at + kStep <= hidden; at += kStep) body(at, kStep);
   if (at < hidden) body(at, hidden - at);
 }
 
@@ -106,16 +132,16 @@ inline void in_groups(int64_t count, const F& body, int64_t at = 0) {
   if constexpr (G > 1) in_groups<G / 2>(count, body, at);
 }
 
-// body(u, at, n) for U vectors in turn, then for what is left: U sums go on side by side, because an
-// addition waits for the one before it.
-template <int64_t U, class F>
+// body(p, at, n) for P steps in turn, then for what is left: their sums go on side by side, because
+// an addition waits for the one before it.
+template <int64_t P, class F>
 inline void unrolled(int64_t hidden, const F& body) {
   int64_t at = 0;
-  for (; at + U * kLanes <= hidden; at += U * kLanes) {
-#pragma GCC unroll 4
-    for (int64_t u = 0; u < U; ++u) body(u, at + u * kLanes, kLanes);
+  for (; at + P * kStep <= hidden; at += P * kStep) {
+#pragma GCC unroll 2
+    for (int64_t p = 0; p < P; ++p) body(p, at + p * kStep, kStep);
   }
-  for (; at < hidden; at += kLanes) body(0, at, std::min(kLanes, hidden - at));
+  for (; at < hidden; at += kStep) body(0, at, std::min(kStep, hidden - at));
 }
 
 template <class Half, class Wide>
@@ -141,8 +167,8 @@ inline float* scratch(Use use, int64_t size) {
   return kept[use].data();
 }
 
-// Rows of float32 lie so far apart that whole vectors can be read and written.
-inline int64_t padded(int64_t hidden) { return (hidden + kLanes - 1) / kLanes * kLanes; }
+// Rows of float32 lie so far apart that whole steps can be read and written; the rest is zero.
+inline int64_t padded(int64_t hidden) { return (hidden + kStep - 1) / kStep * kStep; }
 
 template <class F>
 void dispatch(ScalarType dtype, const F& run) {
@@ -196,49 +222,76 @@ void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
       "a query, key norm or weight must be [hidden], and the first two float32");
 }
 
-// Pseudo-query times key-norm weight and the scale of the logits: only the product matters.
-void fold(float* to, const Tensor& query, const Tensor& key_norm, float scale, int64_t hidden) {
+// Pseudo-query times key-norm weight and the scale of the logits: only the product matters.  It is
+// put into the order of `dtype`.
+void fold(
+    float* to, const Tensor& query, const Tensor& key_norm, float scale, int64_t hidden,
+    ScalarType dtype) {
   check_vector(query, hidden, true);
   check_vector(key_norm, hidden, true);
   const auto* q = static_cast<const float*>(query.const_data_ptr());
   const auto* k = static_cast<const float*>(key_norm.const_data_ptr());
-  for (int64_t at = 0; at < hidden; ++at) to[at] = q[at] * (k[at] * scale);
+  dispatch(dtype, [&](auto order) {
+    steps(hidden, [&](int64_t at, int64_t n) {
+      const Step a = load<Float32>(q + at, n), b = load<Float32>(k + at, n);
+      const Step both = {a.low * (b.low * scale), a.high * (b.high * scale)};
+      Float32::narrow(to + at, decltype(order)::arrange(both));
+    });
+  });
 }
 
 // Queries of several sites, `padded(hidden)` apart.
 const float* fold_all(
-    const Tensors& queries, const Tensors& key_norms, float scale, int64_t hidden) {
+    const Tensors& queries, const Tensors& key_norms, float scale, int64_t hidden,
+    ScalarType dtype) {
   STD_TORCH_CHECK(
       !queries.empty() && queries.size() == key_norms.size(), "every query must have a key norm");
   float* folded = scratch(kQueries, queries.size() * padded(hidden));
   for (size_t site = 0; site < queries.size(); ++site)
-    fold(folded + site * padded(hidden), queries[site], key_norms[site], scale, hidden);
+    fold(folded + site * padded(hidden), queries[site], key_norms[site], scale, hidden, dtype);
   return folded;
 }
 
 struct Norm {
-  const float* weight;
+  const float* weight;  // in the order of the activations' dtype
   float eps;
-  Norm(const Tensor& tensor, double eps, int64_t hidden) : eps(static_cast<float>(eps)) {
+  Norm(const Tensor& tensor, double eps, int64_t hidden, ScalarType dtype)
+      : eps(static_cast<float>(eps)) {
     check_vector(tensor, hidden, false);
     float* wide = scratch(kNormWeight, padded(hidden));
-    dispatch(tensor.scalar_type(), [&](auto dtype) {
-      using D = decltype(dtype);
-      const auto* from = static_cast<const typename D::Element*>(tensor.const_data_ptr());
-      chunks(hidden, [&](int64_t at, int64_t n) {
-        store<Float32>(wide + at, load<D>(from + at, n), n);
+    dispatch(tensor.scalar_type(), [&](auto stored) {
+      using W = decltype(stored);
+      const auto* from = static_cast<const typename W::Element*>(tensor.const_data_ptr());
+      dispatch(dtype, [&](auto order) {
+        steps(hidden, [&](int64_t at, int64_t n) {
+          Step step = load<W>(from + at, n);
+          if constexpr (!std::is_same_v<W, decltype(order)>) step = reordered<W>(step, order);
+          Float32::narrow(wide + at, step);
+        });
       });
     });
     weight = wide;
+  }
+  // From the order of W to that of D.
+  template <class W, class D>
+  static Step reordered(Step step, D) {
+    if constexpr (std::is_same_v<W, BFloat16>) {
+      float even[kLanes], odd[kLanes], natural[kStep];
+      std::memcpy(even, &step.low, sizeof even);
+      std::memcpy(odd, &step.high, sizeof odd);
+      for (int64_t i = 0; i < kLanes; ++i) natural[2 * i] = even[i], natural[2 * i + 1] = odd[i];
+      return Float32::widen(natural);
+    }
+    return D::arrange(step);
   }
   // RMSNorm of a float32 row whose squares sum to `squares`.
   template <class D>
   FLAT void apply(
       typename D::Element* to, const float* row, Vec squares, int64_t hidden) const {
     const float scale = 1 / std::sqrt(sum(squares) / hidden + eps);
-    chunks(hidden, [&](int64_t at, int64_t n) {
-      const Vec x = load<Float32>(row + at, n) * scale * load<Float32>(weight + at, n);
-      store<D>(to + at, x, n);
+    steps(hidden, [&](int64_t at, int64_t n) {
+      const Step x = Float32::widen(row + at), w = Float32::widen(weight + at);
+      store<D>(to + at, {x.low * scale * w.low, x.high * scale * w.high}, n);
     });
   }
 };
@@ -251,8 +304,9 @@ FLAT void update(
     std::memcpy(partial, delta, hidden * sizeof *delta);
     return;
   }
-  chunks(hidden, [&](int64_t at, int64_t n) {
-    store<D>(partial + at, load<D>(partial + at, n) + load<D>(delta + at, n), n);
+  steps(hidden, [&](int64_t at, int64_t n) {
+    const Step sum = load<D>(partial + at, n), more = load<D>(delta + at, n);
+    store<D>(partial + at, {sum.low + more.low, sum.high + more.high}, n);
   });
 }
 
@@ -264,15 +318,18 @@ FLAT void score(
     const float* query,
     float eps,
     int64_t hidden) {
-  constexpr int64_t U = kGroup / G;
+  constexpr int64_t U = kGroup / G;  // sums of a row
   Vec dots[U][G] = {}, squares[U][G] = {};
-  unrolled<U>(hidden, [&](int64_t u, int64_t at, int64_t n) {
-    const Vec q = load<Float32>(query + at, n);
+  unrolled<(U + 1) / 2>(hidden, [&](int64_t p, int64_t at, int64_t n) {
+    const int64_t low = 2 * p % U, high = (2 * p + 1) % U;
+    const Step q = Float32::widen(query + at);
 #pragma GCC unroll 4
     for (int64_t g = 0; g < G; ++g) {
-      const Vec x = load<D>(rows[g] + at, n);
-      dots[u][g] += x * q;
-      squares[u][g] += x * x;
+      const Step x = load<D>(rows[g] + at, n);
+      dots[low][g] += x.low * q.low;
+      squares[low][g] += x.low * x.low;
+      dots[high][g] += x.high * q.high;
+      squares[high][g] += x.high * x.high;
     }
   });
   for (int64_t g = 0; g < G; ++g) {
@@ -290,15 +347,22 @@ FLAT void products(
     float* const* to, int64_t stride, const typename D::Element* const* rows,
     const float* const* queries, int64_t hidden) {
   Vec dots[R][G] = {};
-  chunks(hidden, [&](int64_t at, int64_t n) {
-    Vec q[G];
+  steps(hidden, [&](int64_t at, int64_t n) {
+    Vec low[G], high[G];
 #pragma GCC unroll 4
-    for (int64_t g = 0; g < G; ++g) q[g] = load<Float32>(queries[g] + at, n);
+    for (int64_t g = 0; g < G; ++g) {
+      const Step q = Float32::widen(queries[g] + at);
+      low[g] = q.low;
+      high[g] = q.high;
+    }
 #pragma GCC unroll 4
     for (int64_t r = 0; r < R; ++r) {
-      const Vec x = load<D>(rows[r] + at, n);
+      const Step x = load<D>(rows[r] + at, n);
 #pragma GCC unroll 4
-      for (int64_t g = 0; g < G; ++g) dots[r][g] += x * q[g];
+      for (int64_t g = 0; g < G; ++g) {
+        dots[r][g] += x.low * low[g];
+        dots[r][g] += x.high * high[g];
+      }
     }
   });
   for (int64_t r = 0; r < R; ++r)
@@ -307,10 +371,11 @@ FLAT void products(
 
 template <class D>
 FLAT Vec square(const typename D::Element* row, int64_t hidden) {
-  Vec squares[kGroup] = {};
-  unrolled<kGroup>(hidden, [&](int64_t u, int64_t at, int64_t n) {
-    const Vec x = load<D>(row + at, n);
-    squares[u] += x * x;
+  Vec squares[4] = {};
+  unrolled<2>(hidden, [&](int64_t p, int64_t at, int64_t n) {
+    const Step x = load<D>(row + at, n);
+    squares[2 * p] += x.low * x.low;
+    squares[2 * p + 1] += x.high * x.high;
   });
   return (squares[0] + squares[1]) + (squares[2] + squares[3]);
 }
@@ -357,32 +422,36 @@ FLAT void mix(
     float* const* to, Vec* squares, const typename D::Element* const* rows,
     const float* const* weights, int64_t count, int64_t hidden,
     const typename D::Element* answer = nullptr) {
-  constexpr int64_t U = kGroup / G;
+  constexpr int64_t P = G == 1 ? 2 : 1;  // steps in turn
   for (int64_t g = 0; g < G; ++g) squares[g] = Vec{};
   const auto turn = [&](int64_t at, auto several, int64_t n) {
     constexpr int64_t V = several;
-    Vec mixed[V][G] = {};
+    Vec low[V][G] = {}, high[V][G] = {};
     const auto take = [&](const typename D::Element* row, int64_t index) {
-#pragma GCC unroll 4
+#pragma GCC unroll 2
       for (int64_t v = 0; v < V; ++v) {
-        const Vec x = load<D>(row + at + v * kLanes, n);
+        const Step x = load<D>(row + at + v * kStep, n);
 #pragma GCC unroll 4
-        for (int64_t g = 0; g < G; ++g) mixed[v][g] += weights[g][index] * x;
+        for (int64_t g = 0; g < G; ++g) {
+          low[v][g] += weights[g][index] * x.low;
+          high[v][g] += weights[g][index] * x.high;
+        }
       }
     };
     for (int64_t row = 0; row < count; ++row) take(rows[row], row);
     if (answer) take(answer, count);
     for (int64_t v = 0; v < V; ++v)
       for (int64_t g = 0; g < G; ++g) {
-        Float32::narrow(to[g] + at + v * kLanes, mixed[v][g]);
-        squares[g] += mixed[v][g] * mixed[v][g];
+        Float32::narrow(to[g] + at + v * kStep, {low[v][g], high[v][g]});
+        squares[g] += low[v][g] * low[v][g];
+        squares[g] += high[v][g] * high[v][g];
       }
   };
   int64_t at = 0;
-  for (; at + U * kLanes <= hidden; at += U * kLanes)
-    turn(at, std::integral_constant<int64_t, U>{}, kLanes);
-  for (; at < hidden; at += kLanes)
-    turn(at, std::integral_constant<int64_t, 1>{}, std::min(kLanes, hidden - at));
+  for (; at + P * kStep <= hidden; at += P * kStep)
+    turn(at, std::integral_constant<int64_t, P>{}, kStep);
+  for (; at < hidden; at += kStep)
+    turn(at, std::integral_constant<int64_t, 1>{}, std::min(kStep, hidden - at));
 }
 
 template <class F>
@@ -431,10 +500,11 @@ void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETE
   const int64_t hidden = state.hidden, count = row + 1 - first;
   state.check_rows(first, row);
   float* folded = scratch(kQueries, padded(hidden));
-  fold(folded, query, key_norm, static_cast<float>(logit_scale), hidden);
-  const Norm norm(norm_weight, norm_eps, hidden);
+  const ScalarType dtype_of = state.x.scalar_type();
+  fold(folded, query, key_norm, static_cast<float>(logit_scale), hidden, dtype_of);
+  const Norm norm(norm_weight, norm_eps, hidden, dtype_of);
   const float own_bias = read_bias(bias), eps = static_cast<float>(key_eps);
-  dispatch(state.x.scalar_type(), [&](auto dtype) {
+  dispatch(dtype_of, [&](auto dtype) {
     using D = decltype(dtype);
     const auto x = rows_of<D>(state.x), bank = rows_of<D>(state.bank);
     for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
@@ -508,7 +578,8 @@ void score_rows(
       position >= 0 && position + ahead == sites, "the sites are not the last of the scores");
   float* to = static_cast<float*>(made_ahead(scores, {tokens, sites, slots}));
   to += position * slots + first;
-  const float* folded = fold_all(queries, key_norms, static_cast<float>(logit_scale), hidden);
+  const float* folded = fold_all(
+      queries, key_norms, static_cast<float>(logit_scale), hidden, bank.scalar_type());
   dispatch(bank.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
     const auto source = rows_of<D>(bank);
@@ -534,8 +605,9 @@ std::tuple<Tensor, Tensor> open_group(
   const int64_t count = row + 1, later_count = row + completes;
   state.check_rows(0, row);
   STD_TORCH_CHECK(later_count > 0, "later sites have no finished block to attend to");
-  const float* folded = fold_all(queries, key_norms, static_cast<float>(logit_scale), hidden);
-  const Norm norm(norm_weight, norm_eps, hidden);
+  const float* folded = fold_all(
+      queries, key_norms, static_cast<float>(logit_scale), hidden, x.scalar_type());
+  const Norm norm(norm_weight, norm_eps, hidden, x.scalar_type());
   const float own_bias = read_bias(bias);
   Tensor answers = torch::stable::new_empty(bank, {sites - 1, tokens, hidden});
   Tensor log_sums = torch::stable::new_empty(bank, {sites - 1, tokens}, ScalarType::Float);
@@ -574,7 +646,7 @@ std::tuple<Tensor, Tensor> open_group(
           }
           mix<D, G>(to, squares, rows.data(), by, later_count, hidden);
           for (int64_t g = 0; g < G; ++g)
-            chunks(hidden, [&](int64_t at, int64_t n) {
+            steps(hidden, [&](int64_t at, int64_t n) {
               store<D>(answer(site + g, token) + at, Float32::widen(to[g] + at), n);
             });
         });
