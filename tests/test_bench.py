@@ -1,6 +1,7 @@
 """``attnres-serve bench``: its statistics, its baseline, what it refuses, and its document."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -139,6 +140,25 @@ def test_a_model_without_a_twin_is_refused_by_name():
     _, translation = translate(str(GOLDENS / "nanogpt_block"), has_weights=True)
     with pytest.raises(CheckpointError, match=r"gates what attention returns.*--baseline PATH"):
         twin_config(translation)
+
+
+# The engines.
+
+
+def test_the_baseline_has_no_plugin_and_the_engines_equal_threads(tmp_path):
+    stock, ours = process.Contender("a", ()), process.Contender("b", (), "single_pass")
+    plain, with_sites = (process.environment(it, tmp_path, 2) for it in (stock, ours))
+    assert plain.pop("VLLM_PLUGINS") == ""
+    assert with_sites.pop("VLLM_PLUGINS") == "attnres"
+    assert plain == with_sites
+    assert plain["OMP_NUM_THREADS"] == "2"
+    assert len(plain["GOMP_CPU_AFFINITY"].split()) == min(2, len(os.sched_getaffinity(0)))
+
+
+def test_workers_bind_their_own_threads(tmp_path):
+    parallel = process.Contender("a", ("--tensor-parallel-size=2",))
+    found = process.environment(parallel, tmp_path, 2)
+    assert found.get("GOMP_CPU_AFFINITY") == os.environ.get("GOMP_CPU_AFFINITY")
 
 
 # Where the time goes.

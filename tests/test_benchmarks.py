@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from attnres_serve.bench import report  # noqa: E402
-from attnres_serve.bench.measure import Samples  # noqa: E402
+from attnres_serve.bench.measure import Results, Samples  # noqa: E402
 from attnres_serve.bench.ratios import median_interval, paired_ratios  # noqa: E402
 from attnres_serve.bench.workload import Cell  # noqa: E402
 from benchmarks import common, detection, latency, regression, startup  # noqa: E402 - not installed
@@ -49,26 +49,32 @@ def check_startup(document: dict[str, Any]) -> None:
     assert row == {**common.spread(seconds), "seconds": seconds}
 
 
+def check_cells(point: dict[str, Any], rounds: int) -> Results:
+    """Every ratio follows from the rounds; returns them as they were measured."""
+    names = list(point["engines"])
+    assert names[0] == latency.BASELINE
+    results: Results = {}
+    for row in point["cells"]:
+        cell = Cell(row["phase"], row["batch"], row["context"], row["steps"])
+        results[cell] = {}
+        for name in names:
+            times = row["engines"][name]
+            assert len(times["rounds_s"]) == rounds
+            assert times["median_s"] == median(times["rounds_s"])
+            results[cell][name] = Samples(rounds=times["rounds_s"])
+            if name != latency.BASELINE:
+                base = row["engines"][latency.BASELINE]["rounds_s"]
+                ratios = paired_ratios(times["rounds_s"], base)
+                assert times["ratio"] == median(ratios)
+                assert times["ci95"] == pytest.approx(median_interval(ratios))
+    return results
+
+
 def check_latency(document: dict[str, Any]) -> None:
     for shape in document["results"].values():
-        names = list(shape["engines"])
-        assert names[0] == latency.BASELINE
+        results = check_cells(shape, document["config"]["rounds"])
         assert 2 * shape["shape"]["layers"] == 8 * shape["shape"]["block_size"]
-        assert shape["overhead"].keys() == set(names[1:])
-        results = {}
-        for row in shape["cells"]:
-            cell = Cell(row["phase"], row["batch"], row["context"], row["steps"])
-            results[cell] = {}
-            for name in names:
-                times = row["engines"][name]
-                assert len(times["rounds_s"]) == document["config"]["rounds"]
-                assert times["median_s"] == median(times["rounds_s"])
-                results[cell][name] = Samples(rounds=times["rounds_s"])
-                if name != latency.BASELINE:
-                    base = row["engines"][latency.BASELINE]["rounds_s"]
-                    ratios = paired_ratios(times["rounds_s"], base)
-                    assert times["ratio"] == median(ratios)
-                    assert times["ci95"] == pytest.approx(median_interval(ratios))
+        assert shape["overhead"].keys() == set(shape["engines"]) - {latency.BASELINE}
         for name, found in shape["overhead"].items():
             expected = report.overheads(results, name, latency.BASELINE)
             for phase in report.PHASES:
@@ -77,6 +83,12 @@ def check_latency(document: dict[str, Any]) -> None:
         for name, facts in shape["engines"].items():
             ran = {name for name, ways in facts["executed"].items() if sum(ways.values())}
             assert ran == ({name} if name in latency.ALGORITHMS else set())
+
+
+def check_scaling(document: dict[str, Any]) -> None:
+    for points in document["results"].values():
+        for point in points.values():
+            check_cells(point, document["config"]["rounds"])
 
 
 def check_detection(document: dict[str, Any]) -> None:
@@ -89,7 +101,12 @@ def check_detection(document: dict[str, Any]) -> None:
         assert 0 <= row["slowed_above_1"] <= runs
 
 
-CHECKS = {"latency": check_latency, "startup": check_startup, "detection": check_detection}
+CHECKS = {
+    "latency": check_latency,
+    "startup": check_startup,
+    "detection": check_detection,
+    "scaling": check_scaling,
+}
 RESULTS = [
     path
     for path in sorted(common.RESULTS.glob("*.json"))

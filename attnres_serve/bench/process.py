@@ -16,6 +16,7 @@ from typing import Any
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
+PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Contender:
     @property
     def has_plugin(self) -> bool:
         return self.algorithm is not None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether the model runs in processes that the engine starts."""
+        return any(word.partition("=")[0] in PARALLEL for word in self.flags)
 
 
 @dataclass
@@ -94,7 +100,7 @@ def running(contender: Contender, log: Path, cache: Path, threads: int) -> Itera
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", str(contender.script), *contender.flags],
-            env=environment(contender.has_plugin, cache, threads),
+            env=environment(contender, cache, threads),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
@@ -117,14 +123,15 @@ def running(contender: Contender, log: Path, cache: Path, threads: int) -> Itera
         process.stdout.close()
 
 
-def environment(plugin: bool, cache: Path, threads: int) -> dict[str, str]:
+def environment(contender: Contender, cache: Path, threads: int) -> dict[str, str]:
     """The environment of an engine: caches apart from serving's and, on CPU, equal threads.
 
-    On CPU vLLM binds threads and preloads OpenMP in worker processes only, so both are done here:
-    without the preload torch and vLLM's kernels would each have a pool of threads.
+    On CPU vLLM binds threads and preloads OpenMP in worker processes only, so for an engine without
+    those both are done here: without the preload torch and vLLM's kernels would each have a pool of
+    threads.
     """
     own = {
-        "VLLM_PLUGINS": "attnres" if plugin else "",
+        "VLLM_PLUGINS": "attnres" if contender.has_plugin else "",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
@@ -132,6 +139,8 @@ def environment(plugin: bool, cache: Path, threads: int) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
     }
     if on_cpu():
+        own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+    if on_cpu() and not contender.has_workers:
         torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
         openmp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
         own |= {
@@ -139,7 +148,6 @@ def environment(plugin: bool, cache: Path, threads: int) -> dict[str, str]:
             "GOMP_CPU_AFFINITY": " ".join(map(str, sorted(os.sched_getaffinity(0))[:threads])),
             "LD_PRELOAD": ":".join(map(str, openmp[:1])),
         }
-        own |= {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
     return os.environ | own
 
 

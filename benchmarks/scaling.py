@@ -1,0 +1,102 @@
+"""How the cost of AttnRes grows with depth, blocks, hidden size, batch and context.
+
+    python -m benchmarks.scaling --out benchmarks/results/cpu-scaling.json
+    python -m benchmarks.scaling --vary depth blocks --rounds 20
+
+One thing is varied at a time around a Llama of 24 layers of 256 with eight blocks.  Each point is a
+pair of engines, the model and its standard-residual twin in stock vLLM, measured as
+``attnres-serve bench`` does; a start of each is in it too.  The last line on stdout is one JSON
+document; the table goes to stderr.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from attnres_serve.bench import machine, report, session
+from attnres_serve.bench.command import ATTNRES, BASELINE, engine_flags
+from attnres_serve.bench.process import Contender
+from attnres_serve.bench.workload import Cell
+from attnres_serve.settings import ALGORITHMS
+from benchmarks.common import publish
+from benchmarks.latency import FLAGS, Shape, models
+
+STEPS = 16
+CENTRE = Shape(256, 24, heads=4, kv_heads=2, intermediate=768, block_size=6, vocab=4096)
+CELLS = (Cell("prefill", 1, 512, 0), Cell("decode", 1, 128, STEPS))
+
+
+def deep(layers: int) -> Shape:
+    return replace(CENTRE, layers=layers, block_size=layers // 4)
+
+
+def wide(hidden: int) -> Shape:
+    return replace(CENTRE, hidden=hidden, heads=hidden // 64, intermediate=3 * hidden)
+
+
+# The blocks are 1, 4, 8, 16 and one for every sublayer.
+POINTS: dict[str, dict[str, tuple[Shape, Sequence[Cell]]]] = {
+    "depth": {str(layers): (deep(layers), CELLS) for layers in (12, 24, 48, 96)},
+    "blocks": {
+        str(48 // size): (replace(CENTRE, block_size=size), CELLS) for size in (48, 12, 6, 3, 1)
+    },
+    "hidden": {str(hidden): (wide(hidden), CELLS) for hidden in (256, 512, 1024)},
+    "batch": {"1 to 8": (CENTRE, [Cell("decode", batch, 128, STEPS) for batch in (1, 2, 4, 8)])},
+    "context": {
+        "64 to 960": (CENTRE, [Cell("decode", 1, context, STEPS) for context in (64, 256, 960)])
+    },
+}
+
+
+def measure(
+    shape: Shape, cells: Sequence[Cell], algorithm: str, rounds: int, flags: Sequence[str]
+) -> dict[str, Any]:
+    """One point."""
+    with models(shape) as (folder, twin, translation):
+        stock, ours = (engine_flags(model, [*FLAGS, *flags]) for model in (twin, folder))
+        ours.append(f'--additional-config={{"attnres_algorithm": "{algorithm}"}}')
+        contenders = [Contender(BASELINE, stock), Contender(ATTNRES, ours, algorithm)]
+        with TemporaryDirectory() as cache:
+            threads = machine.cores()
+            found = session.run(contenders, cells, rounds, threads, translation, cache)
+    return {"shape": asdict(shape), **report.content(found, BASELINE)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what the command line asks for and print one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--vary", choices=POINTS, nargs="+", default=list(POINTS))
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--enforce-eager", action="store_true", help="start faster")
+    parser.add_argument("--out", type=Path, help="also write the document there")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(arguments)
+    flags = ["--enforce-eager"] if options.enforce_eager else []
+    results: dict[str, Any] = {}
+    for what in options.vary:
+        for value, (shape, cells) in POINTS[what].items():
+            found = measure(shape, cells, options.algorithm, options.rounds, flags)
+            results.setdefault(what, {})[value] = found
+            sys.stderr.write(f"{what} {value}\n{report.tables(found)}\n\n")
+    publish(
+        "scaling",
+        arguments,
+        options.out,
+        config={
+            "algorithm": options.algorithm,
+            "compiled": not options.enforce_eager,
+            "rounds": options.rounds,
+            "flags": list(FLAGS),
+        },
+        results=results,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
