@@ -155,6 +155,29 @@ def test_the_baseline_has_no_plugin_and_the_engines_equal_threads(tmp_path):
     assert len(plain["GOMP_CPU_AFFINITY"].split()) == min(2, len(os.sched_getaffinity(0)))
 
 
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("usage: x\nengine.py: error: unrecognized arguments: --foo\n", "arguments: --foo"),
+        ("Traceback\nValueError: no\nmore\nRuntimeError: it ended\n  because\n", "ended because"),
+        ("Killed\n", "without a word"),
+    ],
+)
+def test_an_engine_that_ends_says_why(log, told, tmp_path):
+    """The sentence has the reason; the log is kept where it says."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys; sys.stderr.write({log!r})")
+    contender = process.Contender("attnres", (), script=script)
+    with (
+        pytest.raises(SettingError, match=told) as caught,
+        process.running(contender, tmp_path / "log", tmp_path, 1),
+    ):
+        pass
+    (kept,) = re.findall(r"its log is (\S+)\.$", str(caught.value))
+    assert Path(kept).read_text() == log
+    Path(kept).unlink()
+
+
 def test_workers_bind_their_own_threads(tmp_path):
     parallel = process.Contender("a", ("--tensor-parallel-size=2",))
     found = process.environment(parallel, tmp_path, 2)

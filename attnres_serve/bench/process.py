@@ -161,7 +161,10 @@ def on_cpu() -> bool:
 
 
 def _last_error(log: Path) -> str:
-    """The last exception that a log tells of."""
+    """The last error that a log tells of, with the line behind it, which may have the reason."""
     lines = log.read_text(errors="replace").splitlines()
-    errors = [line.split("]", 1)[-1].strip() for line in lines if "Error:" in line]
-    return errors[-1] if errors else "without a word"
+    for number in range(len(lines) - 1, -1, -1):
+        if "rror: " in lines[number]:
+            told = " ".join(line.strip() for line in lines[number : number + 2])
+            return told.split("] ", 1)[-1][:300]
+    return "without a word"
