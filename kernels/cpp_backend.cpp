@@ -72,8 +72,8 @@ struct BFloat16 {
     std::memcpy(to, &two, sizeof two);
   }
   static Bits rounded(Vec wide) {  // the upper halves: to nearest, ties to even; NaN stays NaN
-    const Bits bits = (Bits)wide, is_nan = (Bits)(wide != wide);
-    return ((bits + 0x7fff + ((bits >> 16) & 1)) & ~is_nan) | (0x7fc00000 & is_nan);
+    const Bits bits = (Bits)wide, nan = Bits{} + 0x7fc00000;
+    return wide == wide ? bits + 0x7fff + ((bits >> 16) & 1) : nan;
   }
   static Step arrange(Step step) {
     const Bits even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
