@@ -297,9 +297,12 @@ struct Norm {
 };
 
 // partial + delta, rounded to the activation dtype before it is a source; delta where it is fresh.
+// `next` is how far away the next token's delta is, which is requested early; 0 asks for nothing.
 template <class D>
 FLAT void update(
-    typename D::Element* partial, const typename D::Element* delta, bool fresh, int64_t hidden) {
+    typename D::Element* partial, const typename D::Element* delta, bool fresh, int64_t hidden,
+    int64_t next = 0) {
+  for (int64_t at = 0; at < hidden; at += kStep) __builtin_prefetch(delta + at + next);
   if (fresh) {
     std::memcpy(partial, delta, hidden * sizeof *delta);
     return;
@@ -310,14 +313,15 @@ FLAT void update(
   });
 }
 
-// G rows scored by one query.
+// G rows scored by one query; `next` as above, of the rows.
 template <class D, int64_t G>
 FLAT void score(
     float* scores,
     const typename D::Element* const* rows,
     const float* query,
     float eps,
-    int64_t hidden) {
+    int64_t hidden,
+    int64_t next = 0) {
   constexpr int64_t U = kGroup / G;  // sums of a row
   Vec dots[U][G] = {}, squares[U][G] = {};
   unrolled<(U + 1) / 2>(hidden, [&](int64_t p, int64_t at, int64_t n) {
@@ -326,6 +330,7 @@ FLAT void score(
 #pragma GCC unroll 4
     for (int64_t g = 0; g < G; ++g) {
       const Step x = load<D>(rows[g] + at, n);
+      __builtin_prefetch(rows[g] + at + next);
       dots[low][g] += x.low * q.low;
       squares[low][g] += x.low * x.low;
       dots[high][g] += x.high * q.high;
@@ -512,13 +517,15 @@ void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETE
       float* weights = scratch(kWeights, count + 1);
       float* mixed = scratch(kMixed, padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
-        update<D>(bank(token, row), x(token, 0), fresh, hidden);
+        const bool more = token + 1 < end;
+        update<D>(bank(token, row), x(token, 0), fresh, hidden, more ? x.stride : 0);
         for (int64_t i = 0; i < count; ++i) rows[i] = bank(token, first + i);
         const int64_t scored = known.scores ? count - 1 : 0;
         if (scored)
           std::memcpy(weights, known.scores + token * known.scores_stride, scored * sizeof(float));
         in_groups(count - scored, [&](int64_t i, auto group) {
-          score<D, group>(weights + scored + i, &rows[scored + i], folded, eps, hidden);
+          score<D, group>(
+              weights + scored + i, &rows[scored + i], folded, eps, hidden, more ? bank.stride : 0);
         });
         weights[count - 1] += own_bias;
         if (known.answer) weights[count] = known.log_sum[token];
