@@ -448,6 +448,7 @@ SHORT = ("--quick", "--prompt-lengths", "32", "--contexts", "16", "--steps", "4"
 
 
 @pytest.mark.engine
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("golden", "algorithm"),
     [
