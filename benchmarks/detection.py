@@ -2,7 +2,8 @@
 
     python -m benchmarks.detection --out benchmarks/results/cpu-detection.json
 
-Repeats its default measurement on a model against two others: the same model again, whose interval
+Repeats its measurement, at the default length but with one cell for each phase, on a model against
+two others: the same model again, whose interval
 should contain 1, and the same model with every step made 5 % longer, whose interval should lie
 above 1.  Every repetition starts its engines anew, so that the luck of a process (where its memory
 lies) is drawn anew too.  The last line on stdout is one JSON document; the table goes to stderr.
@@ -17,7 +18,7 @@ from typing import Any
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.command import BASELINE, CONTROL, ROUNDS, engine_flags
 from attnres_serve.bench.process import Contender
-from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
+from attnres_serve.bench.workload import STEPS, make_cells
 from benchmarks import slowed_engine
 from benchmarks.common import publish
 from benchmarks.latency import FLAGS, LONGEST, SHAPES, models
@@ -31,7 +32,7 @@ def repetition(shape: str, rounds: int, eager: bool, cache: str) -> dict[str, An
         flags = engine_flags(twin, [*FLAGS, *(["--enforce-eager"] if eager else [])])
         slowed = Contender(SLOWED, flags, script=Path(slowed_engine.__file__))
         contenders = [Contender(BASELINE, flags), Contender(CONTROL, flags), slowed]
-        cells = make_cells(LONGEST, None, BATCHES, None, STEPS)
+        cells = make_cells(LONGEST, (128,), (1,), None, STEPS)
         found = session.run(contenders, cells, rounds, machine.cores(), translation, cache)
     return {name: report.overheads(found.results, name, BASELINE) for name in (CONTROL, SLOWED)}
 
