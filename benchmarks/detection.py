@@ -3,10 +3,10 @@
     python -m benchmarks.detection --out benchmarks/results/cpu-detection.json
 
 Repeats its measurement, at the default length but with one cell for each phase, on a model against
-two others: the same model again, whose interval
-should contain 1, and the same model with every step made 5 % longer, whose interval should lie
-above 1.  Every repetition starts its engines anew, so that the luck of a process (where its memory
-lies) is drawn anew too.  The last line on stdout is one JSON document; the table goes to stderr.
+two others: the same model again, whose interval should contain 1, and the same model with every
+step made 5 % longer, whose interval should lie above 1.  Every repetition starts its engines anew,
+so that the luck of a process (where its memory lies) is drawn anew too.  The last line on stdout is
+one JSON document; the table goes to stderr.
 """
 
 import argparse
