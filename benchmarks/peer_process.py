@@ -1,23 +1,17 @@
-"""A contender of ``benchmarks.peers`` in a process of its own, started by ``running``.
+"""A contender of ``benchmarks.peers``, in a process of its own.
 
-In it every line on stdin is a request in JSON and every line on stdout its answer: to
+Every line on stdin is a request in JSON and every line on stdout its answer: to
 ``{"requests": [[prompt, output tokens], ...]}`` the seconds until all are done and the tokens of
-each, to ``{}`` what runs there.
+each, to ``{}`` what runs here.  Nothing of ``attnres_serve`` is imported but as a plugin by vLLM.
 """
 
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-
-from benchmarks.common import ROOT, cores
-from benchmarks.latency import BASELINE, Engine, environment
 
 CONCURRENT = 8  # requests that are computed together, at most
 LENGTH = 512  # tokens of a request, at most
@@ -35,35 +29,6 @@ class Contender:
     style: str | None = None
     algorithm: str | None = None
     backend: str | None = None
-
-
-@contextmanager
-def running(contender: Contender, models: Path, dtype: str, folder: Path) -> Iterator[Engine]:
-    """The contender with its checkpoint in ``models``; its caches and log go to ``folder``."""
-    folder.mkdir()
-    model = models / ("attnres" if contender.style or contender.algorithm else "standard")
-    arguments = [json.dumps(asdict(contender)), str(model), dtype]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.peer_process", *arguments],
-            cwd=ROOT,
-            env=environment(contender.algorithm or BASELINE, folder, cores()),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    engine = Engine(contender.name, process, folder / "log")
-    with process:
-        try:
-            engine.start_s = engine.receive()
-            yield engine
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 def hugging_face(contender: Contender, model: str, dtype: str) -> tuple[Generate, State]:

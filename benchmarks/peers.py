@@ -23,21 +23,24 @@ line on stdout is one JSON document; the table goes to stderr.
 """
 
 import argparse
+import json
 import random
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.common import cores, median_interval, paired_ratios, publish
+from benchmarks.common import ROOT, cores, median_interval, paired_ratios, publish
+from benchmarks.latency import BASELINE, Engine, environment
 from benchmarks.peer_models import STYLES, write_checkpoints
-from benchmarks.peer_process import CONCURRENT, Contender, Requests, running
+from benchmarks.peer_process import CONCURRENT, Contender, Requests
 
 HF, VLLM = REFERENCES = ("hf_open_attnres", "vllm")
 DISCARDED = 2  # rounds before those that count; transformers compiles in them
@@ -79,6 +82,35 @@ TINY = {
     "128x4": llama(128, 4, 2, 1, 256, 512, block=2),
     "128x3-full": llama(128, 3, 2, 1, 256, 512, block=1),
 }
+
+
+@contextmanager
+def running(contender: Contender, models: Path, dtype: str, folder: Path) -> Iterator[Engine]:
+    """The contender with its checkpoint in ``models``; its caches and log go to ``folder``."""
+    folder.mkdir()
+    model = models / ("attnres" if contender.style or contender.algorithm else "standard")
+    arguments = [json.dumps(asdict(contender)), str(model), dtype]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.peer_process", *arguments],
+            cwd=ROOT,
+            env=environment(contender.algorithm or BASELINE, folder, cores()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    engine = Engine(contender.name, process, folder / "log")
+    with process:
+        try:
+            engine.start_s = engine.receive()
+            yield engine
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,12 @@ def test_contenders():
     assert not any(one.compiled for one in peers.EAGER) and len(peers.EAGER) == 7
 
 
+def test_a_contender_imports_nothing_of_ours():
+    """Else the baseline would not be stock, and its state could not tell."""
+    code = "import sys, benchmarks.peer_process as _; sys.exit('attnres_serve' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
 def executed(algorithm: str | None = None, how: str = "eager") -> dict[str, Any]:
     counts = {name: {"eager": 1, "compiled": 4} for name in ("single_pass", "two_phase")}
     if algorithm:
