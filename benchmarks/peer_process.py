@@ -1,8 +1,10 @@
 """A contender of ``benchmarks.peers``, in a process of its own.
 
-Every line on stdin is a request in JSON and every line on stdout its answer: to
-``{"requests": [[prompt, output tokens], ...]}`` the seconds until all are done and the tokens of
-each, to ``{}`` what runs here.  Nothing of ``attnres_serve`` is imported but as a plugin by vLLM.
+It is run as a script, and nothing of ``attnres_serve`` is imported but as a plugin by vLLM.  The
+arguments are ``hf``, folder, dtype and style, or ``vllm`` and the JSON of ``vllm.LLM``'s options.
+The first line on stdout says what runs; from then on every line on stdin is a request in JSON and
+every line on stdout its answer: to ``{"what": "generate", "requests": [[prompt, output tokens],
+...]}`` the seconds until all are done and the tokens of each, to ``{"what": "facts"}`` what runs.
 """
 
 import json
@@ -10,40 +12,29 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 CONCURRENT = 8  # requests that are computed together, at most
-LENGTH = 512  # tokens of a request, at most
 Requests = list[tuple[list[int], int]]
 Generate = Callable[[Requests], list[list[int]]]
 State = Callable[[], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Contender:
-    """transformers in a style of ``peer_models``, our plugin, or with neither set plain vLLM."""
-
-    name: str
-    compiled: bool
-    style: str | None = None
-    algorithm: str | None = None
-    backend: str | None = None
-
-
-def hugging_face(contender: Contender, model: str, dtype: str) -> tuple[Generate, State]:
+def hugging_face(folder: str, dtype: str, style: str, compiled: str = "") -> tuple[Generate, State]:
     """transformers' cached ``generate``, requests in padded batches in order of arrival."""
     import torch
     from torch._dynamo.utils import counters
     from transformers import CompileConfig
 
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not installed
     from benchmarks.peer_models import STYLES, AttnResLlamaForCausalLM
 
-    llm = AttnResLlamaForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
-    llm.model.site = STYLES[contender.style]
+    llm = AttnResLlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    llm.model.site = STYLES[style]
     llm.generation_config.eos_token_id = None
     options: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
-    if contender.compiled:
+    if compiled:
         # transformers' own way to compile decode steps; on a CPU only by this switch of its tests.
         compilation = CompileConfig(dynamic=False)
         compilation._compile_all_devices = True
@@ -64,26 +55,15 @@ def hugging_face(contender: Contender, model: str, dtype: str) -> tuple[Generate
     return generate, lambda: {"graphs": counters["stats"]["unique_graphs"]}
 
 
-def vllm(contender: Contender, model: str, dtype: str) -> tuple[Generate, State]:
-    """vLLM's engine, with our plugin where the contender has an algorithm."""
+def vllm(options: str) -> tuple[Generate, State]:
+    """vLLM's engine, with our plugin if its environment lets it load."""
     from vllm import LLM, SamplingParams
 
-    ours = {"attnres_algorithm": contender.algorithm, "attnres_backend": contender.backend}
-    llm = LLM(
-        model,
-        dtype=dtype,
-        skip_tokenizer_init=True,
-        enforce_eager=not contender.compiled,
-        enable_prefix_caching=False,
-        max_model_len=LENGTH,
-        max_num_seqs=CONCURRENT,
-        max_num_batched_tokens=CONCURRENT * LENGTH,
-        additional_config=ours if contender.algorithm else {},
-    )
+    llm = LLM(**json.loads(options))
 
     def generate(requests: Requests) -> list[list[int]]:
-        options = {"temperature": 0, "ignore_eos": True, "detokenize": False}
-        params = [SamplingParams(max_tokens=wanted, **options) for _, wanted in requests]
+        greedy = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+        params = [SamplingParams(max_tokens=wanted, **greedy) for _, wanted in requests]
         inputs = [{"prompt_token_ids": prompt} for prompt, _ in requests]
         done = llm.generate(inputs, params, use_tqdm=False)
         return [list(request.outputs[0].token_ids) for request in done]
@@ -99,20 +79,23 @@ def vllm(contender: Contender, model: str, dtype: str) -> tuple[Generate, State]
     return generate, state
 
 
-def main(contender: Contender, model: str, dtype: str) -> None:
+def main(kind: str, *arguments: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries write to stdout
     begin = time.perf_counter()
-    generate, state = (hugging_face if contender.style else vllm)(contender, model, dtype)
-    answers.write(json.dumps(time.perf_counter() - begin) + "\n")
+    generate, state = {"hf": hugging_face, "vllm": vllm}[kind](*arguments)
+    start = {"start_s": time.perf_counter() - begin}
+    answers.write(json.dumps(state() | start) + "\n")
     for line in sys.stdin:
         request = json.loads(line)
-        begin = time.perf_counter()
-        tokens = generate(request["requests"]) if request else None
-        seconds = time.perf_counter() - begin
-        answers.write(json.dumps({"seconds": seconds, "tokens": tokens} if request else state()))
-        answers.write("\n")
+        if request["what"] == "facts":
+            answer = state() | start
+        else:
+            begin = time.perf_counter()
+            tokens = generate(request["requests"])
+            answer = {"seconds": time.perf_counter() - begin, "tokens": tokens}
+        answers.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":
-    main(Contender(**json.loads(sys.argv[1])), *sys.argv[2:])
+    main(*sys.argv[1:])

@@ -30,20 +30,54 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.common import ROOT, cores, median_interval, paired_ratios, publish
+from benchmarks.common import cores, median_interval, paired_ratios, publish
 from benchmarks.latency import BASELINE, Engine, environment
 from benchmarks.peer_models import STYLES, write_checkpoints
-from benchmarks.peer_process import CONCURRENT, Contender, Requests
+from benchmarks.peer_process import CONCURRENT, Requests
 
 HF, VLLM = REFERENCES = ("hf_open_attnres", "vllm")
+SCRIPT = Path(__file__).with_name("peer_process.py")
+LENGTH = 512  # tokens of a request, at most
 DISCARDED = 2  # rounds before those that count; transformers compiles in them
+
+
+@dataclass(frozen=True)
+class Contender:
+    """transformers in a style of ``peer_models``, our plugin, or with neither set plain vLLM."""
+
+    name: str
+    compiled: bool
+    style: str | None = None
+    algorithm: str | None = None
+    backend: str | None = None
+
+    def arguments(self, folder: Path, dtype: str) -> list[str]:
+        """Of ``peer_process``, for a checkpoint in ``folder``."""
+        model = str(folder / ("attnres" if self.style or self.algorithm else "standard"))
+        if self.style:
+            return ["hf", model, dtype, self.style, *(["compiled"] if self.compiled else [])]
+        ours = {"attnres_algorithm": self.algorithm, "attnres_backend": self.backend}
+        options = {
+            "model": model,
+            "dtype": dtype,
+            "skip_tokenizer_init": True,
+            "enforce_eager": not self.compiled,
+            "enable_prefix_caching": False,
+            "max_model_len": LENGTH,
+            "max_num_seqs": CONCURRENT,
+            "max_num_batched_tokens": CONCURRENT * LENGTH,
+            "additional_config": ours if self.algorithm else {},
+        }
+        return ["vllm", json.dumps(options)]
+
+
 CONTENDERS = (
     *(Contender(f"hf_{style}", False, style) for style in STYLES),
     *(Contender(f"hf_{style}_compiled", True, style) for style in STYLES),
@@ -88,12 +122,9 @@ TINY = {
 def running(contender: Contender, models: Path, dtype: str, folder: Path) -> Iterator[Engine]:
     """The contender with its checkpoint in ``models``; its caches and log go to ``folder``."""
     folder.mkdir()
-    model = models / ("attnres" if contender.style or contender.algorithm else "standard")
-    arguments = [json.dumps(asdict(contender)), str(model), dtype]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.peer_process", *arguments],
-            cwd=ROOT,
+            [sys.executable, "-P", str(SCRIPT), *contender.arguments(models, dtype)],
             env=environment(contender.algorithm or BASELINE, folder, cores()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -103,7 +134,7 @@ def running(contender: Contender, models: Path, dtype: str, folder: Path) -> Ite
     engine = Engine(contender.name, process, folder / "log")
     with process:
         try:
-            engine.start_s = engine.receive()
+            engine.receive()
             yield engine
         finally:
             process.stdin.close()
@@ -137,7 +168,7 @@ def workloads(
 
 
 WORKLOADS = workloads(128, 32, 24, (16, 256), (8, 64))
-TINY_WORKLOADS = workloads(16, 8, 10, (1, 24), (2, 12))
+TINY_WORKLOADS = workloads(16, 8, 16, (1, 24), (2, 12))
 Samples = dict[tuple[Workload, str], list[float]]
 
 
@@ -196,25 +227,24 @@ def measure(
         before = []
         for number in range(DISCARDED + rounds):
             if number == DISCARDED:
-                before = [engine.state() for engine in engines]
+                before = [engine.ask(what="facts") for engine in engines]
             tokens: dict[str, Any] = {}
             first = number % len(engines)
             for engine in engines[first:] + engines[:first]:
                 progress.set_postfix_str(engine.name)
                 for work in works:
-                    answer = engine.ask(requests=work.requests(shape["vocab_size"], number))
+                    requests = work.requests(shape["vocab_size"], number)
+                    answer = engine.ask(what="generate", requests=requests)
                     tokens.setdefault(engine.name, []).append(answer["tokens"])
                     if number >= DISCARDED:
                         samples[work, engine.name].append(answer["seconds"])
                 progress.update()
             if dtype == "float32":
                 agree(tokens)
-        after = [engine.state() for engine in engines]
+        after = [engine.ask(what="facts") for engine in engines]
         for one, old, new in zip(contenders, before, after, strict=True):
             check(one, old, new)
-        starts = [{"start_s": engine.start_s} for engine in engines]
-    names = [one.name for one in contenders]
-    return dict(zip(names, map(dict.__or__, after, starts), strict=True)), samples
+    return {engine.name: facts for engine, facts in zip(engines, after, strict=True)}, samples
 
 
 def summarise(shape: str, samples: Samples) -> list[dict[str, Any]]:
