@@ -66,7 +66,11 @@ class AttnResLlamaModel(LlamaModel):
         partial: Tensor | None = self.embed_tokens(input_ids)
         rotary = self.rotary_emb(partial, position_ids=position_ids)
         mask = create_causal_mask(
-            self.config, partial, attention_mask, past_key_values, position_ids=position_ids
+            config=self.config,
+            inputs_embeds=partial,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
         )
         blocks: list[Tensor] = []
         for index in range(2 * len(self.layers)):
