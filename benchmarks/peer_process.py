@@ -1,6 +1,6 @@
-"""A contender of ``benchmarks.peers``, in a process of its own.
+"""One of ``benchmarks.peers``, in a process of its own, as ``attnres_serve.bench.process`` runs it.
 
-It is run as a script, and nothing of ``attnres_serve`` is imported but as a plugin by vLLM.  The
+It is a script, and nothing of ``attnres_serve`` is imported but as a plugin by vLLM.  The
 arguments are ``hf``, folder, dtype and style, or ``vllm`` and the JSON of ``vllm.LLM``'s options.
 The first line on stdout says what runs; from then on every line on stdin is a request in JSON and
 every line on stdout its answer: to ``{"what": "generate", "requests": [[prompt, output tokens],
@@ -24,7 +24,6 @@ State = Callable[[], dict[str, Any]]
 def hugging_face(folder: str, dtype: str, style: str, compiled: str = "") -> tuple[Generate, State]:
     """transformers' cached ``generate``, requests in padded batches in order of arrival."""
     import torch
-    from torch._dynamo.utils import counters
     from transformers import CompileConfig
 
     sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not installed
@@ -52,7 +51,8 @@ def hugging_face(folder: str, dtype: str, style: str, compiled: str = "") -> tup
             answers += [row[:number] for row, number in zip(rows, wanted, strict=True)]
         return answers
 
-    return generate, lambda: {"graphs": counters["stats"]["unique_graphs"]}
+    facts = {"plugin_loaded": False, "backend": None, "executed": {}}
+    return generate, lambda: {**facts, "compiled": graphs() > 0}
 
 
 def vllm(options: str) -> tuple[Generate, State]:
@@ -72,6 +72,7 @@ def vllm(options: str) -> tuple[Generate, State]:
         plugin = "attnres_serve" in sys.modules
         return {
             "plugin_loaded": plugin,
+            "compiled": llm.llm_engine.vllm_config.compilation_config.mode.name != "NONE",
             "backend": llm.collective_rpc("attn_res_backend")[0] if plugin else None,
             "executed": llm.collective_rpc("attn_res_executed")[0] if plugin else {},
         }
@@ -79,17 +80,28 @@ def vllm(options: str) -> tuple[Generate, State]:
     return generate, state
 
 
+def graphs() -> int:
+    """How many graphs were compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
 def main(kind: str, *arguments: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries write to stdout
     begin = time.perf_counter()
     generate, state = {"hf": hugging_face, "vllm": vllm}[kind](*arguments)
-    start = {"start_s": time.perf_counter() - begin}
-    answers.write(json.dumps(state() | start) + "\n")
+    start_s = time.perf_counter() - begin
+
+    def facts() -> dict[str, Any]:
+        return {**state(), "graphs": graphs(), "start_s": start_s}
+
+    answers.write(json.dumps(facts()) + "\n")
     for line in sys.stdin:
         request = json.loads(line)
         if request["what"] == "facts":
-            answer = state() | start
+            answer = facts()
         else:
             begin = time.perf_counter()
             tokens = generate(request["requests"])

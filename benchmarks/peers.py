@@ -3,7 +3,7 @@
     python -m benchmarks.peers --out benchmarks/results/cpu-peers.json
     python -m benchmarks.peers --quick                does it work: tiny, eager, float32
 
-All contenders answer the same prompts with all cores, greedily, ignoring EOS:
+All answer the same prompts with all cores, greedily, ignoring EOS:
 
 * ``hf_*``: transformers' cached ``generate`` on an AttnRes class in the style of open-attnres or of
   FLA (benchmarks/peer_models.py), eager, or decode steps compiled with a static cache
@@ -16,7 +16,7 @@ of 24 requests of mixed lengths, all there at the beginning; eight at most are c
 arrival, padded to the longest prompt, each until its longest answer is done.  Only tokens that
 were asked for count.
 
-First the gate: tiny models in float32, where every contender but ``vllm``, whose function is
+First the gate: tiny models in float32, where all but ``vllm``, whose function is
 another, must give the same tokens.  Then bf16, in turn, every round in another order and with
 fresh prompts of the same lengths.  A ratio is seconds over a reference's, within a round.  The last
 line on stdout is one JSON document; the table goes to stderr.
@@ -25,11 +25,10 @@ line on stdout is one JSON document; the table goes to stderr.
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -37,8 +36,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.common import cores, median_interval, paired_ratios, publish
-from benchmarks.latency import BASELINE, Engine, environment
+from attnres_serve.bench.machine import cores
+from attnres_serve.bench.measure import check_ran
+from attnres_serve.bench.process import Contender, Engine, running
+from attnres_serve.bench.ratios import median_interval, paired_ratios
+from benchmarks.common import publish
 from benchmarks.peer_models import STYLES, write_checkpoints
 from benchmarks.peer_process import CONCURRENT, Requests
 
@@ -49,7 +51,7 @@ DISCARDED = 2  # rounds before those that count; transformers compiles in them
 
 
 @dataclass(frozen=True)
-class Contender:
+class Peer:
     """transformers in a style of ``peer_models``, our plugin, or with neither set plain vLLM."""
 
     name: str
@@ -58,11 +60,12 @@ class Contender:
     algorithm: str | None = None
     backend: str | None = None
 
-    def arguments(self, folder: Path, dtype: str) -> list[str]:
-        """Of ``peer_process``, for a checkpoint in ``folder``."""
+    def contender(self, folder: Path, dtype: str) -> Contender:
+        """How to start it with its checkpoint in ``folder``."""
         model = str(folder / ("attnres" if self.style or self.algorithm else "standard"))
         if self.style:
-            return ["hf", model, dtype, self.style, *(["compiled"] if self.compiled else [])]
+            compiled = ["compiled"] if self.compiled else []
+            return Contender(self.name, ["hf", model, dtype, self.style, *compiled], script=SCRIPT)
         ours = {"attnres_algorithm": self.algorithm, "attnres_backend": self.backend}
         options = {
             "model": model,
@@ -75,22 +78,20 @@ class Contender:
             "max_num_batched_tokens": CONCURRENT * LENGTH,
             "additional_config": ours if self.algorithm else {},
         }
-        return ["vllm", json.dumps(options)]
+        return Contender(self.name, ["vllm", json.dumps(options)], self.algorithm, SCRIPT)
 
 
-CONTENDERS = (
-    *(Contender(f"hf_{style}", False, style) for style in STYLES),
-    *(Contender(f"hf_{style}_compiled", True, style) for style in STYLES),
-    Contender(VLLM, True),
+PEERS = (
+    *(Peer(f"hf_{style}", False, style) for style in STYLES),
+    *(Peer(f"hf_{style}_compiled", True, style) for style in STYLES),
+    Peer(VLLM, True),
     *(
-        Contender(f"{algorithm}_{backend}", True, algorithm=algorithm, backend=backend)
+        Peer(f"{algorithm}_{backend}", True, algorithm=algorithm, backend=backend)
         for backend in ("cpp", "torch")
         for algorithm in ("single_pass", "two_phase")
     ),
 )
-EAGER = tuple(
-    replace(one, compiled=False) for one in CONTENDERS if not (one.style and one.compiled)
-)
+EAGER = tuple(replace(one, compiled=False) for one in PEERS if not (one.style and one.compiled))
 
 
 def llama(
@@ -118,32 +119,6 @@ TINY = {
 }
 
 
-@contextmanager
-def running(contender: Contender, models: Path, dtype: str, folder: Path) -> Iterator[Engine]:
-    """The contender with its checkpoint in ``models``; its caches and log go to ``folder``."""
-    folder.mkdir()
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(SCRIPT), *contender.arguments(models, dtype)],
-            env=environment(contender.algorithm or BASELINE, folder, cores()),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    engine = Engine(contender.name, process, folder / "log")
-    with process:
-        try:
-            engine.receive()
-            yield engine
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
 @dataclass(frozen=True)
 class Workload:
     """``lengths`` are the tokens of the prompt and of the answer, of every request."""
@@ -152,7 +127,7 @@ class Workload:
     lengths: tuple[tuple[int, int], ...]
 
     def requests(self, vocab: int, number: int) -> Requests:
-        """The requests of round ``number``, equal for all contenders."""
+        """The requests of round ``number``, equal for all peers."""
         draw = random.Random(f"{self.name} {number}")
         return [(draw.choices(range(3, vocab), k=size), wanted) for size, wanted in self.lengths]
 
@@ -173,77 +148,73 @@ Samples = dict[tuple[Workload, str], list[float]]
 
 
 def agree(tokens: dict[str, Any]) -> None:
-    """Raise RuntimeError for contenders whose tokens are not those of transformers, eager."""
+    """Raise RuntimeError for peers whose tokens are not those of transformers, eager."""
     wrong = [name for name, found in tokens.items() if name != VLLM and found != tokens[HF]]
     if wrong:
         raise RuntimeError(f"other tokens than {HF} in float32: {', '.join(wrong)}")
 
 
-def check(contender: Contender, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raise RuntimeError if something else ran than the name says, or compiled, in the rounds.
+def check(peer: Peer, engine: Engine, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Refuse what ran something else than its name says, or compiled while rounds counted.
 
-    ``before`` and ``after`` are what the contender said of itself around those that count.
+    Args:
+        peer: what it should be.
+        engine: its process.
+        before, after: what it said of itself around the rounds that count.
+
+    Raises:
+        RuntimeError: with both; SettingError: by ``check_ran``.
     """
-    if contender.style:
-        right = before["graphs"] == after["graphs"] and contender.compiled == bool(after["graphs"])
-    else:
-        ours = contender.algorithm is not None
-        ran = {
-            (name, how)
-            for name, counts in after["executed"].items()
-            for how, count in counts.items()
-            if count > before["executed"][name][how]
-        }
-        how = "compiled" if contender.compiled else "eager"
-        right = ran == ({(contender.algorithm, how)} if ours else set())
-        right &= (after["plugin_loaded"], after["backend"]) == (ours, contender.backend)
-    if not right:
-        raise RuntimeError(f"{contender.name} is not what it should be: {before}, then {after}")
+    check_ran(engine, after)
+    wanted = {"compiled": peer.compiled, "backend": peer.backend, "graphs": before["graphs"]}
+    if not wanted.items() <= after.items():
+        raise RuntimeError(f"{peer.name} is not what it should be: {before}, then {after}")
 
 
 def measure(
     shape: dict[str, Any],
     dtype: str,
-    contenders: Sequence[Contender],
+    peers: Sequence[Peer],
     works: Sequence[Workload],
     rounds: int,
     progress: tqdm,
 ) -> tuple[dict[str, Any], Samples]:
-    """Start the contenders and ask them in turn; in float32 their tokens must agree.
+    """Start the peers and ask them in turn; in float32 their tokens must agree.
 
     Returns:
-        What each contender is, and the seconds by workload and contender, round after round.
+        What each of them is, and the seconds by workload and name, round after round.
     """
-    samples: Samples = {(work, one.name): [] for work in works for one in contenders}
+    samples: Samples = {(work, peer.name): [] for work in works for peer in peers}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_checkpoints(folder, shape)
         engines = []
-        for one in contenders:
-            progress.set_postfix_str(f"starting {one.name}")
-            started = running(one, folder, dtype, folder / f"{one.name}-caches")
+        for peer in peers:
+            progress.set_postfix_str(f"starting {peer.name}")
+            log, cache = folder / f"{peer.name}.log", folder / f"{peer.name}-cache"
+            started = running(peer.contender(folder, dtype), log, cache, cores())
             engines.append(stack.enter_context(started))
             progress.update()
         before = []
         for number in range(DISCARDED + rounds):
             if number == DISCARDED:
-                before = [engine.ask(what="facts") for engine in engines]
+                before = [engine.ask("facts") for engine in engines]
             tokens: dict[str, Any] = {}
             first = number % len(engines)
             for engine in engines[first:] + engines[:first]:
                 progress.set_postfix_str(engine.name)
                 for work in works:
                     requests = work.requests(shape["vocab_size"], number)
-                    answer = engine.ask(what="generate", requests=requests)
+                    answer = engine.ask("generate", requests=requests)
                     tokens.setdefault(engine.name, []).append(answer["tokens"])
                     if number >= DISCARDED:
                         samples[work, engine.name].append(answer["seconds"])
                 progress.update()
             if dtype == "float32":
                 agree(tokens)
-        after = [engine.ask(what="facts") for engine in engines]
-        for one, old, new in zip(contenders, before, after, strict=True):
-            check(one, old, new)
+        after = [engine.ask("facts") for engine in engines]
+        for what in zip(peers, engines, before, after, strict=True):
+            check(*what)
     return {engine.name: facts for engine, facts in zip(engines, after, strict=True)}, samples
 
 
@@ -251,7 +222,7 @@ def summarise(shape: str, samples: Samples) -> list[dict[str, Any]]:
     """The rows of the document, with the ratios to both references."""
     rows = []
     for (work, name), seconds in samples.items():
-        row: dict[str, Any] = {"shape": shape, "workload": work.name, "contender": name}
+        row: dict[str, Any] = {"shape": shape, "workload": work.name, "peer": name}
         outputs = sum(wanted for _, wanted in work.lengths)
         row |= {"median_s": median(seconds), "tokens_per_s": outputs / median(seconds)}
         for reference in REFERENCES:
@@ -264,10 +235,10 @@ def summarise(shape: str, samples: Samples) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows for a person; a ratio has its 95 % interval."""
-    head = f"{'shape':11}{'workload':9}{'contender':25}{'seconds':>8}{'tokens/s':>10}"
+    head = f"{'shape':11}{'workload':9}{'peer':25}{'seconds':>8}{'tokens/s':>10}"
     lines = [head + "".join(f"   over {name:19}" for name in REFERENCES)]
     for row in rows:
-        line = f"{row['shape']:11}{row['workload']:9}{row['contender']:25}"
+        line = f"{row['shape']:11}{row['workload']:9}{row['peer']:25}"
         line += f"{row['median_s']:8.3f}{row['tokens_per_s']:10.1f}"
         for over in (row[f"over_{reference}"] for reference in REFERENCES):
             line += "   {:6.3f} {:.3f} to {:.3f}".format(over["ratio"], *over["ci95"]).ljust(27)
@@ -284,18 +255,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
-    contenders = EAGER if options.quick else CONTENDERS
+    peers = EAGER if options.quick else PEERS
     rounds = 3 if options.quick else options.rounds
     gate = [(name, TINY[name], "float32", TINY_WORKLOADS, 3) for name in TINY]
     real = [(name, SHAPES[name], "bfloat16", WORKLOADS, rounds) for name in options.shape]
     stages, reported = (gate, gate) if options.quick else (gate + real, real)
 
     facts, rows = {}, []
-    turns = len(contenders) * sum(1 + DISCARDED + stage[-1] for stage in stages)
+    turns = len(peers) * sum(1 + DISCARDED + stage[-1] for stage in stages)
     with tqdm(total=turns, unit="turn", file=sys.stderr) as progress:
         for stage in stages:
             name, shape, dtype, works, number = stage
-            found, samples = measure(shape, dtype, contenders, works, number, progress)
+            found, samples = measure(shape, dtype, peers, works, number, progress)
             if stage in reported:
                 facts[name] = found
                 rows += summarise(name, samples)
@@ -315,7 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
             "workloads": {work.name: work.lengths for work in reported[0][3]},
         },
         shapes={name: shape for name, shape, *_ in reported},
-        contenders=facts,
+        peers=facts,
         results=rows,
     )
     return 0

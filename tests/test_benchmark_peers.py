@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -18,13 +19,15 @@ from tqdm import tqdm
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from attnres_serve.bench.process import Engine  # noqa: E402
+from attnres_serve.bench.ratios import median_interval, paired_ratios  # noqa: E402
+from attnres_serve.errors import SettingError  # noqa: E402
 from attnres_serve.kernels import reference  # noqa: E402
 from attnres_serve.oracle import load  # noqa: E402
 from benchmarks import peer_models, peer_process, peers  # noqa: E402 - not installed
-from benchmarks.common import median_interval, paired_ratios  # noqa: E402
-from benchmarks.peers import Contender  # noqa: E402
+from benchmarks.peers import Peer  # noqa: E402
 
-ROW = {"shape", "workload", "contender", "median_s", "tokens_per_s", "seconds"}
+ROW = {"shape", "workload", "peer", "median_s", "tokens_per_s", "seconds"}
 ROW |= {f"over_{reference}" for reference in peers.REFERENCES}
 
 
@@ -136,78 +139,83 @@ def test_compiled_batches_have_two_sizes():
         assert len(stream.lengths) % peer_process.CONCURRENT == 0
 
 
-def test_contenders():
-    assert len({one.name for one in peers.CONTENDERS}) == len(peers.CONTENDERS) == 9
+def test_names():
+    assert len({one.name for one in peers.PEERS}) == len(peers.PEERS) == 9
     assert {one.name for one in peers.EAGER} >= set(peers.REFERENCES)
     assert not any(one.compiled for one in peers.EAGER) and len(peers.EAGER) == 7
 
 
-def test_a_contender_imports_nothing_of_ours():
+def test_a_peer_imports_nothing_of_ours():
     """Else the baseline would not be stock, and its state could not tell."""
     code = "import sys, benchmarks.peer_process as _; sys.exit('attnres_serve' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
 
 
-def executed(algorithm: str | None = None, how: str = "eager") -> dict[str, Any]:
-    counts = {name: {"eager": 1, "compiled": 4} for name in ("single_pass", "two_phase")}
-    if algorithm:
-        counts[algorithm][how] += 3
-    return counts
+def facts(peer: Peer, passes: int = 0, **changes: Any) -> dict[str, Any]:
+    """What a sound process says of itself after ``passes``."""
+    executed = {name: {"eager": 1, "compiled": 4} for name in ("single_pass", "two_phase")}
+    if peer.algorithm:
+        executed[peer.algorithm]["compiled" if peer.compiled else "eager"] += passes
+    ours = peer.algorithm is not None
+    found = {"plugin_loaded": ours, "executed": executed if ours else {}, "start_s": 1.0}
+    found |= {"compiled": peer.compiled, "backend": peer.backend, "graphs": 2 * peer.compiled}
+    return found | changes
 
 
-def of_vllm(counts: dict, backend: str | None = "cpp", plugin: bool = True) -> dict[str, Any]:
-    return {"plugin_loaded": plugin, "backend": backend, "executed": counts}
+@pytest.mark.parametrize("peer", [*peers.PEERS, *peers.EAGER], ids=str)
+def test_what_ran_must_be_what_the_name_says(peer, tmp_path):
+    engine = Engine(peer.contender(tmp_path, "bfloat16"), None, tmp_path, facts(peer))
+    peers.check(peer, engine, facts(peer), facts(peer, 3))
+    ran = {"plugin_loaded": True}  # the plugin in a baseline, or another algorithm
+    if peer.algorithm:
+        other = {"single_pass": "two_phase", "two_phase": "single_pass"}[peer.algorithm]
+        ran["executed"] = facts(replace(peer, algorithm=other), 3)["executed"]
+    changes = {"compiled": not peer.compiled}, {"graphs": 9}, {"backend": "triton"}, ran
+    for wrong in changes:
+        with pytest.raises((RuntimeError, SettingError), match=r"is not what|the plugin; expected"):
+            peers.check(peer, engine, facts(peer), facts(peer, 3) | wrong)
 
 
-OURS = Contender("ours", False, algorithm="two_phase", backend="cpp")
-PLAIN = Contender(peers.VLLM, True)
-
-
-@pytest.mark.parametrize(
-    ("contender", "before", "after", "right"),
-    [
-        (OURS, of_vllm(executed()), of_vllm(executed("two_phase")), True),
-        (OURS, of_vllm(executed()), of_vllm(executed("single_pass")), False),
-        (OURS, of_vllm(executed()), of_vllm(executed("two_phase", "compiled")), False),
-        (OURS, of_vllm(executed()), of_vllm(executed()), False),
-        (OURS, of_vllm(executed()), of_vllm(executed("two_phase"), "torch"), False),
-        (PLAIN, of_vllm({}, None, False), of_vllm({}, None, False), True),
-        (PLAIN, of_vllm(executed(), None), of_vllm(executed(), None), False),
-        (Contender("hf", False, "fla"), {"graphs": 0}, {"graphs": 0}, True),
-        (Contender("hf", False, "fla"), {"graphs": 2}, {"graphs": 2}, False),
-        (Contender("hf", True, "fla"), {"graphs": 2}, {"graphs": 2}, True),
-        (Contender("hf", True, "fla"), {"graphs": 2}, {"graphs": 3}, False),
-        (Contender("hf", True, "fla"), {"graphs": 0}, {"graphs": 0}, False),
-    ],
-)
-def test_what_ran_must_be_what_the_name_says(contender, before, after, right):
-    if right:
-        return peers.check(contender, before, after)
-    with pytest.raises(RuntimeError, match="is not what it should be"):
-        peers.check(contender, before, after)
+@pytest.mark.parametrize("peer", peers.PEERS, ids=str)
+def test_the_process_that_a_peer_starts(peer, tmp_path):
+    contender = peer.contender(tmp_path, "bfloat16")
+    kind, *rest = contender.flags
+    assert contender.script.is_file() and contender.has_plugin == (peer.algorithm is not None)
+    if peer.style:
+        model, dtype, style, *compiled = rest
+        assert kind == "hf" and (style, bool(compiled)) == (peer.style, peer.compiled)
+    else:
+        (options,) = map(json.loads, rest)
+        model, dtype = options["model"], options["dtype"]
+        assert kind == "vllm" and options["enforce_eager"] != peer.compiled
+        settings = options["additional_config"]
+        assert settings.get("attnres_algorithm") == peer.algorithm
+        assert settings.get("attnres_backend") == peer.backend
+    assert dtype == "bfloat16"
+    assert model == str(tmp_path / ("standard" if peer.name == peers.VLLM else "attnres"))
 
 
 @pytest.fixture
 def order(monkeypatch) -> list[str]:
-    """Who was asked, in order; processes are pretended, and ``two_phase_torch`` can be wrong."""
+    """Who was asked, in order; processes are pretended."""
     asked: list[str] = []
+    by_name = {peer.name: peer for peer in peers.EAGER}
 
     @contextmanager
-    def running(contender, models, dtype, folder):
-        assert (models / "attnres" / "config.json").is_file()
-        state = {"graphs": 0} if contender.style else of_vllm(executed(), contender.backend)
-        state |= {"plugin_loaded": contender.algorithm is not None}
+    def running(contender, log, cache, threads):
+        assert (log.parent / "attnres" / "config.json").is_file()
+        peer, count = by_name[contender.name], 0
 
         def ask(what, requests=()):
+            nonlocal count
             if what == "facts":
-                return json.loads(json.dumps(state))
-            asked.append(contender.name)
-            if contender.algorithm:
-                state["executed"] = executed(contender.algorithm)
+                return facts(peer, count)
+            count += 1
+            asked.append(peer.name)
             tokens = [[7] * wanted for _, wanted in requests]
-            return {"seconds": 2.0 + len(contender.name), "tokens": tokens}
+            return {"seconds": 2.0 + len(peer.name), "tokens": tokens}
 
-        yield SimpleNamespace(name=contender.name, ask=ask)
+        yield SimpleNamespace(name=peer.name, contender=contender, at_start=facts(peer), ask=ask)
         asked.append("ended")
 
     monkeypatch.setattr(peers, "running", running)
@@ -217,7 +225,7 @@ def order(monkeypatch) -> list[str]:
 
 def test_rounds_are_in_turn_and_every_one_in_another_order(order):
     with tqdm(disable=True) as progress:
-        facts, samples = peers.measure(
+        found, samples = peers.measure(
             peers.TINY["128x4"], "float32", peers.EAGER, peers.TINY_WORKLOADS, 3, progress
         )
     names = [one.name for one in peers.EAGER]
@@ -225,7 +233,7 @@ def test_rounds_are_in_turn_and_every_one_in_another_order(order):
     turns = order[: -len(names) : each]
     assert order[-len(names) :] == ["ended"] * len(names)
     assert turns == names + names[1:] + names[:1] + names[2:] + names[:2]
-    assert set(facts) == set(names) and facts["hf_fla"] == {"graphs": 0, "plugin_loaded": False}
+    assert found == {peer.name: facts(peer, 3 * each) for peer in peers.EAGER}
     assert samples == {
         (work, name): [2.0 + len(name)] * 3 for work in peers.TINY_WORKLOADS for name in names
     }
@@ -250,13 +258,13 @@ def check_document(document: dict[str, Any]) -> None:
     """All rows are there and every figure follows from the seconds."""
     assert document["benchmark"] == "peers"
     rounds, works = document["config"]["rounds"], document["config"]["workloads"]
-    names = [one.name for one in (peers.EAGER if document["quick"] else peers.CONTENDERS)]
-    rows = {(row["shape"], row["workload"], row["contender"]): row for row in document["results"]}
+    names = [one.name for one in (peers.EAGER if document["quick"] else peers.PEERS)]
+    rows = {(row["shape"], row["workload"], row["peer"]): row for row in document["results"]}
     assert (
         len(rows) == len(document["results"]) == len(document["shapes"]) * len(works) * len(names)
     )
     for (shape, work, name), row in rows.items():
-        assert row.keys() == ROW and name in document["contenders"][shape]
+        assert row.keys() == ROW and name in document["peers"][shape]
         assert len(row["seconds"]) == rounds and row["median_s"] == median(row["seconds"])
         outputs = sum(wanted for _, wanted in works[work])
         assert row["tokens_per_s"] == pytest.approx(outputs / row["median_s"])
@@ -281,9 +289,9 @@ def test_the_quick_form_is_the_gate_timed(order, capsys, tmp_path):
 def test_the_real_form_measures_after_the_gate(monkeypatch, capsys):
     stages = []
 
-    def measure(shape, dtype, contenders, works, rounds, progress):
+    def measure(shape, dtype, asked, works, rounds, progress):
         stages.append((shape, dtype, works, rounds))
-        names = [one.name for one in contenders]
+        names = [one.name for one in asked]
         samples = {(work, name): [1.0] * rounds for work in works for name in names}
         return {name: {} for name in names}, samples
 
