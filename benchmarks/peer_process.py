@@ -51,7 +51,7 @@ def hugging_face(folder: str, dtype: str, style: str, compiled: str = "") -> tup
             answers += [row[:number] for row, number in zip(rows, wanted, strict=True)]
         return answers
 
-    facts = {"plugin_loaded": False, "backend": None, "executed": {}}
+    facts: dict[str, Any] = {"plugin_loaded": False, "backend": None, "executed": {}}
     return generate, lambda: {**facts, "compiled": graphs() > 0}
 
 
@@ -90,8 +90,9 @@ def graphs() -> int:
 def main(kind: str, *arguments: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries write to stdout
+    make: Callable[..., tuple[Generate, State]] = hugging_face if kind == "hf" else vllm
     begin = time.perf_counter()
-    generate, state = {"hf": hugging_face, "vllm": vllm}[kind](*arguments)
+    generate, state = make(*arguments)
     start_s = time.perf_counter() - begin
 
     def facts() -> dict[str, Any]:
