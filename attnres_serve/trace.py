@@ -95,12 +95,13 @@ class Recorder:
             chosen = [source[rows] for source in sources]
             traced, distance = attend(chosen, norm.site_weights(), normed[rows])
             parts.append(SiteTrace(traced.weights.cpu(), traced.rms.cpu()))
-            if self.wrong is None and not bool(
-                (distance <= CLOSE.get(normed.dtype, CLOSE_ROUNDED)).all()
-            ):
-                token = positions[int(distance.nan_to_num(torch.inf).argmax())]
-                self.wrong = f"site {index} of this server does not give the mix of its sources "
-                self.wrong += f"by the traced weights at token {token}, so there is no trace."
+            far = ~(distance <= CLOSE.get(normed.dtype, CLOSE_ROUNDED))  # NaN as well
+            if self.wrong is None and bool(far.any()):
+                token = positions[int(far.nonzero()[0])]
+                self.wrong = (
+                    f"site {index} of this server does not give the mix of its sources by the "
+                    f"traced weights at token {token}, so there is no trace."
+                )
 
     def traces(self) -> dict[int, SiteTrace]:
         """The trace of every site that was listened to.
