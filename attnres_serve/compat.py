@@ -323,12 +323,11 @@ async def tokenize(
 async def generate(client, ids: list[int], max_tokens: int, name: str) -> list[int]:
     """Greedy continuation of a prompt by the engine; a cancelled one is aborted there."""
     from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt
+    from vllm.inputs import tokens_input
 
-    prompt = TokensPrompt(prompt_token_ids=ids)
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
     tokens: list[int] = []
-    async for output in client.generate(prompt, greedy, name):
+    async for output in client.generate(tokens_input(ids), greedy, name):
         tokens = list(output.outputs[0].token_ids)
     return tokens
 

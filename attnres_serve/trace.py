@@ -126,10 +126,10 @@ def record(
         worker: vLLM's.
         ids: the sequence.
         positions: ascending, the tokens that are traced.
-        wanted: indices of sites that mix.
+        wanted: indices of sites.
 
     Returns:
-        The traces of those of them that are in this worker's pipeline stage.
+        The traces of those of them that mix and are in this worker's pipeline stage.
 
     Raises:
         TraceError: a site gave something else than its weights say.
@@ -137,7 +137,8 @@ def record(
     """
     installed = compat.inner_model(worker).attn_res_sites
     recorder = Recorder(positions)
-    handles = [installed[at].register_forward_hook(recorder) for at in wanted if at in installed]
+    own = [norm for at, norm in installed.items() if at in wanted and norm.site.mixes]
+    handles = [norm.register_forward_hook(recorder) for norm in own]
     try:
         with recorded_sites() as ran:  # not counted as a pass that serves
             passes = compat.replay(worker, ids, PlainAttention)
