@@ -360,7 +360,11 @@ def untraceable(worker) -> str | None:
 
     if uses_lora(worker.vllm_config):
         return "there are no traces on a server with LoRA adapters; start one without them."
-    for layer in attention_layers(worker):
+    other = "there are no traces of models whose attention is more than causal attention."
+    layers, decoder = attention_layers(worker), inner_model(worker).model
+    if len(layers) != decoder.end_layer - decoder.start_layer:
+        return other
+    for layer in layers:
         if layer.kv_cache_torch_dtype != worker.vllm_config.model_config.dtype:
             return (
                 f"there are no traces with --kv-cache-dtype {layer.kv_cache_dtype}, because they "
@@ -371,7 +375,7 @@ def untraceable(worker) -> str | None:
         shared = layer.kv_sharing_target_layer_name is not None
         more = [name for name in own if _is_set(getattr(layer.impl, name, None))]
         if not plain or shared or more:
-            return "there are no traces of models whose attention is more than causal attention."
+            return other
     return None
 
 

@@ -123,8 +123,9 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         raise HTTPException(404, f"The model `{body.model}` does not exist.")
     chosen = _chosen_sites(body.sites, every)
     given = await _prompt(body, raw_request)
+    _check_length(client, len(given), body.max_tokens)
     positions = _positions(body, len(given))
-    _check_size(client, len(given), body.max_tokens, len(positions), len(chosen))
+    _check_rows(len(positions), len(chosen))
     ids = given
     if body.max_tokens:
         name = f"attn-res-trace-{uuid4().hex}"
@@ -229,17 +230,8 @@ def _positions(body: TraceRequest, given: int) -> list[int]:
     return list(range(chosen.start, end))
 
 
-def _check_size(client, given: int, generated: int, tokens: int, chosen: int) -> None:
-    """Refuse a trace that is too large.
-
-    Args:
-        client: the engine's.
-        given, generated: tokens of the sequence, at most.
-        tokens, chosen: tokens and sites that are traced.
-
-    Raises:
-        HTTPException: naming the limit.
-    """
+def _check_length(client, given: int, generated: int) -> None:
+    """Refuse a sequence that may become too long."""
     limit = min(client.vllm_config.model_config.max_model_len, MAX_TOKENS)
     if given + generated > limit:
         raise HTTPException(
@@ -247,6 +239,10 @@ def _check_size(client, given: int, generated: int, tokens: int, chosen: int) ->
             f"A traced sequence has at most {limit} tokens; this one has {given} and "
             f"max_tokens {generated}.",
         )
+
+
+def _check_rows(tokens: int, chosen: int) -> None:
+    """Refuse an answer for too many tokens and sites."""
     if tokens * chosen > MAX_ROWS:
         raise HTTPException(
             400,

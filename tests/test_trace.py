@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ pytest.importorskip("vllm")
 
 from in_process import world
 from trace_cases import FAR, check, record, wanted, worker_of
+from vllm.config import VllmConfig
+from vllm.sequence import IntermediateTensors
 
 from attnres_serve import compat, oracle, trace
 from attnres_serve.kernels import reference
@@ -248,10 +251,82 @@ def test_other_attention_is_refused(name):
     assert "more than causal attention" in (compat.untraceable(worker) or "")
 
 
+def test_attention_of_another_class_is_refused():
+    """It would run as it does in a profiling pass, and give anything."""
+    worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
+    worker.model_runner.get_model().model.layers[1].self_attn.attn = torch.nn.Identity()
+    assert "more than causal attention" in (compat.untraceable(worker) or "")
+
+
 def test_lora_is_refused():
     worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
     worker.vllm_config.lora_config = object()
     assert "LoRA" in (compat.untraceable(worker) or "")
+
+
+class Stage:
+    """A pipeline stage of ``compat.replay`` with a model that adds one; what it sends is queued."""
+
+    def __init__(self, number: int, messages: list, fails_at: int | None = None) -> None:
+        self.is_first_rank, self.is_last_rank = number == 0, number == 1
+        self.messages, self.fails_at = messages, fails_at
+        self.seen: list[list[int]] = []
+        decoder = torch.nn.Linear(1, 1)
+        decoder.forward = self.forward
+        model = torch.nn.Sequential()
+        model.model = decoder
+        scheduler = SimpleNamespace(max_num_batched_tokens=4)
+        self.worker = SimpleNamespace(
+            model_runner=SimpleNamespace(get_model=lambda: model),
+            vllm_config=VllmConfig(),
+        )
+        self.worker.vllm_config.scheduler_config = scheduler
+
+    def forward(self, ids, positions, before):
+        self.seen.append(positions.tolist())
+        if len(self.seen) - 1 == self.fails_at:
+            raise ValueError("the test says no")
+        if self.is_last_rank:
+            return before["hidden_states"] + 1
+        return IntermediateTensors({"hidden_states": ids + 1})
+
+    def send_tensor_dict(self, tensors: dict) -> None:
+        self.messages.append(tensors)
+
+    def recv_tensor_dict(self) -> dict:
+        return self.messages.pop(0)
+
+    def replay(self, monkeypatch) -> int:
+        monkeypatch.setattr("vllm.distributed.get_pp_group", lambda: self)
+        return compat.replay(self.worker, list(range(10)), PlainAttention)
+
+
+CHUNKS = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_stages_hand_on_chunk_by_chunk(monkeypatch):
+    messages: list = []
+    first, last = Stage(0, messages), Stage(1, messages)
+    assert first.replay(monkeypatch) == 3 == len(messages)
+    assert last.replay(monkeypatch) == 3
+    assert first.seen == last.seen == CHUNKS and not messages
+
+
+def test_a_stage_that_fails_leaves_no_message(monkeypatch):
+    """The next stage learns of it; one that fails itself receives what is still sent."""
+    messages: list = []
+    first, last = Stage(0, messages, fails_at=1), Stage(1, messages)
+    with pytest.raises(ValueError, match="the test says no"):
+        first.replay(monkeypatch)
+    assert len(messages) == 3 and messages[1:] == [{}, {}]
+    with pytest.raises(RuntimeError, match="another pipeline stage failed"):
+        last.replay(monkeypatch)
+    assert last.seen == CHUNKS[:1] and not messages
+    first, last = Stage(0, messages), Stage(1, messages, fails_at=0)
+    first.replay(monkeypatch)
+    with pytest.raises(ValueError, match="the test says no"):
+        last.replay(monkeypatch)
+    assert last.seen == CHUNKS[:1] and not messages
 
 
 assert FAR < 1e-3  # what the interface promises

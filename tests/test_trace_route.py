@@ -197,6 +197,8 @@ def test_text_and_chat(app, asked):
         ({"messages": [{"content": "hello"}]}, "messages: "),
         ({"prompt": [3], "max_tokens": -1}, "max_tokens: "),
         ({"prompt": [3], "max_tokens": 256}, "at most 256 tokens"),
+        ({"prompt": [3], "max_tokens": 10**15}, "at most 256 tokens"),
+        ({"prompt": [3], "tokens": {"start": 10**15}}, "range of tokens is empty"),
         ({"prompt": [3] * 257}, "at most 256 tokens"),
         ({"prompt": [3], "sites": [11]}, "no site 11; this model's are 0 to 10"),
         ({"prompt": [3], "sites": ["final"]}, "sites: "),
