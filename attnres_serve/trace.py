@@ -64,8 +64,9 @@ def attend(
     mixed, weights = reference.mix(sources, query, site.key_eps, bias=site.bias)
     rms = torch.stack([_rms(source.float()) for source in sources], dim=-1)
     wanted = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
-    distance = (normed.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
-    cancelled = (weights * rms).sum(-1) / _rms(mixed)
+    tiny = torch.finfo(torch.float32).tiny  # a padding token's embedding may be all zeros
+    distance = (normed.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=tiny)
+    cancelled = (weights * rms).sum(-1) / _rms(mixed).clamp(min=tiny)
     return SiteTrace(weights, rms), distance / cancelled.clamp(min=1)
 
 

@@ -180,6 +180,17 @@ def test_distance_tells_other_weights(change):
     assert distance.max() > trace.CLOSE[torch.float32]
 
 
+def test_sources_of_zeros_are_traced():
+    """A padding token's embedding can be all zeros: the weights are even, and nothing is wrong."""
+    site = SiteWeights(torch.ones(8), torch.ones(8), None, torch.ones(8), 1.0, 1e-5, 1e-5)
+    zeros = torch.zeros((1, 8))
+    traced, distance = trace.attend([zeros, zeros], site, zeros)
+    assert traced.weights.tolist() == [[0.5, 0.5]] and traced.rms.tolist() == [[0, 0]]
+    assert distance.tolist() == [0]
+    _, distance = trace.attend([zeros, zeros], site, zeros + torch.nan)
+    assert not distance <= trace.CLOSE[torch.float32]
+
+
 def test_nothing_is_left_behind():
     """After a replay, also one that fails: no hook, vLLM's attention, no pass counted."""
     worker = worker_of(BLOCK, (HERE[0] == "triton" and "two_phase") or "single_pass", HERE[0], 16)
