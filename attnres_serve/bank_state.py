@@ -78,6 +78,10 @@ class BankState(NamedTuple):
         """The rows in use for the next pipeline stage, ``[tokens, rows, hidden]``."""
         return self.bank[:, : self.rows].contiguous()
 
+    def sources(self) -> tuple[Tensor, ...]:
+        """What the site that made this state read, ``[tokens, hidden]`` each."""
+        return self.bank[:, : self.rows].unbind(dim=1)
+
     def step(self, norm: "SiteNorm", delta: Tensor) -> tuple[Tensor, "BankState"]:
         """Run the next site.
 

@@ -4,7 +4,7 @@ Read against vLLM 0.28.0 to 0.32.0, see docs/versions.md.  vLLM itself is import
 functions, so that this module can be imported, and the version judged, without it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,181 @@ def set_additional(vllm_config, key: str, value: str) -> None:
 def inner_model(worker):
     """The model object that a worker runs, without LoRA's or graphs' wrappers."""
     return worker.model_runner.get_model()
+
+
+def served_names(state) -> list[str]:
+    """The names of the served model, from the state of vLLM's app."""
+    return [model.name for model in state.openai_serving_models.base_model_paths]
+
+
+async def require_json(request) -> None:
+    """Refuse a body that is not declared as JSON, as vLLM's own routes do."""
+    from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+
+    await validate_json_request(request)
+
+
+async def until_disconnect(handler: Callable, body, request) -> Any:
+    """What ``handler(body, request)`` answers; it is cancelled when the client goes away."""
+    from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+
+    return await with_cancellation(handler)(body, request)
+
+
+async def tokenize(
+    request, prompt: str | None, messages: list[dict[str, Any]] | None
+) -> list[int] | tuple[int, str]:
+    """Token ids of a prompt or a chat as vLLM's routes make them; or a status and why not."""
+    from pydantic import ValidationError
+    from vllm.entrypoints.serve.tokenize.protocol import (
+        TokenizeChatRequest,
+        TokenizeCompletionRequest,
+        TokenizeResponse,
+    )
+
+    try:
+        asked = (
+            TokenizeCompletionRequest(prompt=prompt)
+            if messages is None
+            else TokenizeChatRequest(messages=messages)
+        )
+    except ValidationError as error:
+        return 400, f"messages: {error.errors()[0]['msg']}."
+    found = await request.app.state.serving_tokenization.create_tokenize(asked, request)
+    if isinstance(found, TokenizeResponse):
+        return list(found.tokens)
+    return found.error.code, found.error.message
+
+
+async def generate(client, ids: list[int], max_tokens: int, name: str) -> list[int]:
+    """Greedy continuation of a prompt by the engine; a cancelled one is aborted there."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
+    tokens: list[int] = []
+    async for output in client.generate(tokens_input(ids), greedy, name):
+        tokens = list(output.outputs[0].token_ids)
+    return tokens
+
+
+def token_texts(client, ids: list[int]) -> list[str | None]:
+    """The text of each token by itself; None without a tokenizer."""
+    if client.vllm_config.model_config.skip_tokenizer_init:
+        return [None] * len(ids)
+    tokenizer = client.get_tokenizer()
+    return [tokenizer.decode([token]) for token in ids]
+
+
+def is_first_tensor_rank() -> bool:
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return get_tensor_model_parallel_rank() == 0
+
+
+def attention_layers(worker) -> list:
+    """The attention layers of a worker's pipeline stage."""
+    from vllm.model_executor.layers.attention import Attention
+
+    return [layer for layer in inner_model(worker).modules() if isinstance(layer, Attention)]
+
+
+def untraceable(worker) -> str | None:
+    """Why ``replay`` would not compute what this worker serves, in one sentence, or None."""
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.v1.attention.backend import AttentionType
+
+    if uses_lora(worker.vllm_config):
+        return "there are no traces on a server with LoRA adapters; start one without them."
+    other = "there are no traces of models whose attention is more than causal attention."
+    layers, decoder = attention_layers(worker), inner_model(worker).model
+    if len(layers) != decoder.end_layer - decoder.start_layer:
+        return other
+    for layer in layers:
+        if layer.kv_cache_torch_dtype != worker.vllm_config.model_config.dtype:
+            return (
+                f"there are no traces with --kv-cache-dtype {layer.kv_cache_dtype}, because they "
+                "are computed without a KV cache; start the server without it."
+            )
+        plain = type(layer) is Attention and layer.attn_type == AttentionType.DECODER
+        own = ("alibi_slopes", "logits_soft_cap", "sinks")
+        shared = layer.kv_sharing_target_layer_name is not None
+        more = [name for name in own if _is_set(getattr(layer.impl, name, None))]
+        if not plain or shared or more:
+            return other
+    return None
+
+
+def _is_set(value) -> bool:
+    return value is not None and (not isinstance(value, float | int) or value != 0)
+
+
+def replay(worker, ids: Sequence[int], attention: Callable) -> int:
+    """Run a sequence through a worker's own modules: eager, alone, and without its KV cache.
+
+    In chunks of ``max_num_batched_tokens``, the most for which vLLM has measured the memory.  What
+    pipeline stages hand on goes through the host: the device's queue can hold messages of steps.
+
+    Args:
+        worker: vLLM's; every worker of an engine runs this at once.
+        ids: the sequence.
+        attention: from a layer's heads, key-value heads, scale and window makes the function that
+            takes its place.
+
+    Returns:
+        The number of chunks.
+
+    Raises:
+        RuntimeError: another pipeline stage failed.
+    """
+    import torch
+    from vllm.distributed import get_pp_group
+    from vllm.forward_context import set_forward_context
+    from vllm.sequence import IntermediateTensors
+
+    stages, model = get_pp_group(), inner_model(worker).model
+    device = next(model.parameters()).device
+    size = worker.vllm_config.scheduler_config.max_num_batched_tokens
+    chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+    failure: Exception | None = None
+    done = 0
+    with torch.inference_mode(), _attention_replaced(worker, attention):
+        for chunk in chunks:  # to the end also after a failure: the other stages send and wait
+            received, sent = None, {}
+            if not stages.is_first_rank:
+                tensors = stages.recv_tensor_dict()
+                received = {name: tensor.to(device) for name, tensor in tensors.items()}
+            try:
+                if failure is not None or received == {}:
+                    raise failure or RuntimeError("another pipeline stage failed.")
+                positions = torch.arange(done, done + len(chunk), device=device)
+                own = torch.tensor(chunk, device=device) if stages.is_first_rank else None
+                before = None if received is None else IntermediateTensors(received)
+                with set_forward_context(None, worker.vllm_config, skip_compiled=True):
+                    found = model(own, positions, before)
+                if not stages.is_last_rank:
+                    sent = {name: tensor.cpu() for name, tensor in found.tensors.items()}
+            except Exception as error:
+                failure = error
+            if not stages.is_last_rank:
+                stages.send_tensor_dict(sent)
+            done += len(chunk)
+    if failure is not None:
+        raise failure
+    return len(chunks)
+
+
+@contextmanager
+def _attention_replaced(worker, attention: Callable) -> Iterator[None]:
+    layers = attention_layers(worker)
+    try:
+        for layer in layers:
+            heads = layer.num_heads, layer.num_kv_heads
+            layer.forward = attention(*heads, layer.impl.scale, layer.sliding_window)
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
 
 
 @contextmanager

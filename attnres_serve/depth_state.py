@@ -63,8 +63,11 @@ class DepthState(NamedTuple):
 
     def pack(self) -> Tensor:
         """The rows as one tensor for the next pipeline stage, ``[tokens, rows, hidden]``."""
-        rows = self.blocks if self.partial is None else (*self.blocks, self.partial)
-        return torch.stack(rows, dim=1)
+        return torch.stack(self.sources(), dim=1)
+
+    def sources(self) -> Blocks:
+        """What the site that made this state read, ``[tokens, hidden]`` each."""
+        return self.blocks if self.partial is None else (*self.blocks, self.partial)
 
     def step(self, norm: "SiteNorm", delta: Tensor) -> tuple[Tensor, "DepthState"]:
         """Run the next site.

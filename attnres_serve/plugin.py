@@ -60,6 +60,7 @@ def on_config(vllm_config) -> None:
         compat.logger().warning(warning)
     settings.algorithm(vllm_config.additional_config)
     settings.backend(vllm_config.additional_config)
+    settings.traces(vllm_config.additional_config)
     method = compat.speculation_method(vllm_config)
     if method is not None and method not in settings.SPECULATION:
         raise SettingError(

@@ -73,3 +73,9 @@ def site_name(index: int, num_layers: int) -> str:
     if index == 2 * num_layers:
         return "the final norm"
     return f"the {'attention' if index % 2 == 0 else 'MLP'} of layer {index // 2}"
+
+
+def source_names(site: Site) -> list[str]:
+    """What the sources of a site are called, in the order in which it reads them."""
+    blocks = [f"block {number}" for number in range(1, site.num_blocks)]
+    return ["embedding", *blocks, *(["partial"] if site.reads_partial else [])]

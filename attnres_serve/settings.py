@@ -10,16 +10,28 @@ ALGORITHM_KEY = "attnres_algorithm"
 ALGORITHMS = ("single_pass", "two_phase", "score_on_write")
 BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
-CHOICES = {ALGORITHM_KEY: (*ALGORITHMS, AUTO), BACKEND_KEY: (*BACKENDS, AUTO)}
+TRACE_KEY = "attnres_trace"
+CHOICES = {
+    ALGORITHM_KEY: (*ALGORITHMS, AUTO),
+    BACKEND_KEY: (*BACKENDS, AUTO),
+    TRACE_KEY: ("on", "off", AUTO),
+}
 HELP = {ALGORITHM_KEY: "how sites attend to their sources", BACKEND_KEY: "what computes the sites"}
 PREFIX = "attnres_"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A flag for every setting."""
-    for key, choices in CHOICES.items():
+    for key, said in HELP.items():
         flag = f"--{key.replace('_', '-')}"
-        parser.add_argument(flag, choices=choices, help=f"{HELP[key]} (default: {AUTO})")
+        parser.add_argument(flag, choices=CHOICES[key], help=f"{said} (default: {AUTO})")
+    parser.add_argument(
+        "--disable-trace",
+        dest=TRACE_KEY,
+        action="store_const",
+        const="off",
+        help="answer no POST /v1/attn_res/trace",
+    )
 
 
 def given(own: argparse.Namespace) -> dict[str, str]:
@@ -47,6 +59,15 @@ def backend(additional_config: Any) -> str:
         SettingError: as ``algorithm`` does.
     """
     return _choice(additional_config, BACKEND_KEY)
+
+
+def traces(additional_config: Any) -> bool:
+    """Whether ``POST /v1/attn_res/trace`` is answered; ``auto`` is on.
+
+    Raises:
+        SettingError: as ``algorithm`` does.
+    """
+    return _choice(additional_config, TRACE_KEY) != "off"
 
 
 def _choice(additional_config: Any, wanted: str) -> str:

@@ -1,5 +1,7 @@
 """What the server asks of vLLM's workers, by name through ``collective_rpc``."""
 
+from typing import Any
+
 from attnres_serve import compat
 
 
@@ -13,3 +15,33 @@ class WorkerExtension:
     def attn_res_backend(self) -> str | None:
         """What computes the sites of this worker; None with standard residuals."""
         return compat.inner_model(self).attn_res_backend
+
+    def attn_res_untraceable(self) -> str | None:
+        """Why there are no traces on this worker, in one sentence; None if there are."""
+        return compat.untraceable(self)
+
+    def attn_res_trace(
+        self, ids: list[int], positions: list[int], sites: list[int]
+    ) -> dict[str, Any]:
+        """Trace a sequence, see ``trace.record``.
+
+        Returns:
+            ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
+            worker; for each its index, weights and RMS of the sources, both as the bytes of
+            ``[tokens, sources]`` float32.  It never raises: vLLM would leave the other workers'
+            answers unread, and take them for those to a later call.
+        """
+        from attnres_serve import trace
+
+        try:
+            traces = trace.record(self, ids, positions, sites)
+        except Exception as error:
+            compat.logger().exception("AttnRes: a trace failed")
+            return {"problem": str(error) or type(error).__name__, "sites": []}
+        if not compat.is_first_tensor_rank():  # the others hold the same
+            traces = {}
+        found = [
+            [index, *(tensor.float().numpy().tobytes() for tensor in site)]
+            for index, site in sorted(traces.items())
+        ]
+        return {"problem": None, "sites": found}

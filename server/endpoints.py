@@ -1,5 +1,6 @@
 """The ``vllm.endpoint_plugins`` entry point: our routes on vLLM's own OpenAI app."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -9,6 +10,7 @@ from attnres_serve import __version__, compat, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.schedule import sites
+from attnres_serve.server import trace
 
 router = APIRouter(tags=["Attention Residuals"])
 
@@ -81,9 +83,11 @@ class EndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         app.include_router(router)
+        app.include_router(trace.router)
 
     async def init_state(self, engine_client, state, args) -> None:
-        """Nothing to prepare: the routes reach the engine through ``state.engine_client``."""
+        """The routes reach the engine through ``state.engine_client``."""
+        state.attn_res_replays = asyncio.Lock()
 
 
 def make_plugin() -> EndpointPlugin:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,15 +32,15 @@ from vllm.v1.attention.backend import AttentionType
 from attnres_serve import plugin
 
 
-def vllm_config(folder: Path) -> VllmConfig:
-    return EngineArgs(
-        model=str(folder),
-        dtype="float32",
-        enforce_eager=True,
-        skip_tokenizer_init=True,
-        use_tqdm_on_load=False,
-        additional_config={"attnres_backend": "torch"},
-    ).create_engine_config()
+def vllm_config(folder: Path, **options: Any) -> VllmConfig:
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "use_tqdm_on_load": False,
+        "additional_config": {"attnres_backend": "torch"},
+    }
+    return EngineArgs(model=str(folder), **defaults | options).create_engine_config()
 
 
 def attend(self: Attention, query: Tensor, key: Tensor, value: Tensor, *_) -> Tensor:
@@ -76,13 +77,23 @@ def world(any_checkpoint: Path) -> Iterator[None]:
     cleanup_dist_env_and_memory()
 
 
-def serve(folder: Path, ids: Sequence[int]) -> Tensor:
-    """Logprobs ``[tokens, vocabulary]`` of the token after each position, float32."""
-    config = vllm_config(folder)
+def load(config: VllmConfig) -> torch.nn.Module:
+    """The model of a configuration, as a worker of vLLM's has it."""
     with set_current_vllm_config(config), torch.inference_mode():
         model = initialize_model(vllm_config=config)
         get_model_loader(config.load_config).load_weights(model, config.model_config)
         process_weights_after_loading(model, config.model_config, torch.device("cpu"))
-        with set_forward_context(None, config):
-            hidden = model(torch.tensor(ids), torch.arange(len(ids)))
+    return model
+
+
+def serve(folder: Path, ids: Sequence[int]) -> Tensor:
+    """Logprobs ``[tokens, vocabulary]`` of the token after each position, float32."""
+    config = vllm_config(folder)
+    model = load(config)
+    with (
+        set_current_vllm_config(config),
+        torch.inference_mode(),
+        set_forward_context(None, config),
+    ):
+        hidden = model(torch.tensor(ids), torch.arange(len(ids)))
         return model.compute_logits(hidden).log_softmax(-1)

@@ -287,6 +287,11 @@ def run_verify(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
     return _run("verify_jobs.py", jobs, folder, {})
 
 
+def run_trace_jobs(jobs: list[dict[str, Any]], folder: Path, **env: str) -> list[Any]:
+    """Run jobs one after the other in one process of ``trace_jobs.py``."""
+    return _run("trace_jobs.py", jobs, folder, env)
+
+
 def _run(script: str, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str]) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     log, asked, result = folder / "log", folder / "jobs.json", folder / "results.json"

@@ -1,5 +1,6 @@
 """The entry point: it registers what it must, touches nothing else, and never stops vLLM."""
 
+import argparse
 import json
 import logging
 import os
@@ -378,6 +379,7 @@ def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> 
             {"attnres_backend": "cuda"},
             "attnres_backend is 'cuda'; expected one of cpp, torch, triton, auto",
         ),
+        ({"attnres_trace": False}, "attnres_trace is False; expected one of on, off, auto"),
         (SimpleNamespace(), "expected a JSON object"),  # could not be given the backend
     ],
 )
@@ -401,6 +403,16 @@ def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: 
 def test_algorithms(additional_config: Any, wanted: str) -> None:
     """The default, the names, and the keys of others."""
     assert settings.algorithm(additional_config) == wanted
+
+
+def test_traces_are_turned_off_by_a_flag() -> None:
+    """And by the key that it becomes; without it they are on."""
+    parser = argparse.ArgumentParser()
+    settings.add_arguments(parser)
+    assert settings.given(parser.parse_args(["--disable-trace"])) == {"attnres_trace": "off"}
+    assert settings.given(parser.parse_args([])) == {}
+    assert not settings.traces({"attnres_trace": "off"})
+    assert settings.traces({"attnres_trace": "on"}) and settings.traces(None)
 
 
 # --- VLLM_PLUGINS

@@ -1,0 +1,321 @@
+"""``POST /v1/attn_res/trace``: what every site of a prompt, or of an answer, attends to.
+
+The tokens are served as any request is, then the workers replay them (``attnres_serve.trace``).
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+from uuid import uuid4
+
+import numpy as np
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from attnres_serve import compat, settings
+from attnres_serve.configs import spec_of
+from attnres_serve.schedule import Site, sites, source_names
+
+MAX_TOKENS = 4096  # of a traced sequence: one replay is one pause of the engine
+MAX_ROWS = 32768  # traced tokens times traced sites: some megabytes of answer
+DIGITS = 6  # significant ones of every number
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+class TokenRange(BaseModel):
+    """Positions from ``start`` up to, but not including, ``end``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: Count = 0
+    end: Count | None = Field(None, description="default: the end of the sequence")
+
+
+class TraceRequest(BaseModel):
+    """What to trace: exactly one of ``prompt`` and ``messages``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, description="name of the served model")
+    prompt: str | list[Count] | None = Field(None, description="text or token ids")
+    messages: list[dict[str, Any]] | None = Field(None, description="a chat, as in OpenAI's API")
+    max_tokens: Count = Field(0, description="greedy tokens that are generated and traced as well")
+    sites: list[Count] | None = Field(None, description="indices; default: all that mix")
+    tokens: list[Count] | TokenRange | None = Field(
+        None, description="positions in prompt and answer; default: all"
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "TraceRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of `prompt` and `messages`")
+        return self
+
+
+class TracedToken(BaseModel):
+    """A token that was traced."""
+
+    position: int
+    id: int
+    text: str | None = Field(description="null on a server without a tokenizer")
+
+
+class TracedSite(BaseModel):
+    """What one site attends to; the rows are the traced tokens."""
+
+    index: int
+    layer: int | None = Field(description="null for the final site")
+    kind: str = Field(description="attention, mlp or final")
+    sources: list[str] = Field(description="embedding, block 1, ..., partial")
+    weights: list[list[float]] = Field(description="tokens x sources; rows sum to 1")
+    rms: list[list[float]] = Field(description="root mean square of every source")
+    entropy: list[float] = Field(description="of every row of weights, in nats")
+
+
+class Trace(BaseModel):
+    """The answer."""
+
+    model: str
+    prompt_tokens: int = Field(description="tokens of the sequence that were given")
+    total_tokens: int = Field(description="tokens of the sequence, generated ones included")
+    tokens: list[TracedToken]
+    sites: list[TracedSite]
+
+
+class OneSentence(APIRoute):
+    """A route whose refusal of a body is one sentence, not a list of pydantic's."""
+
+    def get_route_handler(self) -> Callable:
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                raise HTTPException(400, _sentence(error.errors())) from None
+
+        return handler
+
+
+async def _require_json(raw_request: Request) -> None:
+    await compat.require_json(raw_request)
+
+
+router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence)
+
+
+@router.post("/v1/attn_res/trace", response_model=Trace, dependencies=[Depends(_require_json)])
+async def trace(body: TraceRequest, raw_request: Request):
+    """Trace depth attention: weights, RMS of the sources and entropy at every site."""
+    return await compat.until_disconnect(_trace, body, raw_request)
+
+
+async def _trace(body: TraceRequest, raw_request: Request) -> Response:
+    state = raw_request.app.state
+    client = state.engine_client
+    every = await _traceable_sites(client)
+    names = compat.served_names(state)
+    if body.model is not None and body.model not in names:
+        raise HTTPException(404, f"The model `{body.model}` does not exist.")
+    chosen = _chosen_sites(body.sites, every)
+    given = await _prompt(body, raw_request)
+    _check_length(client, len(given), body.max_tokens)
+    positions = _positions(body, len(given))
+    _check_rows(len(positions), len(chosen))
+    ids = given
+    if body.max_tokens:
+        name = f"attn-res-trace-{uuid4().hex}"
+        ids = given + await compat.generate(client, given, body.max_tokens, name)
+    positions = [position for position in positions if position < len(ids)]  # it may end early
+    wanted = [site.index for site in chosen]
+    found = dict.fromkeys(wanted, (b"", b""))
+    if positions:
+        found = await _replay(state, client, ids[: positions[-1] + 1], positions, wanted)
+    head = {
+        "model": body.model or names[0],
+        "prompt_tokens": len(given),
+        "total_tokens": len(ids),
+        "tokens": [
+            {"position": position, "id": ids[position], "text": text}
+            for position, text in zip(
+                positions, compat.token_texts(client, [ids[at] for at in positions]), strict=True
+            )
+        ],
+    }
+    final = 2 * client.vllm_config.model_config.hf_config.num_hidden_layers
+    pieces = [(site, site.index == final, *found[site.index]) for site in chosen]
+    content = await asyncio.to_thread(_encode, head, pieces, len(positions))
+    return Response(content, media_type="application/json")
+
+
+async def _traceable_sites(client) -> list[Site]:
+    """The sites of the served model that mix.
+
+    Raises:
+        HTTPException: there are no traces on this server.
+    """
+    config = client.vllm_config
+    if not settings.traces(config.additional_config):
+        raise HTTPException(403, "This server was started with --disable-trace.")
+    spec = spec_of(config.model_config.hf_config)
+    if spec is None:
+        raise HTTPException(400, "The served model has standard residuals: no site to trace.")
+    if not compat.has_worker_extension(config):
+        raise HTTPException(
+            501, "A trace needs the workers' own extension, which --worker-extension-cls replaced."
+        )
+    for problem in await client.collective_rpc("attn_res_untraceable"):
+        if problem is not None:
+            raise HTTPException(501, _capital(problem))
+    if await client.is_sleeping():
+        raise HTTPException(503, "The engine is asleep; wake it up first.")
+    return [site for site in sites(spec) if site.mixes]
+
+
+def _chosen_sites(wanted: list[int] | None, every: list[Site]) -> list[Site]:
+    if wanted is None:
+        return every
+    known = {site.index: site for site in every}
+    for index in wanted:
+        if index not in known:
+            raise HTTPException(
+                400, f"There is no site {index}; this model's are 0 to {max(known)}."
+            )
+    return [known[index] for index in sorted(set(wanted))]
+
+
+async def _prompt(body: TraceRequest, raw_request: Request) -> list[int]:
+    """The given tokens."""
+    config = raw_request.app.state.engine_client.vllm_config.model_config
+    if isinstance(body.prompt, list):
+        vocabulary = config.get_vocab_size()
+        for token in body.prompt:
+            if token >= vocabulary:
+                raise HTTPException(
+                    400, f"Token {token} is not in the vocabulary of {vocabulary} tokens."
+                )
+        ids = body.prompt
+    elif config.skip_tokenizer_init:
+        raise HTTPException(400, "This server has no tokenizer; give token ids as `prompt`.")
+    else:
+        found = await compat.tokenize(raw_request, body.prompt, body.messages)
+        if isinstance(found, tuple):
+            raise HTTPException(*found)
+        ids = found
+    if not ids:
+        raise HTTPException(400, "The prompt is empty; give at least one token.")
+    return ids
+
+
+def _positions(body: TraceRequest, given: int) -> list[int]:
+    """The positions that were asked for, ascending, in a sequence that ends as late as it may."""
+    length = given + body.max_tokens
+    if isinstance(body.tokens, list):
+        for position in body.tokens:
+            if position >= length:
+                raise HTTPException(
+                    400, f"There is no token {position}; the sequence has at most {length}."
+                )
+        return sorted(set(body.tokens))
+    chosen = body.tokens or TokenRange(start=0, end=None)
+    end = length if chosen.end is None else min(chosen.end, length)
+    if chosen.start >= end:
+        raise HTTPException(
+            400, f"The range of tokens is empty: from {chosen.start} to before {end}."
+        )
+    return list(range(chosen.start, end))
+
+
+def _check_length(client, given: int, generated: int) -> None:
+    """Refuse a sequence that may become too long."""
+    limit = min(client.vllm_config.model_config.max_model_len, MAX_TOKENS)
+    if given + generated > limit:
+        raise HTTPException(
+            400,
+            f"A traced sequence has at most {limit} tokens; this one has {given} and "
+            f"max_tokens {generated}.",
+        )
+
+
+def _check_rows(tokens: int, chosen: int) -> None:
+    """Refuse an answer for too many tokens and sites."""
+    if tokens * chosen > MAX_ROWS:
+        raise HTTPException(
+            400,
+            f"A trace has at most {MAX_ROWS} rows (tokens x sites); {tokens} tokens x {chosen} "
+            "sites are more, so choose some by `tokens` and `sites`.",
+        )
+
+
+async def _replay(state, client, ids: list[int], positions: list[int], wanted: list[int]) -> dict:
+    """Per site the bytes of weights and RMS, from the workers.
+
+    One replay at a time, so that steps of other requests run between two of them.  A client that
+    goes away leaves the queue; a replay that runs goes on to its end, for it cannot be stopped.
+    """
+    lock: asyncio.Lock = state.attn_res_replays
+    await lock.acquire()
+    running = asyncio.ensure_future(
+        client.collective_rpc("attn_res_trace", args=(ids, positions, wanted))
+    )
+    running.add_done_callback(lambda _: lock.release())
+    found: dict[int, tuple[bytes, bytes]] = {}
+    for worker in await asyncio.shield(running):
+        if worker["problem"] is not None:
+            raise HTTPException(500, _capital(worker["problem"]))
+        found |= {index: (weights, rms) for index, weights, rms in worker["sites"]}
+    return found
+
+
+def _encode(head: dict, pieces: list[tuple[Site, bool, bytes, bytes]], rows: int) -> bytes:
+    """The JSON of a trace, site by site, so that other threads run in between."""
+    parts = [json.dumps(_site(*piece, rows)) for piece in pieces]
+    return f'{json.dumps(head)[:-1]}, "sites": [{", ".join(parts)}]}}'.encode()
+
+
+def _site(site: Site, final: bool, weights: bytes, rms: bytes, rows: int) -> dict[str, Any]:
+    shape = rows, site.num_sources
+    shares, sizes = (np.frombuffer(x, np.float32).reshape(shape) for x in (weights, rms))
+    wide = shares.astype(np.float64)
+    entropy = np.abs((wide * np.log(np.where(wide > 0, wide, 1))).sum(-1))
+    return {
+        "index": site.index,
+        "layer": None if final else site.index // 2,
+        "kind": "final" if final else ("attention", "mlp")[site.index % 2],
+        "sources": source_names(site),
+        "weights": _short(shares),
+        "rms": _short(sizes),
+        "entropy": _short(entropy),
+    }
+
+
+def _short(values: np.ndarray) -> list:
+    """The values, rounded to ``DIGITS`` significant digits."""
+    wide = values.astype(np.float64)
+    size = np.floor(np.log10(np.where(wide == 0, 1, np.abs(wide))))
+    unit = 10.0 ** np.clip(DIGITS - 1 - size, -300, 300)
+    return (np.round(wide * unit) / unit).tolist()
+
+
+def _sentence(errors) -> str:
+    """What is wrong with the first field that is, in one sentence."""
+    if not isinstance(errors[0], dict):  # vLLM's own, of the content type
+        return f"{errors[0]}."
+    if errors[0]["type"] == "json_invalid":
+        return "The body is not valid JSON."
+    first = list(errors[0]["loc"][1:2])
+    said = [
+        error["msg"].removeprefix("Value error, ")
+        for error in errors
+        if list(error["loc"][1:2]) == first
+    ]
+    reasons = " or ".join(dict.fromkeys(said))
+    return f"{first[0]}: {reasons}." if first else f"{_capital(reasons)}."
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

@@ -1,0 +1,326 @@
+"""``POST /v1/attn_res/trace`` with workers in this process in the place of an engine."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from serving import GOLDENS, fresh_prompts
+from starlette.testclient import TestClient
+
+pytest.importorskip("vllm")
+
+from in_process import world
+from trace_cases import wanted, worker_of
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
+
+from attnres_serve import compat, oracle
+from attnres_serve.server import trace
+from attnres_serve.server.endpoints import EndpointPlugin
+from attnres_serve.worker import WorkerExtension
+
+BLOCK = GOLDENS / "fla_transformer_block"
+CUMULATIVE = GOLDENS / "qwen3_attnres_cumulative_block"  # no final mix
+URL = "/v1/attn_res/trace"
+ANSWER = [7, 8, 9]
+TEXT = {"hello": [3, 4, 5, 6]}
+
+
+class Client:
+    """An engine's client: two stages of one worker each, both with the whole model."""
+
+    def __init__(self, folder) -> None:
+        worker = worker_of(folder, "two_phase", "cpp", 16)
+        self.workers = [worker, worker]
+        self.vllm_config = worker.vllm_config
+        self.vllm_config.parallel_config.worker_extension_cls = compat.WORKER_EXTENSION
+        self.asleep = False
+        self.calls: list[str] = []
+        self.generated = 0
+
+    async def collective_rpc(self, method: str, args: tuple = ()) -> list[Any]:
+        self.calls.append(method)
+        await asyncio.sleep(0)
+        found = [getattr(WorkerExtension, method)(worker, *args) for worker in self.workers]
+        if method == "attn_res_trace":  # a stage has its own sites only
+            for stage, worker in enumerate(found):
+                worker["sites"] = [site for site in worker["sites"] if (site[0] > 6) == stage]
+        return found
+
+    async def is_sleeping(self) -> bool:
+        return self.asleep
+
+    async def generate(self, prompt, params, name: str):
+        assert params.temperature == 0
+        self.generated += 1
+        for end in range(1, params.max_tokens + 1):
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=ANSWER[:end])])
+
+    def get_tokenizer(self):
+        return SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
+
+
+class Tokenization:
+    async def create_tokenize(self, asked, request) -> TokenizeResponse:
+        text = asked.messages[0]["content"] if hasattr(asked, "messages") else asked.prompt
+        return TokenizeResponse(tokens=TEXT[text], count=4, max_model_len=256)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_world():
+    with world(BLOCK):
+        yield
+
+
+def app_of(client: Client) -> TestClient:
+    app = FastAPI()
+    app.state.args = SimpleNamespace(log_error_stack=False)
+    app.state.engine_client = client
+    app.state.serving_tokenization = Tokenization()
+    models = [SimpleNamespace(name="demo")]
+    app.state.openai_serving_models = SimpleNamespace(base_model_paths=models)
+    client.vllm_config.model_config.skip_tokenizer_init = False
+    init_exception_handler(app)
+    plugin = EndpointPlugin()
+    plugin.attach_router(app)
+    asyncio.run(plugin.init_state(client, app.state, app.state.args))
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client(BLOCK)
+
+
+@pytest.fixture
+def app(client: Client) -> TestClient:
+    return app_of(client)
+
+
+def refused(app: TestClient, status: int, **body: Any) -> str:
+    """The one sentence of an error of OpenAI's shape."""
+    answer = app.post(URL, json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == status and error["type"]
+    message = error["message"]
+    assert message.endswith(".") and "\n" not in message and message.count(". ") == 0
+    return message
+
+
+@pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)
+def test_the_answer(folder):
+    """Every field, against the float64 model; sites of both stages, in order."""
+    (ids,) = fresh_prompts((21,))
+    model = oracle.load(folder)
+    weights, rms = wanted(model, ids)
+    found = app_of(Client(folder)).post(URL, json={"prompt": ids}).raise_for_status().json()
+    assert found["model"] == "demo"
+    assert found["prompt_tokens"] == found["total_tokens"] == 21
+    assert found["tokens"] == [
+        {"position": position, "id": token, "text": f"<{token}>"}
+        for position, token in enumerate(ids)
+    ]
+    layers = model.spec.layers
+    kinds = [(s // 2, ("attention", "mlp")[s % 2]) for s in range(2 * layers)] + [(None, "final")]
+    assert len(found["sites"]) == len(weights) == 2 * layers + model.spec.final_mix
+    for index, site in enumerate(found["sites"]):
+        assert site["index"] == index
+        assert (site["layer"], site["kind"]) == kinds[index]
+        count = weights[index].shape[1]
+        names = ["embedding", *(f"block {number}" for number in range(1, count))]
+        reads_partial = model.spec.cumulative or index not in model.spec.starts
+        if reads_partial:
+            names[-1] = "partial"
+        assert site["sources"] == names
+        np.testing.assert_allclose(site["weights"], weights[index], atol=1e-4)
+        np.testing.assert_allclose(site["rms"], rms[index], rtol=1e-4)
+        np.testing.assert_allclose(np.sum(site["weights"], -1), 1, atol=1e-3)
+        own = weights[index].numpy()
+        np.testing.assert_allclose(site["entropy"], -(own * np.log(own)).sum(-1), atol=1e-4)
+
+
+def test_some_sites_and_tokens(app, client):
+    ids = fresh_prompts((30,))[0]
+    whole = app.post(URL, json={"prompt": ids}).json()
+    part = app.post(URL, json={"prompt": ids, "sites": [7, 2, 7], "tokens": [9, 0]}).json()
+    assert [site["index"] for site in part["sites"]] == [2, 7]
+    assert [token["position"] for token in part["tokens"]] == [0, 9]
+    for site in part["sites"]:
+        for key in ("weights", "rms", "entropy"):
+            everything = np.array(whole["sites"][site["index"]][key])
+            np.testing.assert_allclose(site[key], everything[[0, 9]], rtol=1e-3, atol=1e-5)
+    asked = {"prompt": ids, "sites": [0], "tokens": {"start": 28}}
+    assert [token["id"] for token in app.post(URL, json=asked).json()["tokens"]] == ids[28:]
+    asked["tokens"] = {"end": 2}
+    assert [token["id"] for token in app.post(URL, json=asked).json()["tokens"]] == ids[:2]
+    assert client.generated == 0
+
+
+def test_generated_tokens_are_traced_as_well(app):
+    """Those that were not reached are left out, and so is what was not asked for."""
+    ids = fresh_prompts((5,))[0]
+    found = app.post(URL, json={"prompt": ids, "max_tokens": 9, "sites": [3]}).json()
+    assert [token["id"] for token in found["tokens"]] == ids + ANSWER
+    assert (found["prompt_tokens"], found["total_tokens"]) == (5, 8)
+    again = app.post(URL, json={"prompt": ids + ANSWER, "sites": [3]}).json()
+    assert again["sites"] == found["sites"]
+    some = {"prompt": ids, "max_tokens": 9, "sites": [3], "tokens": [6, 13]}
+    assert [token["id"] for token in app.post(URL, json=some).json()["tokens"]] == [8]
+    some["tokens"] = [13]
+    nothing = app.post(URL, json=some).json()
+    assert nothing["tokens"] == nothing["sites"][0]["weights"] == []
+
+
+@pytest.mark.parametrize(
+    "asked", [{"prompt": "hello"}, {"messages": [{"role": "user", "content": "hello"}]}], ids=str
+)
+def test_text_and_chat(app, asked):
+    found = app.post(URL, json=asked | {"model": "demo", "sites": [0]}).json()
+    assert [token["id"] for token in found["tokens"]] == TEXT["hello"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "exactly one of `prompt` and `messages`"),
+        ({"prompt": "hello", "messages": []}, "exactly one of"),
+        ({"prompt": 5}, "prompt: Input should be a valid string or"),
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [-1]}, "prompt: "),
+        ({"prompt": [True]}, "prompt: "),
+        ({"prompt": [320]}, "Token 320 is not in the vocabulary of 320 tokens"),
+        ({"messages": [{"content": "hello"}]}, "messages: "),
+        ({"prompt": [3], "max_tokens": -1}, "max_tokens: "),
+        ({"prompt": [3], "max_tokens": 256}, "at most 256 tokens"),
+        ({"prompt": [3], "max_tokens": 10**15}, "at most 256 tokens"),
+        ({"prompt": [3], "tokens": {"start": 10**15}}, "range of tokens is empty"),
+        ({"prompt": [3] * 257}, "at most 256 tokens"),
+        ({"prompt": [3], "sites": [11]}, "no site 11; this model's are 0 to 10"),
+        ({"prompt": [3], "sites": ["final"]}, "sites: "),
+        ({"prompt": [3], "tokens": [1]}, "no token 1; the sequence has at most 1"),
+        ({"prompt": [3], "tokens": {"start": 1}}, "range of tokens is empty"),
+        ({"prompt": [3], "tokens": {"from": 1}}, "tokens: "),
+        ({"prompt": [3], "site": [1]}, "site: Extra inputs are not permitted"),
+    ],
+    ids=str,
+)
+def test_a_bad_request_is_one_sentence(app, client, body, said):
+    assert said in refused(app, 400, **body)
+    assert "attn_res_trace" not in client.calls and client.generated == 0
+
+
+def test_too_many_rows(app, client, monkeypatch):
+    """The limit is of tokens x sites, of those that may be generated too, and it is named."""
+    assert trace.MAX_ROWS >= 11 * 256
+    monkeypatch.setattr(trace, "MAX_ROWS", 110)
+    app.post(URL, json={"prompt": [3] * 10}).raise_for_status()
+    for asked in ({"prompt": [3] * 11}, {"prompt": [3] * 10, "max_tokens": 1}):
+        message = refused(app, 400, **asked)
+        assert "110" in message and "11 tokens x 11 sites" in message
+    app.post(URL, json={"prompt": [3] * 11, "tokens": {"end": 10}}).raise_for_status()
+    app.post(URL, json={"prompt": [3] * 11, "sites": [10]}).raise_for_status()
+    monkeypatch.setattr(trace, "MAX_TOKENS", 20)
+    assert "at most 20 tokens" in refused(app, 400, prompt=[3] * 21, sites=[0], tokens=[0])
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'"x"', b"\xff\xfe"])
+def test_a_malformed_body(app, content):
+    answer = app.post(URL, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith(".")
+
+
+def test_another_content_type(app):
+    answer = app.post(URL, content=b'{"prompt": [3]}', headers={"content-type": "text/plain"})
+    assert answer.status_code == 400
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_unknown_model(app):
+    assert "`nope` does not exist" in refused(app, 404, model="nope", prompt=[3])
+
+
+def test_turned_off(app, client):
+    client.vllm_config.additional_config = {"attnres_trace": "off"}
+    assert "--disable-trace" in refused(app, 403, prompt=[3])
+    assert client.calls == []
+
+
+def test_standard_residuals(app, client):
+    client.vllm_config.model_config.hf_config.attn_res = None
+    assert "standard residuals" in refused(app, 400, prompt=[3])
+
+
+def test_replaced_extension(app, client):
+    client.vllm_config.parallel_config.worker_extension_cls = "my.Own"
+    assert "--worker-extension-cls" in refused(app, 501, prompt=[3])
+
+
+def test_untraceable(app, client):
+    client.vllm_config.lora_config = object()
+    assert "LoRA" in refused(app, 501, prompt=[3])
+
+
+def test_asleep(app, client):
+    client.asleep = True
+    assert "asleep" in refused(app, 503, prompt=[3])
+
+
+def test_a_worker_that_fails_is_an_error(app, client, monkeypatch):
+    monkeypatch.setattr(
+        WorkerExtension, "attn_res_trace", lambda *_: {"problem": "the test says no.", "sites": []}
+    )
+    assert refused(app, 500, prompt=[3]) == "The test says no."
+
+
+def test_without_a_tokenizer(app, client):
+    client.vllm_config.model_config.skip_tokenizer_init = True
+    assert "give token ids" in refused(app, 400, prompt="hello")
+    found = app.post(URL, json={"prompt": [3, 4], "sites": [0]}).json()
+    assert [token["text"] for token in found["tokens"]] == [None, None]
+
+
+def test_one_replay_at_a_time_and_none_for_who_left():
+    """Two clients go away, one whose replay runs and one in the queue; the third is answered."""
+    begun: list[int] = []
+    running = most = 0
+
+    async def collective_rpc(method: str, args: tuple) -> list[dict]:
+        nonlocal running, most
+        begun.append(args[0][0])
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return [{"problem": None, "sites": [[0, b"w", b"r"]]}]
+
+    async def main() -> dict:
+        state = SimpleNamespace()
+        await EndpointPlugin().init_state(None, state, None)
+        client = SimpleNamespace(collective_rpc=collective_rpc)
+        asked = [
+            asyncio.ensure_future(trace._replay(state, client, [number], [0], [0]))
+            for number in range(3)
+        ]
+        await asyncio.sleep(0.01)
+        asked[0].cancel()
+        asked[1].cancel()
+        answer = await asked[2]
+        assert not state.attn_res_replays.locked()
+        return answer
+
+    assert asyncio.run(main()) == {0: (b"w", b"r")}
+    assert begun == [0, 2] and most == 1
+
+
+def test_numbers_are_short():
+    """Six significant digits, whatever the size; zero stays zero."""
+    values = np.array([0, 1.23456789e-12, 0.1234567, 123456789.0, 1], np.float32)
+    found = trace._short(values)
+    np.testing.assert_allclose(found, values, rtol=1e-5)
+    assert all(len(json.dumps(value)) <= 12 for value in found)

@@ -1,0 +1,151 @@
+"""``POST /v1/attn_res/trace`` through a server that answers others meanwhile."""
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event
+
+import httpx
+import numpy as np
+import pytest
+from openai import OpenAI
+from serving import OURS, running
+from test_server import DEMO, ROOT, at, run
+from trace_cases import FAR, wanted
+
+from attnres_serve.oracle import load
+
+pytestmark = pytest.mark.engine
+
+KEY = "a-key-of-the-test"
+TEXT = "import os\nimport sys\n\n\nclass Stack:\n    def __init__(self" * 6  # longer than a chunk
+CHUNK = 64
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    flags = ("--enforce-eager", "--max-model-len", "512", "--dtype", "float32")
+    chunked = (
+        "--served-model-name",
+        "demo",
+        "--max-num-batched-tokens",
+        str(CHUNK),
+        "--max-num-seqs",
+        "8",
+    )
+    with running(OURS, DEMO, log, *flags, *chunked, "--api-key", KEY) as running_server:
+        running_server.client.headers["authorization"] = f"Bearer {KEY}"
+        yield running_server
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(DEMO)
+
+
+@contextmanager
+def others(server) -> Iterator[None]:
+    """Completions of several lengths, all the time."""
+    stop = Event()
+
+    def ask(number: int) -> int:
+        answered = 0
+        while not stop.is_set():
+            server.complete([3 + number] * (5 + 40 * number), max_tokens=12, ignore_eos=True)
+            answered += 1
+        return answered
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask, number) for number in range(3)]
+        yield
+        stop.set()
+        assert all(one.result() > 0 for one in asked)
+
+
+def trace(server, **body) -> dict:
+    return server.client.post("/v1/attn_res/trace", json=body).raise_for_status().json()
+
+
+def check(found: dict, model) -> None:
+    """All tokens, all sites, as the float64 model has them."""
+    weights, rms = wanted(model, [token["id"] for token in found["tokens"]])
+    assert len(found["sites"]) == len(weights)
+    for site, own, size in zip(found["sites"], weights, rms, strict=True):
+        np.testing.assert_allclose(site["weights"], own, atol=FAR)
+        np.testing.assert_allclose(site["rms"], size, atol=FAR, rtol=FAR)
+
+
+def test_beside_other_requests(server, model):
+    """Text, cached or not, and an answer, which is the one that a completion gives."""
+    with others(server):
+        found = [trace(server, prompt=TEXT, max_tokens=6) for _ in range(2)]
+        answer = server.complete(TEXT, max_tokens=6)["choices"][0]["text"]
+    for one in found:
+        assert one["prompt_tokens"] > CHUNK
+        generated = one["tokens"][one["prompt_tokens"] :]
+        assert "".join(token["text"] for token in generated) == answer
+        check(one, model)
+
+
+def test_chat(server, model):
+    messages = [{"role": "user", "content": "def add(a, b):"}]
+    found = trace(server, model="demo", messages=messages)
+    client = OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
+    asked = client.chat.completions.create(model="demo", messages=messages, max_tokens=1)
+    assert found["prompt_tokens"] == asked.usage.prompt_tokens
+    check(found, model)
+
+
+def test_only_with_the_key(server):
+    for headers in ({}, {"authorization": "Bearer another"}):
+        answer = httpx.post(f"{server.url}/v1/attn_res/trace", json={}, headers=headers)
+        assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (400, {"prompt": [3] * 513}, "at most 512 tokens"),
+        (400, {"prompt": [3], "sites": [999]}, "no site 999"),
+        (400, {"messages": [{"role": "user", "content": 5}]}, "messages"),
+        (400, {}, "exactly one of"),
+        (404, {"prompt": [3], "model": "nope"}, "nope"),
+    ],
+    ids=str,
+)
+def test_bad_requests(server, status, body, said):
+    answer = server.client.post("/v1/attn_res/trace", json=body)
+    assert answer.status_code == status
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_client_that_goes_away_leaves_nothing(server, model):
+    """Its generation is aborted, and the next trace is answered."""
+    asked = {"prompt": TEXT, "max_tokens": 200}
+    for patience in (0.01, 0.05, 0.3):
+        with pytest.raises(httpx.TimeoutException):
+            server.client.post("/v1/attn_res/trace", json=asked, timeout=patience)
+    deadline = time.monotonic() + 10
+    while running_requests(server) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert running_requests(server) == 0
+    check(trace(server, prompt=[3, 4, 5]), model)
+
+
+def running_requests(server) -> float:
+    metrics = server.client.get("/metrics").text
+    return float(re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", metrics, re.M)[1])
+
+
+def test_readme_example(server):
+    """The README's trace, word for word but for the address and the key."""
+    readme = (ROOT / "README.md").read_text()
+    (curl,) = re.findall(
+        r"```bash\n(curl http://127.0.0.1:8000/v1/attn_res/trace.*?)```", readme, re.S
+    )
+    key = f"-H 'Authorization: Bearer {KEY}' -H"
+    done = run(["bash", "-c", at(server, curl).replace("-H", key, 1)])
+    assert '"kind": "mlp"' in done and '"index": 4' in done

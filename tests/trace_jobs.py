@@ -1,0 +1,94 @@
+"""Trace in an engine that serves others meanwhile: ``python trace_jobs.py JOBS RESULTS``.
+
+Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm, backend,
+chunk: tokens per step, options: further ones of ``vllm.LLM``, env: environment variables}; the
+first prompt is traced: before it was ever served, while all of them are being served, and when it
+comes from the prefix cache.  Its result holds those traces, the greedy answers and the counters.
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+NEW_TOKENS = 8
+AT_STEPS = (2, 5, 9)  # in the prefill of the first prompt, and in decode
+
+
+def trace(llm, ids: list[int]) -> list[list[Any]]:
+    """Every site's index, weights and RMS."""
+    asked = ids, list(range(len(ids))), list(range(10**3))
+    found = []
+    for worker in llm.collective_rpc("attn_res_trace", args=asked):
+        assert worker["problem"] is None, worker["problem"]
+        for index, *both in worker["sites"]:
+            tables = [np.frombuffer(x, np.float32).reshape(len(ids), -1).tolist() for x in both]
+            found.append([index, *tables])
+    return sorted(found)
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import tokens_input
+
+    gc.collect()
+    torch.compiler.reset()
+    os.environ.update(job["env"])
+    options = {"distributed_executor_backend": "uni"} | job["options"]
+    llm = LLM(
+        job["checkpoint"],
+        dtype="float32",
+        max_model_len=256,
+        enforce_eager=job["mode"] == "eager",
+        max_num_batched_tokens=job["chunk"],
+        max_num_seqs=4,
+        additional_config={
+            "attnres_algorithm": job["algorithm"],
+            "attnres_backend": job["backend"],
+        },
+        **options,
+    )
+    assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
+    passes = llm.collective_rpc("attn_res_executed")
+    traces = [trace(llm, job["prompts"][0])]
+    assert llm.collective_rpc("attn_res_executed") == passes  # a replay is none that serves
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    engine, answers, cached, steps = llm.llm_engine, [], [], 0
+    for turn in range(2):  # the second time from the prefix cache
+        done = {}
+        for number, prompt in enumerate(job["prompts"]):
+            engine.add_request(f"{turn}-{number}", tokens_input(prompt), greedy)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    done[output.request_id] = output
+            steps += 1
+            if steps in AT_STEPS:
+                assert len(done) < len(job["prompts"])
+                traces.append(trace(llm, job["prompts"][0]))
+        ended = [done[f"{turn}-{number}"] for number in range(len(job["prompts"]))]
+        answers.append([list(output.outputs[0].token_ids) for output in ended])
+        cached.append(max(output.num_cached_tokens or 0 for output in ended))
+    traces.append(trace(llm, job["prompts"][0]))
+    (passes,) = {json.dumps(worker) for worker in llm.collective_rpc("attn_res_executed")}
+    llm.llm_engine.engine_core.shutdown()
+    return {
+        "traces": traces,
+        "answers": answers,
+        "cached": cached,
+        "executed": json.loads(passes)[job["algorithm"]],
+    }
+
+
+def main(jobs: str, results: str) -> None:
+    Path(results).write_text(json.dumps([run(job) for job in json.loads(Path(jobs).read_text())]))
+
+
+if __name__ == "__main__":
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    main(*sys.argv[1:])
