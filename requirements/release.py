@@ -1,8 +1,8 @@
 """``python requirements/release.py DIST``: an sdist of the files that git knows, and its wheel.
 
-Only what is committed or added goes in, whatever else lies in the folder, and the wheel is made from
-the sdist, so that both hold the same.  The build backend is the setuptools of this environment;
-nothing is fetched.
+Only what git knows goes in, whatever else lies in the folder, and the wheel is made from the sdist,
+so that both hold the same.  The build backend is the setuptools of this environment; nothing is
+fetched.
 """
 
 import os

@@ -60,7 +60,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    # Process 1 of a container ignores what it has no handler for, and vLLM's comes after its imports.
+    # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], settings.given(own))
 

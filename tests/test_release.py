@@ -106,7 +106,9 @@ def test_a_wheel_made_again_is_the_same_to_the_byte(release, tmp_path):
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):
     (tmp_path / "old.whl").touch()
-    done = subprocess.run([sys.executable, str(BUILD), str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(BUILD), str(tmp_path)], capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert done.stderr == f"release: {tmp_path} is not empty (old.whl); remove it first.\n"
 
