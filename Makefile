@@ -24,7 +24,7 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' attnres_serve/__init__.py)
 CONTAINER ?= $(shell for tool in docker podman; do $$tool info >/dev/null 2>&1 && echo $$tool && break; done)
-COMPOSE ?= $(CONTAINER) compose
+COMPOSE ?= $(if $(filter podman,$(CONTAINER)),podman-compose,docker compose)
 PROFILE ?= cpu
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 

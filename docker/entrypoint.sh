@@ -2,6 +2,7 @@
 # attnres-serve in a container: `serve [CHECKPOINT] [flags]`, or any other command of it.
 #
 #   VLLM_API_KEY_FILE  file with the API key, such as /run/secrets/api_key
+#   SERVE_ARGS         flags for `serve`, separated by blanks, after those on the command line
 set -eu
 
 if [ -n "${VLLM_API_KEY_FILE:-}" ]; then
@@ -20,6 +21,8 @@ if [ "${1:-}" = serve ]; then
     *) model=$1 && shift ;;
   esac
   # What is given comes later and has precedence.  SIGTERM lets running requests end in that time.
-  set -- serve "$model" --host 0.0.0.0 --shutdown-timeout 30 "$@"
+  set -f # words, not file names
+  # shellcheck disable=SC2086
+  set -- serve "$model" --host 0.0.0.0 --shutdown-timeout 30 "$@" ${SERVE_ARGS:-}
 fi
 exec attnres-serve "$@"

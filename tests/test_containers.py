@@ -203,6 +203,9 @@ def test_arguments_pass_through_and_come_last(enter):
     assert enter(*given)[0] == ["serve", "/other", *IN_CONTAINER, *given[2:]]
     assert enter("check", "/model", "--json")[0] == ["check", "/model", "--json"]
     assert enter()[0] == []
+    flags = enter("serve", "--port", "9", SERVE_ARGS=" --dtype  float32 * ")[0][2:]
+    assert flags == [*IN_CONTAINER, "--port", "9", "--dtype", "float32", "*"]
+    assert enter("check", SERVE_ARGS="--port 9")[0] == ["check"]
 
 
 def test_the_key_goes_from_the_file_into_the_environment(enter, tmp_path):
