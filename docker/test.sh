@@ -87,6 +87,7 @@ expect "the cpp backend" '"backend": ?"cpp"' "$info"
 expect "compiled mode" '"executed_compiled": ?\{[^}]*"single_pass": ?[1-9]' "$info"
 
 inside() { "$tool" exec "$name" "$@"; }
+expect "the command of charts" '^attnres-serve [0-9.]+$' "$(inside vllm --version)"
 expect "the user" '^10001$' "$(inside id -u)"
 expect "capabilities" '^CapBnd:[[:space:]]0+$' "$(inside grep CapBnd /proc/1/status)"
 expect "no new privileges" '^NoNewPrivs:[[:space:]]1$' "$(inside grep NoNewPrivs /proc/1/status)"
