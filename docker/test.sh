@@ -68,7 +68,7 @@ echo "$key" > "$folder/api_key"
   --volume "$PWD/examples/demo/checkpoint:/model:ro" \
   --volume "$name:/cache" \
   --volume "$folder/api_key:/run/secrets/api_key:ro" \
-  --env VLLM_API_KEY_FILE=/run/secrets/api_key --env HF_HUB_OFFLINE=1 \
+  --env ATTNRES_API_KEY_FILE=/run/secrets/api_key --env HF_HUB_OFFLINE=1 \
   --env VLLM_CPU_KVCACHE_SPACE=1 \
   "$image" serve /model --served-model-name demo >/dev/null
 wait_until_healthy "first start, compiled"

@@ -144,7 +144,7 @@ def test_a_service_is_confined(name):
     model, cache = service["volumes"]
     assert model.endswith(":/model:ro") and cache == "cache:/cache"
     assert service["secrets"] == ["api_key"]
-    assert service["environment"]["VLLM_API_KEY_FILE"] == "/run/secrets/api_key"
+    assert service["environment"]["ATTNRES_API_KEY_FILE"] == "/run/secrets/api_key"
     assert "VLLM_API_KEY" not in service["environment"]
     assert "api-key" not in service["command"]
 
@@ -211,7 +211,7 @@ def test_arguments_pass_through_and_come_last(enter):
 def test_the_key_goes_from_the_file_into_the_environment(enter, tmp_path):
     secret = tmp_path / "api_key"
     secret.write_text("s3cret\n")
-    given, key, _ = enter("serve", VLLM_API_KEY_FILE=str(secret))
+    given, key, _ = enter("serve", ATTNRES_API_KEY_FILE=str(secret))
     assert key == "s3cret"
     assert "s3cret" not in " ".join(given)
     assert enter("serve")[1] == "none"
@@ -223,7 +223,7 @@ def test_a_secret_without_a_key_ends_in_one_sentence(enter, tmp_path, content):
     secret = tmp_path / "api_key"
     if content is not None:
         secret.write_text(content)
-    given, _, process = enter("serve", VLLM_API_KEY_FILE=str(secret))
+    given, _, process = enter("serve", ATTNRES_API_KEY_FILE=str(secret))
     assert (process.returncode, given) == (2, [])
     assert process.err == (
         f"attnres-entrypoint: uid {os.getuid()} finds no key in {secret}; check its permissions.\n"
