@@ -7,6 +7,11 @@
 #   make test-versions                        the oldest and the newest vLLM, each in its environment
 #   make bench-check                          is the overhead still the one on file?
 #   make test-vllm-0.30.0                     one of those with a file requirements/vllm-VERSION.txt
+#
+#   make up MODEL=path                        the same in a container; `make down` ends it
+#   make image PROFILE=gpu                    the image for CUDA instead of the one for CPU
+#   make image-test                           build the CPU image and try it
+#   make release                              wheel and sdist of the last commit in dist/, checked
 
 SHELL := /bin/bash
 VENV ?= .venv
@@ -18,7 +23,14 @@ VERSIONS ?= 0.28.0 0.32.0
 export VENV
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' attnres_serve/__init__.py)
+CONTAINER ?= $(shell for tool in docker podman; do $$tool info >/dev/null 2>&1 && echo $$tool && break; done)
+COMPOSE ?= $(if $(filter podman,$(CONTAINER)),podman-compose,docker compose)
+PROFILE ?= cpu
+DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
+
 .PHONY: serve test test-all test-versions bench-check check setup setup-test clean
+.PHONY: image image-test up down release
 
 serve: setup
 	exec $(VENV)/bin/attnres-serve serve "$(MODEL)" $(DEMO_ARGS) $(ARGS)
@@ -49,6 +61,30 @@ setup:
 
 setup-test: setup
 	@requirements/setup.sh test
+
+# podman's own format has no HEALTHCHECK; docker does not read the variable.
+image:
+	@[ -n "$(CONTAINER)" ] || { echo "image: no engine of docker or podman answers here." >&2; exit 1; }
+	BUILDAH_FORMAT=docker $(CONTAINER) build -f $(DOCKERFILE) --build-arg VERSION=$(VERSION) \
+	  --build-arg REVISION=$$(git rev-parse HEAD) $(ARGS_BUILD) \
+	  -t attnres-serve:$(VERSION)-$(PROFILE) -t attnres-serve:$(PROFILE) .
+
+image-test:
+	docker/test.sh $(IMAGE)
+
+up: image docker/api_key
+	MODEL="$(abspath $(MODEL))" ARGS="$(ARGS)" $(COMPOSE) -f docker/compose.yaml --profile $(PROFILE) up -d
+
+down:
+	$(COMPOSE) -f docker/compose.yaml --profile $(PROFILE) down
+
+docker/api_key:
+	head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > $@
+
+release: setup-test
+	@git diff --quiet HEAD || { echo "release: there are changes that are not committed." >&2; exit 1; }
+	$(VENV)/bin/python requirements/release.py dist
+	ATTNRES_DIST=dist $(VENV)/bin/python -m pytest -q tests/test_release.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-0.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ second, not a minute.
 import argparse
 import errno
 import os
+import signal
 import socket
 from importlib.metadata import entry_points
 from itertools import pairwise
@@ -59,6 +60,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], settings.given(own))
 
 

@@ -135,6 +135,7 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
         ({"partial_rotary_factor": 0.5}, "config.json has partial_rotary_factor: 0.5"),
         ({"rotary_pct": 0.5}, "config.json has rotary_pct: 0.5"),
         ({"text_config": {"hidden_size": 8}}, "config.json has text_config"),
+        ({"text_config": {}}, "config.json has text_config"),
         # What neither reads, so that the model was trained by another class.
         ({"residual_multiplier": 0.2}, "config.json has residual_multiplier: 0.2"),
         ({"num_experts": 4}, "config.json has num_experts: 4"),

@@ -72,6 +72,8 @@ def refuse_unknown(config: dict[str, Any], known: Collection[str], model: str) -
 def _says_nothing(key: str, value: Any) -> bool:
     if key == "is_causal":
         return value is True
+    if key == "text_config":  # transformers takes an empty one for the whole model
+        return value is None
     if type(value) in (int, float):
         return value == (1 if re.search("scal|multiplier|factor", key) else 0)
     return value is None or value is False or value in ("", [], {})
