@@ -119,6 +119,7 @@ def _run(arguments: list[str]) -> int:
         elif own.command == "verify":
             return verify.run(own)
         elif own.command == "bench":
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # as of convert
             return bench.run(own, others, arguments)
         else:
             _convert(own)

@@ -70,7 +70,7 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
 
 
 def spec_of(config: PreTrainedConfig) -> AttnResSpec | None:
-    """The specification stored in a configuration made by ``build``."""
-    if config.attn_res is None:
+    """The specification in a configuration made by ``build``; None in one of another model."""
+    if getattr(config, "attn_res", None) is None:
         return None
     return AttnResSpec.from_house(config.attn_res, config.num_hidden_layers, config.rms_norm_eps)

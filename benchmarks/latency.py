@@ -2,7 +2,7 @@
 
     python -m benchmarks.latency --out benchmarks/results/cpu-latency.json
     python -m benchmarks.latency --shape 768x12 --rounds 30 --control
-    python -m benchmarks.latency --quick              does it work: tiny model, three rounds
+    python -m benchmarks.latency --quick              does it work: tiny model, six rounds
 
 What ``attnres-serve bench`` measures, for checkpoints that need no files: Llamas with eight blocks
 and dummy weights in bfloat16, one engine for each algorithm beside the baseline, all in the same
@@ -129,12 +129,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="of decode")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="default: all cores")
     parser.add_argument("--control", action="store_true", help="add a second baseline")
-    parser.add_argument("--quick", action="store_true", help="tiny model, 3 rounds: no evidence")
+    parser.add_argument("--quick", action="store_true", help="tiny model, 6 rounds: no evidence")
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     shapes = QUICK if options.quick else {name: SHAPES[name] for name in options.shape}
-    rounds = 3 if options.quick else options.rounds
+    rounds = 6 if options.quick else options.rounds
     asked = options.algorithms, options.control, rounds, options.threads, options.steps
     results = {}
     for name, shape in shapes.items():

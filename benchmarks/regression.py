@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, default=ON_FILE, help="default: 768 x 12")
     parser.add_argument("--loss", type=float, default=LOSS, help="allowed (default: %(default)s)")
     options = parser.parse_args(arguments)
+    if not options.against.is_file():
+        parser.error(f"{options.against} is not there; measure it with benchmarks.latency first")
     document = json.loads(options.against.read_text())
     if document["hardware"]["cpu"] != machine.hardware()["cpu"]:
         sys.stderr.write(f"the figure on file is of another processor: {document['hardware']}\n")

@@ -5,6 +5,7 @@
 // The functions and their arguments are described in backends.py.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -61,6 +62,7 @@ struct Float32 {
 };
 
 struct BFloat16 {
+  static_assert(std::endian::native == std::endian::little, "the even element is the lower half");
   using Element = uint16_t;
   static Step widen(const Element* from) {
     Bits two;
@@ -76,9 +78,17 @@ struct BFloat16 {
     return wide == wide ? bits + 0x7fff + ((bits >> 16) & 1) : nan;
   }
   static Step arrange(Step step) {
+#ifdef __clang__
+#define EVERY_SECOND(from)                                                                  \
+  __builtin_shufflevector(step.low, step.high, from, from + 2, from + 4, from + 6, from + 8, \
+      from + 10, from + 12, from + 14, from + 16, from + 18, from + 20, from + 22, from + 24, \
+      from + 26, from + 28, from + 30)
+    return {EVERY_SECOND(0), EVERY_SECOND(1)};
+#else
     const Bits even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
     return {__builtin_shuffle(step.low, step.high, even),
             __builtin_shuffle(step.low, step.high, even + 1)};
+#endif
   }
 };
 

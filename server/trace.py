@@ -111,7 +111,8 @@ router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence)
 @router.post("/v1/attn_res/trace", response_model=Trace, dependencies=[Depends(_require_json)])
 async def trace(body: TraceRequest, raw_request: Request):
     """Trace depth attention: weights, RMS of the sources and entropy at every site."""
-    return await compat.until_disconnect(_trace, body, raw_request)
+    answer = await compat.until_disconnect(_trace, body, raw_request)
+    return Response(status_code=499) if answer is None else answer  # the client has gone
 
 
 async def _trace(body: TraceRequest, raw_request: Request) -> Response:

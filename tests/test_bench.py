@@ -286,10 +286,11 @@ def test_an_engine_that_ran_what_it_should_is_reported():
     [
         ("single_pass", facts(executed=OTHER)),
         ("single_pass", facts(executed=EAGER)),
+        ("single_pass", facts()),
         ("single_pass", facts(executed=AFTER, plugin_loaded=False)),
         (None, facts(executed=AFTER)),
     ],
-    ids=["other-algorithm", "eager", "without-plugin", "plugin-in-baseline"],
+    ids=["other-algorithm", "eager", "no-site", "without-plugin", "plugin-in-baseline"],
 )
 def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
     with pytest.raises(SettingError, match=r"ran .* expected .*: its figures would be another's"):
@@ -301,7 +302,14 @@ def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
     [
         (["nowhere/at/all"], "nowhere/at/all does not exist"),
         ([str(DEMO), "--steps", "5000"], "--steps is 5000"),
-        ([str(DEMO), "--rounds", "1"], "--rounds is 1; expected at least 3"),
+        ([str(DEMO), "--rounds", "1"], "--rounds is 1; expected at least 6"),
+        ([str(DEMO), "--additional-config", "{}"], "--additional-config would be ours in one"),
+        ([str(DEMO), "--max-model-len", "4k"], "--max-model-len is 4k; expected a whole number"),
+        ([str(DEMO), "--max_model_len=30", "--contexts", "99"], "--steps is 32, but prompt and"),
+        ([str(DEMO), "--out", "/nowhere/at/all"], "--out: /nowhere/at is not a folder"),
+        ([str(DEMO), "--http", "http://x", "--plot", "x"], "--plot does not go with --http"),
+        ([str(DEMO), "--http", "http://x", "--baseline", "y"], "--baseline does not go with"),
+        ([str(DEMO), "-tp=2", "--threads", "2"], "--threads is for one worker"),
         ([str(DEMO), "--load-format", "dummy", "--contexts", "9999"], "--contexts has 9999"),
     ],
 )
@@ -325,6 +333,7 @@ def outcome(ratio: float, rounds: int = 9) -> Outcome:
             for name, scale in (("baseline", 1.0), ("attnres", ratio)):
                 steps = [scale * seconds] * (cell.max_tokens - 1)
                 answer = {"first": [scale * seconds] * cell.batch, "steps": steps}
+                answer["running"] = [cell.batch] * len(steps)
                 results[cell][name].add(cell, answer)
     facts_of = {"architecture": "A", "start_s": 1.0, "peak_memory_bytes": 10**9, "executed": {}}
     shares = [
@@ -395,12 +404,20 @@ def test_the_mean_over_cells_is_taken_within_a_round():
     assert found["ratio"] == pytest.approx(geometric_mean([2.0, 1.0]))
 
 
-def test_the_untimed_steps_do_not_count():
-    samples = Samples()
-    steps = [100.0] * workload.UNTIMED + [1.0] * DECODE.steps
-    samples.add(DECODE, {"first": [3.0], "steps": steps})
+def test_only_steps_of_the_whole_batch_count():
+    samples, few = Samples(), 3
+    steps = [100.0] * workload.UNTIMED + [1.0] * DECODE.steps + [50.0] * few
+    running = [DECODE.batch] * (len(steps) - few) + [1] * few
+    samples.add(DECODE, {"first": [3.0], "steps": steps, "running": running})
     assert samples.rounds == [1.0]
     assert samples.steps == [1.0] * DECODE.steps
+
+
+def test_a_batch_that_does_not_run_together_is_refused():
+    steps = [1.0] * (workload.UNTIMED + DECODE.steps)
+    answer = {"first": [3.0], "steps": steps, "running": [4] * len(steps)}
+    with pytest.raises(SettingError, match="only 4 sequences ran together"):
+        Samples().add(DECODE, answer)
 
 
 def test_a_person_can_read_it():
@@ -444,7 +461,7 @@ def bench(*words: str) -> dict[str, Any]:
     return found
 
 
-SHORT = ("--quick", "--prompt-lengths", "32", "--contexts", "16", "--steps", "4", "--rounds", "3")
+SHORT = ("--quick", "--prompt-lengths", "32", "--contexts", "16", "--steps", "4", "--rounds", "6")
 
 
 @pytest.mark.engine

@@ -174,14 +174,14 @@ def run(command: list[str]) -> str:
 
 def test_its_latency_is_measured_over_http(server):
     asked = ["--prompt-lengths", "32", "--contexts", "16", "--batches", "2", "--steps", "4"]
-    words = ["bench", str(DEMO), "--http", server.url, *asked, "--rounds", "3", "--model"]
+    words = ["bench", str(DEMO), "--http", server.url, *asked, "--rounds", "6", "--model"]
     command = [sys.executable, "-m", "attnres_serve", *words]
     document = json.loads(run([*command, "demo"]).splitlines()[-1])
     prefill, decode = document["cells"]
-    assert (prefill["requests"], decode["requests"]) == (3, 6)
+    assert (prefill["requests"], decode["requests"]) == (6, 12)
     for row in (prefill, decode):
         assert 0 < row["ttft_s"]["p50"] <= row["ttft_s"]["p99"] < row["seconds"]
-    assert decode["output_tokens_per_s"] == pytest.approx(6 * 5 / decode["seconds"])
+    assert decode["output_tokens_per_s"] == pytest.approx(12 * 5 / decode["seconds"])
     refused = subprocess.run(
         [*command, "another"], capture_output=True, text=True, check=False, timeout=120
     )

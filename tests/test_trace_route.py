@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 from serving import GOLDENS, fresh_prompts
 from starlette.testclient import TestClient
+from transformers import LlamaConfig
 
 pytest.importorskip("vllm")
 
@@ -254,6 +255,16 @@ def test_turned_off(app, client):
 def test_standard_residuals(app, client):
     client.vllm_config.model_config.hf_config.attn_res = None
     assert "standard residuals" in refused(app, 400, prompt=[3])
+    client.vllm_config.model_config.hf_config = LlamaConfig()  # a model of vLLM's own
+    assert "standard residuals" in refused(app, 400, prompt=[3])
+
+
+def test_a_client_that_has_gone_is_no_error_of_the_server(app, monkeypatch):
+    async def gone(*_):
+        return None
+
+    monkeypatch.setattr(compat, "until_disconnect", gone)
+    assert app.post(URL, json={"prompt": [3]}).status_code == 499
 
 
 def test_replaced_extension(app, client):

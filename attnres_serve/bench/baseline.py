@@ -1,6 +1,7 @@
 """The standard-residual twin of a checkpoint: the base family's own class with the same weights."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnres_serve import hub
+from attnres_serve.check import amount
 from attnres_serve.checkpoint import examine, not_attnres, recognise
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.folder import Header, read_config
 from attnres_serve.formats.translation import Translation
@@ -62,7 +64,7 @@ def write_twin(folder: Path, translation: Translation, target: Path, has_weights
 
     Raises:
         CheckpointError: there is no twin.
-        OSError: it cannot be written.
+        SettingError: it cannot be written.
     """
     config = twin_config(translation)
     target.mkdir()
@@ -74,6 +76,12 @@ def write_twin(folder: Path, translation: Translation, target: Path, has_weights
     for path, name, tensor in _of_the_base(source, source.without_values()):
         headers.setdefault(path, {})[name] = header(name, tensor, path)
     total = sum(found.stored_bytes for file in headers.values() for found in file.values())
+    room = shutil.disk_usage(target).free
+    if total > room:
+        raise SettingError(
+            f"the baseline's weights need {amount(total)}, but {target.parent} has only "
+            f"{amount(room)} free; choose another place by the variable TMPDIR."
+        )
     tensors = _of_the_base(source, source.tensors())
     with tqdm(total=total, unit="B", unit_scale=True, desc="baseline's weights") as bar:
         for number, names in enumerate(headers.values(), 1):

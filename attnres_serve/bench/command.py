@@ -11,7 +11,7 @@ from attnres_serve import settings
 from attnres_serve.errors import SettingError
 
 ATTNRES, BASELINE, CONTROL = "attnres", "baseline", "control"
-ROUNDS, QUICK_ROUNDS = 20, 5
+ROUNDS, QUICK_ROUNDS, FEWEST_ROUNDS = 20, 6, 6  # fewer have no interval of 95 %
 QUICK_STEPS = 16
 
 
@@ -74,49 +74,84 @@ def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
     """
     from attnres_serve.bench import report
 
-    for name, least in (("rounds", 3), ("steps", 1), ("threads", 1)):
+    for name, least in (("rounds", FEWEST_ROUNDS), ("steps", 1), ("threads", 1)):
         value = getattr(own, name)
         if value is not None and value < least:
             raise SettingError(f"--{name} is {value}; expected at least {least}.")
+    for flag, path in (("out", own.out), ("plot", own.plot)):
+        if path and not Path(path).parent.is_dir():
+            raise SettingError(f"--{flag}: {Path(path).parent} is not a folder; make it first.")
     if own.http:
+        _refuse_with_http(own)
         from attnres_serve.bench import http
 
         document = http.measure(own, flags)
         shown = http.render(document)
     else:
-        document = measure(own, flags)
+        if own.plot:
+            from attnres_serve.bench import plot
+
+            plot.require_matplotlib()
+        document = measure(own, [_usual(word) for word in flags])
         shown = report.render(document)
     document = {"command": _shown(command), **document}
-    if own.plot:
-        from attnres_serve.bench import plot
-
-        plot.draw(document, Path(own.plot))
+    print(shown)
+    print(json.dumps(document))
     if own.out:
         try:
             Path(own.out).write_text(json.dumps(document, indent=1) + "\n")
         except OSError as error:
             raise SettingError(f"{own.out} cannot be written ({error}).") from None
-    print(shown)
-    print(json.dumps(document))
+    if own.plot:
+        plot.draw(document, Path(own.plot))
     return 0
+
+
+def _refuse_with_http(own: argparse.Namespace) -> None:
+    """Refuse what only engines of our own could do."""
+    given = vars(own)
+    ours = ("quick", "control", "plot", "threads", "cache", *settings.CHOICES)
+    found = [name for name in ours if given[name]] + ["baseline"] * (own.baseline != "auto")
+    if found:
+        raise SettingError(
+            f"--{found[0].replace('_', '-')} does not go with --http, which measures a server as "
+            "it is."
+        )
+
+
+def _usual(word: str) -> str:
+    """A flag as it is usually spelt; vLLM takes --max_model_len for --max-model-len."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     """The document of a measurement in engines on this machine."""
-    from attnres_serve.bench import machine, report, session, workload
+    from attnres_serve.bench import machine, process, report, session, workload
     from attnres_serve.bench.baseline import translate, write_twin
     from attnres_serve.bench.process import Contender
     from attnres_serve.server.launcher import value_of
 
+    if value_of("--additional-config", flags) is not None:
+        raise SettingError(
+            "--additional-config would be ours in one engine only; give --attnres-algorithm and "
+            "--attnres-backend."
+        )
     has_weights = value_of("--load-format", flags) != "dummy"
     folder, translation = translate(own.checkpoint, has_weights)
     longest = value_of("--max-model-len", flags) or translation.config["max_position_embeddings"]
+    if not str(longest).isdigit():
+        raise SettingError(f"--max-model-len is {longest}; expected a whole number of tokens.")
     steps = own.steps or (QUICK_STEPS if own.quick else workload.STEPS)
     cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
     rounds = own.rounds or (QUICK_ROUNDS if own.quick else ROUNDS)
     threads = own.threads or machine.cores()
+    if own.threads and process.has_workers(flags):
+        raise SettingError("--threads is for one worker; bind several by vLLM's variables.")
     if own.quick and "--enforce-eager" not in flags:
         flags = [*flags, "--enforce-eager"]
+    if not process.on_cpu() and value_of("--gpu-memory-utilization", flags) is None:
+        flags = [*flags, f"--gpu-memory-utilization={0.9 / (2 + own.control):.2f}"]  # all stay up
     chosen = settings.given(own)
     algorithm = settings.algorithm(chosen)
     with tempfile.TemporaryDirectory() as scratch:
@@ -130,12 +165,12 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
         if own.control:
             contenders.append(Contender(CONTROL, stock))
         found = session.run(contenders, cells, rounds, threads, translation, own.cache)
-    baseline = "auto" if own.baseline == "auto" else twin.name
+    baseline, gpu = "auto" if own.baseline == "auto" else twin.name, found.engines[ATTNRES]["gpu"]
     return {
         "benchmark": "bench",
         "quick": own.quick,
         "versions": machine.versions(),
-        "hardware": machine.hardware(),
+        "hardware": machine.hardware() | ({"gpu": gpu} if gpu else {}),
         "config": {
             "checkpoint": folder.name,
             "baseline": baseline,

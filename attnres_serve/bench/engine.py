@@ -52,8 +52,9 @@ class Bench:
             on_decode: called once every prompt has its first token, before the next step.
 
         Returns:
-            ``first``, seconds from the call to the first token, per prompt, and ``steps``, seconds
-            between two steps of the engine from where every prompt has its first token.
+            ``first``, seconds from the call to the first token, per prompt; ``steps``, seconds
+            between two steps of the engine from where every prompt has its first token; and
+            ``running``, how many prompts each of those steps gave a token.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -69,6 +70,7 @@ class Bench:
         gc.disable()
         first: dict[str, float] = {}
         steps: list[float] = []
+        running: list[int] = []
         tokens = 0
         begin = last = time.perf_counter()
         for prompt in prompts:
@@ -82,25 +84,29 @@ class Bench:
             tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
             if len(first) == len(prompts):
                 steps.append(now - last)
+                running.append(len(outputs))
             else:
                 for output in outputs:
                     first.setdefault(output.request_id, now - begin)
                 if len(first) == len(prompts):
                     on_decode()
+                    now = time.perf_counter()
             last = now
         gc.enable()
         if tokens != len(prompts) * max_tokens:
             raise RuntimeError(f"{tokens} tokens, expected {len(prompts)} x {max_tokens}")
-        return {"first": list(first.values()), "steps": steps}
+        return {"first": list(first.values()), "steps": steps, "running": running}
 
     def facts(self) -> dict[str, Any]:
         """What runs here, and what it took."""
         config = self.engine.vllm_config
         ours = "attnres_serve.plugin" in sys.modules
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        workers = config.parallel_config.world_size
+        peak: int | None = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if torch.cuda.is_available():
             peak = torch.cuda.max_memory_allocated()
         return {
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "architecture": config.model_config.architecture,
             "plugin_loaded": ours,
             "compiled": config.compilation_config.mode.name != "NONE",
@@ -110,10 +116,10 @@ class Bench:
             "max_model_len": config.model_config.max_model_len,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-            "workers": config.parallel_config.world_size,
+            "workers": workers,
             "vocabulary": config.model_config.get_vocab_size(),
             "threads": torch.get_num_threads(),
-            "peak_memory_bytes": peak,
+            "peak_memory_bytes": None if workers > 1 else peak,  # theirs is not seen from here
             "start_s": self.start_s,
             "executed": self.engine.collective_rpc("attn_res_executed")[0] if ours else {},
             "backend": self.engine.collective_rpc("attn_res_backend")[0] if ours else None,
@@ -150,6 +156,8 @@ class Bench:
         expressions = [(name, re.compile(rule)) for name, rule in rules]
         seconds = dict.fromkeys((name for name, _ in rules), 0.0)
         for event in profiler.events():
+            if event.device_type != torch.autograd.DeviceType.CPU:
+                continue  # a kernel counts for the operator that launched it
             caller, part = event, None
             while caller is not None and part is None:
                 text = f"{caller.name} {caller.input_shapes}"

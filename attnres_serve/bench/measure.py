@@ -40,7 +40,20 @@ class Samples:
     steps: list[float] = field(default_factory=list)
 
     def add(self, cell: Cell, answer: dict[str, Any]) -> None:
-        steps = answer["steps"][UNTIMED:]
+        """Take an answer of ``engine.Bench.generate``; only steps of the whole batch count.
+
+        Raises:
+            SettingError: the batch did not run together.
+        """
+        running = answer["running"][UNTIMED:]
+        timed = zip(answer["steps"][UNTIMED:], running, strict=True)
+        steps = [seconds for seconds, count in timed if count == cell.batch]
+        if 2 * len(steps) < cell.steps:
+            raise SettingError(
+                f"{cell.label}: only {max(running)} sequences ran together, so there is nothing to "
+                "time; ask for smaller --batches or --contexts, or give room by --max-num-seqs, "
+                "--max-num-batched-tokens or VLLM_CPU_KVCACHE_SPACE."
+            )
         self.first += answer["first"]
         self.steps += steps
         self.rounds.append(answer["first"][0] if cell.phase == "prefill" else median(steps))
@@ -75,8 +88,8 @@ def measure(
                 step(f"{engine.name}: {cell.label}")
                 engine.ask("generate", prompts=warm, max_tokens=WARM_STEPS)
                 answer = engine.ask("generate", prompts=prompts, max_tokens=cell.max_tokens)
-                if number >= DISCARDED:
-                    results[cell][engine.name].add(cell, answer)
+                samples = results[cell][engine.name] if number >= DISCARDED else Samples()
+                samples.add(cell, answer)
     return results
 
 
@@ -112,7 +125,8 @@ def check_ran(engine: Engine, facts: dict[str, Any]) -> None:
         for way, count in counts.items()
         if count > engine.at_start["executed"][name][way]
     }
-    if facts["plugin_loaded"] != engine.contender.has_plugin or not ran <= {(wanted, how)}:
+    expected = {(wanted, how)} if facts["executed"] else set()  # none with standard residuals
+    if facts["plugin_loaded"] != engine.contender.has_plugin or ran != expected:
         found = ", ".join(f"{name} ({way})" for name, way in sorted(ran)) or "no site"
         plugin = "with" if facts["plugin_loaded"] else "without"
         raise SettingError(

@@ -1,6 +1,7 @@
 """The document of a measurement as a picture: ratios with their intervals, and where time goes."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ COLOURS = dict(
 SUFFIXES = (".png", ".svg")
 
 
+def require_matplotlib() -> None:
+    """Raise SettingError if it is not installed."""
+    if find_spec("matplotlib") is None:
+        raise SettingError(
+            "--plot needs matplotlib, which is not installed; install it, or attnres-serve with "
+            "the extra plot."
+        )
+
+
 def draw(document: Mapping[str, Any], path: Path) -> None:
     """Write the picture as .png and .svg.
 
@@ -26,15 +36,10 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         path: where to, its suffix left aside.
 
     Raises:
-        SettingError: matplotlib is not installed, or the files cannot be written.
+        SettingError: the files cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise SettingError(
-            "--plot needs matplotlib, which is not installed; install it, or attnres-serve with "
-            "the extra plot."
-        ) from None
+    from matplotlib.figure import Figure
+
     shares = document["breakdown"]
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     ratios, times = figure.subplots(1, 2)

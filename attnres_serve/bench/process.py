@@ -16,7 +16,13 @@ from typing import Any
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
-PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
+PARALLEL = (
+    "--tensor-parallel-size",
+    "-tp",
+    "--pipeline-parallel-size",
+    "-pp",
+    "--distributed-executor-backend",
+)
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,6 @@ class Contender:
     @property
     def has_plugin(self) -> bool:
         return self.algorithm is not None
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether the model runs in processes that the engine starts."""
-        return any(word.partition("=")[0] in PARALLEL for word in self.flags)
 
 
 @dataclass
@@ -140,7 +141,7 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
     }
     if on_cpu():
         own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-    if on_cpu() and not contender.has_workers:
+    if on_cpu() and not has_workers(contender.flags):
         torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
         openmp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
         own |= {
@@ -149,6 +150,11 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
             "LD_PRELOAD": ":".join(map(str, openmp[:1])),
         }
     return os.environ | own
+
+
+def has_workers(flags: Sequence[str]) -> bool:
+    """Whether an engine with these flags runs the model in processes of its own."""
+    return any(word.partition("=")[0] in PARALLEL for word in flags)
 
 
 def on_cpu() -> bool:

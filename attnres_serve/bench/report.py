@@ -135,9 +135,11 @@ def _card(document: Mapping[str, Any]) -> str:
         "rounds": f"{config['rounds']} of {len(document['cells'])} cells, interleaved, after "
         f"{config['discarded_rounds']} that do not count",
         "memory": ", ".join(
-            f"{name} {amount(facts['peak_memory_bytes'])}" for name, facts in engines.items()
+            f"{name} {amount(facts['peak_memory_bytes'])} at most"
+            for name, facts in engines.items()
+            if facts["peak_memory_bytes"] is not None
         )
-        + " at most",
+        or "not known with several workers",
         "start": ", ".join(f"{name} {facts['start_s']:.0f} s" for name, facts in engines.items()),
     }
     if document["quick"]:

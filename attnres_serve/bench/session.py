@@ -65,6 +65,7 @@ def run(
         for contender in contenders:
             step(f"starting {contender.name}")
             log, compiled = scratch / contender.name, Path(cache or scratch / "cache").absolute()
+            compiled /= contender.name  # so that no engine starts faster by another's code
             engines.append(stack.enter_context(running(contender, log, compiled, threads)))
         results = measure(engines, cells, rounds, step)
         shares = breakdown.measure(engines, cells, translation, step)

@@ -61,10 +61,10 @@ def make_cells(
         SettingError: a number is out of its range.
     """
     room = longest - (1 + UNTIMED + steps)
-    if room < 1:
+    if room < 1 or longest < WARM_TOKENS + WARM_STEPS:
         raise SettingError(
             f"--steps is {steps}, but prompt and answer have room for {longest} tokens together; "
-            "ask for fewer."
+            f"ask for fewer steps, of a model with room for {WARM_TOKENS + WARM_STEPS} at least."
         )
     lengths = prompt_lengths or [min(length, longest - 1) for length in PROMPT_LENGTHS]
     shorter = contexts or [min(context, room) for context in CONTEXTS]
