@@ -1,7 +1,7 @@
 """The ``vllm.general_plugins`` entry point, run in every process that vLLM starts.
 
-It only fills tables of names, and it never raises: an exception here would stop vLLM for every
-model on the machine.
+It fills tables of names and settles torch's vector functions, and it never raises: an exception
+here would stop vLLM for every model on the machine.
 """
 
 import logging
@@ -28,10 +28,11 @@ def register() -> None:
 
 
 def _register() -> None:
-    from attnres_serve import configs
+    from attnres_serve import configs, vector_math
     from attnres_serve.checkpoint import recognise
     from attnres_serve.families import FAMILIES
 
+    vector_math.settle()
     configs.register_model_types()
     compat.install_config_parser(recognise, configs.build)
     for family in FAMILIES.values():

@@ -239,6 +239,9 @@ def _hugging_face(folder: Path) -> Evaluate:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from attnres_serve import vector_math
+
+    vector_math.settle()  # the engine, whose plugin does this, starts later
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     except Exception as error:  # whatever a foreign package may raise
