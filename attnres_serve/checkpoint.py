@@ -106,6 +106,30 @@ def examine_hub(name: str, revision: str | None = None) -> Checkpoint:
     return Checkpoint(config, translation, headers or {})
 
 
+def require(name: str, revision: str | None = None, has_weights: bool = True) -> Checkpoint:
+    """Judge a folder, or a Hugging Face model id, that must be an AttnRes checkpoint.
+
+    Args:
+        name: the folder or the model id.
+        revision: branch, tag or commit of a model id.
+        has_weights: whether its weights will be read; otherwise config.json alone must fit.
+
+    Raises:
+        CheckpointError: it cannot be served exactly as it was trained.
+    """
+    folder = hub.local_path(name)
+    if not has_weights:
+        config = hub.read_config(name, revision) if folder is None else read_config(folder)
+        found = Checkpoint(config, recognise(config, False, folder or name, revision), {})
+    elif folder is None:
+        found = examine_hub(name, revision)
+    else:
+        found = examine(folder)
+    if found.translation is None:
+        raise not_attnres(name, found.config)
+    return found
+
+
 def _check_headers(translation: Translation, headers: Mapping[str, Header]) -> None:
     module = formats.by_name(translation.format)
     parts: dict[str, Shape] = {}

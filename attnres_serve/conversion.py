@@ -20,10 +20,11 @@ from attnres_serve.folder import INDEX, PICKLES, Header
 from attnres_serve.formats import house
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
+from attnres_serve.safetensors_file import shards
 from attnres_serve.schedule import sites
 from attnres_serve.source import Source, Stream
 from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import EMBEDDING, site_of, split, tensor_name
+from attnres_serve.tensors import EMBEDDING, site_of, tensor_name
 
 # Taken over as they are.
 KEPT = (
@@ -103,7 +104,7 @@ def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
     headers = {name: weights.header(name, tensor, path) for path, name, tensor in stream}
     kept, left = _other_files(source)
     return Plan(
-        source, keeps_format, added, judge(config, lambda: headers), _shards(headers), kept, left
+        source, keeps_format, added, judge(config, lambda: headers), shards(headers), kept, left
     )
 
 
@@ -187,31 +188,15 @@ def _rewritten(
 ) -> Stream:
     """The source's tensors under the names they will have, and behind them those that are added."""
     layers = source.translation.config["num_hidden_layers"]
-    for path, name, tensor in tensors:
-        if source.is_tied_head(name):
-            continue
-        if keeps_format:
-            yield path, name, tensor
-            continue
-        for part, piece in split(source.format, name, tensor):
-            house_name = source.format.rename(part)
-            site = site_of(house_name, layers)
+    if keeps_format:
+        yield from (found for found in tensors if not source.is_tied_head(found[1]))
+    else:
+        for path, name, tensor in source.in_house_names(tensors):
+            site = site_of(name, layers)
             is_query = site is not None and site[1] == "proj"
-            yield path, house_name, piece.reshape(1, -1) if is_query else piece
+            yield path, name, tensor.reshape(1, -1) if is_query else tensor
     for name, tensor in added.items():
         yield source.files[-1], name, tensor
-
-
-def _shards(headers: dict[str, Header]) -> dict[str, dict[str, Header]]:
-    """One file for every file of the source, with Hugging Face's names."""
-    files = list(dict.fromkeys(header.file for header in headers.values()))
-    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
-    if len(files) == 1:
-        names = ["model.safetensors"]
-    return {
-        shard: {name: header for name, header in headers.items() if header.file == file}
-        for shard, file in zip(names, files, strict=True)
-    }
 
 
 def _other_files(source: Source) -> tuple[list[Path], list[str]]:

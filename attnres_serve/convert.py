@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from tqdm import tqdm
@@ -19,7 +18,7 @@ from attnres_serve.checkpoint import examine
 from attnres_serve.conversion import Plan, make_plan
 from attnres_serve.errors import SettingError
 from attnres_serve.folder import INDEX
-from attnres_serve.safetensors_file import SafetensorsFile
+from attnres_serve.safetensors_file import write_shards
 from attnres_serve.source import open_source
 
 
@@ -109,15 +108,11 @@ def _write(plan: Plan, folder: Path) -> None:
         shutil.copyfile(plan.source.folder / "config.json", folder / "config.json")
     else:
         _write_json(folder / "config.json", plan.result.config)
-    tensors = plan.tensors()
     with tqdm(total=plan.size, unit="B", unit_scale=True, disable=None, leave=False) as bar:
         for path in plan.kept:
             shutil.copyfile(path, folder / path.name)
             bar.update(path.stat().st_size)
-        for shard, headers in plan.shards.items():
-            with SafetensorsFile(folder / shard, headers) as file:
-                for name, tensor in islice(tensors, len(headers)):
-                    file.write(name, tensor, bar.update)
+        write_shards(folder, plan.shards, plan.tensors(), bar.update)
     if len(plan.shards) > 1:
         table = {name: shard for shard, headers in plan.shards.items() for name in headers}
         size = sum(header.stored_bytes for header in plan.result.headers.values())

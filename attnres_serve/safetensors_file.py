@@ -1,8 +1,9 @@
-"""A safetensors file written one tensor at a time, where ``save_file`` would hold all of them."""
+"""Safetensors files written one tensor at a time, where ``save_file`` would hold all of them."""
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
@@ -71,3 +72,32 @@ class SafetensorsFile:
                 assert not self._starts, f"never written: {sorted(self._starts)}"
                 file.flush()
                 os.fsync(file.fileno())
+
+
+def shards(headers: Mapping[str, Header]) -> dict[str, dict[str, Header]]:
+    """The tensors of every new file, one for each file they come from, by Hugging Face's names."""
+    files = list(dict.fromkeys(header.file for header in headers.values()))
+    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    if len(files) == 1:
+        names = ["model.safetensors"]
+    return {
+        shard: {name: header for name, header in headers.items() if header.file == file}
+        for shard, file in zip(names, files, strict=True)
+    }
+
+
+def write_shards(
+    folder: Path,
+    planned: Mapping[str, Mapping[str, Header]],
+    tensors: Iterator[tuple[str, Tensor]],
+    progress: Callable[[int], object],
+) -> None:
+    """Write what ``shards`` planned into ``folder``, from tensors in the same order.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for shard, headers in planned.items():
+        with SafetensorsFile(folder / shard, headers) as file:
+            for name, tensor in islice(tensors, len(headers)):
+                file.write(name, tensor, progress)

@@ -1,6 +1,6 @@
 """A checkpoint to be converted: its tensors, from safetensors or pickles, and what they mean."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from attnres_serve.tensors import (
     base_shapes,
     check_tensors,
     check_tied,
+    split,
 )
 
 Stream = Iterator[tuple[Path, str, Tensor]]
@@ -69,6 +70,13 @@ class Source:
         for name, header in self.headers.items():
             dtype = weights.TORCH_DTYPES[header.dtype]
             yield header.file, name, torch.empty(header.shape, dtype=dtype, device="meta")
+
+    def in_house_names(self, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
+        """Tensors of ``tensors()``, fused ones split, without the copy for a tied head."""
+        for path, name, tensor in tensors:
+            if not self.is_tied_head(name):
+                for part, piece in split(self.format, name, tensor):
+                    yield path, self.format.rename(part), piece
 
     def is_tied_head(self, name: str) -> bool:
         """Whether a tensor is the copy of the embedding that old files hold for a tied head."""

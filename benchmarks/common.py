@@ -1,14 +1,13 @@
 """What the benchmarks share: the document that every one of them prints."""
 
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attnres_serve.bench.machine import hardware, versions
+from attnres_serve.bench.machine import command_line, hardware, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -18,17 +17,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
-def command_line(module: str, arguments: Sequence[str]) -> str:
-    """The command to repeat a measurement, absolute paths cut to their last part."""
-    shown = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
-    return shlex.join(["python", "-m", module, *shown])
-
-
 def publish(name: str, arguments: Sequence[str], out: Path | None, **content: Any) -> None:
     """Print the document of a benchmark as one line; with ``out`` also write it there, indented."""
     document = {
         "benchmark": name,
-        "command": command_line(f"benchmarks.{name}", arguments),
+        "command": command_line(["python", "-m", f"benchmarks.{name}", *arguments]),
         "versions": versions(),
         "hardware": hardware(),
         **content,

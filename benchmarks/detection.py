@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from attnres_serve.bench import machine, report, session
-from attnres_serve.bench.command import BASELINE, CONTROL, ROUNDS, engine_flags
-from attnres_serve.bench.process import Contender
-from attnres_serve.bench.workload import STEPS, make_cells
+from attnres_serve.bench.command import BASELINE, CONTROL
+from attnres_serve.bench.process import stock
+from attnres_serve.bench.workload import ROUNDS, STEPS, make_cells
 from benchmarks import slowed_engine
 from benchmarks.common import publish
 from benchmarks.latency import FLAGS, LONGEST, SHAPES, models
@@ -29,9 +29,9 @@ SLOWED = "slowed"
 def repetition(shape: str, rounds: int, eager: bool, cache: str) -> dict[str, Any]:
     """The overheads of one run, of the control and of the slowed engine, by phase."""
     with models(SHAPES[shape]) as (_, twin, translation):
-        flags = engine_flags(twin, [*FLAGS, *(["--enforce-eager"] if eager else [])])
-        slowed = Contender(SLOWED, flags, script=Path(slowed_engine.__file__))
-        contenders = [Contender(BASELINE, flags), Contender(CONTROL, flags), slowed]
+        flags = [*FLAGS, *(["--enforce-eager"] if eager else [])]
+        slowed = stock(SLOWED, twin, flags, Path(slowed_engine.__file__))
+        contenders = [stock(name, twin, flags) for name in (BASELINE, CONTROL)] + [slowed]
         cells = make_cells(LONGEST, (128,), (1,), None, STEPS)
         found = session.run(contenders, cells, rounds, machine.cores(), translation, cache)
     return {name: report.overheads(found.results, name, BASELINE) for name in (CONTROL, SLOWED)}

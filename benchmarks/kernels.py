@@ -39,8 +39,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from attnres_serve.bench.machine import command_line, hardware
 from benchmarks import kernel_cells, kernel_contenders, kernel_gate, kernel_peers, kernel_report
-from benchmarks.common import command_line, hardware
 from benchmarks.kernel_cells import Cell
 from benchmarks.kernel_contenders import Contender, Run
 
@@ -298,7 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{shape} {row['contender']}: right, {row['gate']:.3f} of what it may be off")
     document = {
         "benchmark": "kernels",
-        "command": command_line("benchmarks.kernels", arguments),
+        "command": command_line(["python", "-m", "benchmarks.kernels", *arguments]),
         "hardware": hardware(),
         **environment(device),
         "quick": options.quick,

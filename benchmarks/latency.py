@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench import machine, report, session
-from attnres_serve.bench.baseline import translate, write_twin
-from attnres_serve.bench.command import BASELINE, CONTROL, engine_flags
-from attnres_serve.bench.process import Contender
-from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
+from attnres_serve.bench.baseline import read, write_twin
+from attnres_serve.bench.command import BASELINE, CONTROL
+from attnres_serve.bench.process import attnres, stock
+from attnres_serve.bench.workload import BATCHES, ROUNDS, STEPS, make_cells
 from attnres_serve.formats.translation import Translation
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
 from benchmarks.common import publish
@@ -93,9 +93,9 @@ def models(shape: Shape) -> Iterator[tuple[Path, Path, Translation]]:
         folder, twin = Path(scratch) / "model", Path(scratch) / "twin"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(shape.config()))
-        folder, translation = translate(str(folder), has_weights=False)
-        write_twin(folder, translation, twin, has_weights=False)
-        yield folder, twin, translation
+        source = read(str(folder), has_weights=False)
+        write_twin(source, twin)
+        yield folder, twin, source.translation
 
 
 def measure(
@@ -103,14 +103,10 @@ def measure(
 ) -> dict[str, Any]:
     """What was found for one shape: engines, cells, overheads by algorithm and phase."""
     with models(shape) as (folder, twin, translation):
-        stock = engine_flags(twin, list(FLAGS))
-        contenders = [Contender(BASELINE, stock)]
-        for name in algorithms:
-            chosen = json.dumps({ALGORITHM_KEY: name})
-            flags = [*engine_flags(folder, list(FLAGS)), f"--additional-config={chosen}"]
-            contenders.append(Contender(name, flags, name))
+        contenders = [stock(BASELINE, twin, FLAGS)]
+        contenders += [attnres(name, folder, FLAGS, {ALGORITHM_KEY: name}) for name in algorithms]
         if control:
-            contenders.append(Contender(CONTROL, stock))
+            contenders.append(stock(CONTROL, twin, FLAGS))
         cells = make_cells(LONGEST, None, BATCHES, None, steps)
         found = session.run(contenders, cells, rounds, threads, translation)
     overhead = {
@@ -125,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
     parser.add_argument("--algorithms", choices=ALGORITHMS, nargs="+", default=list(ALGORITHMS))
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--steps", type=int, default=STEPS, help="of decode")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="default: all cores")
     parser.add_argument("--control", action="store_true", help="add a second baseline")

@@ -14,14 +14,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from attnres_serve.bench import machine, report, session
-from attnres_serve.bench.command import ATTNRES, BASELINE, engine_flags
-from attnres_serve.bench.process import Contender
+from attnres_serve.bench.command import ATTNRES, BASELINE
+from attnres_serve.bench.process import attnres, stock
 from attnres_serve.bench.workload import Cell
-from attnres_serve.settings import ALGORITHMS
+from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
 from benchmarks.common import publish
 from benchmarks.latency import FLAGS, Shape, models
 
@@ -57,12 +56,12 @@ def measure(
 ) -> dict[str, Any]:
     """One point."""
     with models(shape) as (folder, twin, translation):
-        stock, ours = (engine_flags(model, [*FLAGS, *flags]) for model in (twin, folder))
-        ours.append(f'--additional-config={{"attnres_algorithm": "{algorithm}"}}')
-        contenders = [Contender(BASELINE, stock), Contender(ATTNRES, ours, algorithm)]
-        with TemporaryDirectory() as cache:
-            threads = machine.cores()
-            found = session.run(contenders, cells, rounds, threads, translation, cache)
+        flags = [*FLAGS, *flags]
+        contenders = [
+            stock(BASELINE, twin, flags),
+            attnres(ATTNRES, folder, flags, {ALGORITHM_KEY: algorithm}),
+        ]
+        found = session.run(contenders, cells, rounds, machine.cores(), translation)
     return {"shape": asdict(shape), **report.content(found, BASELINE)}
 
 

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from attnres_serve.bench.machine import command_line, hardware
 from attnres_serve.bench.ratios import median_interval, paired_ratios
 from benchmarks import kernel_report, stack_model
-from benchmarks.common import command_line, hardware
 from benchmarks.kernel_contenders import Run
 from benchmarks.kernel_gate import first_line
 from benchmarks.kernels import environment
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(table(rows, method["copy_bytes_per_s"], method["matrix_operations_per_s"]))
     document = {
         "benchmark": "stack",
-        "command": command_line("benchmarks.stack", arguments),
+        "command": command_line(["python", "-m", "benchmarks.stack", *arguments]),
         "hardware": hardware(),
         **environment(device),
         "quick": options.quick,

@@ -16,9 +16,8 @@ from typing import Any
 
 import attnres_serve
 from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import Checkpoint, examine, examine_hub, not_attnres, recognise
+from attnres_serve.checkpoint import require
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.folder import read_config
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -98,17 +97,8 @@ def check_checkpoint(name: str, revision: str | None = None, has_weights: bool =
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
     """
-    folder = hub.local_path(name)
-    if not has_weights:
-        config = hub.read_config(name, revision) if folder is None else read_config(folder)
-        found = Checkpoint(config, recognise(config, False, folder or name, revision), {})
-    elif folder is None:
-        found = examine_hub(name, revision)
-    else:
-        found = examine(folder)
-    if found.translation is None:
-        raise not_attnres(name, found.config)
-    return str(folder or name)
+    require(name, revision, has_weights)
+    return str(hub.local_path(name) or name)
 
 
 def check_port(host: str, port: int) -> None:

@@ -292,6 +292,23 @@ def run_trace_jobs(jobs: list[dict[str, Any]], folder: Path, **env: str) -> list
     return _run("trace_jobs.py", jobs, folder, env)
 
 
+def run_benchmark(name: str, out: Path, *arguments: str) -> dict[str, Any]:
+    """The document of a benchmark, run by its command line; it is the same in the file ``out``."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--out", str(out)],
+        cwd=TESTS.parent,
+        env={key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        timeout=1700,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document == json.loads(out.read_text())
+    return document
+
+
 def _run(script: str, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str]) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     log, asked, result = folder / "log", folder / "jobs.json", folder / "results.json"

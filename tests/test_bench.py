@@ -19,7 +19,7 @@ from serving import GOLDENS, environment
 
 import attnres_serve.bench
 from attnres_serve.bench import breakdown, measure, plot, process, report, workload
-from attnres_serve.bench.baseline import translate, twin_config, write_twin
+from attnres_serve.bench.baseline import read, twin_config, write_twin
 from attnres_serve.bench.measure import Samples
 from attnres_serve.bench.ratios import geometric_mean, median_interval, paired_ratios
 from attnres_serve.bench.session import Outcome
@@ -117,11 +117,11 @@ def test_prompts_are_new_in_every_round_and_equal_for_all_engines():
     "golden", ["fla_transformer_block", "qwen3_attnres_full", "qwen3_attnres_cumulative_block"]
 )
 def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
-    folder, translation = translate(str(GOLDENS / golden), has_weights=True)
-    write_twin(folder, translation, tmp_path / "twin", has_weights=True)
+    source = read(str(GOLDENS / golden), has_weights=True)
+    write_twin(source, tmp_path / "twin")
     config = json.loads((tmp_path / "twin" / "config.json").read_text())
-    shapes = base_shapes(translation.base, config)
-    own = load_file(folder / "model.safetensors")
+    shapes = base_shapes(source.translation.base, config)
+    own = load_file(source.folder / "model.safetensors")
     twin = load_file(next((tmp_path / "twin").glob("*.safetensors")))
     assert {name: tuple(tensor.shape) for name, tensor in twin.items()} == {
         name: tuple(shape)
@@ -136,8 +136,14 @@ def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
         ), "a tensor of the twin is none of the checkpoint's"
 
 
+def test_a_baseline_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "twin").write_text("in the way")
+    with pytest.raises(SettingError, match=r"^the baseline cannot be written .*TMPDIR\.$"):
+        write_twin(read(str(DEMO), has_weights=True), tmp_path / "twin")
+
+
 def test_a_model_without_a_twin_is_refused_by_name():
-    _, translation = translate(str(GOLDENS / "nanogpt_block"), has_weights=True)
+    translation = read(str(GOLDENS / "nanogpt_block"), has_weights=True).translation
     with pytest.raises(CheckpointError, match=r"gates what attention returns.*--baseline PATH"):
         twin_config(translation)
 
@@ -205,13 +211,13 @@ def test_workers_bind_their_own_threads(tmp_path):
     ],
 )
 def test_operators_belong_to_parts(operator, part):
-    _, translation = translate(str(DEMO), has_weights=False)
+    translation = read(str(DEMO), has_weights=False).translation
     rules = breakdown.rules(translation)
     assert next((name for name, rule in rules if re.search(rule, operator)), None) == part
 
 
 def test_products_that_sizes_do_not_tell_apart_are_one_part():
-    _, translation = translate(str(DEMO), has_weights=False)
+    translation = read(str(DEMO), has_weights=False).translation
     config = translation.config | {"intermediate_size": 256}  # as attention's heads together
     parts = {name for name, _ in breakdown.rules(replace(translation, config=config))}
     assert "matrix products" in parts
@@ -354,7 +360,7 @@ def outcome(ratio: float, rounds: int = 9) -> Outcome:
 
 def document(ratio: float = 1.02) -> dict[str, Any]:
     found = outcome(ratio)
-    _, translation = translate(str(DEMO), has_weights=False)
+    translation = read(str(DEMO), has_weights=False).translation
     config = {"checkpoint": "demo", "baseline": "auto", "weights": "checkpoint", "flags": []}
     config |= report.model(translation) | {"algorithm": "single_pass", "backend": "cpp"}
     config |= {"dtype": "bfloat16", "compiled": True, "threads": 2, "rounds": 9}
@@ -493,8 +499,7 @@ def test_a_golden_is_measured_against_its_twin(golden, algorithm, tmp_path):
 @pytest.mark.engine
 @pytest.mark.exhaustive
 def test_a_zero_query_conversion_is_measured(tmp_path):
-    _, translation = translate(str(DEMO), has_weights=True)
-    write_twin(DEMO, translation, tmp_path / "plain", has_weights=True)
+    write_twin(read(str(DEMO), has_weights=True), tmp_path / "plain")
     made = tmp_path / "zero"
     added = ("--add-zero-queries", "--block-size", "4")
     assert main(["convert", str(tmp_path / "plain"), str(made), *added]) == 0

@@ -1,7 +1,6 @@
 """benchmarks/peers.py: the models of the others, what is asked of all, and what is refused."""
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from serving import run_benchmark
 from torch import Tensor
 from tqdm import tqdm
 
@@ -309,17 +309,6 @@ def test_the_real_form_measures_after_the_gate(monkeypatch, capsys):
 @pytest.mark.engine
 @pytest.mark.timeout(1800)
 def test_the_quick_measurement_runs_end_to_end(tmp_path):
-    out = tmp_path / "quick.json"
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers", "--quick", "--out", str(out)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1700,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    document = json.loads(done.stdout.splitlines()[-1])
-    assert document == json.loads(out.read_text()) and document["quick"]
+    document = run_benchmark("peers", tmp_path / "quick.json", "--quick")
+    assert document["quick"]
     check_document(document)

@@ -2,18 +2,18 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from serving import run_benchmark
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from attnres_serve.bench import report  # noqa: E402
+from attnres_serve.bench import machine, report  # noqa: E402
 from attnres_serve.bench.measure import Results, Samples  # noqa: E402
 from attnres_serve.bench.ratios import median_interval, paired_ratios  # noqa: E402
 from attnres_serve.bench.workload import Cell  # noqa: E402
@@ -150,8 +150,8 @@ def test_a_loss_beyond_the_allowed_one_fails():
 
 
 def test_a_command_names_no_folder_of_the_machine():
-    shown = common.command_line("benchmarks.startup", ["--model", "/somewhere/else/model", "-x"])
-    assert shown == "python -m benchmarks.startup --model model -x"
+    shown = machine.command_line(["python", "-m", "startup", "--model", "/somewhere/else/model"])
+    assert shown == "python -m startup --model model"
 
 
 def test_the_document_of_startup_is_complete(monkeypatch, capsys, tmp_path):
@@ -183,19 +183,6 @@ def test_the_figures_on_file_follow_from_their_times(path):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 def test_the_quick_measurement_runs_end_to_end(tmp_path):
-    out = tmp_path / "quick.json"
-    command = [sys.executable, "-m", "benchmarks.latency", "--quick", "--control"]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [*command, "--out", str(out)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1700,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    document = json.loads(done.stdout.splitlines()[-1])
-    assert document == json.loads(out.read_text())
+    document = run_benchmark("latency", tmp_path / "quick.json", "--quick", "--control")
     assert document["quick"]
     check_document(document)

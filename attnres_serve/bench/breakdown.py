@@ -1,6 +1,7 @@
 """Where the time goes: an engine's operators by part of the model, and the bytes of the sites."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -68,11 +69,9 @@ def measure(
             found = engine.ask("profile", rules=rules(translation), **asked)
             parts = {part: 1e3 * seconds for part, seconds in found["seconds"].items()}
             parts[REST] = 1e3 * found["wall"] - sum(parts.values())
-            where = {"phase": cell.phase, "batch": cell.batch, "context": cell.context}
-            where |= {"steps": cell.max_tokens - 1, "engine": engine.name}
-            rows.append(
-                where | {"milliseconds": parts, "site_bytes": _moved(engine, cell, translation)}
-            )
+            row = {**asdict(cell), "steps": cell.max_tokens - 1, "engine": engine.name}
+            row |= {"milliseconds": parts, "site_bytes": _moved(engine, cell, translation)}
+            rows.append(row)
     return rows
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from attnres_serve import settings
 from attnres_serve.errors import SettingError
 
 ATTNRES, BASELINE, CONTROL = "attnres", "baseline", "control"
-ROUNDS, QUICK_ROUNDS, FEWEST_ROUNDS = 20, 6, 6  # fewer have no interval of 95 %
+QUICK_ROUNDS, FEWEST_ROUNDS = 6, 6  # fewer have no interval of 95 %
 QUICK_STEPS = 16
 
 
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=int, nargs="+", metavar="T", help="tokens before decode (default: 128)"
     )
     parser.add_argument("--steps", type=int, metavar="N", help="decode steps (default: 32)")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"(default: {ROUNDS})")
+    parser.add_argument("--rounds", type=int, metavar="N", help="(default: 20)")
     parser.add_argument("--threads", type=int, metavar="N", help="of each engine (default: cores)")
     parser.add_argument(
         "--control", action="store_true", help="a second baseline, whose ratio should be 1"
@@ -72,7 +71,7 @@ def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
     Raises:
         CheckpointError, SettingError: with one sentence.
     """
-    from attnres_serve.bench import report
+    from attnres_serve.bench import machine, report
 
     for name, least in (("rounds", FEWEST_ROUNDS), ("steps", 1), ("threads", 1)):
         value = getattr(own, name)
@@ -94,7 +93,7 @@ def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
             plot.require_matplotlib()
         document = measure(own, [_usual(word) for word in flags])
         shown = report.render(document)
-    document = {"command": _shown(command), **document}
+    document = {"command": machine.command_line(["attnres-serve", *command]), **document}
     print(shown)
     print(json.dumps(document))
     if own.out:
@@ -128,8 +127,7 @@ def _usual(word: str) -> str:
 def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     """The document of a measurement in engines on this machine."""
     from attnres_serve.bench import machine, process, report, session, workload
-    from attnres_serve.bench.baseline import translate, write_twin
-    from attnres_serve.bench.process import Contender
+    from attnres_serve.bench.baseline import read, write_twin
     from attnres_serve.server.launcher import value_of
 
     if value_of("--additional-config", flags) is not None:
@@ -138,13 +136,14 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
             "--attnres-backend."
         )
     has_weights = value_of("--load-format", flags) != "dummy"
-    folder, translation = translate(own.checkpoint, has_weights)
+    source = read(own.checkpoint, has_weights)
+    translation = source.translation
     longest = value_of("--max-model-len", flags) or translation.config["max_position_embeddings"]
     if not str(longest).isdigit():
         raise SettingError(f"--max-model-len is {longest}; expected a whole number of tokens.")
     steps = own.steps or (QUICK_STEPS if own.quick else workload.STEPS)
     cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
-    rounds = own.rounds or (QUICK_ROUNDS if own.quick else ROUNDS)
+    rounds = own.rounds or (QUICK_ROUNDS if own.quick else workload.ROUNDS)
     threads = own.threads or machine.cores()
     if own.threads and process.has_workers(flags):
         raise SettingError("--threads is for one worker; bind several by vLLM's variables.")
@@ -153,17 +152,17 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     if not process.on_cpu() and value_of("--gpu-memory-utilization", flags) is None:
         flags = [*flags, f"--gpu-memory-utilization={0.9 / (2 + own.control):.2f}"]  # all stay up
     chosen = settings.given(own)
-    algorithm = settings.algorithm(chosen)
     with tempfile.TemporaryDirectory() as scratch:
         twin = Path(own.baseline)
         if own.baseline == "auto":
             twin = Path(scratch) / "twin"
-            write_twin(folder, translation, twin, has_weights)
-        stock = engine_flags(twin, flags)
-        ours = [*engine_flags(folder, flags), f"--additional-config={json.dumps(chosen)}"]
-        contenders = [Contender(BASELINE, stock), Contender(ATTNRES, ours, algorithm)]
+            write_twin(source, twin)
+        contenders = [
+            process.stock(BASELINE, twin, flags),
+            process.attnres(ATTNRES, source.folder, flags, chosen),
+        ]
         if own.control:
-            contenders.append(Contender(CONTROL, stock))
+            contenders.append(process.stock(CONTROL, twin, flags))
         found = session.run(contenders, cells, rounds, threads, translation, own.cache)
     baseline, gpu = "auto" if own.baseline == "auto" else twin.name, found.engines[ATTNRES]["gpu"]
     return {
@@ -172,12 +171,12 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
         "versions": machine.versions(),
         "hardware": machine.hardware() | ({"gpu": gpu} if gpu else {}),
         "config": {
-            "checkpoint": folder.name,
+            "checkpoint": source.folder.name,
             "baseline": baseline,
             "weights": "checkpoint" if has_weights else "dummy",
             **report.model(translation),
             **report.setting(found.engines[ATTNRES]),
-            "algorithm": algorithm,
+            "algorithm": settings.algorithm(chosen),
             "threads": threads,
             "flags": flags,
             "rounds": rounds,
@@ -186,19 +185,3 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
         "overhead": report.overheads(found.results, ATTNRES, BASELINE),
         "control": report.overheads(found.results, CONTROL, BASELINE) if own.control else None,
     }
-
-
-def engine_flags(model: Path, flags: list[str]) -> list[str]:
-    """The flags of an engine that serves ``model``."""
-    own = ("--no-enable-prefix-caching", "--skip-tokenizer-init", "--disable-log-stats")
-    return [f"--model={model}", *own, *flags]
-
-
-def _shown(words: list[str]) -> str:
-    """The command to repeat a measurement, absolute paths cut to their last part."""
-    return shlex.join(
-        [
-            "attnres-serve",
-            *(Path(word).name if Path(word).is_absolute() else word for word in words),
-        ]
-    )

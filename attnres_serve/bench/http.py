@@ -2,17 +2,16 @@
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from attnres_serve import compat
 from attnres_serve.bench import machine, workload
-from attnres_serve.bench.baseline import translate
-from attnres_serve.bench.workload import Cell
+from attnres_serve.bench.baseline import read
+from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.errors import SettingError
 
-ROUNDS = 20
 METRICS = ("ttft", "tpot", "itl")
-PERCENTILES = (50, 90, 99)
 
 
 def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
@@ -25,16 +24,16 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     Raises:
         SettingError: the server cannot be asked, or a request failed.
     """
-    folder, translation = translate(own.checkpoint, has_weights=False)
-    rounds = own.rounds or ROUNDS
-    longest = translation.config["max_position_embeddings"]
+    source = read(own.checkpoint, has_weights=False)
+    rounds = own.rounds or workload.ROUNDS
+    longest = source.translation.config["max_position_embeddings"]
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)
     rows = []
     for number, cell in enumerate(cells):
         asked = {
             "base-url": own.http.rstrip("/"),
-            "tokenizer": str(folder),
+            "tokenizer": str(source.folder),
             "dataset-name": "random",
             "random-input-len": cell.context,
             "random-output-len": 1 if cell.phase == "prefill" else 1 + cell.steps,
@@ -59,14 +58,13 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
         "benchmark": "bench-http",
         "versions": machine.versions(),
         "hardware": machine.hardware(),
-        "config": {"checkpoint": folder.name, "rounds": rounds, "flags": flags},
+        "config": {"checkpoint": source.folder.name, "rounds": rounds, "flags": flags},
         "cells": rows,
     }
 
 
 def _row(cell: Cell, found: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {"phase": cell.phase, "batch": cell.batch, "context": cell.context}
-    row |= {"steps": cell.steps, "requests": found["completed"], "seconds": found["duration"]}
+    row = {**asdict(cell), "requests": found["completed"], "seconds": found["duration"]}
     row["output_tokens_per_s"] = found["output_throughput"]
     for metric in METRICS:
         row[f"{metric}_s"] = {
@@ -81,8 +79,7 @@ def render(document: Mapping[str, Any]) -> str:
     head += "".join(f"{metric.upper()} p50{'':6}p99".rjust(22) for metric in METRICS)
     lines = [head]
     for row in document["cells"]:
-        cell = Cell(row["phase"], row["batch"], row["context"], row["steps"])
-        line = f"{cell.label:32}{row['output_tokens_per_s']:10.1f}"
+        line = f"{cell_of(row).label:32}{row['output_tokens_per_s']:10.1f}"
         for metric in METRICS:
             found = row[f"{metric}_s"]
             line += f"{1e3 * found['p50']:10.2f}{1e3 * found['p99']:9.2f} ms"

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import shlex
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,11 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {
         name: _first_version(candidates) for name, candidates in PACKAGES.items()
     }
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command to repeat a measurement, absolute paths cut to their last part."""
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 
 def _first_version(distributions: tuple[str, ...]) -> str:

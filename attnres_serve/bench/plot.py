@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench.breakdown import PARTS, SITES
-from attnres_serve.bench.workload import Cell
+from attnres_serve.bench.workload import cell_of
 from attnres_serve.errors import SettingError
 
 COLOURS = dict(
@@ -61,7 +61,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    return Cell(row["phase"], row["batch"], row["context"], row["steps"]).label
+    return cell_of(row).label
 
 
 def _draw_ratios(axes: Any, document: Mapping[str, Any]) -> None:

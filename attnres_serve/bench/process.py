@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from attnres_serve import settings
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
@@ -45,6 +46,22 @@ class Contender:
     @property
     def has_plugin(self) -> bool:
         return self.algorithm is not None
+
+
+def stock(name: str, model: Path, flags: Sequence[str], script: Path = SCRIPT) -> Contender:
+    """Stock vLLM, which serves ``model`` without our plugin."""
+    return Contender(name, _engine_flags(model, flags), script=script)
+
+
+def attnres(name: str, model: Path, flags: Sequence[str], chosen: Mapping[str, str]) -> Contender:
+    """vLLM with our plugin, which serves ``model`` by the settings ``chosen``."""
+    own = f"--additional-config={json.dumps(chosen)}"
+    return Contender(name, [*_engine_flags(model, flags), own], settings.algorithm(chosen))
+
+
+def _engine_flags(model: Path, flags: Sequence[str]) -> list[str]:
+    own = ("--no-enable-prefix-caching", "--skip-tokenizer-init", "--disable-log-stats")
+    return [f"--model={model}", *own, *flags]
 
 
 @dataclass

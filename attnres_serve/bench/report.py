@@ -1,6 +1,7 @@
 """What was measured, as one document and as a card and tables for a person."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -10,12 +11,11 @@ from attnres_serve.bench.breakdown import PARTS
 from attnres_serve.bench.measure import DISCARDED, Results, Samples
 from attnres_serve.bench.ratios import geometric_mean, median_interval, paired_ratios
 from attnres_serve.bench.session import Outcome
-from attnres_serve.bench.workload import Cell
+from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.check import amount
 from attnres_serve.formats.translation import Translation
 
 PHASES = ("prefill", "decode")
-PERCENTILES = (50, 90, 99)
 
 
 def model(translation: Translation) -> dict[str, Any]:
@@ -53,13 +53,10 @@ def cell_rows(results: Results, baseline: str) -> list[dict[str, Any]]:
     """One row for each cell: every engine's times, and the others' ratios to the baseline."""
     return [
         {
-            "phase": cell.phase,
-            "batch": cell.batch,
-            "context": cell.context,
-            "steps": cell.steps,
+            **asdict(cell),
             "engines": {
                 name: _times(cell, samples)
-                | ({} if name == baseline else _ratio(samples.rounds, engines[baseline].rounds))
+                | ({} if name == baseline else _ratio(samples, engines[baseline]))
                 for name, samples in engines.items()
             },
         }
@@ -101,8 +98,8 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
 
 
-def _ratio(times: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
-    return _interval(paired_ratios(times, baseline))
+def _ratio(samples: Samples, baseline: Samples) -> dict[str, Any]:
+    return _interval(paired_ratios(samples.rounds, baseline.rounds))
 
 
 def _interval(ratios: Sequence[float]) -> dict[str, Any]:
@@ -155,7 +152,7 @@ def _cells(document: Mapping[str, Any]) -> str:
         "ratio   95 % interval"
     ]
     for row in document["cells"]:
-        label = Cell(row["phase"], row["batch"], row["context"], row["steps"]).label
+        label = cell_of(row).label
         for name in names:
             times = row["engines"][name]
             slowest = f"{1e3 * times['itl_s']['p99']:8.2f} ms" if times["itl_s"] else f"{'':11}"
@@ -176,7 +173,7 @@ def _breakdown(document: Mapping[str, Any]) -> str:
     lines = ["milliseconds under the profiler"]
     lines.append(f"{'':32}{'engine':14}" + "".join(f"{part:>11}" for part in shown))
     for row in found:
-        label = Cell(row["phase"], row["batch"], row["context"], row["steps"]).label
+        label = cell_of(row).label
         line = f"{label:32}{row['engine']:14}"
         line += "".join(f"{row['milliseconds'].get(part, 0.0):11.3f}" for part in shown)
         if row["site_bytes"]:

@@ -1,8 +1,9 @@
 """What is measured: cells of equal requests, with prompts that nobody has seen before."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from attnres_serve.errors import SettingError
 
@@ -10,6 +11,8 @@ PROMPT_LENGTHS = (128, 512)
 BATCHES = (1, 8)
 CONTEXTS = (128,)
 STEPS = 32
+ROUNDS = 20
+PERCENTILES = (50, 90, 99)  # of TTFT and ITL
 UNTIMED = 2  # first steps of a decode cell: the prompts' prefill has had the caches
 WARM_TOKENS, WARM_STEPS = 16, 4  # the request before a prefill: the other engine has had the caches
 
@@ -40,6 +43,11 @@ class Cell:
         if self.phase == "prefill":
             return f"prefill of {self.context} tokens"
         return f"decode, batch {self.batch}, context {self.context}"
+
+
+def cell_of(row: Mapping[str, Any]) -> Cell:
+    """The cell that a row of a document is of."""
+    return Cell(row["phase"], row["batch"], row["context"], row["steps"])
 
 
 def make_cells(
