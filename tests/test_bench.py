@@ -1,5 +1,6 @@
 """``attnres-serve bench``: its statistics, its baseline, what it refuses, and its document."""
 
+import itertools
 import json
 import os
 import re
@@ -340,7 +341,7 @@ def outcome(ratio: float, rounds: int = 9) -> Outcome:
                 steps = [scale * seconds] * (cell.max_tokens - 1)
                 answer = {"first": [scale * seconds] * cell.batch, "steps": steps}
                 answer["running"] = [cell.batch] * len(steps)
-                results[cell][name].add(cell, answer)
+                results[cell][name].add(cell, [answer])
     facts_of = {"architecture": "A", "start_s": 1.0, "peak_memory_bytes": 10**9, "executed": {}}
     shares = [
         {
@@ -410,11 +411,40 @@ def test_the_mean_over_cells_is_taken_within_a_round():
     assert found["ratio"] == pytest.approx(geometric_mean([2.0, 1.0]))
 
 
+class Asked(process.Engine):
+    """An engine that answers at once, a prefill's first token after the seconds it is given."""
+
+    def __init__(self, name: str, said: list, seconds: list[float]) -> None:
+        super().__init__(process.Contender(name, ()), None, Path(), facts(vocabulary=50))
+        self.said, self.seconds = said, itertools.cycle(seconds)
+
+    def ask(self, what: str, *, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+        self.said.append((self.name, prompts))
+        steps = [0.5] * (max_tokens - 1)
+        warm = max_tokens == workload.WARM_STEPS
+        first = 0.0 if warm else next(self.seconds)
+        return {"first": [first], "steps": steps, "running": [len(prompts)] * len(steps)}
+
+
+def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
+    said: list = []
+    engines = [Asked(name, said, seconds) for name, seconds in (("a", [1, 9, 2, 9, 9]), ("b", [3]))]
+    found = measure.measure(engines, [PREFILL], 6, lambda what: None)
+    assert found[PREFILL]["a"].rounds == [9.0] * 6 and found[PREFILL]["b"].rounds == [3.0] * 6
+    assert len(found[PREFILL]["a"].first) == 6 * PREFILL.turns
+    asked = [(name, prompts) for name, prompts in said if len(prompts[0]) == PREFILL.context]
+    pairs = list(zip(asked[::2], asked[1::2], strict=True))
+    assert len(pairs) == (6 + measure.DISCARDED) * PREFILL.turns
+    assert all(one[1] == other[1] and one[0] != other[0] for one, other in pairs)
+    assert [one[0] for one, _ in pairs[:4]] == ["a", "b", "a", "b"]
+    assert len({str(one[1]) for one, _ in pairs}) == len(pairs), "a prompt came twice"
+
+
 def test_only_steps_of_the_whole_batch_count():
     samples, few = Samples(), 3
     steps = [100.0] * workload.UNTIMED + [1.0] * DECODE.steps + [50.0] * few
     running = [DECODE.batch] * (len(steps) - few) + [1] * few
-    samples.add(DECODE, {"first": [3.0], "steps": steps, "running": running})
+    samples.add(DECODE, [{"first": [3.0], "steps": steps, "running": running}])
     assert samples.rounds == [1.0]
     assert samples.steps == [1.0] * DECODE.steps
 
@@ -423,7 +453,7 @@ def test_a_batch_that_does_not_run_together_is_refused():
     steps = [1.0] * (workload.UNTIMED + DECODE.steps)
     answer = {"first": [3.0], "steps": steps, "running": [4] * len(steps)}
     with pytest.raises(SettingError, match="only 4 sequences ran together"):
-        Samples().add(DECODE, answer)
+        Samples().add(DECODE, [answer])
 
 
 def test_a_person_can_read_it():

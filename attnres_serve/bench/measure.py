@@ -29,8 +29,8 @@ class Samples:
     """What one engine took in one cell, in seconds.
 
     Attributes:
-        rounds: one figure for each round: of prefill the time to the first token, of decode the
-            median step, so that a hiccup of the machine does not count.
+        rounds: one figure for each round: of prefill the median time to the first token, of
+            decode the median step, so that a hiccup of the machine does not count.
         first: time to the first token of every prompt of every round.
         steps: every timed step of every round, which is the inter-token latency of its sequences.
     """
@@ -39,24 +39,30 @@ class Samples:
     first: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
 
-    def add(self, cell: Cell, answer: dict[str, Any]) -> None:
-        """Take an answer of ``engine.Bench.generate``; only steps of the whole batch count.
+    def add(self, cell: Cell, answers: Sequence[dict[str, Any]]) -> None:
+        """Take a round's answers of ``engine.Bench.generate``; only steps of the whole batch count.
 
         Raises:
             SettingError: the batch did not run together.
         """
-        running = answer["running"][UNTIMED:]
-        timed = zip(answer["steps"][UNTIMED:], running, strict=True)
-        steps = [seconds for seconds, count in timed if count == cell.batch]
-        if 2 * len(steps) < cell.steps:
-            raise SettingError(
-                f"{cell.label}: only {max(running)} sequences ran together, so there is nothing to "
-                "time; ask for smaller --batches or --contexts, or give room by --max-num-seqs, "
-                "--max-num-batched-tokens or VLLM_CPU_KVCACHE_SPACE."
-            )
-        self.first += answer["first"]
+        first = [seconds for answer in answers for seconds in answer["first"]]
+        steps = [seconds for answer in answers for seconds in _steps(cell, answer)]
+        self.first += first
         self.steps += steps
-        self.rounds.append(answer["first"][0] if cell.phase == "prefill" else median(steps))
+        self.rounds.append(median(first if cell.phase == "prefill" else steps))
+
+
+def _steps(cell: Cell, answer: dict[str, Any]) -> list[float]:
+    running = answer["running"][UNTIMED:]
+    timed = zip(answer["steps"][UNTIMED:], running, strict=True)
+    steps = [seconds for seconds, count in timed if count == cell.batch]
+    if 2 * len(steps) < cell.steps:
+        raise SettingError(
+            f"{cell.label}: only {max(running)} sequences ran together, so there is nothing to "
+            "time; ask for smaller --batches or --contexts, or give room by --max-num-seqs, "
+            "--max-num-batched-tokens or VLLM_CPU_KVCACHE_SPACE."
+        )
+    return steps
 
 
 Results = dict[Cell, dict[str, Samples]]
@@ -65,7 +71,7 @@ Results = dict[Cell, dict[str, Samples]]
 def measure(
     engines: Sequence[Engine], cells: Sequence[Cell], rounds: int, step: Callable[[str], object]
 ) -> Results:
-    """Ask engines in turn; the order rotates from round to round and from cell to cell.
+    """Ask engines in turn; the order rotates from turn to turn and from cell to cell.
 
     Args:
         engines: running; the first is the baseline.
@@ -81,15 +87,19 @@ def measure(
     results: Results = {cell: {engine.name: Samples() for engine in engines} for cell in cells}
     for number in range(rounds + DISCARDED):
         for place, cell in enumerate(cells):
-            prompts = draw_prompts(cell, vocabulary, number)
-            warm = draw_prompts(WARM, vocabulary, number)
-            first = (number + place) % len(engines)
-            for engine in (*engines[first:], *engines[:first]):
-                step(f"{engine.name}: {cell.label}")
-                engine.ask("generate", prompts=warm, max_tokens=WARM_STEPS)
-                answer = engine.ask("generate", prompts=prompts, max_tokens=cell.max_tokens)
-                samples = results[cell][engine.name] if number >= DISCARDED else Samples()
-                samples.add(cell, answer)
+            answers: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
+            for turn in range(number * cell.turns, (number + 1) * cell.turns):
+                prompts = draw_prompts(cell, vocabulary, turn)
+                warm = draw_prompts(WARM, vocabulary, turn)
+                first = (turn + place) % len(engines)
+                for engine in (*engines[first:], *engines[:first]):
+                    step(f"{engine.name}: {cell.label}")
+                    engine.ask("generate", prompts=warm, max_tokens=WARM_STEPS)
+                    answer = engine.ask("generate", prompts=prompts, max_tokens=cell.max_tokens)
+                    answers[engine.name].append(answer)
+            for name, found in answers.items():
+                samples = results[cell][name] if number >= DISCARDED else Samples()
+                samples.add(cell, found)
     return results
 
 

@@ -52,7 +52,8 @@ def run(
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
     """
-    total = len(contenders) * (1 + len(cells) * (rounds + DISCARDED + 1))
+    turns = sum(cell.turns for cell in cells)
+    total = len(contenders) * (1 + turns * (rounds + DISCARDED) + len(cells))
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bar = stack.enter_context(tqdm(total=total, unit="request"))

@@ -13,6 +13,7 @@ CONTEXTS = (128,)
 STEPS = 32
 ROUNDS = 20
 PERCENTILES = (50, 90, 99)  # of TTFT and ITL
+PREFILLS = 5  # in one round: each is short, and their median is steadier than one of them
 UNTIMED = 2  # first steps of a decode cell: the prompts' prefill has had the caches
 WARM_TOKENS, WARM_STEPS = 16, 4  # the request before a prefill: the other engine has had the caches
 
@@ -33,6 +34,11 @@ class Cell:
     batch: int
     context: int
     steps: int
+
+    @property
+    def turns(self) -> int:
+        """How often every engine is asked in one round."""
+        return PREFILLS if self.phase == "prefill" else 1
 
     @property
     def max_tokens(self) -> int:
@@ -94,6 +100,6 @@ def make_cells(
 
 
 def draw_prompts(cell: Cell, vocabulary: int, number: int) -> list[list[int]]:
-    """The prompts of a cell in round ``number``: new in every round, equal for all engines."""
+    """The prompts of a cell's turn ``number``: new in every turn, equal for all engines."""
     draw = random.Random(f"{cell} {number}")
     return [draw.choices(range(vocabulary), k=cell.context) for _ in range(cell.batch)]
