@@ -18,6 +18,7 @@ from attnres_serve import backend_choice, compat, formats, plan, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, FINAL_NORM, SITE_NORMS
+from attnres_serve.frames import with_room
 from attnres_serve.rehearsal import rehearse
 from attnres_serve.residual import SiteNorm
 from attnres_serve.schedule import site_name, sites
@@ -52,6 +53,7 @@ class AttnResMixin(_Base):
     def __init__(self, *, vllm_config, prefix: str = "", **kwargs) -> None:
         compat.permit_amx()
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
+        self.forward = with_room(super().forward)
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)
         self.attn_res_num_layers = config.num_hidden_layers
