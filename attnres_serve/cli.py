@@ -8,6 +8,7 @@ import sys
 from attnres_serve import __version__, check, verify
 from attnres_serve.bench import command as bench
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.inspect import command as inspect
 from attnres_serve.server import launcher
 
 
@@ -78,6 +79,21 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
     )
+    inspect.add_arguments(
+        commands.add_parser(
+            "inspect",
+            help="draw what the sites of a prompt attend to",
+            usage="attnres-serve inspect CHECKPOINT --prompt TEXT [options] [flags of vLLM's "
+            "engine]\n       attnres-serve inspect --url URL --prompt TEXT [options]",
+            description="Trace a prompt in an engine of its own, or on a running server, and draw "
+            "it: the weights of every site on its sources, for a token and on average, the "
+            "magnitude of the sources and the entropy of the weights. Exit status: 0 written, 2 "
+            "refused.",
+            epilog="Any other flag is vLLM's engine's, for example --dtype, "
+            "--tensor-parallel-size, --served-model-name.",
+            allow_abbrev=False,
+        )
+    )
     return parser
 
 
@@ -105,11 +121,12 @@ def _run(arguments: list[str]) -> int:
     # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
     # which it does not know, for it.
     checkpoint = None
-    if arguments[:1] == ["serve"] and len(arguments) > 1 and not arguments[1].startswith("-"):
+    by_place = arguments[:1] in (["serve"], ["inspect"])
+    if by_place and len(arguments) > 1 and not arguments[1].startswith("-"):
         checkpoint = arguments.pop(1)
     parser = build_parser()
     own, others = parser.parse_known_args(arguments)
-    if others and own.command not in ("serve", "bench"):
+    if others and own.command not in ("serve", "bench", "inspect"):
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
         if own.command == "serve":
@@ -121,6 +138,9 @@ def _run(arguments: list[str]) -> int:
         elif own.command == "bench":
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # as of convert
             return bench.run(own, others, arguments)
+        elif own.command == "inspect":
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            return inspect.run(checkpoint, own, others)
         else:
             _convert(own)
     except (CheckpointError, SettingError) as error:

@@ -518,6 +518,56 @@ def recorded_engine(
         llm.llm_engine.engine_core.shutdown()
 
 
+@contextmanager
+def engine_here(flags: list[str]) -> Iterator[Any]:
+    """An engine in this process, for the time of the context.
+
+    Args:
+        flags: of vLLM's engine.
+
+    Raises:
+        SettingError: vLLM refused them.
+    """
+    import os
+
+    problem = unsupported_version()
+    if problem:
+        raise SettingError(problem)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when the engine is made
+    # One sequence is served; the default, most of the machine's memory, may not be free.
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    from pydantic import ValidationError
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="attnres-serve inspect"))
+    args = EngineArgs.from_cli_args(parser.parse_args(flags))
+    try:
+        engine = LLMEngine.from_engine_args(args)
+    except ValidationError as error:
+        raise SettingError(_reasons(error)) from None
+    try:
+        yield engine
+    finally:
+        engine.engine_core.shutdown()
+
+
+def generate_here(engine, ids: list[int], max_tokens: int, on_token: Callable) -> list[int]:
+    """The same as ``generate`` by an engine in this process; ``on_token`` is called for each."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
+    engine.add_request("0", tokens_input(ids), greedy)
+    tokens: list[int] = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens = list(output.outputs[0].token_ids)
+            on_token()
+    return tokens
+
+
 def ask_over_http(arguments: list[str]) -> dict[str, Any]:
     """Run vLLM's benchmark client and return its results.
 
@@ -589,5 +639,10 @@ def run_server(
         command.validate(args)
         command.cmd(args)
     except ValidationError as error:
-        reasons = "; ".join(str(detail["msg"]) for detail in error.errors())
-        raise SettingError(reasons.removeprefix("Value error, ")) from None
+        raise SettingError(_reasons(error)) from None
+
+
+def _reasons(error) -> str:
+    """What a ValidationError of vLLM's configuration says."""
+    reasons = "; ".join(str(detail["msg"]) for detail in error.errors())
+    return reasons.removeprefix("Value error, ")

@@ -17,7 +17,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve import settings
+from attnres_serve import settings, tokenizer
 from attnres_serve.checkpoint import examine, not_attnres
 from attnres_serve.errors import CheckpointError, SettingError
 
@@ -190,22 +190,13 @@ def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[li
         CheckpointError: the checkpoint has no tokenizer.
         SettingError: the text cannot be read or is too short.
     """
-    from transformers import AutoTokenizer
-
     from attnres_serve import oracle
 
     try:
         content = Path(text).read_text(encoding="utf-8") if text else str(oracle.__doc__)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"the text {text} cannot be read ({error}).") from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # whatever a tokenizer's files may do wrong
-        raise CheckpointError(
-            f"the tokenizer of {folder} cannot be loaded ({str(error).splitlines()[0]}); copy it "
-            "beside the weights."
-        ) from None
-    ids = tokenizer(content)["input_ids"]
+    ids = tokenizer.load(folder)(content)["input_ids"]
     if len(ids) < tokens:
         raise SettingError(
             f"the text has {len(ids)} tokens; expected at least the {tokens} of a passage: give a "

@@ -9,19 +9,18 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from uuid import uuid4
 
-import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from attnres_serve import compat, settings
+from attnres_serve import compat, settings, trace_answer
 from attnres_serve.configs import spec_of
-from attnres_serve.schedule import Site, sites, source_names
+from attnres_serve.schedule import Site, sites
+from attnres_serve.trace_answer import Trace
 
 MAX_TOKENS = 4096  # of a traced sequence: one replay is one pause of the engine
 MAX_ROWS = 32768  # traced tokens times traced sites: some megabytes of answer
-DIGITS = 6  # significant ones of every number
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 
@@ -54,36 +53,6 @@ class TraceRequest(BaseModel):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
         return self
-
-
-class TracedToken(BaseModel):
-    """A token that was traced."""
-
-    position: int
-    id: int
-    text: str | None = Field(description="null on a server without a tokenizer")
-
-
-class TracedSite(BaseModel):
-    """What one site attends to; the rows are the traced tokens."""
-
-    index: int
-    layer: int | None = Field(description="null for the final site")
-    kind: str = Field(description="attention, mlp or final")
-    sources: list[str] = Field(description="embedding, block 1, ..., partial")
-    weights: list[list[float]] = Field(description="tokens x sources; rows sum to 1")
-    rms: list[list[float]] = Field(description="root mean square of every source")
-    entropy: list[float] = Field(description="of every row of weights, in nats")
-
-
-class Trace(BaseModel):
-    """The answer."""
-
-    model: str
-    prompt_tokens: int = Field(description="tokens of the sequence that were given")
-    total_tokens: int = Field(description="tokens of the sequence, generated ones included")
-    tokens: list[TracedToken]
-    sites: list[TracedSite]
 
 
 class OneSentence(APIRoute):
@@ -136,19 +105,10 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     found = dict.fromkeys(wanted, (b"", b""))
     if positions:
         found = await _replay(state, client, ids[: positions[-1] + 1], positions, wanted)
-    head = {
-        "model": body.model or names[0],
-        "prompt_tokens": len(given),
-        "total_tokens": len(ids),
-        "tokens": [
-            {"position": position, "id": ids[position], "text": text}
-            for position, text in zip(
-                positions, compat.token_texts(client, [ids[at] for at in positions]), strict=True
-            )
-        ],
-    }
-    final = 2 * client.vllm_config.model_config.hf_config.num_hidden_layers
-    pieces = [(site, site.index == final, *found[site.index]) for site in chosen]
+    texts = compat.token_texts(client, [ids[at] for at in positions])
+    head = trace_answer.head(body.model or names[0], ids, len(given), positions, texts)
+    layers = client.vllm_config.model_config.hf_config.num_hidden_layers
+    pieces = [(site, layers, *found[site.index]) for site in chosen]
     content = await asyncio.to_thread(_encode, head, pieces, len(positions))
     return Response(content, media_type="application/json")
 
@@ -272,34 +232,10 @@ async def _replay(state, client, ids: list[int], positions: list[int], wanted: l
     return found
 
 
-def _encode(head: dict, pieces: list[tuple[Site, bool, bytes, bytes]], rows: int) -> bytes:
+def _encode(head: dict, pieces: list[tuple[Site, int, bytes, bytes]], rows: int) -> bytes:
     """The JSON of a trace, site by site, so that other threads run in between."""
-    parts = [json.dumps(_site(*piece, rows)) for piece in pieces]
+    parts = [json.dumps(trace_answer.traced_site(*piece, rows)) for piece in pieces]
     return f'{json.dumps(head)[:-1]}, "sites": [{", ".join(parts)}]}}'.encode()
-
-
-def _site(site: Site, final: bool, weights: bytes, rms: bytes, rows: int) -> dict[str, Any]:
-    shape = rows, site.num_sources
-    shares, sizes = (np.frombuffer(x, np.float32).reshape(shape) for x in (weights, rms))
-    wide = shares.astype(np.float64)
-    entropy = np.abs((wide * np.log(np.where(wide > 0, wide, 1))).sum(-1))
-    return {
-        "index": site.index,
-        "layer": None if final else site.index // 2,
-        "kind": "final" if final else ("attention", "mlp")[site.index % 2],
-        "sources": source_names(site),
-        "weights": _short(shares),
-        "rms": _short(sizes),
-        "entropy": _short(entropy),
-    }
-
-
-def _short(values: np.ndarray) -> list:
-    """The values, rounded to ``DIGITS`` significant digits."""
-    wide = values.astype(np.float64)
-    size = np.floor(np.log10(np.where(wide == 0, 1, np.abs(wide))))
-    unit = 10.0 ** np.clip(DIGITS - 1 - size, -300, 300)
-    return (np.round(wide * unit) / unit).tolist()
 
 
 def _sentence(errors) -> str:

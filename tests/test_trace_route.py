@@ -19,7 +19,7 @@ from trace_cases import wanted, worker_of
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 
-from attnres_serve import compat, oracle
+from attnres_serve import compat, oracle, trace_answer
 from attnres_serve.server import trace
 from attnres_serve.server.endpoints import EndpointPlugin
 from attnres_serve.worker import WorkerExtension
@@ -332,6 +332,6 @@ def test_one_replay_at_a_time_and_none_for_who_left():
 def test_numbers_are_short():
     """Six significant digits, whatever the size; zero stays zero."""
     values = np.array([0, 1.23456789e-12, 0.1234567, 123456789.0, 1], np.float32)
-    found = trace._short(values)
+    found = trace_answer.short(values)
     np.testing.assert_allclose(found, values, rtol=1e-5)
     assert all(len(json.dumps(value)) <= 12 for value in found)

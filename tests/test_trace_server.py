@@ -1,5 +1,6 @@
 """``POST /v1/attn_res/trace`` through a server that answers others meanwhile."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from serving import OURS, running
 from test_server import DEMO, ROOT, at, run
 from trace_cases import FAR, wanted
 
+from attnres_serve import cli
 from attnres_serve.oracle import load
 
 pytestmark = pytest.mark.engine
@@ -138,6 +140,18 @@ def test_a_client_that_goes_away_leaves_nothing(server, model):
 def running_requests(server) -> float:
     metrics = server.client.get("/metrics").text
     return float(re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", metrics, re.M)[1])
+
+
+def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
+    """``attnres-serve inspect --url`` writes the route's answer, or asks for the key."""
+    out = tmp_path / "trace.json"
+    words = ["inspect", "--url", server.url, "--prompt", TEXT, "--max-tokens", "3"]
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert cli.main([*words, "--out", str(out)]) == 2
+    assert "wants an API key" in capsys.readouterr().err
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert cli.main([*words, "--out", str(out)]) == 0
+    assert json.loads(out.read_text()) == trace(server, prompt=TEXT, max_tokens=3)
 
 
 def test_readme_example(server):

@@ -90,7 +90,7 @@ def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
         if own.plot:
             from attnres_serve.bench import plot
 
-            plot.require_matplotlib()
+            plot.require_matplotlib("--plot")
         document = measure(own, [_usual(word) for word in flags])
         shown = report.render(document)
     document = {"command": machine.command_line(["attnres-serve", *command]), **document}

@@ -19,11 +19,11 @@ COLOURS = dict(
 SUFFIXES = (".png", ".svg")
 
 
-def require_matplotlib() -> None:
-    """Raise SettingError if it is not installed."""
+def require_matplotlib(flag: str) -> None:
+    """Raise SettingError if it is not installed; ``flag`` is what asks for it."""
     if find_spec("matplotlib") is None:
         raise SettingError(
-            "--plot needs matplotlib, which is not installed; install it, or attnres-serve with "
+            f"{flag} needs matplotlib, which is not installed; install it, or attnres-serve with "
             "the extra plot."
         )
 

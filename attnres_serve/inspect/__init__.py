@@ -1,0 +1,1 @@
+"""``attnres-serve inspect``: what the sites of a prompt attend to, as a figure."""

@@ -1,0 +1,211 @@
+"""``attnres-serve inspect``: flags, and the file they ask for."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnres_serve import hub, tokenizer
+from attnres_serve.checkpoint import examine, not_attnres
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.schedule import sites
+from attnres_serve.server.launcher import value_of
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from attnres_serve.trace_answer import Trace
+
+# Tokens x sites: in a model of a hundred sites a gigabyte of numbers.
+MAX_ROWS = 2**18
+# Flags of vLLM's that would make the engine another one than what is judged here.
+OURS = ("--model", "--tokenizer", "--worker-extension-cls")
+
+
+def _write_figure(trace: "Trace", token: int, path: Path) -> None:
+    from attnres_serve.inspect import figure
+
+    figure.write(trace, token, path)
+
+
+def _write_json(trace: "Trace", token: int, path: Path) -> None:
+    path.write_text(trace.model_dump_json() + "\n", encoding="utf-8")
+
+
+# From a suffix to what writes such a file: trace, position of the token that is shown, path.
+WRITERS: dict[str, Callable[["Trace", int, Path], None]] = {
+    ".png": _write_figure,
+    ".svg": _write_figure,
+    ".json": _write_json,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to look at")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="greedy tokens of an answer, which are looked at as well (default: 0)",
+    )
+    parser.add_argument(
+        "--token",
+        type=int,
+        metavar="POSITION",
+        help="the token that is shown beside the mean, counted from 0 (default: the last one)",
+    )
+    parser.add_argument(
+        "--out",
+        default="inspect.png",
+        metavar="FILE",
+        help=f"{', '.join(WRITERS)}: a figure, or the numbers as the server's route answers them "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--url", metavar="URL", help="ask the server there instead of starting an engine"
+    )
+    parser.add_argument(
+        "--max-model-len",
+        "--max_model_len",  # which vLLM takes as well
+        type=int,
+        metavar="N",
+        help="longest sequence of the engine (default: as long as needed)",
+    )
+
+
+def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> int:
+    """Trace a prompt and write what the command line asks for.
+
+    Args:
+        checkpoint: folder, or a model id whose files are in the Hugging Face cache; None with
+            ``--url``.
+        own: what ``add_arguments`` defines.
+        flags: any other, which are vLLM's engine's.
+
+    Raises:
+        CheckpointError, SettingError: with one sentence.
+    """
+    from tqdm import tqdm
+
+    path = Path(own.out)
+    write = _writer(path)
+    _check(checkpoint, own, flags)
+    if checkpoint is None:
+        steps, ask = 1, _ask_server(own)
+    else:
+        steps, ask = 2 + own.max_tokens, _ask_engine(checkpoint, own, flags)
+    with tqdm(total=steps + 1, unit="step") as bar:
+        trace = ask(bar)
+        token = trace.total_tokens - 1 if own.token is None else own.token
+        _check_token(token, trace.total_tokens)
+        bar.set_description("writing")
+        try:
+            write(trace, token, path)
+        except OSError as error:
+            raise SettingError(f"{path} cannot be written ({error}).") from None
+        bar.update()
+    print(path)
+    return 0
+
+
+def _writer(path: Path) -> Callable[["Trace", int, Path], None]:
+    """What writes such a file.
+
+    Raises:
+        SettingError: nothing does, or it could not.
+    """
+    write = WRITERS.get(path.suffix.lower())
+    if write is None:
+        raise SettingError(
+            f"--out is {path}; expected a name that ends with one of {', '.join(WRITERS)}."
+        )
+    if not path.parent.is_dir():
+        raise SettingError(f"--out: {path.parent} is not a folder; make it first.")
+    if write is _write_figure:
+        from attnres_serve.bench import plot
+
+        plot.require_matplotlib(f"--out {path.name}")
+    return write
+
+
+def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> None:
+    """Refuse what can be seen on the command line alone."""
+    if (checkpoint is None) == (own.url is None):
+        raise SettingError(
+            "give a checkpoint right after `inspect`, or --url URL of a server, and not both."
+        )
+    if not own.prompt:
+        raise SettingError("--prompt is empty; give some text.")
+    if own.max_tokens < 0:
+        raise SettingError(f"--max-tokens is {own.max_tokens}; expected 0 or more.")
+    if own.token is not None and Path(own.out).suffix.lower() == ".json":
+        raise SettingError("--token chooses what a figure shows; a .json file holds every token.")
+    of_engine = [*flags, *["--max-model-len"] * (own.max_model_len is not None)]
+    if own.url and of_engine:
+        raise SettingError(f"{of_engine[0]} is for an engine; with --url none is started.")
+    for flag in OURS:
+        if value_of(flag, flags) is not None:
+            raise SettingError(f"{flag} does not go with inspect; name a checkpoint that is whole.")
+
+
+def _check_token(token: int, length: int) -> None:
+    if not 0 <= token < length:
+        raise SettingError(
+            f"--token is {token}; expected one of the {length} tokens of prompt and answer, "
+            f"0 to {length - 1}."
+        )
+
+
+def _ask_server(own: argparse.Namespace) -> Callable[["tqdm"], "Trace"]:
+    from attnres_serve.inspect import ask
+
+    return partial(ask.ask_server, own.url, own.prompt, own.max_tokens)
+
+
+def _ask_engine(
+    checkpoint: str, own: argparse.Namespace, flags: list[str]
+) -> Callable[["tqdm"], "Trace"]:
+    """What starts an engine, once everything that can be judged before is."""
+    folder = hub.on_this_machine(checkpoint)
+    found = examine(folder)
+    if found.translation is None:
+        raise not_attnres(checkpoint, found.config)
+    spec, config = found.translation.spec, found.translation.config
+    if spec is None:
+        raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
+    mixing = [site for site in sites(spec) if site.mixes]
+    words = tokenizer.load(folder)
+    given = words.encode(own.prompt, verbose=False)  # how long it may be is judged below
+    if not given:
+        raise SettingError("--prompt has no token; give some text.")
+    length = len(given) + own.max_tokens
+    _check_length(length, own, config["max_position_embeddings"], len(mixing))
+    if own.token is not None:
+        _check_token(own.token, length)
+    from attnres_serve.inspect import ask
+
+    ours = [
+        f"--model={folder}",
+        f"--max-model-len={own.max_model_len or length}",
+        "--max-num-seqs=1",
+        "--enforce-eager",
+        "--disable-log-stats",
+    ]
+    if value_of("--served-model-name", flags) is None:
+        ours.append(f"--served-model-name={checkpoint}")
+    layers = config["num_hidden_layers"]
+    return partial(
+        ask.ask_engine, [*ours, *flags], mixing, layers, given, own.max_tokens, words.decode
+    )
+
+
+def _check_length(length: int, own: argparse.Namespace, context: int, rows: int) -> None:
+    """Refuse a sequence that may become too long for the model, or with its sites for memory."""
+    limit = min(own.max_model_len or context, MAX_ROWS // rows)
+    if length > limit:
+        raise SettingError(
+            f"prompt and answer may have {length} tokens; expected at most {limit}: shorten "
+            "--prompt or give fewer --max-tokens."
+        )
