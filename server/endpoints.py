@@ -10,7 +10,7 @@ from attnres_serve import __version__, compat, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.schedule import sites
-from attnres_serve.server import trace
+from attnres_serve.server import page, trace
 
 router = APIRouter(tags=["Attention Residuals"])
 
@@ -84,6 +84,7 @@ class EndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         app.include_router(router)
         app.include_router(trace.router)
+        app.include_router(page.router)
 
     async def init_state(self, engine_client, state, args) -> None:
         """The routes reach the engine through ``state.engine_client``."""

@@ -1,0 +1,58 @@
+"""A trace as one HTML file: the figures of the server's page, without a server or a network."""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "server" / "page"
+SERVER_ONLY = re.compile(r"<!-- server -->.*?<!-- /server -->\n", re.S)
+STYLE = re.compile(r'<link rel="stylesheet" href="attn_res/([^"]+)">')
+SCRIPT = re.compile(r'<script src="attn_res/([^"]+)"></script>')
+LICENCES = {
+    "vendor/d3.min.js": "vendor/d3.LICENSE",
+    "vendor/plot.umd.min.js": "vendor/plot.LICENSE",
+}
+
+
+def html(trace: dict[str, Any]) -> str:
+    """The page of a trace, with the trace, the style sheet and every script in it.
+
+    Args:
+        trace: the answer of ``POST /v1/attn_res/trace``.
+    """
+    # No `<`, so that no text of a token ends the element.  Scripts of this type are not run.
+    data = json.dumps(trace, separators=(",", ":")).replace("<", "\\u003c")
+    page = SERVER_ONLY.sub("", _read("index.html"))
+    page = page.replace(
+        "</main>\n", f'</main>\n<script type="application/json" id="trace">{data}</script>\n', 1
+    )
+    styles = [_read(name) for name in STYLE.findall(page)]
+    scripts = [_script(name) for name in SCRIPT.findall(page)]
+    policy = (
+        f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    charset = '<meta charset="utf-8">\n'
+    meta = f'{charset}<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    page = page.replace(charset, meta, 1)
+    page = STYLE.sub(lambda _: f"<style>{styles.pop(0)}</style>", page)
+    return SCRIPT.sub(lambda _: f"<script>{scripts.pop(0)}</script>", page)
+
+
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _script(name: str) -> str:
+    """A script, below its licence if it is a library."""
+    code = _read(name)
+    return f"/*\n{_read(LICENCES[name])}*/\n{code}" if name in LICENCES else code
+
+
+def _hashes(texts: list[str]) -> str:
+    """What lets a browser run these texts and no other."""
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in texts)
+    return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
