@@ -24,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
         usage="attnres-serve serve [CHECKPOINT] [--attnres-algorithm ALGORITHM] [flags]",
         description="Serve a checkpoint with vLLM's OpenAI-compatible server.",
         epilog="Any other flag is vLLM's: see `vllm serve --help`, for example --max-model-len, "
-        "--dtype, --enforce-eager, --api-key, --served-model-name.",
+        "--dtype, --enforce-eager, --served-model-name.",
         allow_abbrev=False,
     )
     launcher.add_arguments(serve)

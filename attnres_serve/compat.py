@@ -593,8 +593,53 @@ def ask_over_http(arguments: list[str]) -> dict[str, Any]:
             raise SettingError(f"the server could not be measured: {reason[0]}") from None
 
 
+class Secret(str):
+    """A key that is not shown where arguments are logged; vLLM 0.28 logs them as they are."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+POLICY = "attn_res_policy"  # travels with vLLM's arguments, into every process that serves
+
+
+def policy_of(args) -> Any:
+    """What ``run_server`` was given as the policy; None where vLLM's own command runs."""
+    return getattr(args, POLICY, None)
+
+
+def api_keys(args) -> list[str]:
+    """The keys that vLLM asks for: its flag's, else its variable's."""
+    import os
+
+    return [
+        key for key in getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")] if key
+    ]
+
+
+def listens_on(args) -> str:
+    """What reaches the server: ``file``, ``loopback`` or ``network``, vLLM's own default."""
+    from ipaddress import ip_address
+
+    if getattr(args, "uds", None):
+        return "file"
+    host = getattr(args, "host", None) or ""
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    return "loopback" if local else "network"
+
+
 def run_server(
-    model: str, defaults: dict[str, Any], arguments: list[str], own: dict[str, str]
+    model: str,
+    defaults: dict[str, Any],
+    arguments: list[str],
+    own: dict[str, str],
+    keys: Sequence[str] = (),
+    policy: Any = None,
 ) -> None:
     """Run vLLM's ``serve`` command, as ``vllm serve`` would where its wheel lets it start.
 
@@ -605,9 +650,11 @@ def run_server(
         defaults: values of flags that neither the arguments nor a configuration file give.
         arguments: flags of vLLM's server.
         own: settings of ours for ``additional_config``.
+        keys: API keys, in the place of ``--api-key``.
+        policy: for the endpoint plugin, which finds it by ``policy_of``.
 
     Raises:
-        SettingError: vLLM refused the configuration before it started an engine.
+        SettingError: the configuration was refused before an engine was started.
     """
     problem = unsupported_version()
     if problem:
@@ -630,6 +677,15 @@ def run_server(
             f"found the model {args.model_tag or args.model!r} among the flags; give the "
             "checkpoint once, right after `serve`."
         )
+    if args.grpc:
+        raise SettingError(
+            "found --grpc; its server has neither our routes nor the API key, so leave it out or "
+            "run vLLM's own command."
+        )
+    if keys and args.api_key:
+        raise SettingError("found --api-key beside --api-key-file; give one of them.")
+    args.api_key = [Secret(key) for key in keys or args.api_key or ()] or None
+    setattr(args, POLICY, policy)
     for key, value in own.items():
         set_additional(args, key, value)
     if hasattr(vllm_logger, "configure_logging_from_args"):  # 0.31; before, there are no such flags

@@ -32,12 +32,16 @@ class WorkerExtension:
             answers unread, and take them for those to a later call.
         """
         from attnres_serve import trace
+        from attnres_serve.residual import SiteOrderError
 
         try:
             traces = trace.record(self, ids, positions, sites)
-        except Exception as error:
+        except (trace.TraceError, SiteOrderError) as error:
             compat.logger().exception("AttnRes: a trace failed")
-            return {"problem": str(error) or type(error).__name__, "sites": []}
+            return {"problem": str(error), "sites": []}
+        except Exception:  # its text may name files and addresses, and clients read the problem
+            compat.logger().exception("AttnRes: a trace failed")
+            return {"problem": "the trace failed; the server's log says why.", "sites": []}
         if not compat.is_first_tensor_rank():  # the others hold the same
             traces = {}
         found = [

@@ -5,12 +5,16 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
+from starlette.middleware import Middleware
 
 from attnres_serve import __version__, compat, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.schedule import sites
 from attnres_serve.server import page, trace
+from attnres_serve.server.guard import Guard
+from attnres_serve.server.limits import Limits
+from attnres_serve.server.policy import Policy
 
 router = APIRouter(tags=["Attention Residuals"])
 
@@ -85,10 +89,31 @@ class EndpointPlugin:
         app.include_router(router)
         app.include_router(trace.router)
         app.include_router(page.router)
+        protect(app)
 
     async def init_state(self, engine_client, state, args) -> None:
         """The routes reach the engine through ``state.engine_client``."""
         state.attn_res_replays = asyncio.Lock()
+
+
+def protect(app: FastAPI) -> None:
+    """Guard and bound every route of the app, vLLM's own included.
+
+    Innermost: behind CORS, which answers for browsers, and inside vLLM's metrics, which then count
+    what is refused here.
+    """
+    args = app.state.args
+    policy = compat.policy_of(args) or Policy()
+    keys, place = compat.api_keys(args), compat.listens_on(args)
+    if not keys and place == "network":
+        compat.logger().warning(
+            "AttnRes: there is no API key and this server listens beyond loopback, so whoever "
+            "reaches it may use it; set VLLM_API_KEY, or give attnres-serve --api-key-file."
+        )
+    app.user_middleware += [
+        Middleware(Guard, keys, policy.public_metrics, local_only=not keys and place == "loopback"),
+        Middleware(Limits, policy),
+    ]
 
 
 def make_plugin() -> EndpointPlugin:

@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +19,16 @@ import attnres_serve
 from attnres_serve import compat, hub, settings
 from attnres_serve.checkpoint import require
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.server import policy
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULTS: dict[str, Any] = {"host": DEFAULT_HOST, "port": DEFAULT_PORT}
+# Variables of vLLM's that open what no key and no bound of ours covers, and how.
+UNPROTECTED = {
+    "VLLM_SERVER_DEV_MODE": "adds routes for development, which run methods in the workers",
+    "VLLM_USE_RUST_FRONTEND": "replaces the server by one without our routes and bounds",
+}
 PLUGIN_GROUPS = (
     "vllm.general_plugins",
     "vllm.platform_plugins",
@@ -33,6 +40,7 @@ PLUGIN_GROUPS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are ours; every other one is vLLM's."""
     settings.add_arguments(parser)
+    policy.add_arguments(parser)
     parser.add_argument("--host", default=None, help=f"address to bind (default: {DEFAULT_HOST})")
     parser.add_argument("--port", type=int, default=None, help=f"(default: {DEFAULT_PORT})")
 
@@ -48,6 +56,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     Raises:
         CheckpointError, SettingError: with one sentence, before anything is started.
     """
+    check_environment()
+    keys = policy.read_keys(own.api_key_file) if own.api_key_file else []
     name = bundled_demo() if checkpoint is None else checkpoint
     model = check_checkpoint(
         name,
@@ -58,10 +68,30 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     if given or "--config" not in vllm_arguments:  # a file may name another address
         check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
+    if any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in vllm_arguments):
+        print(
+            "attnres-serve: whoever can list processes reads the key after --api-key; put it into "
+            "VLLM_API_KEY, or into a file for --api-key-file.",
+            file=sys.stderr,
+        )
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], settings.given(own))
+    compat.run_server(
+        model,
+        DEFAULTS | {"allowed_origins": []},  # no page of another site, unless --allowed-origins
+        [*address, *vllm_arguments],
+        settings.given(own),
+        keys,
+        policy.given(own),
+    )
+
+
+def check_environment() -> None:
+    """Raise SettingError if a variable of vLLM's would open what is closed here."""
+    for name, does in UNPROTECTED.items():
+        if os.environ.get(name, "0") not in ("", "0"):
+            raise SettingError(f"{name} is set, which {does}; unset it or run vLLM's own command.")
 
 
 def bundled_demo() -> str:

@@ -1,0 +1,151 @@
+"""How much a client may ask: bodies, sequences of one request, and requests at a time.
+
+vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by ``--max-logprobs``.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette._utils import get_route_path
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attnres_serve.server.guard import PROBES
+from attnres_serve.server.policy import Policy
+from attnres_serve.server.refusal import refuse
+
+BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
+READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
+# Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
+BATCHES = ("prompt", "messages", "items", "questions")
+
+
+class Limits:
+    """Pure ASGI.  A request counts to the last byte of its answer, or until its client leaves."""
+
+    def __init__(self, app: ASGIApp, policy: Policy) -> None:
+        self.app = app
+        self.policy = policy
+        self.running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in READING or get_route_path(scope) in PROBES:
+            await self.app(scope, receive, send)
+            return
+        if self.running >= self.policy.max_concurrent_requests:
+            message = (
+                f"{self.running} requests are being answered, as many as this server takes at a "
+                "time; try again in a second."
+            )
+            await refuse(429, message, retry_after="1")(scope, receive, send)
+            return
+        self.running += 1
+        try:
+            body = await self._body(scope, receive)
+            self._check_sequences(scope, body)
+        except HTTPException as error:
+            await refuse(error.status_code, error.detail)(scope, receive, send)
+        except ClientDisconnect:
+            pass
+        else:
+            await self.app(scope, _again(body, receive), send)
+        finally:
+            self.running -= 1
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body; what it declares to be is not believed, only refused if it is too much.
+
+        Raises:
+            HTTPException: it is too large or does not arrive.
+            ClientDisconnect: the client went away.
+        """
+        limit = self.policy.max_body_bytes
+        large = HTTPException(413, f"The body is larger than {limit} bytes; send a smaller one.")
+        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+        if any(length.isdigit() and int(length[:19]) > limit for length in lengths):
+            raise large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise large
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise HTTPException(
+                408, f"The body did not arrive within {BODY_SECONDS} seconds."
+            ) from None
+        return bytes(body)
+
+    def _check_sequences(self, scope: Scope, body: bytes) -> None:
+        try:
+            asked, limit = sequences(body), self.policy.max_sequences
+        except json.JSONDecodeError:
+            return  # the routes say where
+        except (ValueError, RecursionError):  # they would not, in the shape of OpenAI's errors
+            if any(b"json" in value for name, value in scope["headers"] if name == b"content-type"):
+                raise HTTPException(
+                    400,
+                    "The body is JSON that cannot be read: it is nested too deep, has too long a "
+                    "number, or is not in UTF-8.",
+                ) from None
+            return
+        if asked > limit:
+            raise HTTPException(
+                400,
+                f"This request asks for {asked:g} sequences, prompts times answers; this server "
+                f"takes at most {limit} at a time, so ask in several requests.",
+            )
+
+
+def sequences(body: bytes) -> float:
+    """How many sequences a body asks for: its prompts times ``n``, or ``best_of`` if that is more.
+
+    Read with the parser that the routes use.  What is no such request counts as one sequence, and
+    the routes say what is wrong with it.
+
+    Raises:
+        ValueError, RecursionError: it cannot be read.
+    """
+    asked = json.loads(body)
+    if not isinstance(asked, dict):
+        return 1
+    prompts = max(_entries(asked.get(name)) for name in BATCHES)
+    return prompts * max(_number(asked.get("n")), _number(asked.get("best_of")))
+
+
+def _entries(value: Any) -> int:
+    """Prompts in a field: a list of token ids is one, and so is a list of messages."""
+    is_list = isinstance(value, list) and value and isinstance(value[0], str | list)
+    return max(len(value), 1) if is_list or isinstance(value, dict) else 1
+
+
+def _number(value: Any) -> float:
+    """The number that vLLM will read; it takes "3" and 3.0 for 3."""
+    try:
+        return max(float(value), 1)
+    except OverflowError:
+        return float("inf")
+    except (TypeError, ValueError):
+        return 1
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives the body first and then what comes after it."""
+    given = False
+
+    async def receive_again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again

@@ -1,0 +1,734 @@
+"""Keys, hostile paths and bounds, on small apps and on vLLM's own without an engine."""
+
+import argparse
+import asyncio
+import json
+import math
+import pickle
+import re
+from types import SimpleNamespace
+
+import pytest
+from asgi import Client, ask
+from fastapi import FastAPI, Request, Response, WebSocket
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from serving import GOLDENS
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+pytest.importorskip("vllm")
+
+from attnres_serve import cli, compat
+from attnres_serve.server import limits
+from attnres_serve.server.endpoints import protect
+from attnres_serve.server.guard import PROBES, is_local
+from attnres_serve.server.policy import Policy, read_keys
+
+KEY = "a-key-of-the-test"
+BEARER = ("Authorization", f"Bearer {KEY}")
+JSON = ("Content-Type", "application/json; charset=utf-8")
+GOLDEN = str(GOLDENS / "fla_transformer_block")
+DATA = ("/v1/attn_res/trace", "/v1/completions", "/invocations", "/tokenize", "/start_profile")
+PUBLIC = (*sorted(PROBES), "/attn_res", "/attn_res/page.js")
+
+
+@pytest.fixture(autouse=True)
+def no_key_around(monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+
+
+def app_of(
+    keys: tuple[str, ...] = (KEY,), host: str = "127.0.0.1", root_path: str = "", **bounds
+) -> FastAPI:
+    """An app with routes named as a server's; what reached one is in ``app.state.reached``."""
+    app = FastAPI(root_path=root_path)
+    reached = app.state.reached = []
+
+    async def data(request: Request) -> Response:
+        body = await request.body()
+        reached.append((request.url.path, body))
+        return PlainTextResponse(body)
+
+    for path in DATA:
+        app.add_api_route(path, data, methods=["GET", "POST", "PUT"])
+
+    async def public() -> str:
+        return "public"
+
+    for path in PUBLIC:
+        app.add_api_route(path, public, methods=["GET", "POST"])
+    metrics = Mount("/metrics", PlainTextResponse("metrics"))
+    metrics.path_regex = re.compile("^/metrics(?P<path>.*)$")  # as vLLM has it
+    app.routes.append(metrics)
+
+    @app.websocket("/v1/realtime")
+    async def realtime(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.close()
+
+    app.state.args = SimpleNamespace(
+        api_key=list(keys), host=host, attn_res_policy=Policy(**bounds)
+    )
+    protect(app)
+    return app
+
+
+def error_of(answer) -> str:
+    """The sentence of an error of OpenAI's shape."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == answer.status
+    return error["message"]
+
+
+# --- keys
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PATCH"])
+@pytest.mark.parametrize("path", [*DATA, "/nowhere", "/metrics", "/docs", "/openapi.json", "/"])
+def test_all_but_the_probes_and_the_page_ask_for_a_key(path, method):
+    app = app_of()
+    answer = ask(app, method, path)
+    assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert "API key" in error_of(answer)
+    assert not app.state.reached
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_the_probes_and_the_page_do_not(path):
+    assert ask(app_of(), "GET", path).status == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        (f"Bearer {KEY}", 200),
+        (f"bearer {KEY}", 200),
+        ("Bearer another", 200),
+        (f"Bearer {KEY} ", 401),
+        (f"Bearer  {KEY}", 401),
+        (f"Bearer {KEY.upper()}", 401),
+        (f"Bearer {KEY[:-1]}", 401),
+        (f"Basic {KEY}", 401),
+        (KEY, 401),
+        ("Bearer", 401),
+        ("Bearer ", 401),
+        ("", 401),
+        ("Bearer \xe4\U0001f511", 401),
+    ],
+)
+def test_only_a_key_opens(value, status):
+    app = app_of(keys=(KEY, "another"))
+    assert ask(app, "POST", DATA[0], [("Authorization", value)]).status == status
+    assert len(app.state.reached) == (status == 200)
+
+
+def test_the_first_of_two_authorizations_counts():
+    """As in vLLM's own middleware; a proxy in front may have looked at that one only."""
+    headers = [("Authorization", "Bearer another"), BEARER]
+    assert ask(app_of(), "POST", DATA[0], headers).status == 401
+
+
+def test_without_a_key_everything_is_open():
+    app = app_of(keys=())
+    assert ask(app, "POST", DATA[0]).status == 200
+    assert ask(app, "GET", "/metrics").status == 200
+
+
+def test_the_key_of_the_environment(monkeypatch):
+    """vLLM's own variable; its flag has precedence."""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    assert ask(app_of(keys=()), "POST", DATA[0]).status == 401
+    assert ask(app_of(keys=()), "POST", DATA[0], [BEARER]).status == 200
+    assert ask(app_of(keys=("another",)), "POST", DATA[0], [BEARER]).status == 401
+
+
+def test_metrics_by_a_flag():
+    app = app_of(public_metrics=True)
+    assert ask(app, "GET", "/metrics").status == 200
+    for path in ("/metrics/", "/metricsx", "/metrics/../v1/completions"):
+        assert ask(app, "GET", path).status == 401
+    assert ask(app_of(), "GET", "/metrics", [BEARER]).status == 200
+
+
+def test_a_websocket_asks_for_a_key():
+    client = TestClient(app_of())
+    with (
+        pytest.raises(WebSocketDisconnect) as caught,
+        client.websocket_connect("/v1/realtime"),
+    ):
+        pass
+    assert caught.value.code == 1008
+    with client.websocket_connect("/v1/realtime", headers=dict([BEARER])):
+        pass
+
+
+@pytest.mark.parametrize("allowed", [[], ["https://a.example"]])
+def test_cors_is_answered_before_the_key(allowed):
+    """A browser asks first and without the key; what is not allowed learns nothing."""
+    app = app_of()
+    app.add_middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["*"])
+    headers = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
+    answer = ask(app, "OPTIONS", DATA[0], headers)
+    assert answer.status == (200 if allowed else 400)
+    assert answer.headers.get("access-control-allow-origin") == (allowed[0] if allowed else None)
+    assert not app.state.reached
+
+
+# --- hostile paths and hosts
+
+NAMES = ["v1", "V1", "attn_res", "trace", "completions", "invocations", "health", "HEALTH", "ping"]
+ODD = ["", ".", "..", "%2e%2e", "..;", "metrics", "api", "*", "\\", "v1%2fcompletions", "\x00"]
+paths = st.lists(st.sampled_from([*NAMES, *ODD]), max_size=6).flatmap(
+    lambda names: st.tuples(
+        st.sampled_from(["/", "//", ""]),
+        st.just("/".join(names)),
+        st.sampled_from(["", "/", "//", ";", "?", "%00"]),
+    ).map("".join)
+)
+hosts = st.sampled_from(
+    ["127.0.0.1", "evil.example", "health", "/health", "[::1", "a b", "", "localhost:/v1", "%2f"]
+)
+
+
+@given(
+    path=paths,
+    host=hosts,
+    method=st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "PUT"]),
+    root_path=st.sampled_from(["", "/api", "/v1", "/health", "/attn_res"]),
+    of_server=st.booleans(),
+    public_metrics=st.booleans(),
+)
+@example("//v1/attn_res/trace", "", "POST", "", False, False)
+@example("/v1/attn_res/trace", "", "POST", "/attn_res", False, False)
+@example("/attn_res/v1/attn_res/trace", "", "POST", "/attn_res", True, False)
+@example("/health/../v1/attn_res/trace", "", "POST", "/health", True, True)
+@example("/attn_res/../v1/attn_res/trace", "", "POST", "", True, True)
+@example("/healthv1/attn_res/trace", "", "POST", "/health", True, True)
+@settings(max_examples=400, deadline=None)
+def test_no_path_and_no_host_gets_around_the_key(
+    path, host, method, root_path, of_server, public_metrics
+):
+    """However the path is written, and wherever the app is mounted, by itself or by a server."""
+    app = app_of(root_path="" if of_server else root_path, public_metrics=public_metrics)
+    where = root_path if of_server else ""
+    ask(app, method, path, [("Host", host)], root_path=where)
+    assert not app.state.reached
+
+
+def test_data_routes_behind_a_root_path():
+    """The probes stay public there, by the name that the router knows."""
+    app = app_of(root_path="/api")
+    for path in ("/api/v1/attn_res/trace", "/v1/attn_res/trace"):
+        assert ask(app, "POST", path).status == 401
+        assert ask(app, "POST", path, [BEARER]).status == 200
+    assert ask(app, "GET", "/api/health").status == ask(app, "GET", "/health").status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1:8000", True),
+        ("localhost", True),
+        ("LOCALHOST:1", True),
+        ("a.localhost", True),
+        ("[::1]:8000", True),
+        ("10.0.0.1", True),
+        ("", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example:8000", False),
+        ("evil.example#127.0.0.1", False),
+        ("127.0.0.1@evil.example", False),
+        ("[::1", True),
+        ("\xff", False),
+    ],
+)
+def test_a_name_that_others_own_is_refused_on_loopback(host, local):
+    """A site whose name points to 127.0.0.1 has scripts in browsers that ask us as their own."""
+    assert is_local(host.encode()) is local
+    open_app = app_of(keys=())
+    answer = ask(open_app, "POST", DATA[0], [("Host", host)])
+    assert answer.status == (200 if local else 400)
+    if not local:
+        assert "loopback" in error_of(answer)
+    for app in (app_of(), app_of(keys=(), host="0.0.0.0"), app_of(keys=(), host="a.example")):
+        assert ask(app, "POST", DATA[0], [("Host", host), BEARER]).status == 200
+
+
+def test_no_key_beyond_loopback_is_said(monkeypatch):
+    said = []
+    monkeypatch.setattr(compat, "logger", lambda: SimpleNamespace(warning=said.append))
+    app_of(keys=())
+    app_of(host="0.0.0.0")
+    assert not said
+    app_of(keys=(), host="0.0.0.0")
+    assert len(said) == 1 and "no API key" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "place"),
+    [
+        ({"host": "127.0.0.1"}, "loopback"),
+        ({"host": "::1"}, "loopback"),
+        ({"host": "localhost"}, "loopback"),
+        ({"host": "127.0.0.1", "uds": "/run/x"}, "file"),
+        ({"host": None}, "network"),
+        ({"host": "0.0.0.0"}, "network"),
+        ({"host": "a.example"}, "network"),
+        ({}, "network"),
+    ],
+)
+def test_what_reaches_the_server(args, place):
+    assert compat.listens_on(SimpleNamespace(**args)) == place
+
+
+# --- bodies
+
+LIMIT = 1000
+
+
+@given(
+    chunks=st.lists(st.integers(0, 700), max_size=8),
+    declared=st.sampled_from([None, "true", "0", "1000", "1001", "9" * 30, "x", "-5", "1e9"]),
+)
+@example([1000], "true")
+@example([1001], "true")
+@example([500, 500, 1], None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_size_of_a_body(chunks, declared):
+    """Whatever the header says, no more than the limit is kept; all of a body arrives or none."""
+    app = app_of(max_body_bytes=LIMIT)
+    parts = [bytes([65 + index]) * size for index, size in enumerate(chunks)]
+    total = sum(chunks)
+    length = str(total) if declared == "true" else declared
+    headers = [BEARER] if length is None else [BEARER, ("Content-Length", length)]
+    answer = ask(app, "POST", DATA[0], headers, chunks=parts)
+    if total > LIMIT or (length and length.isdigit() and int(length) > LIMIT):
+        assert answer.status == 413 and str(LIMIT) in error_of(answer)
+        assert not app.state.reached
+        assert answer.taken <= LIMIT + 700
+    else:
+        assert answer.status == 200
+        assert app.state.reached == [(DATA[0], b"".join(parts))]
+
+
+def test_a_declared_body_is_refused_unread():
+    answer = ask(
+        app_of(max_body_bytes=LIMIT), "POST", DATA[0], [BEARER, ("Content-Length", "1001")]
+    )
+    assert (answer.status, answer.taken) == (413, 0)
+
+
+def test_no_body_is_read_without_the_key():
+    answer = ask(app_of(), "POST", DATA[0])
+    assert (answer.status, answer.taken) == (401, 0)
+
+
+def test_a_body_that_does_not_arrive(monkeypatch):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
+    app = app_of(max_concurrent_requests=1)
+    answer = ask(app, "POST", DATA[0], [BEARER], ends=False)
+    assert answer.status == 408 and "did not arrive" in error_of(answer)
+    assert ask(app, "POST", DATA[0], [BEARER]).status == 200
+
+
+def test_a_client_that_leaves_while_it_sends():
+    app = app_of(max_concurrent_requests=1)
+    answer = ask(app, "POST", DATA[0], [BEARER], chunks=[b"{"], ends=False, stays=False)
+    assert answer.status is None and not app.state.reached
+    assert ask(app, "POST", DATA[0], [BEARER]).status == 200
+
+
+# --- sequences
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({}, 1),
+        ({"prompt": "a"}, 1),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": ["a", "b", "c"]}, 3),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": []}, 1),
+        ({"prompt": ["a", "b"], "n": 5}, 10),
+        ({"prompt": "a", "n": 7}, 7),
+        ({"prompt": "a", "best_of": 8}, 8),
+        ({"prompt": "a", "n": 9, "best_of": 3}, 9),
+        ({"prompt": "a", "n": "12"}, 12),
+        ({"prompt": "a", "n": "12.0"}, 12),
+        ({"prompt": "a", "n": "1_2"}, 12),
+        ({"prompt": "a", "n": 12.0}, 12),
+        ({"prompt": "a", "n": 10**400}, math.inf),
+        ({"prompt": "a", "n": 0}, 1),
+        ({"prompt": "a", "n": -3}, 1),
+        ({"prompt": "a", "n": None}, 1),
+        ({"prompt": "a", "n": [9]}, 1),
+        ({"messages": [{"role": "user", "content": "a"}] * 3, "n": 2}, 2),
+        ({"messages": [[{"role": "user"}]] * 3}, 3),
+        ({"query": "a", "items": ["b"] * 4}, 4),
+        ({"state": "a", "questions": {"b": {}, "c": {}}}, 2),
+        ([1], 1),
+        ("a", 1),
+    ],
+)
+def test_sequences_of_a_request(body, count):
+    text = json.dumps(body)
+    if isinstance(body, dict) and body.get("n") == 10**400:
+        text = '{"prompt": "a", "n": 1' + "0" * 400 + "}"
+    assert limits.sequences(text.encode()) == count
+    assert limits.sequences(text.encode("utf-16")) == count  # which JSON may be
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"a=b", b'{"n": 9,}'])
+def test_what_is_no_json_is_left_to_the_route(body):
+    app = app_of()
+    assert ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body]).status == 200
+    assert app.state.reached == [(DATA[0], body)]
+
+
+@pytest.mark.parametrize("body", [b'"\xff"', b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"])
+def test_json_that_cannot_be_read(body):
+    """The routes would say so in another shape; what is not declared as JSON is their affair."""
+    app = app_of()
+    answer = ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and "cannot be read" in error_of(answer)
+    assert not app.state.reached
+    assert ask(app, "POST", DATA[0], [BEARER], chunks=[body]).status == 200
+
+
+def test_many_sequences_are_refused():
+    app = app_of(max_sequences=4)
+    for n, status in ((4, 200), (5, 400), (10**30, 400)):
+        body = json.dumps({"prompt": "a", "n": n}).encode()
+        answer = ask(app, "POST", "/invocations", [BEARER], chunks=[body])
+        assert answer.status == status
+    assert "at most 4" in error_of(answer)
+    assert len(app.state.reached) == 1
+
+
+# --- requests at a time
+
+
+class Streams:
+    """An app whose one route streams until it is told to end."""
+
+    def __init__(self, limit: int) -> None:
+        self.end = asyncio.Event()
+        self.app = app_of(max_concurrent_requests=limit)
+        self.cancelled = 0
+
+        async def lines():
+            try:
+                yield b"first\n"
+                await self.end.wait()
+                yield b"last\n"
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+
+        async def stream() -> StreamingResponse:
+            return StreamingResponse(lines())
+
+        async def broken() -> None:
+            raise RuntimeError("a fault")
+
+        self.app.add_api_route("/stream", stream, methods=["POST"])
+        self.app.add_api_route("/broken", broken, methods=["POST"])
+
+    def client(self, path: str = "/stream") -> Client:
+        return Client("POST", path, [BEARER])
+
+    async def status(self) -> int | None:
+        """Of one more request, a short one."""
+        return (await self.client(DATA[0]).ask(self.app)).status
+
+
+def run(scenario) -> None:
+    async def within_time() -> None:
+        await asyncio.wait_for(scenario(), 30)
+
+    asyncio.run(within_time())
+
+
+def test_streams_count_until_their_end():
+    async def scenario() -> None:
+        streams = Streams(2)
+        clients = [streams.client() for _ in range(2)]
+        running = [asyncio.create_task(client.ask(streams.app)) for client in clients]
+        for client in clients:
+            await client.started.wait()
+        refused = await streams.client().ask(streams.app)
+        assert refused.status == 429 and int(refused.headers["retry-after"]) > 0
+        assert "2 requests" in error_of(refused)
+        # What starts nothing in the engine is answered meanwhile.
+        assert (await Client("GET", DATA[0], [BEARER]).ask(streams.app)).status == 200
+        for method in ("GET", "POST"):
+            assert (await Client(method, "/ping").ask(streams.app)).status == 200
+        streams.end.set()
+        answers = await asyncio.gather(*running)
+        assert [answer.body for answer in answers] == [b"first\nlast\n"] * 2
+        assert await streams.status() == 200
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_frees_its_place():
+    async def scenario() -> None:
+        streams = Streams(1)
+        for _ in range(3):
+            client = streams.client()
+            running = asyncio.create_task(client.ask(streams.app))
+            await client.started.wait()
+            assert await streams.status() == 429
+            client.gone.set()
+            await running
+            assert await streams.status() == 200
+        assert streams.cancelled == 3
+
+    run(scenario)
+
+
+def test_a_fault_or_a_cancelled_request_frees_its_place():
+    async def scenario() -> None:
+        streams = Streams(1)
+        with pytest.raises(RuntimeError, match="a fault"):
+            await streams.client("/broken").ask(streams.app)
+        assert await streams.status() == 200
+        client = streams.client()
+        running = asyncio.create_task(client.ask(streams.app))
+        await client.started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await streams.status() == 200
+
+    run(scenario)
+
+
+@given(st.lists(st.sampled_from(["start", "leave", "end", "fault", "large"]), max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_places_are_counted_through_any_sequence_of_events(events):
+    """No event leaks a place or frees one twice."""
+
+    async def scenario() -> None:
+        streams = Streams(3)
+        held: list[tuple[Client, asyncio.Task]] = []
+        for event in events:
+            if event == "start":
+                client = streams.client()
+                task = asyncio.create_task(client.ask(streams.app))
+                if len(held) < 3:
+                    await client.started.wait()
+                    held.append((client, task))
+                else:
+                    assert (await task).status == 429
+            elif event == "leave" and held:
+                client, task = held.pop()
+                client.gone.set()
+                await task
+            elif event == "end":
+                streams.end.set()
+                await asyncio.gather(*(task for _, task in held))
+                held.clear()
+                streams.end.clear()
+            elif event == "fault" and len(held) < 3:
+                with pytest.raises(RuntimeError):
+                    await streams.client("/broken").ask(streams.app)
+            elif event == "large":
+                client = Client("POST", DATA[0], [BEARER, ("Content-Length", "9" * 12)])
+                assert (await client.ask(streams.app)).status == (429 if len(held) == 3 else 413)
+            assert await streams.status() == (429 if len(held) == 3 else 200)
+        for client, task in held:
+            client.gone.set()
+            await task
+
+    run(scenario)
+
+
+# --- flags, files and variables
+
+
+def test_keys_of_a_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_bytes(b"first\r\n\n  second-~!  \n")
+    assert read_keys(str(path)) == ["first", "second-~!"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        (b"", "has no API key"),
+        (b" \n\n", "has no API key"),
+        (b"good\n# a comment\n", "line 2"),
+        (b"two words\n", "line 1"),
+        ("schlüssel\n".encode(), "line 1"),
+        (b"good\n\x00\n", "line 2"),
+    ],
+    ids=str,
+)
+def test_a_file_without_keys_is_refused(tmp_path, capfd, monkeypatch, content, said):
+    """In one sentence that shows no key, before anything starts."""
+    monkeypatch.setattr(compat, "run_server", lambda *_: pytest.fail("it was served"))
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    assert cli.main(["serve", GOLDEN, "--api-key-file", str(path)]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("attnres-serve: ") and err.count("\n") == 1
+    assert said in err and str(path) in err
+    assert "good" not in err and "words" not in err
+
+
+@pytest.fixture
+def served(monkeypatch) -> list[argparse.Namespace]:
+    """vLLM's arguments, in the place of a server."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    found: list[argparse.Namespace] = []
+    monkeypatch.setattr(ServeSubcommand, "cmd", staticmethod(found.append))
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    return found
+
+
+def test_flags_reach_the_server(served, tmp_path, capfd):
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY}\nanother\n")
+    bounds = ["--max-body-bytes", "7", "--max-concurrent-requests", "8", "--max-sequences", "9"]
+    flags = ["--port", "0", "--api-key-file", str(keys), "--public-metrics", *bounds]
+    assert cli.main(["serve", GOLDEN, *flags]) == 0
+    (args,) = served
+    assert compat.api_keys(args) == [KEY, "another"]
+    assert compat.policy_of(args) == Policy(True, 7, 8, 9)
+    assert args.allowed_origins == []
+    assert not args.trust_remote_code
+    # To processes of their own they travel pickled; vLLM 0.28 logs the arguments as they are.
+    copied = pickle.loads(pickle.dumps(args))
+    assert compat.policy_of(copied) == Policy(True, 7, 8, 9)
+    assert compat.api_keys(copied) == [KEY, "another"]
+    assert KEY not in repr(copied) + str(vars(copied)) + capfd.readouterr().err
+
+
+def test_without_flags(served, capfd):
+    assert cli.main(["serve", GOLDEN, "--port", "0"]) == 0
+    assert cli.main(["serve", GOLDEN, "--port", "0", "--allowed-origins", '["https://a"]']) == 0
+    assert [args.allowed_origins for args in served] == [[], ["https://a"]]
+    assert compat.api_keys(served[0]) == []
+    assert compat.policy_of(served[0]) == Policy()
+    assert "api-key" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [["--api-key", KEY], [f"--api-key={KEY}"], ["--api_key", KEY]])
+def test_a_key_on_the_command_line_is_taken_with_a_warning(served, capfd, flag):
+    assert cli.main(["serve", GOLDEN, "--port", "0", *flag]) == 0
+    assert compat.api_keys(served[0]) == [KEY]
+    err = capfd.readouterr().err
+    assert "--api-key-file" in err and KEY not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "said"),
+    [
+        (["--api-key", KEY], {}, "--api-key beside --api-key-file"),
+        (["--grpc"], {}, "--grpc"),
+        ([], {"VLLM_SERVER_DEV_MODE": "1"}, "VLLM_SERVER_DEV_MODE"),
+        ([], {"VLLM_USE_RUST_FRONTEND": "1"}, "VLLM_USE_RUST_FRONTEND"),
+    ],
+    ids=str,
+)
+def test_what_would_open_the_server_is_refused(
+    served, tmp_path, capfd, monkeypatch, flags, variables, said
+):
+    keys = tmp_path / "keys"
+    keys.write_text("another")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    words = ["serve", GOLDEN, "--port", "0", "--api-key-file", str(keys), *flags]
+    assert cli.main(words) == 2 and not served
+    err = capfd.readouterr().err.splitlines()
+    assert said in err[-1] and err[-1].startswith("attnres-serve: ")
+
+
+def test_development_routes_may_be_set_to_off(served, monkeypatch):
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "0")
+    assert cli.main(["serve", GOLDEN, "--port", "0"]) == 0 and served
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5"])
+def test_a_bound_is_a_positive_number(value, capfd):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", GOLDEN, "--max-sequences", value])
+    assert "--max-sequences" in capfd.readouterr().err
+
+
+# --- vLLM's own app
+
+
+@pytest.fixture(scope="module")
+def vllms_app() -> FastAPI:
+    """vLLM's app, complete with the plugin, no engine behind it."""
+    from vllm.entrypoints.cli.serve import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.app import build_app
+    except ImportError:  # 0.28
+        from vllm.entrypoints.openai.api_server import build_app
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_PLUGINS", "attnres")
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")  # the more routes the better
+        args = parser.parse_args(["--model", "x", "--api-key", KEY])
+        args.enable_scale_out = True
+        return build_app(args, ("generate",))
+
+
+def routes_of(app: FastAPI) -> list[tuple[str, str]]:
+    """Every method and path, also of routers that were included as one."""
+    found = []
+
+    def walk(routes) -> None:
+        for route in routes:
+            if hasattr(route, "path"):
+                for method in getattr(route, "methods", None) or ("GET",):
+                    found.append((method, re.sub(r"\{[^}]*\}", "x", route.path)))
+            walk(getattr(getattr(route, "router", None), "routes", ()))
+
+    walk(app.routes)
+    return found
+
+
+def test_every_route_of_vllm_asks_for_the_key(vllms_app):
+    """Also those that its own key does not cover."""
+    routes = routes_of(vllms_app)
+    named = {path for _, path in routes}
+    assert {"/invocations", "/tokenize", "/v1/attn_res/trace", "/collective_rpc"} <= named
+    for method, path in routes:
+        if path not in PROBES:
+            for written in (path, f"{path}/", f"/{path}"):
+                assert ask(vllms_app, method, written).status == 401, (method, written)
+
+
+def test_vllm_counts_what_is_refused(vllms_app):
+    """The bounds lie inside its metrics, so that they show how often they are met."""
+    from prometheus_client import generate_latest
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    def refused() -> float:
+        text = generate_latest(get_prometheus_registry()).decode()
+        rows = re.findall(
+            r'^http_requests_total\{(?=.*"/tokenize")(?=.*"4xx").*\} (\S+)$', text, re.M
+        )
+        return sum(map(float, rows))
+
+    before = refused()
+    assert ask(vllms_app, "POST", "/tokenize").status == 401
+    assert refused() == before + 1
