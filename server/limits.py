@@ -1,4 +1,4 @@
-"""How much a client may ask: bodies, sequences of one request, and requests at a time.
+"""What a client may ask: bodies, sequences of a request, requests at a time, and which fields.
 
 vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by ``--max-logprobs``.
 """
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attnres_serve.server import fields
 from attnres_serve.server.guard import PROBES
 from attnres_serve.server.policy import Policy
 from attnres_serve.server.refusal import refuse
@@ -44,7 +45,7 @@ class Limits:
         self.running += 1
         try:
             body = await self._body(scope, receive)
-            self._check_sequences(scope, body)
+            self._check(scope, body)
         except HTTPException as error:
             await refuse(error.status_code, error.detail)(scope, receive, send)
         except ClientDisconnect:
@@ -84,9 +85,9 @@ class Limits:
             ) from None
         return bytes(body)
 
-    def _check_sequences(self, scope: Scope, body: bytes) -> None:
+    def _check(self, scope: Scope, body: bytes) -> None:
         try:
-            asked, limit = sequences(body), self.policy.max_sequences
+            asked = json.loads(body)  # by the parser that the routes use
         except json.JSONDecodeError:
             return  # the routes say where
         except (ValueError, RecursionError):  # they would not, in the shape of OpenAI's errors
@@ -97,24 +98,24 @@ class Limits:
                     "number, or is not in UTF-8.",
                 ) from None
             return
-        if asked > limit:
+        count, limit = sequences(asked), self.policy.max_sequences
+        if count > limit:
             raise HTTPException(
                 400,
-                f"This request asks for {asked:g} sequences, prompts times answers; this server "
+                f"This request asks for {count:g} sequences, prompts times answers; this server "
                 f"takes at most {limit} at a time, so ask in several requests.",
             )
+        if get_route_path(scope) in fields.ROUTES:
+            problem = fields.unread(asked) if isinstance(asked, dict) else None
+            if problem is not None:
+                raise HTTPException(400, problem)
 
 
-def sequences(body: bytes) -> float:
+def sequences(asked: Any) -> float:
     """How many sequences a body asks for: its prompts times ``n``, or ``best_of`` if that is more.
 
-    Read with the parser that the routes use.  What is no such request counts as one sequence, and
-    the routes say what is wrong with it.
-
-    Raises:
-        ValueError, RecursionError: it cannot be read.
+    What is no such request counts as one sequence, and the routes say what is wrong with it.
     """
-    asked = json.loads(body)
     if not isinstance(asked, dict):
         return 1
     prompts = max(_entries(asked.get(name)) for name in BATCHES)

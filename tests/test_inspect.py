@@ -18,7 +18,7 @@ from serving import GOLDENS, environment, free_port
 
 from attnres_serve import cli, trace_answer
 from attnres_serve.bench import plot
-from attnres_serve.inspect import figure
+from attnres_serve.inspect import command, figure
 from attnres_serve.schedule import sites
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.trace_answer import Trace
@@ -183,6 +183,14 @@ def test_the_same_trace_gives_the_same_file(tmp_path):
         assert first == second != other and first.startswith(begin)
 
 
+def test_a_page_holds_the_trace(tmp_path):
+    trace, path = made_up(3, 2), tmp_path / "trace.html"
+    command.WRITERS[".html"](trace, 0, path)
+    page = path.read_text(encoding="utf-8")
+    embedded = page.partition('id="trace">')[2].partition("</script>")[0]
+    assert json.loads(embedded) == trace.model_dump(mode="json")
+
+
 # What is refused.
 
 
@@ -208,7 +216,7 @@ ASK = ("--prompt", "import os")
         ([str(DEMO), *ASK, "--out", "x.pdf"], "x.pdf; expected a name that ends with one of .png"),
         ([str(DEMO), *ASK, "--out", "x"], "--out is x; expected"),
         ([str(DEMO), *ASK, "--out", "nowhere/at/all.png"], "nowhere/at is not a folder"),
-        ([str(DEMO), *ASK, "--out", "x.json", "--token", "0"], "a .json file holds every token"),
+        ([str(DEMO), *ASK, "--out", "x.json", "--token", "0"], "a .json file has every token"),
         ([str(DEMO), "--prompt", "x = 1\n" * 999], "expected at most 1024"),
         ([str(DEMO), *ASK, "--max-tokens", "9999"], "expected at most 1024"),
         ([str(DEMO), *ASK, "--max-model-len", "2"], "may have 3 tokens; expected at most 2"),

@@ -33,10 +33,17 @@ def _write_json(trace: "Trace", token: int, path: Path) -> None:
     path.write_text(trace.model_dump_json() + "\n", encoding="utf-8")
 
 
+def _write_html(trace: "Trace", token: int, path: Path) -> None:
+    from attnres_serve.inspect_html import html
+
+    path.write_text(html(trace.model_dump()), encoding="utf-8")
+
+
 # From a suffix to what writes such a file: trace, position of the token that is shown, path.
 WRITERS: dict[str, Callable[["Trace", int, Path], None]] = {
     ".png": _write_figure,
     ".svg": _write_figure,
+    ".html": _write_html,
     ".json": _write_json,
 }
 
@@ -60,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         default="inspect.png",
         metavar="FILE",
-        help=f"{', '.join(WRITERS)}: a figure, or the numbers as the server's route answers them "
-        "(default: %(default)s)",
+        help=f"{', '.join(WRITERS)}: a figure, a page of every token that needs no server, or the "
+        "numbers as the server's route answers them (default: %(default)s)",
     )
     parser.add_argument(
         "--url", metavar="URL", help="ask the server there instead of starting an engine"
@@ -140,8 +147,9 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
         raise SettingError("--prompt is empty; give some text.")
     if own.max_tokens < 0:
         raise SettingError(f"--max-tokens is {own.max_tokens}; expected 0 or more.")
-    if own.token is not None and Path(own.out).suffix.lower() == ".json":
-        raise SettingError("--token chooses what a figure shows; a .json file holds every token.")
+    suffix = Path(own.out).suffix.lower()
+    if own.token is not None and WRITERS.get(suffix) is not _write_figure:
+        raise SettingError(f"--token chooses what a figure shows; a {suffix} file has every token.")
     of_engine = [*flags, *["--max-model-len"] * (own.max_model_len is not None)]
     if own.url and of_engine:
         raise SettingError(f"{of_engine[0]} is for an engine; with --url none is started.")

@@ -1,0 +1,206 @@
+"""OpenAI's own client, sync and async: every documented field is honoured or refused by name."""
+
+import asyncio
+import json
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from serving import OURS, running
+from test_server import DEMO
+
+pytestmark = pytest.mark.engine
+
+CONTEXT = 512
+PROMPT = "import os\n\n\ndef "
+ASK = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
+MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
+CHAT = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("openai") / "log"
+    flags = ("--enforce-eager", "--served-model-name", "demo", "--max-model-len", str(CONTEXT))
+    with running(OURS, DEMO, log, *flags) as running_server:
+        yield running_server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def greedy(client) -> str:
+    return client.completions.create(**ASK).choices[0].text
+
+
+# --- completions
+
+
+def test_echo_and_usage(client, greedy):
+    answer = client.completions.create(**ASK, echo=True)
+    assert answer.choices[0].text == PROMPT + greedy
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+
+
+def test_every_form_of_prompt(client, greedy):
+    ids = client.completions.create(**ASK, extra_body={"return_token_ids": True})
+    tokens = ids.choices[0].prompt_token_ids
+    forms = {"text": PROMPT, "texts": [PROMPT, PROMPT], "ids": tokens, "lists": [tokens, tokens]}
+    for form, prompt in forms.items():
+        answer = client.completions.create(**ASK | {"prompt": prompt})
+        texts = [choice.text for choice in answer.choices]
+        assert texts == [greedy] * (2 if form in ("texts", "lists") else 1), form
+
+
+def test_sampling_fields_are_honoured(client, greedy):
+    hot = ASK | {"temperature": 1.5, "seed": 3, "n": 4}
+    texts = [choice.text for choice in client.completions.create(**hot).choices]
+    assert len(texts) == 4 and len(set(texts)) > 1
+    nucleus = client.completions.create(**hot | {"top_p": 1e-6})
+    assert {choice.text for choice in nucleus.choices} == {greedy}
+    biased = client.completions.create(**ASK, logit_bias={"300": 100}, logprobs=0)
+    assert len(set(biased.choices[0].logprobs.tokens)) == 1
+    repeating = ASK | {"prompt": "x = x = x = x = x = ", "max_tokens": 40}
+    plain = client.completions.create(**repeating).choices[0].text
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        changed = client.completions.create(**repeating, **{penalty: 2.0}).choices[0].text
+        assert changed != plain, penalty
+
+
+def test_streams_end_with_usage(client, greedy):
+    options = {"include_usage": True, "continuous_usage_stats": False}
+    chunks = list(client.completions.create(**ASK, stream=True, stream_options=options))
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == greedy
+    assert not chunks[-1].choices and chunks[-1].usage.completion_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("suffix", "return"),
+        ("best_of", 3),
+        ("n", 0),
+        ("temperature", -1),
+        ("top_p", 2),
+        ("logprobs", 999),
+        ("max_tokens", -1),
+        ("max_tokens", 10 * CONTEXT),
+        ("presence_penalty", 9),
+        ("logit_bias", {"9999999": 1}),
+        ("stop", ["a"] * 99),
+        ("prompt", []),
+        ("prompt", [10**9]),
+        ("prompt", "word " * CONTEXT),
+    ],
+)
+def test_a_field_of_completions_that_cannot_be_honoured_is_refused(client, field, value):
+    with pytest.raises(BadRequestError) as caught:
+        client.completions.create(**ASK | {field: value})
+    assert caught.value.body["message"] and "Traceback" not in caught.value.body["message"]
+
+
+# --- chat
+
+
+def test_chat_fields_are_honoured(client):
+    whole = client.chat.completions.create(**CHAT, n=2, logprobs=True, top_logprobs=3)
+    first, second = whole.choices
+    assert first.message.content == second.message.content
+    assert [len(token.top_logprobs) for token in first.logprobs.content] == [3] * 12
+    system = [{"role": "system", "content": "class A:"}, *MESSAGES]
+    other = client.chat.completions.create(**CHAT | {"messages": system})
+    assert other.usage.prompt_tokens > whole.usage.prompt_tokens
+    parts = [{"type": "text", "text": MESSAGES[0]["content"]}]
+    same = client.chat.completions.create(
+        **CHAT | {"messages": [{"role": "user", "content": parts}]}
+    )
+    assert same.choices[0].message.content == first.message.content
+
+
+def test_a_schema_binds_the_answer(client):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["a", "b"]}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    answer = client.chat.completions.create(
+        **CHAT | {"max_completion_tokens": 60}, response_format=wanted
+    )
+    assert json.loads(answer.choices[0].message.content)["name"] in ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("audio", {"voice": "alloy", "format": "mp3"}),
+        ("modalities", ["text", "audio"]),
+        ("functions", [{"name": "f", "parameters": {}}]),
+        ("function_call", "auto"),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("store", True),
+        ("service_tier", "flex"),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("top_logprobs", 3),
+        ("tool_choice", "required"),
+        ("messages", []),
+        (
+            "messages",
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+                    ],
+                }
+            ],
+        ),
+    ],
+)
+def test_a_field_of_chat_that_cannot_be_honoured_is_refused(client, field, value):
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(**CHAT | {field: value})
+    assert caught.value.body["message"] and "Traceback" not in caught.value.body["message"]
+
+
+def test_fields_that_change_nothing_may_be_given(client):
+    caller = {"user": "someone", "safety_identifier": "x", "prompt_cache_key": "y"}
+    usual = {"store": False, "service_tier": "auto", "modalities": ["text"], "metadata": {"a": "b"}}
+    assert client.chat.completions.create(**CHAT, **caller, **usual).choices
+    assert client.completions.create(**ASK, user="someone", best_of=1).choices
+
+
+# --- the rest of the API
+
+
+def test_models_and_what_is_not_there(client):
+    assert client.models.retrieve("demo").id == "demo"
+    for call in (
+        lambda: client.models.retrieve("nobody"),
+        lambda: client.completions.create(**ASK | {"model": "nobody"}),
+        lambda: client.embeddings.create(model="demo", input="x"),
+    ):
+        with pytest.raises(NotFoundError):
+            call()
+
+
+def test_the_async_client(server, greedy):
+    async def ask() -> tuple[list[str], str]:
+        async with AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="unused", max_retries=0
+        ) as client:
+            answers = await asyncio.gather(*(client.completions.create(**ASK) for _ in range(4)))
+            stream = await client.completions.create(**ASK, stream=True)
+            streamed = "".join([chunk.choices[0].text async for chunk in stream])
+            with pytest.raises(BadRequestError):
+                await client.completions.create(**ASK, best_of=9)
+            return [answer.choices[0].text for answer in answers], streamed
+
+    texts, streamed = asyncio.run(ask())
+    assert texts == [greedy] * 4 and streamed == greedy
