@@ -51,6 +51,7 @@ class AttnResMixin(_Base):
 
     def __init__(self, *, vllm_config, prefix: str = "", **kwargs) -> None:
         compat.permit_amx()
+        compat.forget_shared_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)

@@ -4,6 +4,7 @@ Read against vLLM 0.28.0 to 0.32.0, see docs/versions.md.  vLLM itself is import
 functions, so that this module can be imported, and the version judged, without it.
 """
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,6 +160,31 @@ def install_worker_extension(vllm_config) -> None:
 
 def has_worker_extension(vllm_config) -> bool:
     return vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
+
+
+# Names of the processes in which vLLM runs a server, an engine or a worker.
+PROCESSES = ("ApiServer_", "EngineCore", "VllmWorker-")
+
+
+def is_process_of_vllm() -> bool:
+    """Whether vLLM started this process, to serve."""
+    return multiprocessing.current_process().name.startswith(PROCESSES)
+
+
+def forget_shared_memory() -> None:
+    """Take the names of the memory that CPU workers share, once all of them have it mapped.
+
+    vLLM does so at an orderly end only; after a kill the files would stay in /dev/shm.
+    """
+    from vllm.distributed import get_pp_group, get_tp_group
+
+    for group in (get_tp_group(), get_pp_group()):
+        shared = getattr(group.device_communicator, "dist_module", None)
+        name = getattr(shared, "group_name", None)
+        if name is not None:
+            for path in Path("/dev/shm").iterdir():
+                if path.name.startswith(f"{name}_"):
+                    path.unlink(missing_ok=True)
 
 
 # In the keys of vLLM's and inductor's caches: a graph compiled without these mends is not reused.
