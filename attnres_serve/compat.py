@@ -346,16 +346,70 @@ async def tokenize(
     return found.error.code, found.error.message
 
 
-async def generate(client, ids: list[int], max_tokens: int, name: str) -> list[int]:
+async def generate(
+    client, ids: list[int], max_tokens: int, name: str, ignore_eos: bool = False
+) -> list[int]:
     """Greedy continuation of a prompt by the engine; a cancelled one is aborted there."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
 
-    greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
     tokens: list[int] = []
     async for output in client.generate(tokens_input(ids), greedy, name):
         tokens = list(output.outputs[0].token_ids)
     return tokens
+
+
+def on_shutdown(client, drain: Callable[[float], float]) -> None:
+    """Let requests end before vLLM stops its engine, and let the server of a dead engine fail.
+
+    vLLM calls ``client.shutdown`` in a thread when a signal is heard, with the seconds of
+    --shutdown-timeout, and at the end of the server in any case.  A server that ends because its
+    engine did would have the status 0.
+
+    Args:
+        client: vLLM's engine client.
+        drain: told how long it may wait; returns how long the engine may then take to end.
+    """
+    stop = client.shutdown
+    called = False
+
+    def shutdown(timeout: float | None = None) -> None:
+        nonlocal called
+        died = False
+        if not called:
+            called = True
+            timeout = drain(timeout or 0)
+            died = client.errored
+        stop(timeout=timeout)
+        if died:
+            raise SystemExit(1)
+
+    client.shutdown = shutdown
+
+
+def outlives_engine() -> bool:
+    """Whether the server is to stay when its engine is dead, as vLLM's variable says."""
+    from vllm import envs
+
+    return envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH
+
+
+def is_first_api_server(vllm_config) -> bool:
+    """Of those that --api-server-count starts."""
+    return vllm_config.parallel_config._api_process_rank == 0
+
+
+async def is_asleep(client) -> bool:
+    """Whether the engine sleeps, which it can only where --enable-sleep-mode is on."""
+    return client.vllm_config.model_config.enable_sleep_mode and await client.is_sleeping()
+
+
+def bytes_of_a_row(vllm_config) -> int:
+    """Memory of one row of the bank in the largest step."""
+    model = vllm_config.model_config
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    return tokens * model.hf_config.hidden_size * model.dtype.itemsize
 
 
 def token_texts(client, ids: list[int]) -> list[str | None]:

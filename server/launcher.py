@@ -23,6 +23,11 @@ from attnres_serve.folder import read_config
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULTS: dict[str, Any] = {"host": DEFAULT_HOST, "port": DEFAULT_PORT}
+# Flags of vLLM's with another default than its own.
+SERVER_DEFAULTS: dict[str, Any] = {
+    "shutdown_timeout": 20,  # seconds for running requests to end after SIGTERM; vLLM's is 0
+    "middleware": ["attnres_serve.server.request_ids.RequestIds"],  # --middleware adds to it
+}
 PLUGIN_GROUPS = (
     "vllm.general_plugins",
     "vllm.platform_plugins",
@@ -62,7 +67,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    compat.run_server(model, DEFAULTS, [*address, *vllm_arguments], settings.given(own))
+    defaults = {**DEFAULTS, **SERVER_DEFAULTS}
+    compat.run_server(model, defaults, [*address, *vllm_arguments], settings.given(own))
 
 
 def bundled_demo() -> str:
