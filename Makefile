@@ -5,6 +5,7 @@
 #   DEVICE=cuda make serve                    with vLLM's CUDA build
 #
 #   make test-versions                        the oldest and the newest vLLM, each in its environment
+#   make soak                                 a server under load and faults, for about ten minutes
 #   make bench-check                          is the overhead still the one on file?
 #   make test-vllm-0.30.0                     one of those with a file requirements/vllm-VERSION.txt
 #
@@ -29,17 +30,20 @@ COMPOSE ?= $(if $(filter podman,$(CONTAINER)),podman-compose,docker compose)
 PROFILE ?= cpu
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 
-.PHONY: serve test test-all test-versions bench-check check setup setup-test clean
+.PHONY: serve test test-all soak test-versions bench-check check setup setup-test clean
 .PHONY: image image-test up down release
 
 serve: setup
 	exec $(VENV)/bin/attnres-serve serve "$(MODEL)" $(DEMO_ARGS) $(ARGS)
 
 test: setup-test
-	$(VENV)/bin/python -m pytest -m "not exhaustive" $(ARGS_TEST)
+	$(VENV)/bin/python -m pytest -m "not exhaustive and not soak" $(ARGS_TEST)
 
 test-all: setup-test
-	$(VENV)/bin/python -m pytest $(ARGS_TEST)
+	$(VENV)/bin/python -m pytest -m "not soak" $(ARGS_TEST)
+
+soak: setup-test
+	$(VENV)/bin/python -m pytest -m soak -s $(ARGS_TEST)
 
 test-versions: $(addprefix test-vllm-,$(VERSIONS))
 

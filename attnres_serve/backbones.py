@@ -52,6 +52,7 @@ class AttnResMixin(_Base):
 
     def __init__(self, *, vllm_config, prefix: str = "", **kwargs) -> None:
         compat.permit_amx()
+        compat.forget_shared_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
         self.forward = with_room(super().forward)
         config = vllm_config.model_config.hf_config

@@ -4,6 +4,7 @@ Read against vLLM 0.28.0 to 0.32.0, see docs/versions.md.  vLLM itself is import
 functions, so that this module can be imported, and the version judged, without it.
 """
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,6 +160,31 @@ def install_worker_extension(vllm_config) -> None:
 
 def has_worker_extension(vllm_config) -> bool:
     return vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
+
+
+# Names of the processes in which vLLM runs a server, an engine or a worker.
+PROCESSES = ("ApiServer_", "EngineCore", "VllmWorker-")
+
+
+def is_process_of_vllm() -> bool:
+    """Whether vLLM started this process, to serve."""
+    return multiprocessing.current_process().name.startswith(PROCESSES)
+
+
+def forget_shared_memory() -> None:
+    """Take the names of the memory that CPU workers share, once all of them have it mapped.
+
+    vLLM does so at an orderly end only; after a kill the files would stay in /dev/shm.
+    """
+    from vllm.distributed import get_pp_group, get_tp_group
+
+    for group in (get_tp_group(), get_pp_group()):
+        shared = getattr(group.device_communicator, "dist_module", None)
+        name = getattr(shared, "group_name", None)
+        if name is not None:
+            for path in Path("/dev/shm").iterdir():
+                if path.name.startswith(f"{name}_"):
+                    path.unlink(missing_ok=True)
 
 
 # In the keys of vLLM's and inductor's caches: a graph compiled without these mends is not reused.
@@ -320,16 +346,70 @@ async def tokenize(
     return found.error.code, found.error.message
 
 
-async def generate(client, ids: list[int], max_tokens: int, name: str) -> list[int]:
+async def generate(
+    client, ids: list[int], max_tokens: int, name: str, ignore_eos: bool = False
+) -> list[int]:
     """Greedy continuation of a prompt by the engine; a cancelled one is aborted there."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
 
-    greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
     tokens: list[int] = []
     async for output in client.generate(tokens_input(ids), greedy, name):
         tokens = list(output.outputs[0].token_ids)
     return tokens
+
+
+def on_shutdown(client, drain: Callable[[float], float]) -> None:
+    """Let requests end before vLLM stops its engine, and let the server of a dead engine fail.
+
+    vLLM calls ``client.shutdown`` in a thread when a signal is heard, with the seconds of
+    --shutdown-timeout, and at the end of the server in any case.  A server that ends because its
+    engine did would have the status 0.
+
+    Args:
+        client: vLLM's engine client.
+        drain: told how long it may wait; returns how long the engine may then take to end.
+    """
+    stop = client.shutdown
+    called = False
+
+    def shutdown(timeout: float | None = None) -> None:
+        nonlocal called
+        died = False
+        if not called:
+            called = True
+            timeout = drain(timeout or 0)
+            died = client.errored
+        stop(timeout=timeout)
+        if died:
+            raise SystemExit(1)
+
+    client.shutdown = shutdown
+
+
+def outlives_engine() -> bool:
+    """Whether the server is to stay when its engine is dead, as vLLM's variable says."""
+    from vllm import envs
+
+    return envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH
+
+
+def is_first_api_server(vllm_config) -> bool:
+    """Of those that --api-server-count starts."""
+    return vllm_config.parallel_config._api_process_rank == 0
+
+
+async def is_asleep(client) -> bool:
+    """Whether the engine sleeps, which it can only where --enable-sleep-mode is on."""
+    return client.vllm_config.model_config.enable_sleep_mode and await client.is_sleeping()
+
+
+def bytes_of_a_row(vllm_config) -> int:
+    """Memory of one row of the bank in the largest step."""
+    model = vllm_config.model_config
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    return tokens * model.hf_config.hidden_size * model.dtype.itemsize
 
 
 def token_texts(client, ids: list[int]) -> list[str | None]:

@@ -1,7 +1,8 @@
 """The ``vllm.general_plugins`` entry point, run in every process that vLLM starts.
 
-It fills tables of names and settles torch's vector functions, and it never raises: an exception
-here would stop vLLM for every model on the machine.
+It fills tables of names, settles torch's vector functions and lets vLLM's processes end with the
+one that started them.  It never raises: an exception here would stop vLLM for every model on the
+machine.
 """
 
 import logging
@@ -28,10 +29,12 @@ def register() -> None:
 
 
 def _register() -> None:
-    from attnres_serve import configs, vector_math
+    from attnres_serve import configs, parent, vector_math
     from attnres_serve.checkpoint import recognise
     from attnres_serve.families import FAMILIES
 
+    if compat.is_process_of_vllm():
+        parent.end_with_parent()
     vector_math.settle()
     configs.register_model_types()
     compat.install_config_parser(recognise, configs.build)

@@ -1,6 +1,7 @@
 """The ``vllm.endpoint_plugins`` entry point: our routes on vLLM's own OpenAI app."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -11,10 +12,12 @@ from attnres_serve import __version__, compat, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.schedule import sites
-from attnres_serve.server import page, trace
+from attnres_serve.server import lifecycle, metrics, page, trace
 from attnres_serve.server.guard import Guard
 from attnres_serve.server.limits import Limits
 from attnres_serve.server.policy import Policy
+
+PERIOD = 10  # seconds between two questions to the workers about their forward passes
 
 router = APIRouter(tags=["Attention Residuals"])
 
@@ -58,7 +61,7 @@ async def attn_res(request: Request) -> AttnResInfo:
     }
     spec = spec_of(config) if backbone else None
     if spec is not None:
-        passes = await ask_workers(client, "attn_res_executed") or {}
+        passes = await executed(client)
         info |= {
             "blocks": spec.num_blocks,
             "block_starts": list(spec.block_starts),
@@ -71,9 +74,29 @@ async def attn_res(request: Request) -> AttnResInfo:
     return AttnResInfo(**info)
 
 
+async def executed(client) -> dict[str, dict[str, int]]:
+    """Forward passes since the start by algorithm and mode; ``/metrics`` says the same."""
+    passes = await ask_workers(client, "attn_res_executed") or {}
+    if compat.is_first_api_server(client.vllm_config):  # each would count all of them
+        metrics.count_passes(passes)
+    return passes
+
+
+async def keep_counting(client) -> None:
+    """Ask the workers from time to time, so that no scrape has to wait for them."""
+    while not client.errored:
+        with suppress(Exception):  # a dead engine has its own end (``lifecycle``)
+            await executed(client)
+        await asyncio.sleep(PERIOD)
+
+
 async def ask_workers(client, method: str) -> Any:
-    """A method of ``worker.WorkerExtension``; None where an extension of the user's replaced it."""
-    if not compat.has_worker_extension(client.vllm_config):
+    """A method of ``worker.WorkerExtension``.
+
+    None where an extension of the user's replaced it, and while the engine sleeps: the memory of a
+    sleeping model cannot be read.
+    """
+    if not compat.has_worker_extension(client.vllm_config) or await compat.is_asleep(client):
         return None
     # Every worker runs every pass with the same settings, so the first one stands for all.
     return (await client.collective_rpc(method))[0]
@@ -89,11 +112,20 @@ class EndpointPlugin:
         app.include_router(router)
         app.include_router(trace.router)
         app.include_router(page.router)
+        app.include_router(lifecycle.router)
+        app.state.attn_res_lifecycle = lifecycle.Lifecycle()
+        app.add_middleware(lifecycle.Gate, lifecycle=app.state.attn_res_lifecycle)
         protect(app)
 
     async def init_state(self, engine_client, state, args) -> None:
         """The routes reach the engine through ``state.engine_client``."""
         state.attn_res_replays = asyncio.Lock()
+        await state.attn_res_lifecycle.begin(engine_client, state)
+        spec = spec_of(engine_client.vllm_config.model_config.hf_config)
+        if spec is not None:
+            rows = max(site.num_sources for site in sites(spec))
+            metrics.bank.set(rows * compat.bytes_of_a_row(engine_client.vllm_config))
+            state.attn_res_counting = asyncio.create_task(keep_counting(engine_client))
 
 
 def protect(app: FastAPI) -> None:

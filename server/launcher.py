@@ -29,6 +29,12 @@ UNPROTECTED = {
     "VLLM_SERVER_DEV_MODE": "adds routes for development, which run methods in the workers",
     "VLLM_USE_RUST_FRONTEND": "replaces the server by one without our routes and bounds",
 }
+# Flags of vLLM's with another default than its own.
+SERVER_DEFAULTS: dict[str, Any] = {
+    "allowed_origins": [],  # no page of another site
+    "shutdown_timeout": 20,  # seconds for running requests to end after SIGTERM; vLLM's is 0
+    "middleware": ["attnres_serve.server.request_ids.RequestIds"],  # --middleware adds to it
+}
 PLUGIN_GROUPS = (
     "vllm.general_plugins",
     "vllm.platform_plugins",
@@ -79,7 +85,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     compat.run_server(
         model,
-        DEFAULTS | {"allowed_origins": []},  # no page of another site, unless --allowed-origins
+        DEFAULTS | SERVER_DEFAULTS,
         [*address, *vllm_arguments],
         settings.given(own),
         keys,

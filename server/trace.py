@@ -17,10 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from attnres_serve import compat, settings, trace_answer
 from attnres_serve.configs import spec_of
 from attnres_serve.schedule import Site, sites
+from attnres_serve.server import metrics
 from attnres_serve.trace_answer import Trace
 
 MAX_TOKENS = 4096  # of a traced sequence: one replay is one pause of the engine
 MAX_ROWS = 32768  # traced tokens times traced sites: some megabytes of answer
+GONE = 499  # status of an answer that nobody waits for
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 
@@ -56,16 +58,25 @@ class TraceRequest(BaseModel):
 
 
 class OneSentence(APIRoute):
-    """A route whose refusal of a body is one sentence, not a list of pydantic's."""
+    """A route whose refusal of a body is one sentence, not a list of pydantic's; it is counted."""
 
     def get_route_handler(self) -> Callable:
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
+            outcome = "failed"
             try:
-                return await handle(request)
+                response = await handle(request)
+                outcome = "cancelled" if response.status_code == GONE else "served"
+                return response
             except RequestValidationError as error:
+                outcome = "refused"
                 raise HTTPException(400, _sentence(error.errors())) from None
+            except HTTPException as error:
+                outcome = "failed" if error.status_code == 500 else "refused"
+                raise
+            finally:
+                metrics.traces.labels(outcome).inc()
 
         return handler
 
@@ -81,7 +92,7 @@ router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence)
 async def trace(body: TraceRequest, raw_request: Request):
     """Trace depth attention: weights, RMS of the sources and entropy at every site."""
     answer = await compat.until_disconnect(_trace, body, raw_request)
-    return Response(status_code=499) if answer is None else answer  # the client has gone
+    return Response(status_code=GONE) if answer is None else answer
 
 
 async def _trace(body: TraceRequest, raw_request: Request) -> Response:
@@ -98,7 +109,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     _check_rows(len(positions), len(chosen))
     ids = given
     if body.max_tokens:
-        name = f"attn-res-trace-{uuid4().hex}"
+        name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
         ids = given + await compat.generate(client, given, body.max_tokens, name)
     positions = [position for position in positions if position < len(ids)]  # it may end early
     wanted = [site.index for site in chosen]

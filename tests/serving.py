@@ -80,7 +80,12 @@ VLLMS = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model")
 
 @contextmanager
 def running(
-    command: tuple[str, ...], checkpoint: Path, log: Path, *flags: str, **env: str
+    command: tuple[str, ...],
+    checkpoint: Path,
+    log: Path,
+    *flags: str,
+    port: int | None = None,
+    **env: str,
 ) -> Iterator[Server]:
     """A server of ``checkpoint``, started and stopped.
 
@@ -88,9 +93,10 @@ def running(
         command: ``OURS`` or ``VLLMS``.
         checkpoint: folder.
         log: where its output goes.
+        port: default: one that is free.
         flags, env: further flags and environment variables.
     """
-    port = free_port()
+    port = port or free_port()
     arguments = [*command, str(checkpoint), "--host", "127.0.0.1", "--port", str(port), *flags]
     with log.open("w") as output:
         process = subprocess.Popen(

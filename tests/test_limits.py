@@ -711,7 +711,7 @@ def test_every_route_of_vllm_asks_for_the_key(vllms_app):
     named = {path for _, path in routes}
     assert {"/invocations", "/tokenize", "/v1/attn_res/trace", "/collective_rpc"} <= named
     for method, path in routes:
-        if path not in (*PROBES, PAGE, f"{PAGE}/{{name:path}}"):
+        if path not in (*PROBES, PAGE) and not path.startswith(f"{PAGE}/"):
             for written in (path, f"{path}/", f"/{path}"):
                 assert ask(vllms_app, method, written).status == 401, (method, written)
 

@@ -39,9 +39,10 @@ class Client:
         self.workers = [worker, worker]
         self.vllm_config = worker.vllm_config
         self.vllm_config.parallel_config.worker_extension_cls = compat.WORKER_EXTENSION
-        self.asleep = False
+        self.asleep = self.errored = False
         self.calls: list[str] = []
         self.generated = 0
+        self.names: list[str] = []
 
     async def collective_rpc(self, method: str, args: tuple = ()) -> list[Any]:
         self.calls.append(method)
@@ -58,8 +59,12 @@ class Client:
     async def generate(self, prompt, params, name: str):
         assert params.temperature == 0
         self.generated += 1
+        self.names.append(name)
         for end in range(1, params.max_tokens + 1):
             yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=ANSWER[:end])])
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        pass
 
     def get_tokenizer(self):
         return SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
@@ -89,6 +94,8 @@ def app_of(client: Client) -> TestClient:
     plugin = EndpointPlugin()
     plugin.attach_router(app)
     asyncio.run(plugin.init_state(client, app.state, app.state.args))
+    client.calls.clear()
+    client.generated = 0  # without the warm-up
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -282,6 +289,20 @@ def test_asleep(app, client):
     assert "asleep" in refused(app, 503, prompt=[3])
 
 
+def test_a_body_that_is_no_text(app):
+    answer = app.post(URL, content=b"\x80", headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "is not in UTF-8" in answer.json()["error"]["message"]
+
+
+def test_the_engine_knows_a_trace_by_its_request_id(app, client):
+    asked = {"prompt": [3], "max_tokens": 1, "sites": [0]}
+    for headers in ({"X-Request-Id": "order-7"}, {}):
+        assert app.post(URL, json=asked, headers=headers).status_code == 200
+    first, second = client.names[-2:]
+    assert first == "attn-res-trace-order-7" != second
+
+
 def test_a_worker_that_fails_is_an_error(app, client, monkeypatch):
     monkeypatch.setattr(
         WorkerExtension, "attn_res_trace", lambda *_: {"problem": "the test says no.", "sites": []}
@@ -311,8 +332,7 @@ def test_one_replay_at_a_time_and_none_for_who_left():
         return [{"problem": None, "sites": [[0, b"w", b"r"]]}]
 
     async def main() -> dict:
-        state = SimpleNamespace()
-        await EndpointPlugin().init_state(None, state, None)
+        state = SimpleNamespace(attn_res_replays=asyncio.Lock())
         client = SimpleNamespace(collective_rpc=collective_rpc)
         asked = [
             asyncio.ensure_future(trace._replay(state, client, [number], [0], [0]))

@@ -1,0 +1,130 @@
+"""From ready to gone: ``GET /ready``, the end after a signal, and the end after an engine's.
+
+vLLM's server hears the signals, says whether it lives (``GET /health``) and stops its engine.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette._utils import get_route_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from attnres_serve import compat
+from attnres_serve.server.guard import METRICS, PROBES
+from attnres_serve.server.refusal import refuse
+
+ANSWERED = PROBES | {METRICS}  # to the end
+GRACE = 5  # seconds for an engine without work to end, and then for connections to close
+LOOK = 0.5  # seconds between two looks at the engine
+FAREWELL = 1.0  # seconds in which the requests of a dead engine are told, and so are probes
+
+router = APIRouter(tags=["Attention Residuals"])
+
+
+class Lifecycle:
+    """Where one server is between its start and its end.
+
+    Attributes:
+        running: requests that are being answered, probes aside.
+        stopping: whether a signal was heard.
+    """
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.stopping = False
+        self._client: Any = None
+        self._state: Any = None
+
+    async def begin(self, client, state) -> None:
+        """Called when the engine runs and before the port is open.
+
+        The first request costs more than any later one; this one is it.
+
+        Args:
+            client: vLLM's engine client.
+            state: of vLLM's app.
+        """
+        self._client, self._state = client, state
+        self._loop = asyncio.get_running_loop()
+        compat.on_shutdown(client, self.drain)
+        await compat.generate(client, [0], 2, "attn-res-warm-up", ignore_eos=True)
+        self._watch = asyncio.create_task(self._end_when_dead())
+
+    def unready(self) -> str | None:
+        """Why no request should be sent here, in one sentence; None if it may."""
+        if self._client.errored:
+            return "The engine is dead."
+        return "The server is stopping." if self.stopping else None
+
+    def drain(self, timeout: float) -> float:
+        """Refuse new requests and wait for those that run; called in a thread of vLLM's.
+
+        vLLM's own waiting begins at the engine, which gives up requests that have not reached it
+        yet, and knows nothing of those that ask for more than tokens, as traces do.
+
+        Returns:
+            Seconds in which the engine has to end.
+        """
+        if not self.stopping:
+            self.stopping = True
+            self._loop.call_soon_threadsafe(self._abort_on_a_signal)
+        end = time.monotonic() + timeout
+        while self.running and time.monotonic() < end and not self._client.errored:
+            time.sleep(0.05)
+        return 0 if self.running else GRACE
+
+    def _abort_on_a_signal(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._abort, number)
+
+    def _abort(self, number: int) -> None:
+        compat.logger().warning("AttnRes: a second signal, so running requests are cut off.")
+        os._exit(128 + number)  # engine and workers end with this process (``parent``)
+
+    async def _end_when_dead(self) -> None:
+        """What vLLM's watchdog does, sooner; the exit status is ``compat.on_shutdown``'s."""
+        while (server := getattr(self._state, "server", None)) is None:
+            await asyncio.sleep(LOOK)
+        server.config.timeout_graceful_shutdown = GRACE  # a client may never read its answer
+        while not self._client.errored:
+            await asyncio.sleep(LOOK)
+        if self.stopping or compat.outlives_engine():
+            return
+        compat.logger().error("AttnRes: the engine is dead, so the server ends, with status 1.")
+        await asyncio.sleep(FAREWELL)
+        server.should_exit = True
+
+
+class Gate:
+    """ASGI middleware: counts the requests that run, and lets none in once the server stops."""
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+        self.app = app
+        self.lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or get_route_path(scope) in ANSWERED:
+            await self.app(scope, receive, send)
+        elif self.lifecycle.stopping:
+            message = "The server is stopping; ask another one, or ask again later."
+            await refuse(503, message, retry_after=str(GRACE), connection="close")(
+                scope, receive, send
+            )
+        else:
+            self.lifecycle.running += 1
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                self.lifecycle.running -= 1
+
+
+@router.get("/ready", responses={503: {"description": "no request should be sent here"}})
+async def ready(request: Request) -> JSONResponse:
+    """Whether a request is answered now, and without anything left to warm up."""
+    reason = request.app.state.attn_res_lifecycle.unready()
+    return JSONResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)

@@ -1,0 +1,39 @@
+"""What ``/metrics`` says beside vLLM's own figures.
+
+Plain metrics of prometheus_client's, as vLLM's are: they are also right where several API servers
+answer on one port, which a collector of our own would not be.
+"""
+
+from prometheus_client import Counter, Gauge
+
+OUTCOMES = ("served", "refused", "failed", "cancelled")
+
+traces = Counter("attnres_traces", "Requests for a trace, by how they ended", ["outcome"])
+passes = Counter(
+    "attnres_forward_passes",
+    "Forward passes of the model, warm-up and profiling included",
+    ["algorithm", "mode"],
+)
+bank = Gauge(
+    "attnres_bank_bytes",
+    "Memory for the block bank in the largest step, on every worker",
+    multiprocess_mode="max",
+)
+
+for _outcome in OUTCOMES:  # so that the first one is an increase
+    traces.labels(_outcome)
+
+_counted: dict[tuple[str, str], int] = {}
+
+
+def count_passes(executed: dict[str, dict[str, int]]) -> None:
+    """Add what ran since the last call.
+
+    Args:
+        executed: passes since the start by algorithm and mode, as the workers count them.
+    """
+    for algorithm, modes in executed.items():
+        for mode, total in modes.items():
+            before = _counted.get((algorithm, mode), 0)
+            passes.labels(algorithm, mode).inc(max(total - before, 0))
+            _counted[algorithm, mode] = total

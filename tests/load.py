@@ -1,0 +1,141 @@
+"""Clients that ask a server all the time, some of whom leave, and the memory it takes meanwhile."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
+
+import httpx
+import numpy as np
+import psutil
+
+SAMPLE = 1.0  # seconds between two looks at the memory
+MIB = 2**20
+
+
+@dataclass
+class Tally:
+    """What the clients met."""
+
+    answered: int = 0
+    left: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+def load(url: str, clients: int, seconds: float, headers: dict[str, str] | None = None) -> Tally:
+    """Ask by many clients at once; a third of the requests is left in the middle of its answer."""
+    return asyncio.run(_load(url, clients, seconds, headers or {}))
+
+
+async def _load(url: str, clients: int, seconds: float, headers: dict[str, str]) -> Tally:
+    tally = Tally()
+    end = time.monotonic() + seconds
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=url, timeout=120, limits=limits, headers=headers
+    ) as client:
+        await asyncio.gather(*(_client(client, end, tally) for _ in range(clients)))
+    return tally
+
+
+async def _client(client: httpx.AsyncClient, end: float, tally: Tally) -> None:
+    while time.monotonic() < end:
+        leaves = random.random() < 1 / 3
+        try:
+            problem = await random.choice((_streamed, _whole))(client, leaves)
+        except httpx.HTTPError as error:
+            problem = repr(error)
+        if problem is not None:
+            tally.errors[problem] += 1
+        elif leaves:
+            tally.left += 1
+        else:
+            tally.answered += 1
+
+
+def _request() -> tuple[str, dict]:
+    """A completion or a chat."""
+    most = {"temperature": 0.8, "max_tokens": random.randrange(16, 64), "ignore_eos": True}
+    if random.random() < 0.3:
+        messages = [{"role": "user", "content": "def f(x):\n" * random.randrange(1, 20)}]
+        return "/v1/chat/completions", {"messages": messages, **most}
+    prompt = [random.randrange(3, 2000) for _ in range(random.randrange(1, 200))]
+    return "/v1/completions", {"prompt": prompt, **most}
+
+
+async def _streamed(client: httpx.AsyncClient, leaves: bool) -> str | None:
+    path, body = _request()
+    wanted = random.randrange(1, 12) if leaves else None
+    lines = 0
+    async with client.stream("POST", path, json={**body, "stream": True}) as answer:
+        if answer.status_code != 200:
+            return f"{answer.status_code} {(await answer.aread()).decode()}"
+        line = ""
+        async for line in answer.aiter_lines():
+            if line.startswith('data: {"error"'):
+                return line
+            lines += line.startswith("data: ")
+            if lines == wanted:
+                return None
+            if line == "data: [DONE]":
+                break
+    return None if line == "data: [DONE]" else f"a stream ended with {line!r}"
+
+
+async def _whole(client: httpx.AsyncClient, leaves: bool) -> str | None:
+    path, body = _request()
+    asked = client.post(path, json=body)
+    if leaves:
+        try:
+            await asyncio.wait_for(asked, random.uniform(0.01, 0.3))
+        except TimeoutError:
+            return None
+        return None
+    answer = await asked
+    return None if answer.status_code == 200 else f"{answer.status_code} {answer.text}"
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all that it started."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def memory(pid: int) -> float:
+    """MiB of a process and all that it started, what they share counted once."""
+    total = 0
+    for process in tree(pid):
+        try:
+            total += process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+    return total / MIB
+
+
+@contextmanager
+def watched_memory(pid: int) -> Iterator[list[tuple[float, float]]]:
+    """Rows of seconds and MiB, which grow while the block runs."""
+    rows: list[tuple[float, float]] = []
+    stop, begin = Event(), time.monotonic()
+
+    def watch() -> None:
+        while not stop.wait(SAMPLE):
+            rows.append((time.monotonic() - begin, memory(pid)))
+
+    thread = Thread(target=watch)
+    thread.start()
+    try:
+        yield rows
+    finally:
+        stop.set()
+        thread.join()
+
+
+def slope(rows: list[tuple[float, float]], after: float) -> float:
+    """MiB per minute, of a line through what was seen after so many seconds."""
+    seconds, sizes = np.array([row for row in rows if row[0] > after]).T
+    return 60 * float(np.polyfit(seconds, sizes, 1)[0])

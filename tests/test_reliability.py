@@ -1,0 +1,327 @@
+"""One server that is asked, left, overfed and stopped; and others whose processes are killed."""
+
+import json
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+
+import httpx
+import pytest
+from bodies import BODIES, PATHS, post_malformed
+from faults import Watched, find, until, value
+from hypothesis import HealthCheck, given, settings
+from load import load, slope, watched_memory
+from serving import OURS, VLLMS, Server, free_port, running, tail
+from test_server import DEMO
+
+from attnres_serve.check import describe
+from attnres_serve.checkpoint import examine
+
+pytestmark = pytest.mark.engine
+
+STEP = 512  # tokens
+FLAGS = (
+    *("--enforce-eager", "--served-model-name", "demo", "--max-model-len", "1024"),
+    *("--max-num-batched-tokens", str(STEP), "--max-num-seqs", "64"),
+    *("--num-gpu-blocks-override", "256"),  # small, so that all of it is soon touched
+)
+TWO = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # a core for each of two workers
+TRACE = {"prompt": [5, 6, 7], "sites": [3]}
+LONG = {"prompt": [5, 6, 7], "max_tokens": 1000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("reliability")
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    """Started on the port of one that was killed while it answered; nothing has to be cleaned."""
+    port = free_port()
+    with running(OURS, DEMO, folder / "killed", *FLAGS, port=port) as killed, asked(killed):
+        watched = Watched(killed.process.pid)
+        killed.process.kill()
+        watched.gone(10)
+    with running(OURS, DEMO, folder / "log", *FLAGS, port=port) as running_server:
+        running_server.first_metrics = metrics(running_server)
+        yield running_server
+
+
+class asked:
+    """Requests that run, whatever becomes of them."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def _ask(self, number: int) -> None:
+        with suppress(httpx.HTTPError):
+            self.server.client.post("/v1/completions", json={**LONG, "seed": number})
+
+    def __enter__(self) -> None:
+        self.threads = ThreadPoolExecutor(4)
+        for number in range(4):
+            self.threads.submit(self._ask, number)
+        until(lambda: value(metrics(self.server), "vllm:num_requests_running") >= 1, 30)
+
+    def __exit__(self, *_) -> None:
+        self.threads.shutdown()
+
+
+def metrics(server: Server) -> str:
+    return server.client.get("/metrics").raise_for_status().text
+
+
+def idle(server: Server) -> bool:
+    return value(metrics(server), "vllm:num_requests_running") == 0
+
+
+def test_it_is_ready_and_warm(server):
+    """A request was served before the first one of a client's."""
+    answer = server.client.get("/ready")
+    assert (answer.status_code, answer.json()) == (200, {"ready": True, "reason": None})
+    assert value(server.first_metrics, "vllm:request_success_total") == 1
+    assert value(server.first_metrics, "vllm:generation_tokens_total") == 2
+
+
+# --- metrics
+
+
+def test_our_metrics_are_beside_those_of_vllm(server):
+    before = metrics(server)
+    assert server.client.post("/v1/attn_res/trace", json=TRACE).status_code == 200
+    assert server.client.post("/v1/attn_res/trace", json={**TRACE, "sites": [99]}).is_client_error
+    assert server.client.post("/v1/attn_res/trace", content=b"{").is_client_error
+    executed = server.info["executed"]
+    after = metrics(server)
+    for outcome, more in (("served", 1), ("refused", 2), ("failed", 0), ("cancelled", 0)):
+        counts = [value(text, "attnres_traces_total", outcome=outcome) for text in (before, after)]
+        assert counts[1] - counts[0] == more
+    passes = value(after, "attnres_forward_passes_total", algorithm="single_pass", mode="eager")
+    assert passes == executed["single_pass"] > 0
+    assert value(after, "attnres_forward_passes_total", mode="compiled") == 0
+    facts = describe(examine(DEMO))
+    assert value(after, "attnres_bank_bytes") == STEP * facts["bank_bytes_per_token"]
+    families = set(re.findall(r"# TYPE (\S+)", after))
+    ours = {name for name in families if name.startswith("attnres_")}
+    others = [
+        name for name in families - ours if not re.match("vllm:|http_|python_|process_", name)
+    ]
+    assert others == []
+    assert {name for name in ours if not name.endswith("_created")} == {
+        "attnres_traces_total",
+        "attnres_forward_passes_total",
+        "attnres_bank_bytes",
+    }
+
+
+# --- request ids
+
+
+def test_request_ids(server):
+    body = {"prompt": "import os", "max_tokens": 1}
+    given = {"X-Request-Id": "order-7"}
+    answer = server.client.post("/v1/completions", json=body, headers=given)
+    assert answer.headers["x-request-id"] == "order-7" and "order-7" in answer.json()["id"]
+    answer = server.client.post("/v1/completions", json=body)
+    assert answer.headers["x-request-id"] in answer.json()["id"]
+    trace = server.client.post("/v1/attn_res/trace", json=TRACE, headers=given)
+    assert trace.headers["x-request-id"] == "order-7"
+    for refused in ({"prompt": 1.5}, {"prompt": "x", "model": "nope"}):
+        answer = server.client.post("/v1/completions", json=refused, headers=given)
+        assert answer.is_client_error and answer.headers["x-request-id"] == "order-7"
+
+
+# --- clients that leave
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot(server, stream):
+    until(lambda: idle(server), 30)
+    before = value(metrics(server), "vllm:generation_tokens_total")
+    choices = 8
+    body = {**LONG, "n": choices, "temperature": 1.0, "stream": stream}
+    with httpx.Client(base_url=server.url, timeout=0.5) as client:
+        if stream:
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                for _ in range(5):
+                    next(lines)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=body)
+    until(lambda: idle(server), 5)
+    made = value(metrics(server), "vllm:generation_tokens_total") - before
+    assert made < choices * LONG["max_tokens"] / 2
+
+
+# --- load and malformed bodies; `make soak` has the long forms
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_malformed_bodies(server, path):
+    check_malformed(server, path, 12)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("path", PATHS)
+def test_two_hundred_malformed_bodies(server, path):
+    check_malformed(server, path, 200)
+
+
+def check_malformed(server: Server, path: str, examples: int) -> None:
+    @settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=[*HealthCheck]
+    )
+    @given(BODIES)
+    def ask(body: bytes) -> None:
+        post_malformed(server.client, path, body)
+
+    ask()
+    assert server.complete("import os", max_tokens=1)["choices"]
+
+
+def test_some_load(server):
+    """Forward passes are counted meanwhile, without being asked for."""
+    name = "attnres_forward_passes_total"
+    before = value(metrics(server), name)
+    check_load(server, clients=8, seconds=10)
+    until(lambda: value(metrics(server), name) > before + 20, 10)
+
+
+@pytest.mark.soak
+def test_much_load(server):
+    """The memory of the whole process tree does not grow by more than a MiB a minute.
+
+    The first minute is not counted: there the KV cache is touched, and allocators and histograms
+    reach their size.
+    """
+    rows = check_load(server, clients=64, seconds=180)
+    growth = slope(rows, after=60)
+    print(f"memory: {rows[0][1]:.0f} to {rows[-1][1]:.0f} MiB, slope {growth:.2f} MiB/min")
+    assert growth < 1.0
+
+
+def check_load(server: Server, clients: int, seconds: float) -> list[tuple[float, float]]:
+    """No error other than the ones that were asked for; the next request is answered soon."""
+    with watched_memory(server.process.pid) as rows:
+        tally = load(server.url, clients, seconds)
+    begin = time.monotonic()
+    server.complete("import os", max_tokens=1)
+    waited = time.monotonic() - begin
+    print(f"{clients} clients: {tally}; the next request took {waited:.2f} s")
+    assert not tally.errors
+    assert tally.answered > clients and tally.left > clients / 4
+    assert waited < 5
+    until(lambda: idle(server), 5)
+    assert server.client.get("/ready").status_code == 200
+    return rows
+
+
+# --- the end
+
+
+def test_sigterm_lets_requests_end(server):
+    """Streams and a trace that run are answered to their end; then the server has gone."""
+    watched = Watched(server.process.pid)
+    streaming = threading.Event()
+
+    def stream(number: int) -> list[str]:
+        body = {**LONG, "max_tokens": 400, "stream": True, "seed": number}
+        lines = []
+        with server.client.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                lines += [line] if line.startswith("data: ") else []
+                if len(lines) > 5:
+                    streaming.set()
+        return lines
+
+    with ThreadPoolExecutor(9) as threads:
+        streams = [threads.submit(stream, number) for number in range(8)]
+        assert streaming.wait(30)
+        trace = threads.submit(
+            server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 300}
+        )
+        until(lambda: value(metrics(server), "vllm:num_requests_running") == 9, 10)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.client.get("/ready").status_code == 503, 5)
+        assert server.client.get("/health").status_code == 200
+        assert "vllm:" in metrics(server)
+        refused = server.client.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert "stopping" in refused.json()["error"]["message"]
+        assert not any(each.done() for each in streams), "too short to tell"
+        for each in streams:
+            lines = each.result()
+            assert lines[-1] == "data: [DONE]"
+            assert (
+                json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
+                == "length"
+            )
+        assert trace.result().json()["total_tokens"] == 303
+    assert server.process.wait(15) == 0, tail(server.log)
+    watched.gone(1)
+
+
+KILLED = [
+    ("vLLM's server, its idle engine", VLLMS, False, "EngineCore", False),
+    ("a worker of two", OURS, True, "Worker", True),
+    pytest.param("the engine of two", OURS, True, "EngineCore", True, marks=pytest.mark.soak),
+    pytest.param("vLLM's, a worker of two", VLLMS, True, "Worker", True, marks=pytest.mark.soak),
+    pytest.param("the engine", OURS, False, "EngineCore", True, marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize(("name", "command", "two", "title", "busy"), KILLED)
+def test_a_killed_process_ends_the_server(folder, name, command, two, title, busy):
+    """With a status, within seconds, with nothing left; until then the probes say so."""
+    flags = (*FLAGS, "--tensor-parallel-size", "2") if two else FLAGS
+    env = {**(TWO if two else {}), "VLLM_PLUGINS": "attnres"}
+    with (
+        running(command, DEMO, folder / name, *flags, **env) as server,
+        asked(server) if busy else nullcontext(),
+    ):
+        watched = Watched(server.process.pid)
+        find(server.process.pid, title).kill()
+        begin = time.monotonic()
+        probes = []
+        with suppress(httpx.HTTPError):  # it has ended
+            while time.monotonic() < begin + 30:
+                paths = ("/health", "/ready")
+                probes.append([server.client.get(path).status_code for path in paths])
+                time.sleep(0.05)
+        status = server.process.wait(30)
+        print(f"{name}: status {status} after {time.monotonic() - begin:.1f} s")
+        assert status == 1, tail(server.log)
+        watched.gone(5)
+    if not busy:  # otherwise vLLM ends as soon as a request has failed
+        assert probes[-1] == [503, 503]
+
+
+@pytest.mark.soak
+def test_two_workers_end_with_their_server(folder):
+    two = (*FLAGS, "--tensor-parallel-size", "2")
+    with running(OURS, DEMO, folder / "two", *two, **TWO) as server, asked(server):
+        watched = Watched(server.process.pid)
+        assert len(watched.processes) >= 4  # server, engine, two workers
+        server.process.kill()
+        begin = time.monotonic()
+        watched.gone(5)
+        print(f"gone after {time.monotonic() - begin:.1f} s")
+
+
+@pytest.mark.soak
+def test_a_second_sigterm_aborts(folder):
+    with running(OURS, DEMO, folder / "second", *FLAGS) as server, asked(server):
+        watched = Watched(server.process.pid)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.client.get("/ready").status_code == 503, 5)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5) == 128 + signal.SIGTERM
+        watched.gone(3)
+        print(f"aborted after {time.monotonic() - begin:.1f} s")
