@@ -6,7 +6,7 @@ functions, so that this module can be imported, and the version judged, without 
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def has_worker_extension(vllm_config) -> bool:
 
 
 # Names of the processes in which vLLM runs a server, an engine or a worker.
-PROCESSES = ("ApiServer_", "EngineCore", "VllmWorker-")
+PROCESSES = ("ApiServer_", "APIServer_", "EngineCore", "VllmWorker-")
 
 
 def is_process_of_vllm() -> bool:
@@ -182,9 +182,10 @@ def forget_shared_memory() -> None:
         shared = getattr(group.device_communicator, "dist_module", None)
         name = getattr(shared, "group_name", None)
         if name is not None:
-            for path in Path("/dev/shm").iterdir():
-                if path.name.startswith(f"{name}_"):
-                    path.unlink(missing_ok=True)
+            with suppress(OSError):  # no such folder on this system, or not ours
+                for path in Path("/dev/shm").iterdir():
+                    if path.name.startswith(f"{name}_"):
+                        path.unlink(missing_ok=True)
 
 
 # In the keys of vLLM's and inductor's caches: a graph compiled without these mends is not reused.
@@ -398,6 +399,11 @@ def outlives_engine() -> bool:
 def is_first_api_server(vllm_config) -> bool:
     """Of those that --api-server-count starts."""
     return vllm_config.parallel_config._api_process_rank == 0
+
+
+def is_only_api_server(vllm_config) -> bool:
+    """Whether no launcher stands above this server, who would end it by a signal of its own."""
+    return vllm_config.parallel_config._api_process_count == 1
 
 
 async def is_asleep(client) -> bool:

@@ -19,9 +19,9 @@ def load(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # whatever a tokenizer's files may do wrong
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"the tokenizer of {folder} cannot be loaded ({str(error).splitlines()[0]}); copy it "
-            "beside the weights."
+            f"the tokenizer of {folder} cannot be loaded ({reason}); copy it beside the weights."
         ) from None
     finally:
         logging.set_verbosity(level)

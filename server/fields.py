@@ -7,7 +7,7 @@ Those that only name the caller or say where to cache (``user``, ``metadata``,
 from collections.abc import Mapping
 from typing import Any
 
-ROUTES = ("/v1/completions", "/v1/chat/completions")
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
 # The values with which a field says what happens anyway.
 UNREAD: dict[str, tuple[Any, ...]] = {
     "audio": (None,),

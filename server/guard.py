@@ -37,7 +37,7 @@ class Guard:
     ) -> None:
         self.app = app
         self.digests = [sha256(key.encode()).digest() for key in keys]
-        self.public = PROBES | {PAGE} | ({METRICS} if public_metrics else set())
+        self.readable = {PAGE} | ({METRICS} if public_metrics else set())
         self.local_only = local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +58,7 @@ class Guard:
                 "A server on a loopback address without an API key answers to localhost and to "
                 "addresses only, and Host names something else; ask for 127.0.0.1 or set a key.",
             )
-        if not self.digests or self._is_public(get_route_path(scope)) or self._has_key(scope):
+        if not self.digests or self._is_public(scope) or self._has_key(scope):
             return None
         return refuse(
             401,
@@ -66,8 +66,11 @@ class Guard:
             www_authenticate="Bearer",
         )
 
-    def _is_public(self, path: str) -> bool:
-        return path in self.public or path.startswith(f"{PAGE}/")
+    def _is_public(self, scope: Scope) -> bool:
+        path = get_route_path(scope)
+        if path in self.readable or path.startswith(f"{PAGE}/"):
+            return scope.get("method") in ("GET", "HEAD")  # a body would take a place (``limits``)
+        return path in PROBES
 
     def _has_key(self, scope: Scope) -> bool:
         for name, value in scope["headers"]:

@@ -115,10 +115,9 @@ def value_of(flag: str, vllm_arguments: list[str]) -> str | None:
     """The value that a flag of vLLM's is given, None where it is not given."""
     value = None
     for word, following in pairwise([*vllm_arguments, None]):
-        if word == flag:
-            value = following
-        elif word is not None and word.startswith(f"{flag}="):
-            value = word.removeprefix(f"{flag}=")
+        name, equals, given = (word or "").partition("=")
+        if name.replace("_", "-") == flag:  # vLLM takes --load_format for --load-format
+            value = given if equals else following
     return value  # of several the last counts, as for vLLM's parser
 
 

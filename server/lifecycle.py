@@ -20,6 +20,8 @@ from attnres_serve.server.refusal import refuse
 
 ANSWERED = PROBES | {METRICS}  # to the end
 GRACE = 5  # seconds for an engine without work to end, and then for connections to close
+WARM_UP = 120  # seconds for the first request
+AGAIN = 1.0  # seconds before a signal is a second one; launchers repeat the first at once
 LOOK = 0.5  # seconds between two looks at the engine
 FAREWELL = 1.0  # seconds in which the requests of a dead engine are told, and so are probes
 
@@ -52,7 +54,11 @@ class Lifecycle:
         self._client, self._state = client, state
         self._loop = asyncio.get_running_loop()
         compat.on_shutdown(client, self.drain)
-        await compat.generate(client, [0], 2, "attn-res-warm-up", ignore_eos=True)
+        try:
+            warm_up = compat.generate(client, [0], 2, "attn-res-warm-up", ignore_eos=True)
+            await asyncio.wait_for(warm_up, WARM_UP)
+        except Exception as error:  # a model of another kind, or a context of one token
+            compat.logger().warning("AttnRes: the request that warms up failed: %s", error)
         self._watch = asyncio.create_task(self._end_when_dead())
 
     def unready(self) -> str | None:
@@ -72,7 +78,9 @@ class Lifecycle:
         """
         if not self.stopping:
             self.stopping = True
-            self._loop.call_soon_threadsafe(self._abort_on_a_signal)
+            if compat.is_only_api_server(self._client.vllm_config):
+                arm = self._abort_on_a_signal
+                self._loop.call_soon_threadsafe(self._loop.call_later, AGAIN, arm)
         end = time.monotonic() + timeout
         while self.running and time.monotonic() < end and not self._client.errored:
             time.sleep(0.05)

@@ -119,7 +119,10 @@ def sequences(asked: Any) -> float:
     if not isinstance(asked, dict):
         return 1
     prompts = max(_entries(asked.get(name)) for name in BATCHES)
-    return prompts * max(_number(asked.get("n")), _number(asked.get("best_of")))
+    nested = asked.get("sampling_params")  # of /inference/v1/generate
+    where = [asked, nested] if isinstance(nested, dict) else [asked]
+    answers = max(_number(one.get(name)) for one in where for name in ("n", "best_of"))
+    return prompts * answers
 
 
 def _entries(value: Any) -> int:
@@ -143,10 +146,11 @@ def _again(body: bytes, receive: Receive) -> Receive:
     given = False
 
     async def receive_again() -> Message:
-        nonlocal given
+        nonlocal body, given
         if given:
             return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        message = {"type": "http.request", "body": body, "more_body": False}
+        body, given = b"", True  # not kept while the answer streams
+        return message
 
     return receive_again

@@ -1,6 +1,6 @@
 """``GET /attn_res``: a static page that streams a completion and shows its depth attention.
 
-The files are public, for vLLM asks for its key under /v1 only; the data that they show is not.
+The files are public (``guard``); the data that they show is not.
 """
 
 from pathlib import Path

@@ -24,6 +24,7 @@ class Client:
 
     def __init__(self) -> None:
         self.errored = False
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=1))
         self.stopped: list[float | None] = []
         self.prompts: list = []
 
@@ -68,6 +69,19 @@ async def within(seconds: float, condition) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.01)
+
+
+def test_a_model_that_cannot_be_warmed_up_is_served():
+    """One whose requests need more than a prompt, say."""
+    started = Started()
+
+    async def refuse(*_):
+        raise ValueError("an image is missing")
+        yield
+
+    started.client.generate = refuse
+    asyncio.run(started.begin())
+    assert started.http.get("/ready").status_code == 200
 
 
 def test_a_request_was_served_before_the_port_is_open():

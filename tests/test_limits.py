@@ -324,8 +324,9 @@ def test_a_declared_body_is_refused_unread():
     assert (answer.status, answer.taken) == (413, 0)
 
 
-def test_no_body_is_read_without_the_key():
-    answer = ask(app_of(), "POST", DATA[0])
+@pytest.mark.parametrize("path", [*DATA, "/attn_res", "/attn_res/page.js", "/metrics"])
+def test_no_body_is_read_without_the_key(path):
+    answer = ask(app_of(public_metrics=True), "POST", path)
     assert (answer.status, answer.taken) == (401, 0)
 
 
@@ -368,6 +369,7 @@ def test_a_client_that_leaves_while_it_sends():
         ({"prompt": "a", "n": 0}, 1),
         ({"prompt": "a", "n": -3}, 1),
         ({"prompt": "a", "n": None}, 1),
+        ({"token_ids": [1], "sampling_params": {"n": 7}}, 7),
         ({"prompt": "a", "n": [9]}, 1),
         ({"messages": [{"role": "user", "content": "a"}] * 3, "n": 2}, 2),
         ({"messages": [[{"role": "user"}]] * 3}, 3),

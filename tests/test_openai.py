@@ -107,9 +107,8 @@ def test_a_field_of_completions_that_cannot_be_honoured_is_refused(client, field
 
 
 def test_chat_fields_are_honoured(client):
-    whole = client.chat.completions.create(**CHAT, n=2, logprobs=True, top_logprobs=3)
-    first, second = whole.choices
-    assert first.message.content == second.message.content
+    whole = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
+    (first,) = whole.choices
     assert [len(token.top_logprobs) for token in first.logprobs.content] == [3] * 12
     system = [{"role": "system", "content": "class A:"}, *MESSAGES]
     other = client.chat.completions.create(**CHAT | {"messages": system})
@@ -180,9 +179,8 @@ def test_fields_that_change_nothing_may_be_given(client):
 
 
 def test_models_and_what_is_not_there(client):
-    assert client.models.retrieve("demo").id == "demo"
+    assert [model.id for model in client.models.list()] == ["demo"]
     for call in (
-        lambda: client.models.retrieve("nobody"),
         lambda: client.completions.create(**ASK | {"model": "nobody"}),
         lambda: client.embeddings.create(model="demo", input="x"),
     ):
