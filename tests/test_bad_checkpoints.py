@@ -70,9 +70,10 @@ def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
     """The tests below prove something only if the copy is accepted before it is damaged."""
     port = free_port()
     assert cli.main(["serve", str(folder), "--port", str(port), "--dtype", "float32"]) == 0
-    defaults = {"host": "127.0.0.1", "port": 8000}
-    flags = ["--port", str(port), "--dtype", "float32"]
-    assert started == [(str(folder), defaults, flags, {})]
+    ((model, defaults, flags, settings, keys, _),) = started
+    assert (model, settings, keys) == (str(folder), {}, [])
+    assert {"host": "127.0.0.1", "port": 8000, "allowed_origins": []}.items() <= defaults.items()
+    assert flags == ["--port", str(port), "--dtype", "float32"]
 
 
 def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
