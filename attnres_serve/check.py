@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnres_serve import formats, hub
-from attnres_serve.checkpoint import Checkpoint, examine, not_attnres
+from attnres_serve.checkpoint import Checkpoint, examine
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.folder import Header
@@ -36,8 +36,7 @@ def check(name: str, as_json: bool) -> None:
     """
     try:
         checkpoint = examine(hub.on_this_machine(name))
-        if checkpoint.translation is None:
-            raise not_attnres(name, checkpoint.config)
+        checkpoint.translated(name)
         facts = describe(checkpoint)
     except CheckpointError as error:
         if as_json:

@@ -30,6 +30,23 @@ class Checkpoint:
     translation: Translation | None
     headers: Mapping[str, Header]
 
+    def translated(self, name: str) -> Translation:
+        """What the resolver made of it, where it must be an AttnRes checkpoint.
+
+        Args:
+            name: what it is called.
+
+        Raises:
+            CheckpointError: it is none.
+        """
+        if self.translation is None:
+            raise CheckpointError(
+                f"{name} is not an AttnRes checkpoint that can be served: found model_type "
+                f"{self.config.get('model_type')!r} and architectures "
+                f"{self.config.get('architectures')!r}; {formats.SUPPORTED}."
+            )
+        return self.translation
+
 
 def tensor_names(name: str | Path, revision: str | None = None) -> Collection[str] | None:
     """Names of a checkpoint's tensors, None where it has no safetensors files that can be had.
@@ -125,8 +142,7 @@ def require(name: str, revision: str | None = None, has_weights: bool = True) ->
         found = examine_hub(name, revision)
     else:
         found = examine(folder)
-    if found.translation is None:
-        raise not_attnres(name, found.config)
+    found.translated(name)
     return found
 
 
@@ -156,12 +172,3 @@ def _check_tied_head(found: Checkpoint) -> None:
         with safe_open(found.headers[name].file, framework="pt") as tensors:
             values[rename(name)] = tensors.get_tensor(name)
     check_tied(values)
-
-
-def not_attnres(name: str, config: Mapping[str, Any]) -> CheckpointError:
-    """What to raise for a checkpoint that the resolver leaves alone."""
-    return CheckpointError(
-        f"{name} is not an AttnRes checkpoint that can be served: found model_type "
-        f"{config.get('model_type')!r} and architectures {config.get('architectures')!r}; "
-        f"{formats.SUPPORTED}."
-    )

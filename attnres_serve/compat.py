@@ -351,14 +351,19 @@ async def generate(
     client, ids: list[int], max_tokens: int, name: str, ignore_eos: bool = False
 ) -> list[int]:
     """Greedy continuation of a prompt by the engine; a cancelled one is aborted there."""
+    tokens: list[int] = []
+    async for output in client.generate(*_greedy(ids, max_tokens, ignore_eos), name):
+        tokens = list(output.outputs[0].token_ids)
+    return tokens
+
+
+def _greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[Any, Any]:
+    """Prompt and parameters of a greedy request."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
 
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
-    tokens: list[int] = []
-    async for output in client.generate(tokens_input(ids), greedy, name):
-        tokens = list(output.outputs[0].token_ids)
-    return tokens
+    return tokens_input(ids), greedy
 
 
 def on_shutdown(client, drain: Callable[[float], float]) -> None:
@@ -553,11 +558,7 @@ def recorded_engine(
         A function from token ids to, per site, what it received and what it gave, ``[T, d]`` each,
         and the logits ``[T, vocabulary]``.
     """
-    import os
-
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when the engine is made
-    # Prompts run one at a time; the default, most of the machine's memory, may not be free.
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    _keep_engine_here()
     import torch
     from vllm import LLM, SamplingParams
 
@@ -604,6 +605,15 @@ def recorded_engine(
         llm.llm_engine.engine_core.shutdown()
 
 
+def _keep_engine_here() -> None:
+    """Let the engine that is made next run in this process, for one sequence at a time."""
+    import os
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when the engine is made
+    # The default, most of the machine's memory, may not be free.
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
 @contextmanager
 def engine_here(flags: list[str]) -> Iterator[Any]:
     """An engine in this process, for the time of the context.
@@ -614,14 +624,10 @@ def engine_here(flags: list[str]) -> Iterator[Any]:
     Raises:
         SettingError: vLLM refused them.
     """
-    import os
-
     problem = unsupported_version()
     if problem:
         raise SettingError(problem)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when the engine is made
-    # One sequence is served; the default, most of the machine's memory, may not be free.
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    _keep_engine_here()
     from pydantic import ValidationError
     from vllm import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -641,11 +647,7 @@ def engine_here(flags: list[str]) -> Iterator[Any]:
 
 def generate_here(engine, ids: list[int], max_tokens: int, on_token: Callable) -> list[int]:
     """The same as ``generate`` by an engine in this process; ``on_token`` is called for each."""
-    from vllm import SamplingParams
-    from vllm.inputs import tokens_input
-
-    greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
-    engine.add_request("0", tokens_input(ids), greedy)
+    engine.add_request("0", *_greedy(ids, max_tokens))
     tokens: list[int] = []
     while engine.has_unfinished_requests():
         for output in engine.step():

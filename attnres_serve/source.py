@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnres_serve import formats, hub, weights
-from attnres_serve.checkpoint import judge, not_attnres
+from attnres_serve.checkpoint import judge
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.folder import PICKLES, Header, pickles, read_config
@@ -111,19 +111,18 @@ def open_source(name: str, standard: bool) -> Source:
     _refuse_lone_pickles(folder)
     config = read_config(folder)
     found = judge(config, lambda: _read_headers(folder))
-    if found.translation is None and not standard:
-        raise not_attnres(name, config)
-    if found.translation is None:
+    if found.translation is None and standard:
         translation, headers = _standard(name, config), _read_headers(folder)
         shapes = {tensor: header.shape for tensor, header in headers.items()}
         check_tensors(translation, shapes, house.rename)
         return Source(folder, config, translation, headers)
-    if standard and found.translation.spec is not None:
+    own = found.translated(name)
+    if standard and own.spec is not None:
         raise CheckpointError(
             f"{name} has Attention Residuals already; zero queries are for models with standard "
             "residuals."
         )
-    return Source(folder, config, found.translation, dict(found.headers))
+    return Source(folder, config, own, dict(found.headers))
 
 
 def _read_headers(folder: Path) -> dict[str, Header]:

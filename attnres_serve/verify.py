@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnres_serve import settings, tokenizer
-from attnres_serve.checkpoint import examine, not_attnres
+from attnres_serve.checkpoint import examine
 from attnres_serve.errors import CheckpointError, SettingError
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def run(own: argparse.Namespace) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the report is what is to be read
     folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
     for path in dict.fromkeys((folder, reference)):
-        found = examine(path)
-        if found.translation is None:
-            raise not_attnres(str(path), found.config)
+        examine(path).translated(str(path))
     prompts = passages(folder, own.text, own.tokens, own.passages)
     report = verify(folder, reference, prompts, settings.given(own), own.against)
     print(json.dumps(asdict(report)) if own.json else table(report))

@@ -74,7 +74,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     if given or "--config" not in vllm_arguments:  # a file may name another address
         check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
-    if any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in vllm_arguments):
+    if value_of("--api-key", vllm_arguments) is not None:
         print(
             "attnres-serve: whoever can list processes reads the key after --api-key; put it into "
             "VLLM_API_KEY, or into a file for --api-key-file.",
@@ -111,12 +111,18 @@ def bundled_demo() -> str:
     return str(folder)
 
 
+def usual(word: str) -> str:
+    """A flag as it is usually spelt; vLLM takes --max_model_len for --max-model-len."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
 def value_of(flag: str, vllm_arguments: list[str]) -> str | None:
     """The value that a flag of vLLM's is given, None where it is not given."""
     value = None
     for word, following in pairwise([*vllm_arguments, None]):
-        name, equals, given = (word or "").partition("=")
-        if name.replace("_", "-") == flag:  # vLLM takes --load_format for --load-format
+        name, equals, given = usual(word or "").partition("=")
+        if name == flag:
             value = given if equals else following
     return value  # of several the last counts, as for vLLM's parser
 

@@ -143,7 +143,7 @@ async def _traceable_sites(client) -> list[Site]:
     for problem in await client.collective_rpc("attn_res_untraceable"):
         if problem is not None:
             raise HTTPException(501, _capital(problem))
-    if await client.is_sleeping():
+    if await compat.is_asleep(client):
         raise HTTPException(503, "The engine is asleep; wake it up first.")
     return [site for site in sites(spec) if site.mixes]
 

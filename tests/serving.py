@@ -18,6 +18,7 @@ import httpx
 
 TESTS = Path(__file__).parent
 GOLDENS = TESTS / "goldens"
+DEMO = TESTS.parent / "examples" / "demo" / "checkpoint"
 START_TIMEOUT = 420  # seconds; a compiled start takes 40 to 100 on two cores
 SMALL_GAP = 2e-3  # a greedy choice closer than this may fall either way
 VOCABULARY = 320  # of the checkpoints that tests write
@@ -114,6 +115,14 @@ def running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def running_demo(log: Path, *flags: str) -> Iterator[Server]:
+    """``attnres-serve serve`` with the demo checkpoint, eager, as ``demo``."""
+    names = ("--enforce-eager", "--served-model-name", "demo")
+    with running(OURS, DEMO, log, *names, *flags) as server:
+        yield server
 
 
 def _wait_until_healthy(server: Server) -> None:
@@ -298,19 +307,25 @@ def run_trace_jobs(jobs: list[dict[str, Any]], folder: Path, **env: str) -> list
     return _run("trace_jobs.py", jobs, folder, env)
 
 
-def run_benchmark(name: str, out: Path, *arguments: str) -> dict[str, Any]:
-    """The document of a benchmark, run by its command line; it is the same in the file ``out``."""
+def run_module(*words: str, timeout: float) -> str:
+    """What ``python -m`` says on stdout; it must end well within ``timeout`` seconds."""
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--out", str(out)],
+        [sys.executable, "-m", *words],
         cwd=TESTS.parent,
-        env={key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"},
+        env=environment(),
         capture_output=True,
         text=True,
-        timeout=1700,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    document = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def run_benchmark(name: str, out: Path, *arguments: str) -> dict[str, Any]:
+    """The document of a benchmark, run by its command line; it is the same in the file ``out``."""
+    said = run_module(f"benchmarks.{name}", *arguments, "--out", str(out), timeout=1700)
+    document = json.loads(said.splitlines()[-1])
     assert document == json.loads(out.read_text())
     return document
 

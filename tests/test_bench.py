@@ -4,8 +4,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from serving import GOLDENS, environment
+from serving import DEMO, GOLDENS, run_module
 
 import attnres_serve.bench
 from attnres_serve.bench import breakdown, measure, plot, process, report, workload
@@ -32,7 +30,6 @@ from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import base_shapes
 
 SCHEMA = json.loads((Path(attnres_serve.bench.__file__).parent / "schema.json").read_text())
-DEMO = Path(__file__).parents[1] / "examples" / "demo" / "checkpoint"
 PREFILL, DECODE = Cell("prefill", 1, 128, 0), Cell("decode", 8, 64, 16)
 
 
@@ -481,16 +478,7 @@ def test_the_picture_is_drawn_as_png_and_svg(tmp_path):
 
 def bench(*words: str) -> dict[str, Any]:
     """Run the command; its document, which fits the schema."""
-    done = subprocess.run(
-        [sys.executable, "-m", "attnres_serve", "bench", *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(run_module("attnres_serve", "bench", *words, timeout=1200).splitlines()[-1])
     jsonschema.validate(found, SCHEMA)
     words_of = [word for word in json.dumps(found).replace('"', " ").split() if len(word) > 1]
     assert not [word for word in words_of if word.startswith("/")], "a path of this machine"

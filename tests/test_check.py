@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from checkpoints import GOLDENS, write_fla, write_house, write_standard
 from safetensors.torch import load_file, save_file
+from serving import DEMO
 
 from attnres_serve import cli, compat
 from attnres_serve.oracle import load, source_spans
-
-DEMO = Path(__file__).parents[1] / "examples" / "demo" / "checkpoint"
 
 CHECKPOINTS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "uneven": (write_house, {"base": "qwen3", "layers": 4, "block_starts": [0, 1, 5]}),

@@ -4,17 +4,14 @@ import io
 import json
 import re
 import shlex
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from checkpoints import write_fla, write_standard
 from matplotlib.figure import Figure
-from serving import GOLDENS, environment, free_port
+from serving import DEMO, GOLDENS, free_port, run_module
 
 from attnres_serve import cli, trace_answer
 from attnres_serve.bench import plot
@@ -23,7 +20,6 @@ from attnres_serve.schedule import sites
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.trace_answer import Trace
 
-DEMO = Path(__file__).parents[1] / "examples" / "demo" / "checkpoint"
 TEXTS = ("import", " os", "\n", "def", " $x$", "\t", "你", "é")
 TOKENS = len(TEXTS)
 
@@ -314,16 +310,7 @@ def test_no_server(capsys):
 
 
 def inspect(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "attnres_serve", "inspect", *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return run_module("attnres_serve", "inspect", *words, timeout=300)
 
 
 @pytest.mark.engine

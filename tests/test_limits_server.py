@@ -10,8 +10,7 @@ from threading import Thread
 
 import httpx
 import pytest
-from serving import OURS, running
-from test_server import DEMO
+from serving import running_demo
 
 pytestmark = pytest.mark.engine
 
@@ -33,8 +32,7 @@ def server(tmp_path_factory):
         "--max-concurrent-requests": AT_A_TIME,
     }
     flags = [str(word) for pair in bounds.items() for word in pair]
-    names = ("--enforce-eager", "--served-model-name", "demo")
-    with running(OURS, DEMO, folder / "log", *names, *flags) as running_server:
+    with running_demo(folder / "log", *flags) as running_server:
         yield running_server
 
 

@@ -5,8 +5,7 @@ import json
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
-from serving import OURS, running
-from test_server import DEMO
+from serving import running_demo
 
 pytestmark = pytest.mark.engine
 
@@ -20,8 +19,7 @@ CHAT = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("openai") / "log"
-    flags = ("--enforce-eager", "--served-model-name", "demo", "--max-model-len", str(CONTEXT))
-    with running(OURS, DEMO, log, *flags) as running_server:
+    with running_demo(log, "--max-model-len", str(CONTEXT)) as running_server:
         yield running_server
 
 

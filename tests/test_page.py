@@ -18,13 +18,12 @@ from xml.etree import ElementTree
 import pytest
 from fastapi import FastAPI
 from matplotlib.image import imread
-from serving import OURS, Server, running
+from serving import Server, running_demo
 from starlette.testclient import TestClient
 
-from attnres_serve import inspect_html
+from attnres_serve.inspect import page as inspect_page
 from attnres_serve.server import page
 
-DEMO = Path(__file__).parents[1] / "examples" / "demo" / "checkpoint"
 KEY = "a-key-of-the-test"
 PROMPT = "import os\n\n\ndef "
 HOSTILE = ["</script><script>hacked = 1</script>", "<img src=x onerror=hacked=1>", "<!--", "\u202e"]
@@ -186,7 +185,7 @@ class Elements(HTMLParser):
 def test_a_trace_as_one_file():
     """Nothing is loaded; nothing but the page's own scripts may run; the trace is in it, intact."""
     trace = made_up_trace(2, 2, HOSTILE)
-    found = Elements(inspect_html.html(trace))
+    found = Elements(inspect_page.html(trace))
     assert found.loads == []
     ((_, data),) = (one for one in found.scripts if one[0].get("id") == "trace")
     assert json.loads(data) == trace
@@ -297,7 +296,7 @@ def test_the_file_in_a_browser(visit, tmp_path):
     for layers, block, width in ((2, 2, 1280), (28, 7, 390), (48, 1, 390)):
         trace = made_up_trace(layers, block, texts)
         file = tmp_path / f"{layers}.html"
-        file.write_text(inspect_html.html(trace))
+        file.write_text(inspect_page.html(trace))
         found = visit(viewport={"width": width, "height": 800})
         found.tab.goto(file.as_uri())
         found.drawn()
@@ -316,8 +315,7 @@ def test_the_file_in_a_browser(visit, tmp_path):
 @pytest.fixture(scope="module")
 def server(browser, tmp_path_factory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("page") / "log"
-    flags = ("--enforce-eager", "--served-model-name", "demo", "--api-key", KEY)
-    with running(OURS, DEMO, log, *flags) as running_server:
+    with running_demo(log, "--api-key", KEY) as running_server:
         running_server.client.headers["authorization"] = f"Bearer {KEY}"
         yield running_server
 

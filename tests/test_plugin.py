@@ -33,9 +33,13 @@ def warnings() -> Iterator[list[str]]:
     handler = logging.Handler(logging.WARNING)
     handler.addFilter(lambda record: record.name == "vllm")
     handler.emit = lambda record: found.append(record.getMessage())
-    logging.getLogger("vllm").addHandler(handler)
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # its first import may have been told to log errors only
+    logger.addHandler(handler)
     yield found
-    logging.getLogger("vllm").removeHandler(handler)
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 def python(script: str, *arguments: object, **env: str) -> Any:

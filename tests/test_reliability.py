@@ -14,8 +14,7 @@ from bodies import BODIES, PATHS, post_malformed
 from faults import Watched, find, until, value
 from hypothesis import HealthCheck, given, settings
 from load import load, slope, watched_memory
-from serving import OURS, VLLMS, Server, free_port, running, tail
-from test_server import DEMO
+from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
 
 from attnres_serve.check import describe
 from attnres_serve.checkpoint import examine

@@ -9,20 +9,18 @@ from pathlib import Path
 import httpx
 import pytest
 from openai import APIStatusError, OpenAI
-from serving import OURS, running
+from serving import DEMO, running_demo
 
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parent.parent
-DEMO = ROOT / "examples" / "demo" / "checkpoint"
 CONTEXT = 512
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
-    flags = ("--enforce-eager", "--served-model-name", "demo", "--max-model-len", str(CONTEXT))
-    with running(OURS, DEMO, log, *flags) as running_server:
+    with running_demo(log, "--max-model-len", str(CONTEXT)) as running_server:
         yield running_server
 
 

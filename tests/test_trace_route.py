@@ -285,7 +285,7 @@ def test_untraceable(app, client):
 
 
 def test_asleep(app, client):
-    client.asleep = True
+    client.asleep = client.vllm_config.model_config.enable_sleep_mode = True
     assert "asleep" in refused(app, 503, prompt=[3])
 
 

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 from openai import OpenAI
-from serving import OURS, running
-from test_server import DEMO, ROOT, at, run
+from serving import DEMO, running_demo
+from test_server import ROOT, at, run
 from trace_cases import FAR, wanted
 
 from attnres_serve import cli
@@ -29,16 +29,9 @@ CHUNK = 64
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
-    flags = ("--enforce-eager", "--max-model-len", "512", "--dtype", "float32")
-    chunked = (
-        "--served-model-name",
-        "demo",
-        "--max-num-batched-tokens",
-        str(CHUNK),
-        "--max-num-seqs",
-        "8",
-    )
-    with running(OURS, DEMO, log, *flags, *chunked, "--api-key", KEY) as running_server:
+    flags = ("--max-model-len", "512", "--dtype", "float32", "--api-key", KEY)
+    chunked = ("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8")
+    with running_demo(log, *flags, *chunked) as running_server:
         running_server.client.headers["authorization"] = f"Bearer {KEY}"
         yield running_server
 

@@ -34,8 +34,7 @@ def read(checkpoint: str, has_weights: bool) -> Source:
     """
     folder = hub.on_this_machine(checkpoint)
     found = require(str(folder), has_weights=has_weights)
-    assert found.translation is not None
-    return Source(folder, found.config, found.translation, dict(found.headers))
+    return Source(folder, found.config, found.translated(checkpoint), dict(found.headers))
 
 
 def twin_config(translation: Translation) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attnres_serve import settings
 from attnres_serve.errors import SettingError
+from attnres_serve.server.launcher import usual, value_of
 
 ATTNRES, BASELINE, CONTROL = "attnres", "baseline", "control"
 QUICK_ROUNDS, FEWEST_ROUNDS = 6, 6  # fewer have no interval of 95 %
@@ -91,7 +92,7 @@ def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
             from attnres_serve.bench import plot
 
             plot.require_matplotlib("--plot")
-        document = measure(own, [_usual(word) for word in flags])
+        document = measure(own, [usual(word) for word in flags])
         shown = report.render(document)
     document = {"command": machine.command_line(["attnres-serve", *command]), **document}
     print(shown)
@@ -118,17 +119,10 @@ def _refuse_with_http(own: argparse.Namespace) -> None:
         )
 
 
-def _usual(word: str) -> str:
-    """A flag as it is usually spelt; vLLM takes --max_model_len for --max-model-len."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
-
-
 def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     """The document of a measurement in engines on this machine."""
     from attnres_serve.bench import machine, process, report, session, workload
     from attnres_serve.bench.baseline import read, write_twin
-    from attnres_serve.server.launcher import value_of
 
     if value_of("--additional-config", flags) is not None:
         raise SettingError(

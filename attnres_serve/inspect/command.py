@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnres_serve import hub, tokenizer
-from attnres_serve.checkpoint import examine, not_attnres
+from attnres_serve.checkpoint import examine
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.schedule import sites
 from attnres_serve.server.launcher import value_of
@@ -34,9 +34,9 @@ def _write_json(trace: "Trace", token: int, path: Path) -> None:
 
 
 def _write_html(trace: "Trace", token: int, path: Path) -> None:
-    from attnres_serve.inspect_html import html
+    from attnres_serve.inspect import page
 
-    path.write_text(html(trace.model_dump()), encoding="utf-8")
+    path.write_text(page.html(trace.model_dump()), encoding="utf-8")
 
 
 # From a suffix to what writes such a file: trace, position of the token that is shown, path.
@@ -177,10 +177,8 @@ def _ask_engine(
 ) -> Callable[["tqdm"], "Trace"]:
     """What starts an engine, once everything that can be judged before is."""
     folder = hub.on_this_machine(checkpoint)
-    found = examine(folder)
-    if found.translation is None:
-        raise not_attnres(checkpoint, found.config)
-    spec, config = found.translation.spec, found.translation.config
+    translation = examine(folder).translated(checkpoint)
+    spec, config = translation.spec, translation.config
     if spec is None:
         raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
     mixing = [site for site in sites(spec) if site.mixes]

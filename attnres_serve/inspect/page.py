@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "server" / "page"
+FOLDER = Path(__file__).parents[1] / "server" / "page"
 SERVER_ONLY = re.compile(r"<!-- server -->.*?<!-- /server -->\n", re.S)
 STYLE = re.compile(r'<link rel="stylesheet" href="attn_res/([^"]+)">')
 SCRIPT = re.compile(r'<script src="attn_res/([^"]+)"></script>')
