@@ -1,7 +1,6 @@
 """The ``vllm.endpoint_plugins`` entry point: our routes on vLLM's own OpenAI app."""
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -84,9 +83,15 @@ async def executed(client) -> dict[str, dict[str, int]]:
 
 async def keep_counting(client) -> None:
     """Ask the workers from time to time, so that no scrape has to wait for them."""
+    failing = False
     while not client.errored:
-        with suppress(Exception):  # a dead engine has its own end (``lifecycle``)
+        try:
             await executed(client)
+            failing = False
+        except Exception as error:  # the next time may go well
+            if not failing and not client.errored:  # a dead engine has its own end (``lifecycle``)
+                compat.logger().warning("AttnRes: forward passes are not counted: %s", error)
+            failing = True
         await asyncio.sleep(PERIOD)
 
 
