@@ -86,6 +86,24 @@ info=$(ask "http://127.0.0.1:$port/v1/attn_res")
 expect "the cpp backend" '"backend": ?"cpp"' "$info"
 expect "compiled mode" '"executed_compiled": ?\{[^}]*"single_pass": ?[1-9]' "$info"
 
+# Every site's weights over its sources sum to 1, for every token.
+judge_trace='
+import json, sys
+trace = json.load(sys.stdin)
+rows = [row for site in trace["sites"] for row in site["weights"]]
+worst = max(abs(sum(row) - 1) for row in rows)
+print(len(trace["tokens"]), len(trace["sites"]), "exact" if worst < 1e-3 else worst)'
+trace=$(ask "http://127.0.0.1:$port/v1/attn_res/trace" --json "$body}")
+expect "a trace of every site" '^[1-9][0-9]* [1-9][0-9]* exact$' \
+  "$("$tool" exec -i "$name" python -c "$judge_trace" <<<"$trace")"
+# The page needs no key; the files it names are there.
+public() { curl --silent --show-error --fail --max-time 30 "http://127.0.0.1:$port/$1"; }
+page=$(public attn_res)
+expect "the page" '<title>Depth attention</title>' "$page"
+files=$(grep -oE '(src|href)="attn_res/[^"]+"' <<<"$page" | cut -d '"' -f 2)
+expect "the page's files" 'page\.js' "$files"
+for file in $files; do public "$file" >/dev/null || fail "the page's $file"; done
+
 inside() { "$tool" exec "$name" "$@"; }
 expect "the command of charts" '^attnres-serve [0-9.]+$' "$(inside vllm --version)"
 expect "the user" '^10001$' "$(inside id -u)"
