@@ -17,6 +17,7 @@ from typing import Any
 
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.command import BASELINE, CONTROL
+from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import stock
 from attnres_serve.bench.workload import ROUNDS, STEPS, make_cells
 from benchmarks import slowed_engine
@@ -84,6 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
             "shape": options.shape,
             "planted": slowed_engine.SHARE,
             "rounds": options.rounds,
+            "procedure": PROCEDURE,
             "compiled": not options.enforce_eager,
             "flags": list(FLAGS),
         },

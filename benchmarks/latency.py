@@ -25,6 +25,7 @@ from typing import Any
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.baseline import read, write_twin
 from attnres_serve.bench.command import BASELINE, CONTROL
+from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres, stock
 from attnres_serve.bench.workload import BATCHES, ROUNDS, STEPS, make_cells
 from attnres_serve.formats.translation import Translation
@@ -147,6 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
             "threads": options.threads,
             "rounds": rounds,
             "steps": options.steps,
+            "procedure": PROCEDURE,
         },
         results=results,
     )

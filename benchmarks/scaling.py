@@ -18,6 +18,7 @@ from typing import Any
 
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.command import ATTNRES, BASELINE
+from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres, stock
 from attnres_serve.bench.workload import Cell
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
@@ -90,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
             "algorithm": options.algorithm,
             "compiled": not options.enforce_eager,
             "rounds": options.rounds,
+            "procedure": PROCEDURE,
             "flags": list(FLAGS),
         },
         results=results,

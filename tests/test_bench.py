@@ -4,7 +4,9 @@ import itertools
 import json
 import os
 import re
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -164,13 +166,15 @@ def test_the_baseline_has_no_plugin_and_the_engines_equal_threads(tmp_path):
     [
         ("usage: x\nengine.py: error: unrecognized arguments: --foo\n", "arguments: --foo"),
         ("Traceback\nValueError: no\nmore\nRuntimeError: it ended\n  because\n", "ended because"),
-        ("Killed\n", "without a word"),
+        ("nothing\n", "without a word"),
+        ("an older Error: of no interest\nKILL", "ended .by signal 9.;"),
     ],
 )
 def test_an_engine_that_ends_says_why(log, told, tmp_path):
     """The sentence has the reason; the log is kept where it says."""
     script = tmp_path / "script.py"
-    script.write_text(f"import sys; sys.stderr.write({log!r})")
+    end = "import os; sys.stderr.flush(); os.kill(os.getpid(), 9)" if log.endswith("KILL") else ""
+    script.write_text(f"import sys; sys.stderr.write({log!r})\n{end}")
     contender = process.Contender("attnres", (), script=script)
     with (
         pytest.raises(SettingError, match=told) as caught,
@@ -212,6 +216,39 @@ def test_operators_belong_to_parts(operator, part):
     translation = read(str(DEMO), has_weights=False).translation
     rules = breakdown.rules(translation)
     assert next((name for name, rule in rules if re.search(rule, operator)), None) == part
+
+
+class Profiled(process.Engine):
+    """An engine whose generations take the seconds it is given under the profiler."""
+
+    def __init__(self, name: str, walls: list[float], backend: str | None = None) -> None:
+        at_start = facts(vocabulary=50, workers=1, backend=backend)
+        super().__init__(process.Contender(name, ()), None, Path(), at_start)
+        self.walls, self.asked = list(walls), []
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        self.asked.append((what, arguments["prompts"]))
+        if what == "generate":
+            return {}
+        wall = self.walls.pop(0)
+        return {"wall": wall, "seconds": {"attention": wall / 4}}
+
+
+def test_the_profile_is_that_of_the_median_generation_and_every_one_has_a_warm_up():
+    translation = read(str(DEMO), has_weights=False).translation
+    engines = [Profiled("a", [9.0, 1.0, 2.0]), Profiled("b", [4.0, 5.0, 6.0])]
+    rows = breakdown.measure(engines, [PREFILL], translation, lambda what: None)
+    assert [row["engine"] for row in rows] == ["a", "b"]
+    assert rows[0]["milliseconds"] == {"attention": 500.0, "rest": 1500.0}
+    assert rows[0]["all_milliseconds"] == [9000.0, 1000.0, 2000.0]
+    assert [what for what, _ in engines[0].asked] == ["generate", "profile"] * 3
+    assert [asked for asked in engines[0].asked] == [asked for asked in engines[1].asked]
+
+
+def test_sites_that_are_operators_like_any_other_are_not_told_apart():
+    translation = read(str(DEMO), has_weights=False).translation
+    engines = [Profiled("a", []), Profiled("b", [], backend="torch")]
+    assert breakdown.measure(engines, [PREFILL], translation, lambda what: None) is None
 
 
 def test_products_that_sizes_do_not_tell_apart_are_one_part():
@@ -340,6 +377,7 @@ def outcome(ratio: float, rounds: int = 9) -> Outcome:
                 answer["running"] = [cell.batch] * len(steps)
                 results[cell][name].add(cell, [answer])
     facts_of = {"architecture": "A", "start_s": 1.0, "peak_memory_bytes": 10**9, "executed": {}}
+    facts_of["kv_cache_tokens"] = 4096
     shares = [
         {
             "phase": cell.phase,
@@ -348,6 +386,7 @@ def outcome(ratio: float, rounds: int = 9) -> Outcome:
             "steps": cell.max_tokens - 1,
             "engine": name,
             "milliseconds": {"attention": 1.0, "MLP": 2.0, "AttnRes": 0.1, "rest": 0.5},
+            "all_milliseconds": [3.5, 3.6, 3.7],
             "site_bytes": 10**6 if name == "attnres" else None,
         }
         for cell in (PREFILL, DECODE)
@@ -368,7 +407,7 @@ def document(ratio: float = 1.02) -> dict[str, Any]:
         "quick": False,
         "versions": {"vllm": "0"},
         "hardware": {"cpu": "C", "cores": 2, "memory_gib": 8.0},
-        "config": config | {"discarded_rounds": 2},
+        "config": config | {"discarded_rounds": 2, "procedure": 2},
         **report.content(found, "baseline"),
         "overhead": report.overheads(found.results, "attnres", "baseline"),
         "control": None,
@@ -433,8 +472,21 @@ def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
     pairs = list(zip(asked[::2], asked[1::2], strict=True))
     assert len(pairs) == (6 + measure.DISCARDED) * PREFILL.turns
     assert all(one[1] == other[1] and one[0] != other[0] for one, other in pairs)
-    assert [one[0] for one, _ in pairs[:4]] == ["a", "b", "a", "b"]
+    assert [one[0] for one, _ in pairs[:4]] == ["a", "b", "b", "a"]
     assert len({str(one[1]) for one, _ in pairs}) == len(pairs), "a prompt came twice"
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_no_engine_has_the_better_place(number):
+    """Over 2 x engines turns each comes first as often, and behind none more often than behind
+    another of its two neighbours."""
+    engines = [engine(name, None, {}) for name in "abcd"[:number]]
+    turns = [
+        "".join(one.name for one in measure.order(engines, turn)) for turn in range(2 * number)
+    ]
+    assert Counter(turn[0] for turn in turns) == dict.fromkeys("abcd"[:number], 2)
+    behind = Counter(pair for turn in turns for pair in pairwise(turn))
+    assert all(count == behind[pair[::-1]] for pair, count in behind.items())
 
 
 def test_only_steps_of_the_whole_batch_count():

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from attnres_serve import plan
+from attnres_serve.bench.measure import WARM, order
 from attnres_serve.bench.process import Engine
-from attnres_serve.bench.workload import Cell, draw_prompts
+from attnres_serve.bench.workload import WARM_STEPS, Cell, draw_prompts
 from attnres_serve.formats.translation import Translation
 from attnres_serve.kernels import traffic
 from attnres_serve.schedule import sites
@@ -18,6 +19,7 @@ from attnres_serve.tensors import base_shapes
 SITES, ATTENTION, MLP, PRODUCTS = "AttnRes", "attention", "MLP", "matrix products"
 NORMS, HEAD, REST = "norms", "head", "rest"
 PARTS = (ATTENTION, MLP, PRODUCTS, SITES, NORMS, HEAD, REST)
+REPEATS = 3
 PRODUCT = r"^(?!graph_)\S*(linear|gemm|(?<![a-z])(add)?mm|matmul)\S* "
 
 
@@ -53,26 +55,43 @@ def measure(
     translation: Translation,
     step: Callable[[str], object],
 ) -> list[dict[str, Any]] | None:
-    """Profile every cell once in every engine; None with several workers, which are not seen.
+    """Profile every cell in every engine, in turn.
 
-    A row has ``milliseconds`` by part, what no operator was seen for being the rest, and for an
-    engine with sites ``site_bytes``.
+    Returns:
+        A row for each, of the generation whose time was the median of ``REPEATS``: ``milliseconds``
+        by part, what no operator was seen for being the rest, ``all_milliseconds`` of every
+        generation, and for an engine with sites ``site_bytes``.  None with several workers, which
+        are not seen, and with the torch backend, whose sites are operators like any other.
     """
     if any(engine.at_start["workers"] > 1 for engine in engines):
         return None
+    if any(engine.at_start["backend"] == "torch" for engine in engines):
+        return None
     rows = []
     for cell in cells:
-        for engine in engines:
-            step(f"{engine.name}: where the time goes in {cell.label}")
-            prompts = draw_prompts(cell, engine.at_start["vocabulary"], -1)
+        found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
+        for turn in range(REPEATS):
+            vocabulary = engines[0].at_start["vocabulary"]
+            prompts = draw_prompts(cell, vocabulary, -1 - turn)
             asked = {"prompts": prompts, "max_tokens": cell.max_tokens}
-            found = engine.ask("profile", rules=rules(translation), **asked)
-            parts = {part: 1e3 * seconds for part, seconds in found["seconds"].items()}
-            parts[REST] = 1e3 * found["wall"] - sum(parts.values())
+            warm = {"prompts": draw_prompts(WARM, vocabulary, -1), "max_tokens": WARM_STEPS}
+            for engine in order(engines, turn):
+                step(f"{engine.name}: where the time goes in {cell.label}")
+                engine.ask("generate", **warm)
+                found[engine.name].append(engine.ask("profile", rules=rules(translation), **asked))
+        for engine in engines:
             row = {**asdict(cell), "steps": cell.max_tokens - 1, "engine": engine.name}
-            row |= {"milliseconds": parts, "site_bytes": _moved(engine, cell, translation)}
-            rows.append(row)
+            row |= _shares(found[engine.name])
+            rows.append(row | {"site_bytes": _moved(engine, cell, translation)})
     return rows
+
+
+def _shares(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The parts of the generation whose time is the median, and the time of each."""
+    typical = sorted(found, key=lambda one: one["wall"])[len(found) // 2]
+    parts = {part: 1e3 * seconds for part, seconds in typical["seconds"].items()}
+    parts[REST] = 1e3 * typical["wall"] - sum(parts.values())
+    return {"milliseconds": parts, "all_milliseconds": [1e3 * one["wall"] for one in found]}
 
 
 def _moved(engine: Engine, cell: Cell, translation: Translation) -> int | None:

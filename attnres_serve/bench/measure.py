@@ -9,11 +9,15 @@ from attnres_serve.bench.process import Engine
 from attnres_serve.bench.workload import UNTIMED, WARM_STEPS, WARM_TOKENS, Cell, draw_prompts
 from attnres_serve.errors import SettingError
 
+PROCEDURE = 2  # moves when a figure's meaning does: documents of two are not to be compared
 DISCARDED = 2  # rounds before those that count
 SAME = (
     "dtype",
     "quantization",
     "prefix_caching",
+    "kv_cache_dtype",
+    "cuda_graphs",
+    "async_scheduling",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -71,7 +75,7 @@ Results = dict[Cell, dict[str, Samples]]
 def measure(
     engines: Sequence[Engine], cells: Sequence[Cell], rounds: int, step: Callable[[str], object]
 ) -> Results:
-    """Ask engines in turn; the order rotates from turn to turn and from cell to cell.
+    """Ask engines in turn, in another order from turn to turn and from cell to cell.
 
     Args:
         engines: running; the first is the baseline.
@@ -91,8 +95,7 @@ def measure(
             for turn in range(number * cell.turns, (number + 1) * cell.turns):
                 prompts = draw_prompts(cell, vocabulary, turn)
                 warm = draw_prompts(WARM, vocabulary, turn)
-                first = (turn + place) % len(engines)
-                for engine in (*engines[first:], *engines[:first]):
+                for engine in order(engines, turn + place):
                     step(f"{engine.name}: {cell.label}")
                     engine.ask("generate", prompts=warm, max_tokens=WARM_STEPS)
                     answer = engine.ask("generate", prompts=prompts, max_tokens=cell.max_tokens)
@@ -101,6 +104,16 @@ def measure(
                 samples = results[cell][name] if number >= DISCARDED else Samples()
                 samples.add(cell, found)
     return results
+
+
+def order(engines: Sequence[Engine], turn: int) -> list[Engine]:
+    """Every rotation, forwards and backwards: over 2 x engines turns nobody has the better place.
+
+    Each comes first as often as the others, and behind each of two neighbours alike.
+    """
+    first = turn // 2 % len(engines)
+    rotated = [*engines[first:], *engines[:first]]
+    return rotated[::-1] if turn % 2 else rotated
 
 
 def check_alike(engines: Sequence[Engine]) -> None:

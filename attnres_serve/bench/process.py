@@ -97,9 +97,9 @@ class Engine:
     def _ended(self) -> SettingError:
         kept = Path(tempfile.gettempdir()) / f"attnres-bench-{os.getpid()}-{self.name}.log"
         kept.write_bytes(self.log.read_bytes())
-        return SettingError(
-            f"the engine of {self.name} ended ({_last_error(self.log)}); its log is {kept}."
-        )
+        status = self.process.wait()
+        why = f"by signal {-status}" if status < 0 else _last_error(self.log)
+        return SettingError(f"the engine of {self.name} ended ({why}); its log is {kept}.")
 
 
 @contextmanager
@@ -156,7 +156,8 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
         "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1",  # names for the breakdown's profiler
         "HF_HUB_OFFLINE": "1",
     }
-    if on_cpu():
+    if on_cpu() and not any("kv-cache-memory" in word for word in contender.flags):
+        # vLLM's default is half the memory, for each of them.
         own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
     if on_cpu() and not has_workers(contender.flags):
         torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
@@ -164,7 +165,7 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
         own |= {
             "OMP_NUM_THREADS": str(threads),
             "GOMP_CPU_AFFINITY": " ".join(map(str, sorted(os.sched_getaffinity(0))[:threads])),
-            "LD_PRELOAD": ":".join(map(str, openmp[:1])),
+            "LD_PRELOAD": ":".join([*map(str, openmp[:1]), os.environ.get("LD_PRELOAD", "")]),
         }
     return os.environ | own
 

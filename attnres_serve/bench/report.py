@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnres_serve.bench.breakdown import PARTS
-from attnres_serve.bench.measure import DISCARDED, Results, Samples
+from attnres_serve.bench.measure import DISCARDED, PROCEDURE, Results, Samples
 from attnres_serve.bench.ratios import geometric_mean, median_interval, paired_ratios
 from attnres_serve.bench.session import Outcome
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
@@ -33,13 +33,14 @@ def model(translation: Translation) -> dict[str, Any]:
 def setting(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What it says of the engines, told by that of an AttnRes model."""
     return {key: facts[key] for key in ("dtype", "compiled", "backend")} | {
-        "discarded_rounds": DISCARDED
+        "discarded_rounds": DISCARDED,
+        "procedure": PROCEDURE,
     }
 
 
 def content(found: Outcome, baseline: str) -> dict[str, Any]:
     """What was measured, engine by engine and cell by cell."""
-    facts = ("architecture", "start_s", "peak_memory_bytes", "executed")
+    facts = ("architecture", "start_s", "peak_memory_bytes", "kv_cache_tokens", "executed")
     return {
         "engines": {
             name: {key: engine[key] for key in facts} for name, engine in found.engines.items()
@@ -168,7 +169,7 @@ def _cells(document: Mapping[str, Any]) -> str:
 def _breakdown(document: Mapping[str, Any]) -> str:
     found = document["breakdown"]
     if found is None:
-        return "Where the time goes is told for one worker only; there are several."
+        return "Where the time goes is told for one worker and not for the torch backend."
     shown = [part for part in PARTS if any(part in row["milliseconds"] for row in found)]
     lines = ["milliseconds under the profiler"]
     lines.append(f"{'':32}{'engine':14}" + "".join(f"{part:>11}" for part in shown))

@@ -53,7 +53,8 @@ def run(
         SettingError: an engine does not start, ends, or is not what it should be.
     """
     turns = sum(cell.turns for cell in cells)
-    total = len(contenders) * (1 + turns * (rounds + DISCARDED) + len(cells))
+    asked = 1 + turns * (rounds + DISCARDED) + breakdown.REPEATS * len(cells)
+    total = len(contenders) * asked
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bar = stack.enter_context(tqdm(total=total, unit="request"))
@@ -69,8 +70,9 @@ def run(
             compiled /= contender.name  # so that no engine starts faster by another's code
             engines.append(stack.enter_context(running(contender, log, compiled, threads)))
         results = measure(engines, cells, rounds, step)
-        shares = breakdown.measure(engines, cells, translation, step)
+        # Before the profiler, whose events would be the largest part of the peak.
         facts = {engine.name: engine.ask("facts") for engine in engines}
         for engine in engines:
             check_ran(engine, facts[engine.name])
+        shares = breakdown.measure(engines, cells, translation, step)
     return Outcome(facts, results, shares)
