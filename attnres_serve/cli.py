@@ -120,8 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
     # which it does not know, for it.
-    checkpoint = None
-    by_place = arguments[:1] in (["serve"], ["inspect"])
+    checkpoint, command = None, list(arguments)
+    by_place = arguments[:1] in (["serve"], ["bench"], ["inspect"])
     if by_place and len(arguments) > 1 and not arguments[1].startswith("-"):
         checkpoint = arguments.pop(1)
     parser = build_parser()
@@ -137,7 +137,7 @@ def _run(arguments: list[str]) -> int:
             return verify.run(own)
         elif own.command == "bench":
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # as of convert
-            return bench.run(own, others, arguments)
+            return bench.run(checkpoint, own, others, command)
         elif own.command == "inspect":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             return inspect.run(checkpoint, own, others)

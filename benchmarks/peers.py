@@ -30,6 +30,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -171,6 +172,12 @@ def check(peer: Peer, engine: Engine, before: dict[str, Any], after: dict[str, A
         raise RuntimeError(f"{peer.name} is not what it should be: {before}, then {after}")
 
 
+def check_lengths(name: str, requests: Requests, answers: Sequence[Sequence[int]]) -> None:
+    """Raise RuntimeError if an answer has not as many tokens as were asked for."""
+    if [len(answer) for answer in answers] != [wanted for _, wanted in requests]:
+        raise RuntimeError(f"{name} did not give as many tokens as it was asked for")
+
+
 def measure(
     shape: dict[str, Any],
     dtype: str,
@@ -206,6 +213,7 @@ def measure(
                 for work in works:
                     requests = work.requests(shape["vocab_size"], number)
                     answer = engine.ask("generate", requests=requests)
+                    check_lengths(engine.name, requests, answer["tokens"])
                     tokens.setdefault(engine.name, []).append(answer["tokens"])
                     if number >= DISCARDED:
                         samples[work, engine.name].append(answer["seconds"])
@@ -281,6 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
             "dtype": reported[0][2],
             "concurrent": CONCURRENT,
             "threads": cores(),
+            "transformers": version("transformers"),
             "rounds": rounds,
             "discarded_rounds": DISCARDED,
             "workloads": {work.name: work.lengths for work in reported[0][3]},

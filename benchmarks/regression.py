@@ -5,7 +5,8 @@
 
 Measures the same shape, single pass, and fails where the lower end of the new ratio's interval
 lies above the ratio on file by more than the stated loss: then it is worse, noise set aside.  A
-ratio is of one processor; on another one this judges the processor too, and says so.
+figure by another procedure is refused.  A ratio is of one processor and of its versions; with
+others this judges them too, and says so.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench import machine, report
+from attnres_serve.bench.measure import PROCEDURE
 from benchmarks import latency
 from benchmarks.common import RESULTS
 
@@ -38,6 +40,40 @@ def losses(before: dict[str, Any], now: dict[str, Any], loss: float) -> list[str
     ]
 
 
+def usable(path: Path) -> dict[str, Any]:
+    """The document of a file, if it can be measured again.
+
+    Raises:
+        ValueError: saying why not.
+    """
+    try:
+        document = json.loads(path.read_text())
+        is_latency = document["benchmark"] == "latency" and not document["quick"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as a document of benchmarks.latency") from error
+    if not is_latency:
+        raise ValueError(f"{path} is not a measurement of benchmarks.latency without --quick")
+    config = document["config"]
+    if config.get("procedure") != PROCEDURE or config["flags"] != list(latency.FLAGS):
+        raise ValueError(f"{path} was measured by another procedure; measure it again first")
+    for name, result in document["results"].items():
+        if ALGORITHM not in result["overhead"] or name not in latency.SHAPES:
+            raise ValueError(f"{path} has no {ALGORITHM} for {name}; measure it again first")
+    return document
+
+
+def differences(document: dict[str, Any]) -> list[str]:
+    """What else than the code differs here from where a document was made."""
+    here = machine.hardware() | machine.versions()
+    there = document["hardware"] | document["versions"]
+    ignored = ("attnres_serve", "memory_gib")
+    return [
+        f"{key}: {there.get(key)} on file, {here[key]} here"
+        for key in here
+        if key not in ignored and there.get(key) != here[key]
+    ]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and compare; returns 1 for a loss."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -46,9 +82,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.against.is_file():
         parser.error(f"{options.against} is not there; measure it with benchmarks.latency first")
-    document = json.loads(options.against.read_text())
-    if document["hardware"]["cpu"] != machine.hardware()["cpu"]:
-        sys.stderr.write(f"the figure on file is of another processor: {document['hardware']}\n")
+    try:
+        document = usable(options.against)
+    except ValueError as error:
+        parser.error(str(error))
+    for difference in differences(document):
+        sys.stderr.write(f"not alike: {difference}\n")
     config, found = document["config"], []
     for name, before in document["results"].items():
         shape = latency.SHAPES[name]

@@ -7,6 +7,7 @@ second, not a minute.
 import argparse
 import errno
 import os
+import re
 import signal
 import socket
 import sys
@@ -113,8 +114,11 @@ def bundled_demo() -> str:
 
 def usual(word: str) -> str:
     """A flag as it is usually spelt; vLLM takes --max_model_len for --max-model-len."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+    if not word.startswith("--"):
+        return word
+    # Behind a dot comes a key of what the flag is made of: --hf-overrides.rope_theta.
+    name = re.split("[.=]", word, maxsplit=1)[0]
+    return name.replace("_", "-") + word[len(name) :]
 
 
 def value_of(flag: str, vllm_arguments: list[str]) -> str | None:

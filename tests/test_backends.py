@@ -10,6 +10,8 @@ from types import ModuleType
 import in_place
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, Case, check_normed, every_row
 from torch import Tensor
 
@@ -207,6 +209,36 @@ def test_score_on_write(
         normed, updated = backend.mix_scored(*known, partial, delta, weights)
         assert torch.equal(updated, partial + delta)
         check_normed(normed, [*blocks, updated], folded(weights), norm_weight)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Case, torch.dtype]:
+    """Any small shape, at any magnitude that the dtype has room for.
+
+    Queries of size 0 give equal scores, those of size 12 one that dominates.
+    """
+    dtype = draw(st.sampled_from(DTYPES))
+    scales = [1e-6, 1e-3, 1.0, 30.0, 3e3] + [1e-20, 1e15] * (dtype != torch.float16)
+    case = Case(
+        tokens=draw(st.integers(0, 40)),
+        count=draw(st.integers(1, 16)),
+        hidden=draw(st.integers(1, 300)),
+        scale=draw(st.sampled_from(scales)),
+        query_scale=draw(st.sampled_from([0.0, 0.01, 0.3, 12.0])),
+        seed=draw(st.integers(0, 2**31)),
+    )
+    return case, dtype
+
+
+@pytest.mark.parametrize("name", ["cpp", "torch"])
+@settings(max_examples=100, deadline=None)
+@given(drawn=cases(), sites=st.integers(1, 6))
+def test_any_shape_and_magnitude(name: str, drawn: tuple[Case, torch.dtype], sites: int) -> None:
+    """What the three tests above say of their rows."""
+    backend, unwritten = Functions(backends.load(name)), lambda *tensors: None
+    test_single_pass(*drawn, backend, unwritten)
+    test_two_phase(*drawn, sites, backend, unwritten)
+    test_score_on_write(*drawn, backend, unwritten)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -17,7 +17,13 @@ from attnres_serve.bench import machine, report  # noqa: E402
 from attnres_serve.bench.measure import Results, Samples  # noqa: E402
 from attnres_serve.bench.ratios import median_interval, paired_ratios  # noqa: E402
 from attnres_serve.bench.workload import Cell  # noqa: E402
-from benchmarks import common, detection, latency, regression, startup  # noqa: E402 - not installed
+from benchmarks import (  # noqa: E402 - not installed
+    common,
+    detection,
+    latency,
+    regression,
+    startup,
+)
 
 ALL = {"benchmark", "command", "versions", "hardware", "config", "results"}
 
@@ -147,6 +153,66 @@ def test_a_loss_beyond_the_allowed_one_fails():
     assert prefill == (
         "prefill: the ratio was 1.020 and is 1.090, at least 1.060; allowed are 1.051."
     )
+
+
+@pytest.mark.parametrize(("planted_seen", "status"), [(8, 0), (7, 1)])
+def test_detection_says_whether_it_is_to_be_trusted(planted_seen, status, monkeypatch, capsys):
+    right = run({"control": 1.0, "slowed": 1.05}, 0.01)
+    blind = run({"control": 1.0, "slowed": 1.005}, 0.01)
+    runs = iter([right] * planted_seen + [blind] * (10 - planted_seen))
+    monkeypatch.setattr(detection, "repetition", lambda *arguments: next(runs))
+    assert detection.main([]) == status
+    check_document(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+
+def on_file(folder: Path, **changes: Any) -> Path:
+    """The figure that ``benchmarks.regression`` compares with, changed."""
+    document = json.loads(regression.ON_FILE.read_text())
+    config = document["config"] | changes.pop("config", {})
+    path = folder / "figure.json"
+    path.write_text(json.dumps(document | {"config": config} | changes))
+    return path
+
+
+@pytest.mark.parametrize(("grown", "status"), [(1.0, 0), (1.2, 1)])
+def test_bench_check_fails_for_a_loss(grown, status, monkeypatch, capsys, tmp_path):
+    document = json.loads(regression.ON_FILE.read_text())
+    (result,) = document["results"].values()
+    overhead = {
+        phase: {"ratio": found["ratio"] * grown, "ci95": [end * grown for end in found["ci95"]]}
+        for phase, found in result["overhead"][regression.ALGORITHM].items()
+    }
+    now = result | {"overhead": {regression.ALGORITHM: overhead}}
+    monkeypatch.setattr(latency, "measure", lambda *asked: now)
+    other = document["versions"] | {"torch": "1.0"}
+    assert regression.main(["--against", str(on_file(tmp_path, versions=other))]) == status
+    said = capsys.readouterr()
+    assert ("no loss" in said.out) == (status == 0)
+    assert f"torch: 1.0 on file, {machine.versions()['torch']} here" in said.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"config": {"procedure": 1}}, "was measured by another procedure"),
+        ({"config": {"flags": []}}, "was measured by another procedure"),
+        ({"quick": True}, "is not a measurement of benchmarks.latency without --quick"),
+        ({"benchmark": "sites"}, "is not a measurement of benchmarks.latency"),
+        ({"results": {"768x12": {"overhead": {"two_phase": {}}}}}, "has no single_pass for 768x12"),
+    ],
+)
+def test_a_figure_that_cannot_be_compared_is_one_sentence(changes, sentence, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        regression.main(["--against", str(on_file(tmp_path, **changes))])
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(SystemExit):
+            regression.main(["--against", str(tmp_path / "x.json")])
+        assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_command_names_no_folder_of_the_machine():

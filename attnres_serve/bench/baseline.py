@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,24 @@ from tqdm import tqdm
 
 from attnres_serve import hub
 from attnres_serve.check import amount
-from attnres_serve.checkpoint import require
+from attnres_serve.checkpoint import recognise, require
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
+from attnres_serve.folder import read_config
 from attnres_serve.formats.translation import Translation
 from attnres_serve.safetensors_file import shards, write_shards
 from attnres_serve.source import Source, Stream
 from attnres_serve.tensors import is_left_over, site_of
 from attnres_serve.weights import header
+
+SHAPE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
 
 
 def read(checkpoint: str, has_weights: bool) -> Source:
@@ -35,6 +46,37 @@ def read(checkpoint: str, has_weights: bool) -> Source:
     folder = hub.on_this_machine(checkpoint)
     found = require(str(folder), has_weights=has_weights)
     return Source(folder, found.config, found.translated(checkpoint), dict(found.headers))
+
+
+@dataclass(frozen=True)
+class Other:
+    """A checkpoint with standard residuals that was named as the baseline."""
+
+    folder: Path
+    config: dict[str, Any]
+
+    def differs_from(self, translation: Translation) -> list[str]:
+        """The keys of SHAPE whose values are not those of the AttnRes model."""
+        ours = translation.config
+        return [key for key in SHAPE if self.config.get(key, ours.get(key)) != ours.get(key)]
+
+
+def read_other(name: str) -> Other:
+    """Judge a baseline that was named.
+
+    Raises:
+        CheckpointError: it does not exist or cannot be read.
+        SettingError: it has Attention Residuals itself.
+    """
+    folder = hub.on_this_machine(name)
+    config = read_config(folder)
+    translation = recognise(config, False, folder)
+    if translation is not None and translation.spec is not None:
+        raise SettingError(
+            f"--baseline {name} has Attention Residuals ({translation.format}); expected a model "
+            "with standard residuals."
+        )
+    return Other(folder, config)
 
 
 def twin_config(translation: Translation) -> dict[str, Any]:

@@ -16,7 +16,6 @@ QUICK_STEPS = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of the checkpoint")
     parser.add_argument(
         "--baseline",
         default="auto",
@@ -61,10 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_arguments(parser)
 
 
-def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
+def run(
+    checkpoint: str | None, own: argparse.Namespace, flags: list[str], command: list[str]
+) -> int:
     """Measure what the command line asks for; the last line on stdout is one JSON document.
 
     Args:
+        checkpoint: folder, or a model id whose files are in the Hugging Face cache.
         own: what ``add_arguments`` defines.
         flags: any other, which are vLLM's engine's.
         command: the whole command line.
@@ -74,6 +76,12 @@ def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
     """
     from attnres_serve.bench import machine, report
 
+    if checkpoint is None:
+        raise SettingError(
+            "bench needs a checkpoint as its first argument, the flags behind it: attnres-serve "
+            "bench CHECKPOINT ..."
+        )
+    flags = [usual(word) for word in flags]
     for name, least in (("rounds", FEWEST_ROUNDS), ("steps", 1), ("threads", 1)):
         value = getattr(own, name)
         if value is not None and value < least:
@@ -85,14 +93,15 @@ def run(own: argparse.Namespace, flags: list[str], command: list[str]) -> int:
         _refuse_with_http(own)
         from attnres_serve.bench import http
 
-        document = http.measure(own, flags)
+        document = http.measure(checkpoint, own, flags)
         shown = http.render(document)
     else:
         if own.plot:
             from attnres_serve.bench import plot
 
             plot.require_matplotlib("--plot")
-        document = measure(own, [usual(word) for word in flags])
+        _refuse_without_http(own, flags)
+        document = measure(checkpoint, own, flags)
         shown = report.render(document)
     document = {"command": machine.command_line(["attnres-serve", *command]), **document}
     print(shown)
@@ -119,18 +128,38 @@ def _refuse_with_http(own: argparse.Namespace) -> None:
         )
 
 
-def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
-    """The document of a measurement in engines on this machine."""
-    from attnres_serve.bench import machine, process, report, session, workload
-    from attnres_serve.bench.baseline import read, write_twin
+def _refuse_without_http(own: argparse.Namespace, flags: list[str]) -> None:
+    """Refuse what would be dropped, or would make the engines different."""
+    from attnres_serve.bench import machine, process
 
+    if own.model:
+        raise SettingError("--model goes with --http; here the checkpoint is what is measured.")
     if value_of("--additional-config", flags) is not None:
         raise SettingError(
             "--additional-config would be ours in one engine only; give --attnres-algorithm and "
             "--attnres-backend."
         )
+    if value_of("--revision", flags) is not None:
+        raise SettingError(
+            "--revision is not looked up here; give the folder of that snapshot as CHECKPOINT."
+        )
+    if own.threads and process.has_workers(flags):
+        raise SettingError("--threads is for one worker; bind several by vLLM's variables.")
+    if own.threads and not process.on_cpu():
+        raise SettingError("--threads is for engines on CPU.")
+    if own.threads and own.threads > machine.cores():
+        raise SettingError(
+            f"--threads is {own.threads}; expected at most {machine.cores()}, the cores there are."
+        )
+
+
+def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+    """The document of a measurement in engines on this machine."""
+    from attnres_serve.bench import baseline, machine, process, report, session, workload
+
     has_weights = value_of("--load-format", flags) != "dummy"
-    source = read(own.checkpoint, has_weights)
+    source = baseline.read(checkpoint, has_weights)
+    other = None if own.baseline == "auto" else baseline.read_other(own.baseline)
     translation = source.translation
     longest = value_of("--max-model-len", flags) or translation.config["max_position_embeddings"]
     if not str(longest).isdigit():
@@ -139,18 +168,17 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
     rounds = own.rounds or (QUICK_ROUNDS if own.quick else workload.ROUNDS)
     threads = own.threads or machine.cores()
-    if own.threads and process.has_workers(flags):
-        raise SettingError("--threads is for one worker; bind several by vLLM's variables.")
+    if value_of("--max-model-len", flags) is None:  # its KV cache need not fit
+        flags = [*flags, f"--max-model-len={workload.room(cells)}"]
     if own.quick and "--enforce-eager" not in flags:
         flags = [*flags, "--enforce-eager"]
     if not process.on_cpu() and value_of("--gpu-memory-utilization", flags) is None:
         flags = [*flags, f"--gpu-memory-utilization={0.9 / (2 + own.control):.2f}"]  # all stay up
     chosen = settings.given(own)
     with tempfile.TemporaryDirectory() as scratch:
-        twin = Path(own.baseline)
-        if own.baseline == "auto":
-            twin = Path(scratch) / "twin"
-            write_twin(source, twin)
+        twin = other.folder if other else Path(scratch) / "twin"
+        if other is None:
+            baseline.write_twin(source, twin)
         contenders = [
             process.stock(BASELINE, twin, flags),
             process.attnres(ATTNRES, source.folder, flags, chosen),
@@ -158,7 +186,7 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
         if own.control:
             contenders.append(process.stock(CONTROL, twin, flags))
         found = session.run(contenders, cells, rounds, threads, translation, own.cache)
-    baseline, gpu = "auto" if own.baseline == "auto" else twin.name, found.engines[ATTNRES]["gpu"]
+    gpu = found.engines[ATTNRES]["gpu"]
     return {
         "benchmark": "bench",
         "quick": own.quick,
@@ -166,13 +194,14 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
         "hardware": machine.hardware() | ({"gpu": gpu} if gpu else {}),
         "config": {
             "checkpoint": source.folder.name,
-            "baseline": baseline,
+            "baseline": twin.name if other else "auto",
+            "baseline_differs_in": other.differs_from(source.translation) if other else [],
             "weights": "checkpoint" if has_weights else "dummy",
             **report.model(translation),
             **report.setting(found.engines[ATTNRES]),
             "algorithm": settings.algorithm(chosen),
             "threads": threads,
-            "flags": flags,
+            "flags": machine.shown(flags),
             "rounds": rounds,
         },
         **report.content(found, BASELINE),

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict
+from random import SystemRandom
 from typing import Any
 
 from attnres_serve import compat
@@ -14,23 +15,24 @@ from attnres_serve.errors import SettingError
 METRICS = ("ttft", "tpot", "itl")
 
 
-def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     """The document of a measurement of a server.
 
     Args:
-        own: what ``command.add_arguments`` defines; the checkpoint is read for its tokenizer.
+        checkpoint: is read for its tokenizer.
+        own: what ``command.add_arguments`` defines.
         flags: further flags of vLLM's client.
 
     Raises:
         SettingError: the server cannot be asked, or a request failed.
     """
-    source = read(own.checkpoint, has_weights=False)
+    source = read(checkpoint, has_weights=False)
     rounds = own.rounds or workload.ROUNDS
     longest = source.translation.config["max_position_embeddings"]
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)
     rows = []
-    for number, cell in enumerate(cells):
+    for cell in cells:
         asked = {
             "base-url": own.http.rstrip("/"),
             "tokenizer": str(source.folder),
@@ -39,37 +41,56 @@ def measure(own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
             "random-output-len": 1 if cell.phase == "prefill" else 1 + cell.steps,
             "num-prompts": rounds * cell.batch,
             "max-concurrency": cell.batch,
-            "num-warmups": workload.WARM_STEPS,
-            "seed": number,
+            "num-warmups": 0,  # the client's own are its first prompt, which the server then caches
             "percentile-metrics": ",".join(METRICS),
             "metric-percentiles": ",".join(map(str, PERCENTILES)),
         }
         if own.model:
             asked |= {"model": own.model}
-        words = [word for flag, value in asked.items() for word in (f"--{flag}", str(value))]
-        found = compat.ask_over_http([*words, "--ignore-eos", *flags])
-        if found.get("failed") or found["completed"] != asked["num-prompts"]:
-            raise SettingError(
-                f"{found['completed']} of {asked['num-prompts']} requests to {own.http} succeeded "
-                f"({cell.label}); look into the server's log."
-            )
-        rows.append(_row(cell, found))
+        _ask(cell, asked | {"num-prompts": cell.batch}, flags)
+        # The first run was the check that the server is there, too.
+        seed, found = _ask(cell, asked | {"ready-check-timeout-sec": 0}, flags)
+        rows.append(_row(cell, found) | {"seed": seed})
     return {
         "benchmark": "bench-http",
         "versions": machine.versions(),
         "hardware": machine.hardware(),
-        "config": {"checkpoint": source.folder.name, "rounds": rounds, "flags": flags},
+        "config": {
+            "checkpoint": source.folder.name,
+            "rounds": rounds,
+            "flags": machine.shown(flags),
+        },
         "cells": rows,
     }
 
 
+def _ask(cell: Cell, asked: Mapping[str, Any], flags: list[str]) -> tuple[int, dict[str, Any]]:
+    """Run the client once; returns its seed, which no other run has, and what it found.
+
+    The server may keep what it has computed of a prompt, so no prompt may come twice.
+    """
+    seed = SystemRandom().randrange(2**31)
+    words = [f"--{flag}={value}" for flag, value in {**asked, "seed": seed}.items()]
+    found = compat.ask_over_http([*words, "--ignore-eos", *flags])
+    if found.get("failed") or found["completed"] != asked["num-prompts"]:
+        raise SettingError(
+            f"{found['completed']} of {asked['num-prompts']} requests to {asked['base-url']} "
+            f"succeeded ({cell.label}); look into the server's log."
+        )
+    return seed, found
+
+
 def _row(cell: Cell, found: Mapping[str, Any]) -> dict[str, Any]:
     row = {**asdict(cell), "requests": found["completed"], "seconds": found["duration"]}
+    row["prompt_tokens_per_s"] = found["total_input_tokens"] / found["duration"]
     row["output_tokens_per_s"] = found["output_throughput"]
     for metric in METRICS:
-        row[f"{metric}_s"] = {
-            f"p{percent}": found[f"p{percent}_{metric}_ms"] / 1e3 for percent in PERCENTILES
-        }
+        # One token has no time between tokens, for which the client says 0.
+        row[f"{metric}_s"] = (
+            None
+            if cell.phase == "prefill" and metric != "ttft"
+            else {f"p{percent}": found[f"p{percent}_{metric}_ms"] / 1e3 for percent in PERCENTILES}
+        )
     return row
 
 
@@ -79,9 +100,11 @@ def render(document: Mapping[str, Any]) -> str:
     head += "".join(f"{metric.upper()} p50{'':6}p99".rjust(22) for metric in METRICS)
     lines = [head]
     for row in document["cells"]:
-        line = f"{cell_of(row).label:32}{row['output_tokens_per_s']:10.1f}"
-        for metric in METRICS:
-            found = row[f"{metric}_s"]
+        cell = cell_of(row)
+        counted = "prompt" if cell.phase == "prefill" else "output"
+        line = f"{cell.label:32}{row[f'{counted}_tokens_per_s']:10.1f}"
+        for found in filter(None, (row[f"{metric}_s"] for metric in METRICS)):
             line += f"{1e3 * found['p50']:10.2f}{1e3 * found['p99']:9.2f} ms"
         lines.append(line)
+    lines.append("tokens/s: of prompts in prefill, of answers in decode.")
     return "\n".join(lines)

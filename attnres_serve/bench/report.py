@@ -124,6 +124,7 @@ def _card(document: Mapping[str, Any]) -> str:
     lines = {
         "checkpoint": f"{config['checkpoint']}: {config['format']} on {config['backbone']}, "
         f"{config['layers']} layers of {config['hidden_size']}, {config['blocks']} blocks",
+        "baseline": _baseline(config),
         "hardware": f"{hardware['cpu']}, {hardware['cores']} cores, "
         f"{hardware['memory_gib']} GiB, {config['threads']} threads",
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
@@ -183,12 +184,33 @@ def _breakdown(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _baseline(config: Mapping[str, Any]) -> str:
+    if config["baseline"] == "auto":
+        return "the base family's class with the same weights, in stock vLLM"
+    differs = ", ".join(config["baseline_differs_in"])
+    return f"{config['baseline']}, in stock vLLM" + (
+        f"; ANOTHER SHAPE: it differs in {differs}" if differs else ""
+    )
+
+
 def _verdict(document: Mapping[str, Any]) -> str:
-    return "\n".join(
-        f"{phase:8} AttnRes takes {_told(found)} times as long as standard residuals"
+    quick = "A trial, no evidence: " if document["quick"] else ""
+    lines = [
+        f"{phase:8} {quick}AttnRes takes {_told(found)} times as long as the baseline"
         + ("; 1 is in the interval." if found["includes_1"] else ".")
         for phase, found in document["overhead"].items()
-    )
+    ]
+    if document["control"] is None:
+        lines.append(
+            "An engine is one process; what luck it has (where its memory lies) no interval over "
+            "rounds knows, but --control shows it."
+        )
+    else:
+        lines += [
+            f"{phase:8} the control, a second baseline, takes {_told(found)} times as long."
+            for phase, found in document["control"].items()
+        ]
+    return "\n".join(lines)
 
 
 def _told(found: Mapping[str, Any]) -> str:

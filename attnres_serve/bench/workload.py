@@ -99,6 +99,11 @@ def make_cells(
     return found
 
 
+def room(cells: Sequence[Cell]) -> int:
+    """Tokens that prompt and answer have together in the longest request, warm-ups included."""
+    return max(WARM_TOKENS + WARM_STEPS, *(cell.context + cell.max_tokens for cell in cells))
+
+
 def draw_prompts(cell: Cell, vocabulary: int, number: int) -> list[list[int]]:
     """The prompts of a cell's turn ``number``: new in every turn, equal for all engines."""
     draw = random.Random(f"{cell} {number}")
