@@ -30,12 +30,12 @@ ENOUGH = 0.8  # of the runs must be judged rightly
 
 def repetition(shape: str, rounds: int, eager: bool, cache: str) -> dict[str, Any]:
     """The overheads of one run, of the control and of the slowed engine, by phase."""
-    with models(SHAPES[shape]) as (_, twin, translation):
+    with models(SHAPES[shape]) as (_, twin, _):
         flags = [*FLAGS, *(["--enforce-eager"] if eager else [])]
         slowed = stock(SLOWED, twin, flags, Path(slowed_engine.__file__))
         contenders = [stock(name, twin, flags) for name in (BASELINE, CONTROL)] + [slowed]
         cells = make_cells(LONGEST, (128,), (1,), None, STEPS)
-        found = session.run(contenders, cells, rounds, machine.cores(), translation, cache)
+        found = session.run(contenders, cells, rounds, machine.cores(), None, cache)
     return {name: report.overheads(found.results, name, BASELINE) for name in (CONTROL, SLOWED)}
 
 

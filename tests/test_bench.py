@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import mmap
 import os
 import re
 from collections import Counter
@@ -9,10 +10,12 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,7 +23,7 @@ from serving import DEMO, GOLDENS, run_module
 
 import attnres_serve.bench
 from attnres_serve import compat
-from attnres_serve.bench import breakdown, machine, measure, plot, process, report, workload
+from attnres_serve.bench import breakdown, machine, measure, memory, plot, process, report, workload
 from attnres_serve.bench.baseline import read, read_other, twin_config, write_twin
 from attnres_serve.bench.measure import Samples
 from attnres_serve.bench.ratios import geometric_mean, median_interval, paired_ratios
@@ -195,6 +198,45 @@ def test_workers_bind_their_own_threads(tmp_path):
     parallel = process.Contender("a", ("--tensor-parallel-size=2",))
     found = process.environment(parallel, tmp_path, 2)
     assert found.get("GOMP_CPU_AFFINITY") == os.environ.get("GOMP_CPU_AFFINITY")
+
+
+# Memory.
+
+
+def test_free_memory_in_pieces_is_what_linux_says(monkeypatch, tmp_path):
+    zones = "DMA 1 0 0 0 0 0 0 0 1 5", "Normal 10 2 0 0 0 0 0 0 0 7"
+    (tmp_path / "buddyinfo").write_text("".join(f"Node 0, zone {zone}\n" for zone in zones))
+    monkeypatch.setattr(memory, "BUDDIES", tmp_path / "buddyinfo")
+    pages = 1 + 256 + 10 + 2 * 2  # those of order 9 are huge
+    assert memory.in_pieces() == pages * mmap.PAGESIZE
+    monkeypatch.setattr(memory, "BUDDIES", tmp_path / "nothing")
+    assert memory.in_pieces() == 0
+
+
+def test_pieces_are_held_and_given_back(monkeypatch):
+    size, process = 200 * 2**20, psutil.Process()
+    monkeypatch.setattr(memory, "in_pieces", lambda: size + 5)
+    before = process.memory_info().rss
+    with memory.pieces_held() as held:
+        assert held == size
+        assert process.memory_info().rss - before > 0.9 * size
+    assert process.memory_info().rss - before < 0.1 * size
+
+
+@pytest.mark.parametrize(("limit", "held"), [("max", 25), ("60", 10), ("10", 0)])
+def test_most_of_the_memory_is_left_alone(limit, held, monkeypatch, tmp_path):
+    """A quarter of what the machine has left, or of what the container may still take."""
+    page = mmap.PAGESIZE
+    monkeypatch.setattr(memory, "in_pieces", lambda: 2**40)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    available = SimpleNamespace(available=100 * page)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
+    with memory.pieces_held() as found:
+        assert found == 25 * page  # no container
+    (tmp_path / "memory.max").write_text(limit if limit == "max" else str(int(limit) * page))
+    (tmp_path / "memory.current").write_text(str(20 * page))
+    with memory.pieces_held() as found:
+        assert found == held * page
 
 
 # Where the time goes.

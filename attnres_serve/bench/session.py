@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from attnres_serve.bench import breakdown
 from attnres_serve.bench.measure import DISCARDED, Results, check_ran, measure
+from attnres_serve.bench.memory import pieces_held
 from attnres_serve.bench.process import Contender, running
 from attnres_serve.bench.workload import Cell
 from attnres_serve.formats.translation import Translation
@@ -23,7 +24,8 @@ class Outcome:
     Attributes:
         engines: what each engine says of itself at the end (``engine.Bench.facts``).
         results: the samples by cell and engine.
-        breakdown: where the time goes, by cell and engine; None with several workers.
+        breakdown: where the time goes, by cell and engine; None where ``breakdown.measure`` cannot
+            tell, or was not asked.
     """
 
     engines: dict[str, dict[str, Any]]
@@ -36,7 +38,7 @@ def run(
     cells: Sequence[Cell],
     rounds: int,
     threads: int,
-    translation: Translation,
+    translation: Translation | None,
     cache: str | None = None,
 ) -> Outcome:
     """Start every contender, ask them in turn, and stop them.
@@ -46,15 +48,15 @@ def run(
         cells: what to ask for.
         rounds: how often, beside those discarded.
         threads: of each engine on CPU.
-        translation: what the AttnRes contenders' config.json means.
+        translation: what the AttnRes contenders' config.json means; None leaves the profile out.
         cache: folder that keeps what was compiled; None for a temporary one.
 
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
     """
     turns = sum(cell.turns for cell in cells)
-    asked = 1 + turns * (rounds + DISCARDED) + breakdown.REPEATS * len(cells)
-    total = len(contenders) * asked
+    profiles = breakdown.REPEATS * len(cells) if translation else 0
+    total = len(contenders) * (1 + turns * (rounds + DISCARDED) + profiles)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bar = stack.enter_context(tqdm(total=total, unit="request"))
@@ -63,6 +65,7 @@ def run(
             bar.set_postfix_str(what)
             bar.update()
 
+        stack.enter_context(pieces_held())
         engines = []
         for contender in contenders:
             step(f"starting {contender.name}")
@@ -74,5 +77,5 @@ def run(
         facts = {engine.name: engine.ask("facts") for engine in engines}
         for engine in engines:
             check_ran(engine, facts[engine.name])
-        shares = breakdown.measure(engines, cells, translation, step)
+        shares = breakdown.measure(engines, cells, translation, step) if translation else None
     return Outcome(facts, results, shares)
