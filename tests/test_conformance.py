@@ -100,14 +100,14 @@ def samples(server, tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
         "model": "demo",
         "base_url": f"{server.url}/v1/completions",
         "tokenizer_backend": "huggingface",
-        "tokenizer": DEMO,
+        "tokenizer": str(DEMO),
         "max_length": CONTEXT,
     }
     run_client(
         folder,
         "lm-eval",
         *("run", "--model", "local-completions", "--tasks", *tasks),
-        *("--model_args", *(f"{key}={value}" for key, value in model.items())),
+        *("--model_args", json.dumps(model)),
         *("--include_path", str(folder), "--output_path", str(folder / "out"), "--log_samples"),
     )
     found = {}
