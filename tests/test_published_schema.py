@@ -22,6 +22,7 @@ FLAGS = (
     *("--max-model-len", "128", "--max-sequences", "8"),
     *("--override-generation-config", '{"max_new_tokens": 8}'),  # no request says how much it wants
 )
+TIMEOUT = 60  # seconds, many times what an answer takes
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -65,7 +66,7 @@ def check(document, route: tuple[str, str], examples: int) -> None:
     operation = document[path][method]
     media_type = "application/json" if method == "POST" else None
     right = operation.Case(**ROUTES[route], media_type=media_type)
-    assert right.call_and_validate(checks=CHECKS).status_code == 200
+    assert right.call_and_validate(checks=CHECKS, timeout=TIMEOUT).status_code == 200
     modes = [schemathesis.GenerationMode.POSITIVE]
     if method == "POST":
         modes.append(schemathesis.GenerationMode.NEGATIVE)
@@ -75,7 +76,7 @@ def check(document, route: tuple[str, str], examples: int) -> None:
     )
     @given(st.one_of(operation.as_strategy(generation_mode=mode) for mode in modes).map(_named))
     def ask(case: schemathesis.Case) -> None:
-        case.call_and_validate(checks=CHECKS)
+        case.call_and_validate(checks=CHECKS, timeout=TIMEOUT)
 
     ask()
 
