@@ -18,6 +18,7 @@ from typing import Any
 
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.command import CONTROL
+from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres
 from attnres_serve.bench.workload import BATCHES, ROUNDS, STEPS, make_cells
 from attnres_serve.settings import TRACE_KEY
@@ -43,7 +44,6 @@ def measure(shape: Shape, rounds: int, threads: int, steps: int, eager: bool) ->
         found = session.run(contenders, cells, rounds, threads, translation)
     return {
         "shape": asdict(shape),
-        **report.setting(found.engines[ALLOWED]),
         **report.content(found, DISABLED),
         "overhead": {
             contender.name: report.overheads(found.results, contender.name, DISABLED)
@@ -79,10 +79,12 @@ def main(arguments: list[str] | None = None) -> int:
         options.out,
         quick=options.quick,
         config={
+            "compiled": not options.quick,
             "flags": list(FLAGS),
             "threads": options.threads,
             "rounds": rounds,
             "steps": options.steps,
+            "procedure": PROCEDURE,
         },
         results={name: found},
     )
