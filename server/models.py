@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from attnres_serve import compat
 from attnres_serve.server.refusal import REFUSALS, refuse
@@ -14,7 +15,16 @@ from attnres_serve.server.refusal import REFUSALS, refuse
 router = APIRouter(tags=["Models"], responses=REFUSALS)
 
 
-@router.get("/v1/models/{name:path}", response_model=dict[str, Any])
+class AnyName(PathConvertor):
+    """A path with whatever is in it; starlette's own ends at a line break."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("any_name", AnyName())
+
+
+@router.get("/v1/models/{name:any_name}", response_model=dict[str, Any])
 async def model(name: str, request: Request):
     """The model or adapter of this name, which may have slashes."""
     if not name:  # what the list's own route would answer to a slash too many

@@ -198,7 +198,7 @@ def test_a_model_is_retrieved_as_it_is_listed(client, name):
     assert found.object == "model" and found.root and found.max_model_len == CONTEXT
 
 
-@pytest.mark.parametrize("name", ["nobody", "demo/", "Demo", "a/b.c/d e"])
+@pytest.mark.parametrize("name", ["nobody", "demo/", "Demo", "a/b.c/d e", "a\nb\n"])
 def test_a_model_that_is_not_there(client, name):
     with pytest.raises(NotFoundError) as caught:
         client.models.retrieve(name)
