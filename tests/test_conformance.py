@@ -19,6 +19,7 @@ from attnres_serve import oracle, tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]
 
+CLIENTS = LM_EVAL, GUIDELLM = "lm-eval", "guidellm"
 CONTEXT, ANSWER = 512, 16
 STOP = "\n\n"
 TEXTS = [  # contexts and how they go on; the second of a pair is the less likely one
@@ -37,23 +38,30 @@ SWEEP, SECONDS = 4, 10  # rates of a sweep, and how long each is held
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
     """In float32, so that every logprob is within ``bound`` of a float64 model's."""
+    for name in CLIENTS:
+        command(name)  # before anything is started
     log = tmp_path_factory.mktemp("conformance") / "log"
     with running_demo(log, "--max-model-len", str(CONTEXT), "--dtype", "float32") as running:
         yield running
 
 
-def run_client(folder: Path, name: str, *words: str, **env: str) -> None:
-    """Run a command of the clients' environment; it must end well."""
-    command = Path(f"{sys.prefix}-soak", "bin", name)
-    if not command.exists():
+def command(name: str) -> Path:
+    """A command of the clients' environment; without it there is nothing to test, which fails."""
+    path = Path(f"{sys.prefix}-soak", "bin", name)
+    if not path.exists():
         missing = f"{name} is not installed; run `requirements/setup.sh soak`, as make soak does."
         pytest.fail(missing, pytrace=False)
+    return path
+
+
+def run_client(folder: Path, name: str, *words: str, **env: str) -> None:
+    """Run a client; it must end well."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     log = folder / f"{name}.log"
     with log.open("w") as output:
         done = subprocess.run(
-            [command, *words],
+            [command(name), *words],
             cwd=folder,
             env=kept | offline | env,
             stdout=output,
@@ -105,7 +113,7 @@ def samples(server, tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
     }
     run_client(
         folder,
-        "lm-eval",
+        LM_EVAL,
         *("run", "--model", "local-completions", "--tasks", *tasks),
         *("--model_args", json.dumps(model)),
         *("--include_path", str(folder), "--output_path", str(folder / "out"), "--log_samples"),
@@ -173,7 +181,7 @@ def test_a_sweep_has_no_errors(server, tmp_path):
     config = tmp_path / "scenario.json"
     config.write_text(json.dumps({"spec": scenario}))
     one = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}  # there are ten, and perhaps two cores
-    run_client(tmp_path, "guidellm", "run", "--config", str(config), "--disable-console", **one)
+    run_client(tmp_path, GUIDELLM, "run", "--config", str(config), "--disable-console", **one)
     benchmarks = json.loads(report.read_text())["benchmarks"]
     assert len(benchmarks) == SWEEP
     for benchmark in benchmarks:
