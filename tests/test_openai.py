@@ -95,6 +95,7 @@ def test_streams_end_with_usage(client, greedy):
         ("prompt", []),
         ("prompt", [10**9]),
         ("prompt", "word " * CONTEXT),
+        ("extra_body", {"structured_outputs": True}),
     ],
 )
 def test_a_field_of_completions_that_cannot_be_honoured_is_refused(client, field, value):
@@ -148,6 +149,10 @@ def test_a_schema_binds_the_answer(client):
         ("web_search_options", {}),
         ("top_logprobs", 3),
         ("tool_choice", "required"),
+        (
+            "extra_body",
+            {"tools": [{}], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
         ("messages", []),
         (
             "messages",

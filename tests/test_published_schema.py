@@ -57,7 +57,7 @@ def test_answers_are_as_published(document, route):
 @pytest.mark.soak
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_many_answers_are_as_published(document, route):
-    check(document, route, examples=500)
+    check(document, route, examples=2000)
 
 
 def check(document, route: tuple[str, str], examples: int) -> None:
