@@ -5,7 +5,8 @@
 #   DEVICE=cuda make serve                    with vLLM's CUDA build
 #
 #   make test-versions                        the oldest and the newest vLLM, each in its environment
-#   make soak                                 a server under load and faults, for about ten minutes
+#   make soak                                 a server under load and faults and asked by other
+#                                             projects' clients, for about fifteen minutes
 #   make bench-check                          is the overhead still the one on file?
 #   make test-vllm-0.30.0                     one of those with a file requirements/vllm-VERSION.txt
 #
@@ -43,6 +44,7 @@ test-all: setup-test
 	$(VENV)/bin/python -m pytest -m "not soak" $(ARGS_TEST)
 
 soak: setup-test
+	@requirements/setup.sh soak
 	$(VENV)/bin/python -m pytest -m soak -s $(ARGS_TEST)
 
 test-versions: $(addprefix test-vllm-,$(VERSIONS))
@@ -91,4 +93,4 @@ release: setup-test
 	ATTNRES_DIST=dist $(VENV)/bin/python -m pytest -q tests/test_release.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-0.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-0.* $(VENV)-soak build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

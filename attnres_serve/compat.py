@@ -308,6 +308,12 @@ def served_names(state) -> list[str]:
     return [model.name for model in state.openai_serving_models.base_model_paths]
 
 
+async def model_cards(state) -> list[dict[str, Any]]:
+    """The entries of ``GET /v1/models``: the served model under all its names, and adapters."""
+    listed = await state.openai_serving_models.show_available_models()
+    return [card.model_dump() for card in listed.data]
+
+
 async def require_json(request) -> None:
     """Refuse a body that is not declared as JSON, as vLLM's own routes do."""
     from vllm.entrypoints.serve.utils.api_utils import validate_json_request

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Make or renew the virtual environment: requirements/setup.sh [serve|test]
+# Make or renew a virtual environment: requirements/setup.sh [serve|test|soak]
+#
+# `soak` is for the clients of `make soak`, apart from the server's packages, in VENV-soak.
 #
 #   VENV         where it goes (default .venv)
 #   PYTHON       interpreter to make it with (default: the first of python3.11 ... python3.13)
@@ -21,6 +23,7 @@ fi
 
 fail() { echo "setup: $*" >&2; exit 1; }
 
+if [ "$what" = soak ]; then venv=$venv-soak device=cpu VLLM=; fi
 lists=("requirements/$device.txt")
 [ -f "${lists[0]}" ] || fail "DEVICE is '$device'; expected cpu or cuda."
 vllm=${VLLM:-}
@@ -31,7 +34,10 @@ if [ -n "$vllm" ]; then
     fail "there is no requirements/vllm-$vllm.txt; write one, or choose one of those there are."
   lists+=("requirements/vllm-$vllm.txt")
 fi
-[ "$what" = test ] && lists+=(requirements/test.txt)
+case $what in
+  test) lists+=(requirements/test.txt) ;;
+  soak) lists=(requirements/soak.txt) ;;
+esac
 # Every package once: a later list has precedence, as vllm-VERSION.txt has over cpu.txt.
 pins() {
   awk -F== '
@@ -76,7 +82,7 @@ echo "$vllm" > "$venv/.vllm"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 if [ "$device" = cpu ]; then
-  torch=$(grep '^torch==' requirements/cpu.txt)
+  torch=$(grep '^torch==' "${lists[0]}")
   extra=()
   if ! pip install --quiet --dry-run --no-deps "$torch" >/dev/null 2>&1; then
     [ -n "$torch_index" ] || fail "pip's sources have no $torch, and TORCH_INDEX is empty; set" \
@@ -92,8 +98,10 @@ else
   pip install --quiet -r requirements/cuda.txt
   [ "$what" = test ] && pip install --quiet --no-deps -r requirements/test.txt
 fi
-pip install --quiet --no-deps --no-build-isolation -e .
-"$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM >/dev/null \
-  2>"$venv/warmup.log" ||
-  echo "setup: the caches could not be warmed: $(tail -n 1 "$venv/warmup.log")" >&2
+if [ "$what" != soak ]; then
+  pip install --quiet --no-deps --no-build-isolation -e .
+  "$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM >/dev/null \
+    2>"$venv/warmup.log" ||
+    echo "setup: the caches could not be warmed: $(tail -n 1 "$venv/warmup.log")" >&2
+fi
 echo "$sum" > "$stamp"

@@ -11,14 +11,15 @@ from attnres_serve import __version__, compat, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.schedule import sites
-from attnres_serve.server import lifecycle, metrics, page, trace
+from attnres_serve.server import lifecycle, metrics, models, page, trace
 from attnres_serve.server.guard import Guard
 from attnres_serve.server.limits import Limits
 from attnres_serve.server.policy import Policy
+from attnres_serve.server.refusal import REFUSALS
 
 PERIOD = 10  # seconds between two questions to the workers about their forward passes
 
-router = APIRouter(tags=["Attention Residuals"])
+router = APIRouter(tags=["Attention Residuals"], responses=REFUSALS)
 
 
 class AttnResInfo(BaseModel):
@@ -116,6 +117,7 @@ class EndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         app.include_router(router)
         app.include_router(trace.router)
+        app.include_router(models.router)
         app.include_router(page.router)
         app.include_router(lifecycle.router)
         app.state.attn_res_lifecycle = lifecycle.Lifecycle()

@@ -1,7 +1,9 @@
-"""Fields of OpenAI's API that vLLM would drop: refused by name where they would change the answer.
+"""Fields that vLLM would not answer rightly, refused by name.
 
-Those that only name the caller or say where to cache (``user``, ``metadata``,
-``prompt_cache_key``, ``safety_identifier``, ...) change none and may be given.
+Of OpenAI's API it drops some, which are refused where they would change the answer.  Those that
+only name the caller or say where to cache (``user``, ``metadata``, ``prompt_cache_key``,
+``safety_identifier``, ...) change none and may be given.  And it answers some by a 500 that have
+another shape than they should, because it reads them before their types are checked.
 """
 
 from collections.abc import Mapping
@@ -32,3 +34,18 @@ def unread(asked: Mapping[str, Any]) -> str | None:
     if best_of is not None and best_of != (1 if answers is None else answers):
         return "'best_of' is not supported by this server; ask for `n` answers and choose."
     return None
+
+
+def misshapen(asked: Mapping[str, Any]) -> str | None:
+    """The sentence about a field of a body that vLLM would fail at, None if there is none."""
+    if not isinstance(asked.get("structured_outputs"), dict | None):
+        return "'structured_outputs' has to be an object."
+    tools = asked.get("tools")
+    if isinstance(tools, list) and not all(map(_is_tool, tools)):
+        return "'tools' has to be a list of objects, each with a `function` that has a `name`."
+    return None
+
+
+def _is_tool(value: Any) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and "name" in function

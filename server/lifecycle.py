@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -131,7 +132,18 @@ class Gate:
                 self.lifecycle.running -= 1
 
 
-@router.get("/ready", responses={503: {"description": "no request should be sent here"}})
+class Readiness(BaseModel):
+    """Whether a request should be sent here."""
+
+    ready: bool
+    reason: str | None = Field(description="why not, in one sentence")
+
+
+@router.get(
+    "/ready",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "no request should be sent here"}},
+)
 async def ready(request: Request) -> JSONResponse:
     """Whether a request is answered now, and without anything left to warm up."""
     reason = request.app.state.attn_res_lifecycle.unready()

@@ -106,7 +106,9 @@ class Limits:
                 f"takes at most {limit} at a time, so ask in several requests.",
             )
         if get_route_path(scope) in fields.ROUTES:
-            problem = fields.unread(asked) if isinstance(asked, dict) else None
+            problem = None
+            if isinstance(asked, dict):
+                problem = fields.misshapen(asked) or fields.unread(asked)
             if problem is not None:
                 raise HTTPException(400, problem)
 

@@ -1,8 +1,34 @@
 """An answer that refuses, in the shape of OpenAI's errors."""
 
 from http import HTTPStatus
+from typing import Any
 
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
+
+
+class Error(BaseModel):
+    """Why, in one sentence."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="the field that is meant, if it is known")
+    code: int = Field(description="the status")
+
+
+class Refusal(BaseModel):
+    """The body of every refusal."""
+
+    error: Error
+
+
+# Of our routes, for the OpenAPI document.  An entry for 4XX takes the place of FastAPI's own 422,
+# which nothing here answers.
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "no API key, or another one"},  # under /v1 the body is vLLM's
+    "4XX": {"model": Refusal, "description": "refused"},
+    "5XX": {"model": Refusal, "description": "not answered, though the request may be right"},
+}
 
 
 def refuse(status: int, message: str, **headers: str) -> JSONResponse:

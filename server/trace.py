@@ -18,6 +18,7 @@ from attnres_serve import compat, settings, trace_answer
 from attnres_serve.configs import spec_of
 from attnres_serve.schedule import Site, sites
 from attnres_serve.server import metrics
+from attnres_serve.server.refusal import REFUSALS
 from attnres_serve.trace_answer import Trace
 
 MAX_TOKENS = 4096  # of a traced sequence: one replay is one pause of the engine
@@ -85,7 +86,7 @@ async def _require_json(raw_request: Request) -> None:
     await compat.require_json(raw_request)
 
 
-router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence)
+router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence, responses=REFUSALS)
 
 
 @router.post("/v1/attn_res/trace", response_model=Trace, dependencies=[Depends(_require_json)])

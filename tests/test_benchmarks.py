@@ -23,6 +23,7 @@ from benchmarks import (  # noqa: E402 - not installed
     latency,
     regression,
     startup,
+    trace_cost,
 )
 
 ALL = {"benchmark", "command", "versions", "hardware", "config", "results"}
@@ -55,10 +56,10 @@ def check_startup(document: dict[str, Any]) -> None:
     assert row == {**common.spread(seconds), "seconds": seconds}
 
 
-def check_cells(point: dict[str, Any], rounds: int) -> Results:
+def check_cells(point: dict[str, Any], rounds: int, baseline: str = latency.BASELINE) -> Results:
     """Every ratio follows from the rounds; returns them as they were measured."""
     names = list(point["engines"])
-    assert names[0] == latency.BASELINE
+    assert names[0] == baseline
     results: Results = {}
     for row in point["cells"]:
         cell = Cell(row["phase"], row["batch"], row["context"], row["steps"])
@@ -68,8 +69,8 @@ def check_cells(point: dict[str, Any], rounds: int) -> Results:
             assert len(times["rounds_s"]) == rounds
             assert times["median_s"] == median(times["rounds_s"])
             results[cell][name] = Samples(rounds=times["rounds_s"])
-            if name != latency.BASELINE:
-                base = row["engines"][latency.BASELINE]["rounds_s"]
+            if name != baseline:
+                base = row["engines"][baseline]["rounds_s"]
                 ratios = paired_ratios(times["rounds_s"], base)
                 assert times["ratio"] == median(ratios)
                 assert times["ci95"] == pytest.approx(median_interval(ratios))
@@ -80,15 +81,28 @@ def check_latency(document: dict[str, Any]) -> None:
     for shape in document["results"].values():
         results = check_cells(shape, document["config"]["rounds"])
         assert 2 * shape["shape"]["layers"] == 8 * shape["shape"]["block_size"]
-        assert shape["overhead"].keys() == set(shape["engines"]) - {latency.BASELINE}
-        for name, found in shape["overhead"].items():
-            expected = report.overheads(results, name, latency.BASELINE)
-            for phase in report.PHASES:
-                assert found[phase]["ratio"] == pytest.approx(expected[phase]["ratio"])
-                assert found[phase]["ci95"] == pytest.approx(expected[phase]["ci95"])
+        check_overhead(shape, results, latency.BASELINE)
         for name, facts in shape["engines"].items():
             ran = {name for name, ways in facts["executed"].items() if sum(ways.values())}
             assert ran == ({name} if name in latency.ALGORITHMS else set())
+
+
+def check_overhead(shape: dict[str, Any], results: Results, baseline: str) -> None:
+    assert shape["overhead"].keys() == set(shape["engines"]) - {baseline}
+    for name, found in shape["overhead"].items():
+        expected = report.overheads(results, name, baseline)
+        for phase in report.PHASES:
+            assert found[phase]["ratio"] == pytest.approx(expected[phase]["ratio"])
+            assert found[phase]["ci95"] == pytest.approx(expected[phase]["ci95"])
+
+
+def check_trace_cost(document: dict[str, Any]) -> None:
+    for shape in document["results"].values():
+        results = check_cells(shape, document["config"]["rounds"], trace_cost.DISABLED)
+        check_overhead(shape, results, trace_cost.DISABLED)
+        assert {trace_cost.ALLOWED, trace_cost.TRACED, trace_cost.CONTROL} == set(shape["overhead"])
+        # A replay counts as no pass, so the engine that is traced ran as many as the others.
+        (_,) = {json.dumps(facts["executed"]) for facts in shape["engines"].values()}
 
 
 def check_scaling(document: dict[str, Any]) -> None:
@@ -112,6 +126,7 @@ CHECKS = {
     "startup": check_startup,
     "detection": check_detection,
     "scaling": check_scaling,
+    "trace_cost": check_trace_cost,
 }
 RESULTS = [
     path
@@ -248,7 +263,8 @@ def test_the_figures_on_file_follow_from_their_times(path):
 @pytest.mark.engine
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
-def test_the_quick_measurement_runs_end_to_end(tmp_path):
-    document = run_benchmark("latency", tmp_path / "quick.json", "--quick", "--control")
+@pytest.mark.parametrize(("name", "flags"), [("latency", ["--control"]), ("trace_cost", [])])
+def test_the_quick_measurement_runs_end_to_end(tmp_path, name, flags):
+    document = run_benchmark(name, tmp_path / "quick.json", "--quick", *flags)
     assert document["quick"]
     check_document(document)

@@ -750,8 +750,33 @@ def test_a_field_that_would_be_dropped_is_refused_by_name(path, field):
     assert not app.state.reached
 
 
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("path", fields.ROUTES)
 @pytest.mark.parametrize(
-    "field", [{"best_of": 3, "n": 3}, {"best_of": 1}, {"store": None}, {"user": "a"}]
+    "field",
+    [
+        *({"structured_outputs": value} for value in (True, 0, "", [])),
+        *({"tools": [FUNCTION, value]} for value in ({}, 1, {"function": {}}, {"function": "f"})),
+    ],
+    ids=json.dumps,
+)
+def test_a_field_that_vllm_would_fail_at_is_refused_by_name(path, field):
+    app = app_of()
+    body = json.dumps({"prompt": "a", **field}).encode()
+    answer = ask(app, "POST", path, [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and next(iter(field)) in error_of(answer)
+    assert not app.state.reached
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"best_of": 3, "n": 3}, {"best_of": 1}, {"store": None}, {"user": "a"}),
+        *({"structured_outputs": None}, {"structured_outputs": {}}),
+        *({"tools": None}, {"tools": []}, {"tools": [FUNCTION]}),
+    ],
 )
 def test_a_field_that_changes_nothing_passes(field):
     app = app_of()

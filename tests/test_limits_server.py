@@ -76,12 +76,14 @@ def test_the_keys_are_nowhere_to_be_read(server):
 def test_what_is_public(server):
     for path in ("/health", "/ping"):
         assert httpx.get(server.url + path).status_code == 200
-    for path in ("/metrics", "/version", "/load", "/docs", "/openapi.json", "/v1/models"):
+    for path in ("/metrics", "/version", "/load", "/docs", "/openapi.json"):
+        assert httpx.get(server.url + path).status_code == 401
+    for path in ("/v1/models", "/v1/models/demo", "/v1/models/nobody"):
         assert httpx.get(server.url + path).status_code == 401
 
 
 def test_with_the_key_everything_answers(client):
-    for path in ("/metrics", "/version", "/openapi.json", "/v1/models", "/v1/attn_res"):
+    for path in ("/metrics", "/version", "/openapi.json", "/v1/models/demo", "/v1/attn_res"):
         assert client.get(path).status_code == 200
     assert client.post("/tokenize", json={"prompt": "def "}).json()["count"] > 0
     assert client.post("/invocations", json=COMPLETION).json()["choices"]

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.engine
 CONTEXT = 512
 PROMPT = "import os\n\n\ndef "
 ASK = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
+NAMES = ["demo", "team/demo v2"]
 MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
 CHAT = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 12}
 
@@ -19,7 +20,8 @@ CHAT = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("openai") / "log"
-    with running_demo(log, "--max-model-len", str(CONTEXT)) as running_server:
+    flags = ("--max-model-len", str(CONTEXT), "--served-model-name", *NAMES)
+    with running_demo(log, *flags) as running_server:
         yield running_server
 
 
@@ -93,6 +95,7 @@ def test_streams_end_with_usage(client, greedy):
         ("prompt", []),
         ("prompt", [10**9]),
         ("prompt", "word " * CONTEXT),
+        ("extra_body", {"structured_outputs": True}),
     ],
 )
 def test_a_field_of_completions_that_cannot_be_honoured_is_refused(client, field, value):
@@ -146,6 +149,10 @@ def test_a_schema_binds_the_answer(client):
         ("web_search_options", {}),
         ("top_logprobs", 3),
         ("tool_choice", "required"),
+        (
+            "extra_body",
+            {"tools": [{}], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
         ("messages", []),
         (
             "messages",
@@ -177,13 +184,37 @@ def test_fields_that_change_nothing_may_be_given(client):
 
 
 def test_models_and_what_is_not_there(client):
-    assert [model.id for model in client.models.list()] == ["demo"]
+    assert [model.id for model in client.models.list()] == NAMES
     for call in (
         lambda: client.completions.create(**ASK | {"model": "nobody"}),
         lambda: client.embeddings.create(model="demo", input="x"),
     ):
         with pytest.raises(NotFoundError):
             call()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_retrieved_as_it_is_listed(client, name):
+    """But for what vLLM draws anew for every answer."""
+    (listed,) = (model for model in client.models.list() if model.id == name)
+    drawn = {"created", "permission"}
+    found = client.models.retrieve(name)
+    assert found.model_dump(exclude=drawn) == listed.model_dump(exclude=drawn)
+    assert found.object == "model" and found.root and found.max_model_len == CONTEXT
+
+
+@pytest.mark.parametrize("name", ["nobody", "demo/", "Demo", "a/b.c/d e", "a\nb\n"])
+def test_a_model_that_is_not_there(client, name):
+    with pytest.raises(NotFoundError) as caught:
+        client.models.retrieve(name)
+    message = f"The model `{name}` does not exist."
+    said = {"message": message, "type": "Not Found", "param": None, "code": 404}
+    assert caught.value.body == said
+
+
+def test_the_list_of_models_with_a_slash_too_many(server):
+    answer = server.client.get("/v1/models/", follow_redirects=True)
+    assert [model["id"] for model in answer.json()["data"]] == NAMES
 
 
 def test_the_async_client(server, greedy):

@@ -1,0 +1,103 @@
+"""Requests made from the OpenAPI document that a server publishes, and answers held to it.
+
+``schemathesis`` makes them: whatever is asked, there is no fault of the server's, and status, type
+and body of the answer are in the document.
+"""
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from serving import running_demo
+
+pytestmark = pytest.mark.engine
+
+FLAGS = (
+    *("--max-model-len", "128", "--max-sequences", "8"),
+    *("--override-generation-config", '{"max_new_tokens": 8}'),  # no request says how much it wants
+)
+TIMEOUT = 60  # seconds, many times what an answer takes
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+# A right request for every route, which is answered by 200.
+ROUTES = {
+    ("GET", "/ready"): {},
+    ("GET", "/v1/attn_res"): {},
+    ("GET", "/v1/models/{name}"): {"path_parameters": {"name": "demo"}},
+    ("POST", "/v1/attn_res/trace"): {"body": {"prompt": "import os", "max_tokens": 2}},
+    ("POST", "/v1/completions"): {"body": {"prompt": "import os", "logprobs": 1}},
+    ("POST", "/v1/chat/completions"): {
+        "body": {"messages": [{"role": "user", "content": "import os"}]}
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    log = tmp_path_factory.mktemp("schema") / "log"
+    with running_demo(log, *FLAGS) as server:
+        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+def test_answers_are_as_published(document, route):
+    check(document, route, examples=25)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+def test_many_answers_are_as_published(document, route):
+    check(document, route, examples=2000)
+
+
+def check(document, route: tuple[str, str], examples: int) -> None:
+    """The right request; then valid ones, right ones with a field of those, and invalid ones."""
+    method, path = route
+    operation = document[path][method]
+    right = ROUTES[route]
+    media_type = "application/json" if method == "POST" else None
+    case = operation.Case(**right, media_type=media_type)
+    assert case.call_and_validate(checks=CHECKS, timeout=TIMEOUT).status_code == 200
+    valid = operation.as_strategy().map(named)
+    cases = [valid]
+    if method == "POST":
+        invalid = operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
+        cases += [nearly(valid, right["body"]), invalid.map(named)]
+
+    @settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=[*HealthCheck]
+    )
+    @given(st.one_of(cases))
+    def ask(case: schemathesis.Case) -> None:
+        case.call_and_validate(checks=CHECKS, timeout=TIMEOUT)
+
+    ask()
+
+
+def named(case: schemathesis.Case) -> schemathesis.Case:
+    """The served model's name in the place of any other, so that more than the name is tried."""
+    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+        case.body["model"] = "demo"
+    return case
+
+
+@st.composite
+def nearly(draw, valid: st.SearchStrategy, right: dict[str, Any]) -> schemathesis.Case:
+    """The right body with one field of a valid one: often served, where the valid one is not."""
+    case = draw(valid)
+    others = sorted(case.body.keys() - {"prompt", "messages"})
+    chosen = draw(st.sampled_from(others)) if others else None
+    case.body = right | {name: case.body[name] for name in others if name == chosen}
+    return case
