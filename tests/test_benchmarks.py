@@ -20,6 +20,7 @@ from attnres_serve.bench.workload import Cell  # noqa: E402
 from benchmarks import (  # noqa: E402 - not installed
     common,
     detection,
+    figures,
     latency,
     regression,
     startup,
@@ -228,6 +229,11 @@ def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
         with pytest.raises(SystemExit):
             regression.main(["--against", str(tmp_path / "x.json")])
         assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_picture_is_drawn_from_what_is_on_file(tmp_path):
+    assert figures.main(["--out", str(tmp_path)]) == 0
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_command_names_no_folder_of_the_machine():
