@@ -9,10 +9,10 @@ interval, as in the documents of ``benchmarks/results/``; nothing is measured he
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attnres_serve.bench.plot import ratios
 from attnres_serve.bench.workload import cell_of
 from benchmarks.common import RESULTS, ROOT
 
@@ -24,14 +24,6 @@ COLOURS = {
 }
 TARGET = 1.02  # of the overhead on CPU
 IMAGES = ROOT / "docs" / "images"
-
-
-def _ratios(axes: Any, places: Sequence[float], found: Sequence[Any], **style: Any) -> None:
-    """Ratios with their intervals, a row for each."""
-    ratios = [one["ratio"] for one in found]
-    reach = [[one["ratio"] - one["ci95"][0] for one in found]]
-    reach.append([one["ci95"][1] - one["ratio"] for one in found])
-    axes.errorbar(ratios, places, xerr=reach, fmt="o", capsize=3, **style)
 
 
 def latency(figure: Any) -> None:
@@ -50,14 +42,13 @@ def latency(figure: Any) -> None:
             places = [row + 0.22 * (turn - (len(names) - 1) / 2) for row in range(len(cells))]
             found = [cell["engines"][name] for cell in cells]
             label = name.replace("two_phase", "two-phase").replace("_", " ")
-            _ratios(axes, places, found, color=COLOURS[name], label=label)
+            ratios(axes, places, found, color=COLOURS[name], label=label)
         axes.set_yticks(range(len(cells)), [cell_of(cell).label for cell in cells])
         axes.invert_yaxis()
         blocks = 2 * result["shape"]["layers"] // result["shape"]["block_size"]
         axes.set_title(f"{shape}, {blocks} blocks")
         axes.set_xlabel("latency / standard residuals")
         axes.legend(frameon=False, fontsize="small")
-        axes.axvline(1, color="black", linewidth=0.8)
         axes.axvline(TARGET, color="black", linewidth=0.8, linestyle=":")
         axes.spines[["top", "right"]].set_visible(False)
 

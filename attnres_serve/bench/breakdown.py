@@ -68,17 +68,17 @@ def measure(
     if any(engine.at_start["backend"] == "torch" for engine in engines):
         return None
     rows = []
+    vocabulary, told_by = engines[0].at_start["vocabulary"], rules(translation)
+    warm = {"prompts": draw_prompts(WARM, vocabulary, -1), "max_tokens": WARM_STEPS}
     for cell in cells:
         found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
         for turn in range(REPEATS):
-            vocabulary = engines[0].at_start["vocabulary"]
             prompts = draw_prompts(cell, vocabulary, -1 - turn)
             asked = {"prompts": prompts, "max_tokens": cell.max_tokens}
-            warm = {"prompts": draw_prompts(WARM, vocabulary, -1), "max_tokens": WARM_STEPS}
             for engine in order(engines, turn):
                 step(f"{engine.name}: where the time goes in {cell.label}")
                 engine.ask("generate", **warm)
-                found[engine.name].append(engine.ask("profile", rules=rules(translation), **asked))
+                found[engine.name].append(engine.ask("profile", rules=told_by, **asked))
         for engine in engines:
             row = {**asdict(cell), "steps": cell.max_tokens - 1, "engine": engine.name}
             row |= _shares(found[engine.name])

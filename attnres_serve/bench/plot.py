@@ -1,6 +1,6 @@
 """The document of a measurement as a picture: ratios with their intervals, and where time goes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,14 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
 
     shares = document["breakdown"]
     figure = Figure(figsize=(11, 4.8), layout="constrained")
-    ratios, times = figure.subplots(1, 2)
+    costs, times = figure.subplots(1, 2)
     config = document["config"]
     figure.suptitle(
         f"{config['checkpoint']}: AttnRes ({config['algorithm']}, {config['backend']}) against "
         f"standard residuals, {config['dtype']}, {'compiled' if config['compiled'] else 'eager'}"
         + (" (a trial, no evidence)" if document["quick"] else "")
     )
-    _draw_ratios(ratios, document)
+    _draw_ratios(costs, document)
     if shares:
         _draw_shares(times, shares)
     else:
@@ -66,22 +66,26 @@ def _label(row: Mapping[str, Any]) -> str:
     return cell_of(row).label
 
 
+def ratios(
+    axes: Any, places: Sequence[float], found: Sequence[Mapping[str, Any]], **style: Any
+) -> None:
+    """Ratios with their intervals, a row for each, and a line at 1."""
+    values = [one["ratio"] for one in found]
+    reach = [
+        [one["ratio"] - one["ci95"][0] for one in found],
+        [one["ci95"][1] - one["ratio"] for one in found],
+    ]
+    axes.errorbar(values, places, xerr=reach, fmt="o", capsize=4, **style)
+    axes.axvline(1, color="black", linewidth=0.8)
+
+
 def _draw_ratios(axes: Any, document: Mapping[str, Any]) -> None:
     rows = document["cells"]
-    for place, row in enumerate(rows):
-        found = row["engines"]["attnres"]
-        low, high = found["ci95"]
-        ratio = found["ratio"]
-        axes.errorbar(
-            ratio,
-            place,
-            xerr=[[ratio - low], [high - ratio]],
-            fmt="o",
-            color=COLOURS[SITES],
-            capsize=4,
-        )
+    found = [row["engines"]["attnres"] for row in rows]
+    ratios(axes, range(len(rows)), found, color=COLOURS[SITES])
+    for place, one in enumerate(found):
+        ratio = one["ratio"]
         axes.annotate(f"{ratio:.3f}", (ratio, place), (0, 7), textcoords="offset points")
-    axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(rows)), map(_label, rows))
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("latency, AttnRes / baseline, with 95 % interval")
