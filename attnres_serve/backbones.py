@@ -239,7 +239,8 @@ def _look_ahead(installed: dict[int, SiteNorm], tokens: int) -> None:
     for norm in every:
         norm.slots = slots
         norm.ahead = [later for later in mixing if later.site.index >= norm.site.index]
-    most = plan.most_sites(tokens, every[0].hidden_size, every[0].weight.element_size())
+    itemsize, in_place = every[0].weight.element_size(), every[0].backend.IN_PLACE
+    most = plan.most_sites(tokens, every[0].hidden_size, itemsize, in_place)
     groups = plan.phase_1_groups([norm.site for norm in mixing], most)
     for group in groups:
         members = [installed[site.index] for site in group]
