@@ -555,25 +555,35 @@ def test_a_compiled_graph_writes_the_bank_of_the_cpp_backend_in_place(second_ver
     in_place.check_compiled(backends.load("cpp"), "cpu", second_version)
 
 
-def test_operators_keep_the_rules_of_torch() -> None:
-    """Schemas (what is written to, too), fakes and dispatch, as torch's own check sees them."""
+def arguments_of_operators(dtype: torch.dtype) -> dict[str, tuple]:
+    """Of every operator of the cpp backend, by its name."""
     backends.load("cpp")
     delta, bank, sites = in_place.inputs(6, "cpu")
+    delta, bank = delta.to(dtype), bank.to(dtype)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
-    operators = torch.ops.attnres_serve
     own = 2, False, *sites[0]
-    group = 1, True, True, *keys, *sites[0][2:]
-    answers = operators.cpp_open_group(delta, bank, *group)
+    group = delta, bank, 1, True, True, *keys, *sites[0][2:]
+    answers = torch.ops.attnres_serve.cpp_open_group(*group)
     scores = torch.randn(6, in_place.SITES, in_place.SLOTS)
-    for name, arguments in {
+    return {
         "single_pass": (delta, bank, *own),
-        "open_group": (delta, bank, *group),
+        "open_group": group,
         "merge": (delta, bank, *answers, 1, 1, *own),
         "score_rows": (bank, scores, 0, 1, 2, *keys, 0.5, 1e-6),
         "mix_scored": (delta, bank, scores, 1, *own),
         "add_to_row": (delta, bank, 2),
-    }.items():
-        torch.library.opcheck(getattr(operators, f"cpp_{name}").default, arguments)
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_operators_keep_the_rules_of_torch(dtype: torch.dtype) -> None:
+    """Schemas (what is written to, too), fakes and dispatch, as torch's own check sees them."""
+    cases = arguments_of_operators(dtype)
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if "::cpp_" in name}
+    assert registered == {f"attnres_serve::cpp_{name}" for name in cases}
+    for name, arguments in cases.items():
+        operator = getattr(torch.ops.attnres_serve, f"cpp_{name}").default
+        torch.library.opcheck(operator, arguments)
 
 
 @pytest.mark.parametrize(
