@@ -190,26 +190,6 @@ void dispatch(ScalarType dtype, const F& run) {
   }
 }
 
-// The output of a sublayer, which the normed mix takes the place of, and the bank.
-struct State {
-  Tensor x, bank;
-  int64_t tokens, hidden, slots;
-  State(const Tensor& x, const Tensor& bank)
-      : x(x), bank(bank), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)) {
-    STD_TORCH_CHECK(
-        x.dim() == 2 && bank.dim() == 3 && bank.size(0) == tokens && bank.size(2) == hidden &&
-            x.scalar_type() == bank.scalar_type(),
-        "the bank must be [tokens, slots, hidden] for x [tokens, hidden], of one dtype");
-    STD_TORCH_CHECK(
-        hidden <= 1 || (x.stride(1) == 1 && bank.stride(2) == 1), "rows must be contiguous");
-    STD_TORCH_CHECK(tokens <= 1 || x.stride(0) >= hidden, "tokens must not overlap");
-  }
-  void check_rows(int64_t first, int64_t last) const {
-    STD_TORCH_CHECK(
-        0 <= first && first <= last && last < slots, "the row is outside of the bank");
-  }
-};
-
 template <class D>
 struct Rows {  // [tokens, rows, hidden] or answers [sites, tokens, hidden], any distance apart
   typename D::Element* data;
@@ -219,10 +199,59 @@ struct Rows {  // [tokens, rows, hidden] or answers [sites, tokens, hidden], any
   }
 };
 
+// How far `count` things of `size` elements reach that begin `stride` apart; -1 where two overlap.
+int64_t reach(int64_t count, int64_t stride, int64_t size) {
+  if (size < 0 || count <= 1) return size;
+  return stride < size ? -1 : (count - 1) * stride + size;
+}
+
+// The output of a sublayer, which the normed mix takes the place of, and the bank.  Threads write to
+// both: they lie apart, and so do the rows of each.
+struct State {
+  Tensor x, bank;
+  int64_t tokens, hidden, slots;
+  void *x_data, *bank_data;
+  int64_t x_stride, by_token, by_slot;
+  State(const Tensor& x, const Tensor& bank)
+      : x(x), bank(bank), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)) {
+    STD_TORCH_CHECK(
+        x.dim() == 2 && bank.dim() == 3 && bank.size(0) == tokens && bank.size(2) == hidden &&
+            x.scalar_type() == bank.scalar_type(),
+        "the bank must be [tokens, slots, hidden] for x [tokens, hidden], of one dtype");
+    STD_TORCH_CHECK(
+        hidden <= 1 || (x.stride(1) == 1 && bank.stride(2) == 1), "rows must be contiguous");
+    x_stride = x.stride(0), by_token = bank.stride(0), by_slot = bank.stride(1);
+    const int64_t x_reach = reach(tokens, x_stride, hidden);
+    const int64_t bank_reach = by_slot <= by_token
+                                   ? reach(tokens, by_token, reach(slots, by_slot, hidden))
+                                   : reach(slots, by_slot, reach(tokens, by_token, hidden));
+    STD_TORCH_CHECK(x_reach >= 0, "rows of x must not overlap in memory");
+    STD_TORCH_CHECK(bank_reach >= 0, "rows of the bank must not overlap in memory");
+    x_data = x.data_ptr(), bank_data = bank.data_ptr();
+    const auto *from = static_cast<char*>(x_data), *to = static_cast<char*>(bank_data);
+    const int64_t size = x.element_size();
+    STD_TORCH_CHECK(
+        tokens == 0 || from + x_reach * size <= to || to + bank_reach * size <= from,
+        "x must not share memory with the bank");
+  }
+  template <class D>
+  Rows<D> x_rows() const {
+    return {static_cast<typename D::Element*>(x_data), x_stride, 0};
+  }
+  template <class D>
+  Rows<D> bank_rows() const {
+    return {static_cast<typename D::Element*>(bank_data), by_token, by_slot};
+  }
+  void check_rows(int64_t first, int64_t last) const {
+    STD_TORCH_CHECK(
+        0 <= first && first <= last && last < slots, "the row is outside of the bank");
+  }
+};
+
 template <class D>
 Rows<D> rows_of(const Tensor& tensor) {
   auto* data = static_cast<typename D::Element*>(tensor.data_ptr());
-  return {data, tensor.stride(0), tensor.dim() == 3 ? tensor.stride(1) : 0};
+  return {data, tensor.stride(0), tensor.stride(1)};
 }
 
 void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
@@ -521,7 +550,7 @@ void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETE
   const float own_bias = read_bias(bias), eps = static_cast<float>(key_eps);
   dispatch(dtype_of, [&](auto dtype) {
     using D = decltype(dtype);
-    const auto x = rows_of<D>(state.x), bank = rows_of<D>(state.bank);
+    const auto x = state.x_rows<D>(), bank = state.bank_rows<D>();
     for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
       std::vector<const typename D::Element*> rows(count);
       float* weights = scratch(kWeights, count + 1);
@@ -631,7 +660,8 @@ std::tuple<Tensor, Tensor> open_group(
   float* log_sum = static_cast<float*>(log_sums.data_ptr());
   dispatch(x.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
-    const auto delta = rows_of<D>(x), blocks = rows_of<D>(bank), answer = rows_of<D>(answers);
+    const auto delta = state.x_rows<D>(), blocks = state.bank_rows<D>();
+    const auto answer = rows_of<D>(answers);
     for_tokens(tokens, (count + sites) * hidden, [&](int64_t begin, int64_t end) {
       std::vector<const typename D::Element*> rows(count);
       float* weights = scratch(kWeights, sites * count);
@@ -678,7 +708,7 @@ void add_to_row(Tensor delta, Tensor bank, int64_t row) {
   state.check_rows(0, row);
   dispatch(delta.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
-    const auto from = rows_of<D>(delta), to = rows_of<D>(bank);
+    const auto from = state.x_rows<D>(), to = state.bank_rows<D>();
     for_tokens(state.tokens, 3 * state.hidden, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token)
         update<D>(to(token, row), from(token, 0), false, state.hidden);

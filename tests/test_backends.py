@@ -596,6 +596,11 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype) -> None:
         (lambda x, bank, site, place: (x, bank, site, Place(-1, True)), "outside of the bank"),
         (lambda x, bank, site, place: (x, bank, site, Place(6, True)), "outside of the bank"),
         (
+            lambda x, bank, site, place: (x[:1].expand(65, 64), bank, site, place),
+            "rows of x must not",
+        ),
+        (lambda x, bank, site, place: (bank[:, 4], bank, site, place), "must not share memory"),
+        (
             lambda x, bank, site, place: (x, bank, site._replace(query=site.query[:16]), place),
             "must be",
         ),
@@ -618,6 +623,54 @@ def test_operators_refuse_what_they_would_misread(change, message: str) -> None:
     x, bank, weights, place = change(last, bank, site(case, torch.bfloat16), place)
     with pytest.raises(RuntimeError, match=message):
         backend.single_pass(x, bank, [weights], 0, weights, place)
+
+
+@pytest.mark.parametrize(
+    ("by_token", "by_slot", "fits"),
+    [
+        (16, 8, True),
+        (15, 8, False),
+        (16, 7, False),
+        (8, 24, True),
+        (8, 23, False),
+        (7, 24, False),
+        (0, 8, False),
+        (16, 0, False),
+    ],
+)
+def test_rows_of_a_bank_that_overlap(by_token: int, by_slot: int, fits: bool) -> None:
+    """Threads would write over each other's rows."""
+    bank = torch.zeros(48).as_strided((3, 2, 8), (by_token, by_slot, 1))
+    if fits:
+        backends.load("cpp").add_to_row(torch.ones(3, 8), bank, 1)
+        assert torch.equal(bank.sum((0, 2)), torch.tensor([0.0, 24.0]))
+    else:
+        with pytest.raises(RuntimeError, match="rows of the bank must not overlap in memory"):
+            backends.load("cpp").add_to_row(torch.ones(3, 8), bank, 1)
+
+
+@pytest.mark.parametrize(
+    ("x_at", "bank_at", "fits"), [(0, 24, True), (0, 23, False), (48, 0, True), (47, 0, False)]
+)
+def test_x_and_bank_side_by_side(x_at: int, bank_at: int, fits: bool) -> None:
+    """They may lie in one piece of memory, but not have an element in common."""
+    memory = torch.ones(72)
+    x, bank = memory[x_at:][:24].view(3, 8), memory[bank_at:][:48].view(3, 2, 8)
+    if fits:
+        backends.load("cpp").add_to_row(x, bank, 1)
+        assert torch.equal(bank, torch.tensor([1.0, 2.0]).view(1, 2, 1).expand(3, 2, 8))
+        assert torch.equal(x, torch.ones(3, 8))
+    else:
+        with pytest.raises(RuntimeError, match="x must not share memory with the bank"):
+            backends.load("cpp").add_to_row(x, bank, 1)
+
+
+def test_every_operator_that_writes_to_the_bank_refuses_one_that_overlaps() -> None:
+    cases = arguments_of_operators(torch.float32)
+    del cases["score_rows"]
+    for name, (delta, bank, *rest) in cases.items():
+        with pytest.raises(RuntimeError, match="rows of the bank must not overlap in memory"):
+            getattr(torch.ops.attnres_serve, f"cpp_{name}")(delta, bank[:1].expand_as(bank), *rest)
 
 
 def test_operators_refuse_what_was_made_for_other_sites() -> None:
