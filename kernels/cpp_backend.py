@@ -35,7 +35,8 @@ _ready = False
 def prepare() -> None:
     """Load the operators into torch, compiling them first where this machine has not yet.
 
-    The compiled library is kept in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``).
+    The compiled library is kept in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``);
+    one that is there already is used, also where that folder can only be read.
 
     Raises:
         BackendError: there is no C++ compiler, it failed, or the cache cannot be written.
@@ -44,9 +45,7 @@ def prepare() -> None:
     if _ready:
         return
     try:
-        library = _cache() / f"cpp_backend-{_fingerprint()}.so"
-        with _locked(library):
-            _load(library)
+        _load(_cache() / f"cpp_backend-{_fingerprint()}.so")
     except OSError as error:
         raise BackendError(
             f"the C++ backend has no place for its library ({error}); set XDG_CACHE_HOME to a "
@@ -168,23 +167,38 @@ def _cache() -> Path:
     return folder
 
 
+def _load(library: Path) -> None:
+    """Load the library, compiling it where there is none that can be loaded.
+
+    Only that takes the lock.  A library moves to its place in one piece, and one that can be loaded
+    is never replaced: a process that loaded a copy of what it has loaded already would crash.
+    """
+    if _loads(library):
+        return
+    with _locked(library):
+        if _loads(library):  # another process has just made it
+            return
+        _compile(library)
+        torch.ops.load_library(str(library))
+
+
+def _loads(library: Path) -> bool:
+    """Load the library, unless it is missing, damaged or made for other system libraries."""
+    if not library.exists():
+        return False
+    try:
+        torch.ops.load_library(str(library))
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def _locked(library: Path) -> Iterator[None]:
-    """One process at a time: loading a copy of a library that is loaded already crashes."""
+    """One process at a time: workers that start together compile once."""
     with library.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _load(library: Path) -> None:
-    if library.exists():
-        try:
-            torch.ops.load_library(str(library))
-            return
-        except OSError:  # damaged, or made for other system libraries
-            library.unlink()
-    _compile(library)
-    torch.ops.load_library(str(library))
 
 
 def _compile(library: Path) -> None:

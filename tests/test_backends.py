@@ -720,14 +720,22 @@ def load_in_processes(count: int, **env: str) -> list[str]:
 
 
 def test_a_cold_cache_and_a_damaged_library(tmp_path: Path) -> None:
-    """Workers that start together compile once; a library that cannot be loaded is made anew."""
+    """Workers that start together compile once; a library that cannot be loaded is made anew.
+
+    The cache needs to be written for that only.
+    """
     cache = {"XDG_CACHE_HOME": str(tmp_path)}
     assert load_in_processes(2, **cache) == ["attnres_serve.cpp_single_pass.default"] * 2
     (library,) = (tmp_path / "attnres_serve").glob("*.so")
-    made = library.stat().st_ino
+    made, lock = library.stat().st_ino, library.with_suffix(".lock")
+    lock.unlink()
+    lock.mkdir()  # as in a folder that can only be read, for any user: it cannot be opened
     assert load_in_processes(1, **cache) == ["attnres_serve.cpp_single_pass.default"]
     assert library.stat().st_ino == made
     library.write_bytes(b"no library")
+    (said,) = load_in_processes(1, **cache)
+    assert "no place for its library" in said and lock.name in said
+    lock.rmdir()
     assert load_in_processes(1, **cache) == ["attnres_serve.cpp_single_pass.default"]
     assert library.stat().st_size > 1000
 
