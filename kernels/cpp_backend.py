@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -205,16 +206,22 @@ def _compile(library: Path) -> None:
     """Compile in a process of its own (torch's loader also loads what it builds) and move it here.
 
     Raises:
-        BackendError: there is no C++ compiler, or it failed.
+        BackendError: there is no C++ compiler, or it failed; with its own reason.
     """
     scripts = sysconfig.get_path("scripts")
     # The loader looks for ninja on the path, where a virtual environment need not be.
     path = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+    compiler = os.environ.get("CXX", "c++")  # the loader's choice; it may have a wrapper before it
+    if not shutil.which(compiler.partition(" ")[0], path=path):
+        raise BackendError(
+            f"the C++ backend could not be compiled, there is no {compiler!r} on the path; install "
+            "a C++ compiler such as g++, or choose the torch backend."
+        )
     with tempfile.TemporaryDirectory(dir=library.parent) as build:
         arguments = [library.stem, str(SOURCE), build, *FLAGS]
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _BUILD, *arguments],
-            env=os.environ | {"PATH": path},
+            env=os.environ | {"PATH": path, "LC_ALL": "C"},
             capture_output=True,
             text=True,
             check=False,
@@ -222,9 +229,11 @@ def _compile(library: Path) -> None:
         built = Path(build) / f"{library.stem}.so"
         if done.returncode or not built.exists():
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            # What the compiler says stands among the lines of the loader and of ninja.
+            reason = next((line for line in lines if " error: " in line), lines[-1])
             raise BackendError(
-                f"the C++ backend could not be compiled ({lines[-1]}); install a C++ compiler such "
-                "as g++, or choose the torch backend."
+                f"the C++ backend could not be compiled by {compiler!r} ({reason.strip()}); mend "
+                "that or set CXX to another C++ compiler, or choose the torch backend."
             )
         os.replace(built, library)
 

@@ -740,11 +740,23 @@ def test_a_cold_cache_and_a_damaged_library(tmp_path: Path) -> None:
     assert library.stat().st_size > 1000
 
 
+UNABLE = """#!/bin/sh
+case "$*" in *-march=native*) echo "cc1plus: error: bad value 'native'" >&2; exit 1;; esac
+exec c++ "$@"
+"""
+
+
 def test_what_keeps_the_backend_from_running(tmp_path: Path) -> None:
     """One sentence that says what to do; nothing is left half-made."""
-    (said,) = load_in_processes(1, XDG_CACHE_HOME=str(tmp_path), CXX="no-such-compiler")
-    assert "could not be compiled" in said and "install a C++ compiler" in said
+    (said,) = load_in_processes(1, XDG_CACHE_HOME=str(tmp_path), CXX="no-such-compiler -pipe")
+    assert "there is no 'no-such-compiler" in said and "install a C++ compiler" in said
     assert "\n" not in said
+    compiler = tmp_path / "compiler"  # one that does not know this processor
+    compiler.write_text(UNABLE)
+    compiler.chmod(0o755)
+    (said,) = load_in_processes(1, XDG_CACHE_HOME=str(tmp_path), CXX=str(compiler))
+    assert f"by '{compiler}' (cc1plus: error: bad value 'native'); mend that or set CXX" in said
+    assert "install" not in said and "\n" not in said
     assert not list((tmp_path / "attnres_serve").glob("*.so"))
     file = tmp_path / "file"
     file.touch()
