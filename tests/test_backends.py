@@ -1,6 +1,7 @@
 """Every backend, through the functions that sites call, against the reference in float64."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -763,3 +764,41 @@ def test_what_keeps_the_backend_from_running(tmp_path: Path) -> None:
     (said,) = load_in_processes(1, XDG_CACHE_HOME=str(file))
     assert "no place for its library" in said and "XDG_CACHE_HOME" in said
     assert "\n" not in said
+
+
+COMPILED_FOR = """
+import sys, pytest
+from attnres_serve.kernels import cpp_backend
+file, machine = sys.argv[1:]
+flags = [f"-march={machine}" if "-march" in flag else flag for flag in cpp_backend.FLAGS]
+cpp_backend.FLAGS = tuple(flags)
+chosen = "test_layouts_in_place or magnitude_and_layout or (not_finite and cpp)"
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", file, "-k", chosen]))
+"""
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="a processor that does not run what is compiled for x86-64-v3",
+)
+@pytest.mark.parametrize(
+    ("compiler", "machine"),
+    [
+        ("g++", "x86-64-v3"),
+        pytest.param("g++", "x86-64-v2", marks=pytest.mark.exhaustive),
+        pytest.param("clang++", "x86-64-v3", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_compiled_for_other_machines(compiler: str, machine: str, tmp_path: Path) -> None:
+    """With narrower vectors than this processor's, and by another compiler: the same bounds."""
+    if not shutil.which(compiler):
+        pytest.skip(f"there is no {compiler} here")
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILED_FOR, __file__, machine],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path), "CXX": compiler},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
+    assert " passed" in child.stdout and list(tmp_path.glob("attnres_serve/*.so"))
