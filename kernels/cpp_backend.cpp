@@ -21,6 +21,11 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Half.h>
 
+// Seen with clang 14: elements of a row's last, partial step; right with clang 16.
+#if defined(__clang__) && __clang_major__ < 16 && defined(__AVX512FP16__)
+#error "clang before version 16 computes float16 wrongly for this processor"
+#endif
+
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -294,8 +299,7 @@ const float* fold_all(
 struct Norm {
   const float* weight;  // in the order of the activations' dtype
   float eps;
-  Norm(const Tensor& tensor, double eps, int64_t hidden, ScalarType dtype)
-      : eps(static_cast<float>(eps)) {
+  Norm(const Tensor& tensor, float eps, int64_t hidden, ScalarType dtype) : eps(eps) {
     check_vector(tensor, hidden, false);
     float* wide = scratch(kNormWeight, padded(hidden));
     dispatch(tensor.scalar_type(), [&](auto stored) {
@@ -526,11 +530,25 @@ struct Ahead {
   const float* log_sum = nullptr;
 };
 
-#define SITE_PARAMETERS                                                                   \
-  int64_t row, bool fresh, Tensor query, Tensor key_norm, std::optional<Tensor> bias,     \
-      Tensor norm_weight, double logit_scale, double key_eps, double norm_eps
-#define SITE_ARGUMENTS \
-  row, fresh, query, key_norm, bias, norm_weight, logit_scale, key_eps, norm_eps
+// What a site is told besides tensors.  Five numbers come in two, as the bits of each half: with
+// cold caches, as in decode, an argument costs a microsecond.
+struct Numbers {
+  int64_t row;
+  bool fresh;
+  float logit_scale, key_eps, norm_eps;
+  Numbers(int64_t place, int64_t eps)
+      : row(static_cast<int32_t>(place) >> 1), fresh(place & 1),
+        logit_scale(high(place)), key_eps(high(eps)), norm_eps(low(eps)) {}
+
+ private:
+  static float low(int64_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits)); }
+  static float high(int64_t bits) { return low(static_cast<int64_t>(static_cast<uint64_t>(bits) >> 32)); }
+};
+
+#define SITE_PARAMETERS                                                                    \
+  int64_t place, int64_t eps, Tensor query, Tensor key_norm, std::optional<Tensor> bias,   \
+      Tensor norm_weight
+#define SITE_ARGUMENTS place, eps, query, key_norm, bias, norm_weight
 
 float read_bias(const std::optional<Tensor>& bias) {
   if (!bias) return 0;
@@ -541,13 +559,14 @@ float read_bias(const std::optional<Tensor>& bias) {
 // Sources are what is known ahead and the rows from `first` to `row`, the last of which `x` is
 // added to.
 void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETERS) {
-  const int64_t hidden = state.hidden, count = row + 1 - first;
+  const Numbers numbers(place, eps);
+  const int64_t hidden = state.hidden, row = numbers.row, count = row + 1 - first;
   state.check_rows(first, row);
   float* folded = scratch(kQueries, padded(hidden));
   const ScalarType dtype_of = state.x.scalar_type();
-  fold(folded, query, key_norm, static_cast<float>(logit_scale), hidden, dtype_of);
-  const Norm norm(norm_weight, norm_eps, hidden, dtype_of);
-  const float own_bias = read_bias(bias), eps = static_cast<float>(key_eps);
+  fold(folded, query, key_norm, numbers.logit_scale, hidden, dtype_of);
+  const Norm norm(norm_weight, numbers.norm_eps, hidden, dtype_of);
+  const float own_bias = read_bias(bias), key_eps = numbers.key_eps;
   dispatch(dtype_of, [&](auto dtype) {
     using D = decltype(dtype);
     const auto x = state.x_rows<D>(), bank = state.bank_rows<D>();
@@ -557,14 +576,15 @@ void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETE
       float* mixed = scratch(kMixed, padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
         const bool more = token + 1 < end;
-        update<D>(bank(token, row), x(token, 0), fresh, hidden, more ? x.stride : 0);
+        update<D>(bank(token, row), x(token, 0), numbers.fresh, hidden, more ? x.stride : 0);
         for (int64_t i = 0; i < count; ++i) rows[i] = bank(token, first + i);
         const int64_t scored = known.scores ? count - 1 : 0;
         if (scored)
           std::memcpy(weights, known.scores + token * known.scores_stride, scored * sizeof(float));
         in_groups(count - scored, [&](int64_t i, auto group) {
           score<D, group>(
-              weights + scored + i, &rows[scored + i], folded, eps, hidden, more ? bank.stride : 0);
+              weights + scored + i, &rows[scored + i], folded, key_eps, hidden,
+              more ? bank.stride : 0);
         });
         weights[count - 1] += own_bias;
         if (known.answer) weights[count] = known.log_sum[token];
@@ -643,17 +663,19 @@ void score_rows(
 }
 
 std::tuple<Tensor, Tensor> open_group(
-    Tensor x, Tensor bank, int64_t row, bool fresh, bool completes, Tensors queries,
-    Tensors key_norms, std::optional<Tensor> bias, Tensor norm_weight, double logit_scale,
-    double key_eps, double norm_eps) {
+    Tensor x, Tensor bank, int64_t place, int64_t eps, bool completes, Tensors queries,
+    Tensors key_norms, std::optional<Tensor> bias, Tensor norm_weight) {
   const State state(x, bank);
+  const Numbers numbers(place, eps);
+  const int64_t row = numbers.row;
+  const float key_eps = numbers.key_eps;
   const int64_t tokens = state.tokens, hidden = state.hidden, sites = queries.size();
   const int64_t count = row + 1, later_count = row + completes;
   state.check_rows(0, row);
   STD_TORCH_CHECK(later_count > 0, "later sites have no finished block to attend to");
   const float* folded = fold_all(
-      queries, key_norms, static_cast<float>(logit_scale), hidden, x.scalar_type());
-  const Norm norm(norm_weight, norm_eps, hidden, x.scalar_type());
+      queries, key_norms, numbers.logit_scale, hidden, x.scalar_type());
+  const Norm norm(norm_weight, numbers.norm_eps, hidden, x.scalar_type());
   const float own_bias = read_bias(bias);
   Tensor answers = torch::stable::new_empty(bank, {sites - 1, tokens, hidden});
   Tensor log_sums = torch::stable::new_empty(bank, {sites - 1, tokens}, ScalarType::Float);
@@ -667,13 +689,13 @@ std::tuple<Tensor, Tensor> open_group(
       float* weights = scratch(kWeights, sites * count);
       float* mixed = scratch(kMixed, kGroup * padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
-        update<D>(blocks(token, row), delta(token, 0), fresh, hidden);
+        update<D>(blocks(token, row), delta(token, 0), numbers.fresh, hidden);
         for (int64_t i = 0; i < count; ++i) rows[i] = blocks(token, i);
         score_sites<D>(
             weights, 1, count, rows.data(), later_count, folded, sites,
-            static_cast<float>(key_eps), hidden);
+            key_eps, hidden);
         if (!completes)
-          score<D, 1>(&weights[row], &rows[row], folded, static_cast<float>(key_eps), hidden);
+          score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
         weights[row] += own_bias;
         softmax(weights, count);
         const float* first = weights;
@@ -720,15 +742,13 @@ void add_to_row(Tensor delta, Tensor bank, int64_t row) {
 
 #define STATE "Tensor(a!) x, Tensor(b!) bank, "
 #define SITE \
-  "int row, bool fresh, Tensor query, Tensor key_norm, Tensor? bias, Tensor norm_weight, " \
-  "float logit_scale, float key_eps, float norm_eps) -> ()"
+  "int place, int eps, Tensor query, Tensor key_norm, Tensor? bias, Tensor norm_weight) -> ()"
 
 STABLE_TORCH_LIBRARY(attnres_serve, library) {
   library.def("cpp_single_pass(" STATE SITE);
   library.def(
-      "cpp_open_group(" STATE "int row, bool fresh, bool completes, Tensor[] queries, "
-      "Tensor[] key_norms, Tensor? bias, Tensor norm_weight, float logit_scale, float key_eps, "
-      "float norm_eps) -> (Tensor, Tensor)");
+      "cpp_open_group(" STATE "int place, int eps, bool completes, Tensor[] queries, "
+      "Tensor[] key_norms, Tensor? bias, Tensor norm_weight) -> (Tensor, Tensor)");
   library.def(
       "cpp_merge(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
   library.def(

@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -68,7 +69,7 @@ def single_pass(
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_single_pass(delta, bank, *place, *site)
+    _ops.cpp_single_pass(delta, bank, *arguments(site, place))
     return delta
 
 
@@ -83,7 +84,8 @@ def open_group(
     completes: bool,
 ) -> tuple[Tensor, Answers]:
     keys = _keys(queries[position : position + count])
-    answers = _ops.cpp_open_group(delta, bank, *place, completes, *keys, *site[2:])
+    own, learned = numbers(site, place), (site.bias, site.norm_weight)
+    answers = _ops.cpp_open_group(delta, bank, *own, completes, *keys, *learned)
     return delta, answers
 
 
@@ -98,7 +100,7 @@ def merge(
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_merge(delta, bank, *answers, number, first, *place, *site)
+    _ops.cpp_merge(delta, bank, *answers, number, first, *arguments(site, place))
     return delta
 
 
@@ -124,12 +126,30 @@ def mix_scored(
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_mix_scored(delta, bank, scores, position, *place, *site)
+    _ops.cpp_mix_scored(delta, bank, scores, position, *arguments(site, place))
     return delta
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
     _ops.cpp_add_to_row(delta, bank, row)
+
+
+def arguments(site: SiteWeights, place: Place) -> tuple:
+    """The last six arguments of an operator that runs one site."""
+    return *numbers(site, place), site.query, site.key_norm, site.bias, site.norm_weight
+
+
+def numbers(site: SiteWeights, place: Place) -> tuple[int, int]:
+    """``Numbers`` of the C++ code: five as two, of two times 32 bits each."""
+    constants = site.logit_scale, site.key_eps, site.norm_eps
+    return _packed(2 * place.row + place.fresh, *(float(number) for number in constants))
+
+
+@torch.compiler.assume_constant_result
+def _packed(place: int, logit_scale: float, key_eps: float, norm_eps: float) -> tuple[int, int]:
+    (own,) = struct.unpack("<q", struct.pack("<if", place, logit_scale))
+    (eps,) = struct.unpack("<q", struct.pack("<ff", norm_eps, key_eps))
+    return own, eps
 
 
 def _keys(sites: Sequence[SiteWeights]) -> tuple[list[Tensor], list[Tensor]]:

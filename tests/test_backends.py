@@ -19,7 +19,7 @@ from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, Case, check_normed, every_ro
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from attnres_serve.kernels import backends
+from attnres_serve.kernels import backends, cpp_backend
 from attnres_serve.kernels.backends import Place, SiteWeights
 
 LOGIT_SCALE = 1.25
@@ -562,8 +562,9 @@ def arguments_of_operators(dtype: torch.dtype) -> dict[str, tuple]:
     delta, bank, sites = in_place.inputs(6, "cpu")
     delta, bank = delta.to(dtype), bank.to(dtype)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
-    own = 2, False, *sites[0]
-    group = delta, bank, 1, True, True, *keys, *sites[0][2:]
+    own = cpp_backend.arguments(sites[0], Place(2, fresh=False))
+    opening = cpp_backend.numbers(sites[0], Place(1, fresh=True))
+    group = delta, bank, *opening, True, *keys, sites[0].bias, sites[0].norm_weight
     answers = torch.ops.attnres_serve.cpp_open_group(*group)
     scores = torch.randn(6, in_place.SITES, in_place.SLOTS)
     return {
@@ -682,7 +683,7 @@ def test_operators_refuse_what_was_made_for_other_sites() -> None:
     bank, place = make_bank(blocks, None, last)
     weights, operators = site(case, torch.bfloat16), torch.ops.attnres_serve
     queries = [weights] * 2
-    own, scores = (*place, *weights), torch.zeros(5, 2, bank.shape[1])
+    own, scores = cpp_backend.arguments(weights, place), torch.zeros(5, 2, bank.shape[1])
     for position in (-1, 2):
         with pytest.raises(RuntimeError, match="not among those of the scores"):
             operators.cpp_mix_scored(last, bank, scores, position, *own)
