@@ -21,17 +21,19 @@ class Inputs(NamedTuple):
     sites: list[SiteWeights]
 
 
-def inputs(tokens: int, device: str) -> Inputs:
+def inputs(
+    tokens: int, device: str, hidden: int = HIDDEN, dtype: torch.dtype = torch.float32
+) -> Inputs:
     generator = torch.Generator().manual_seed(tokens)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device)
 
     sites = [
-        SiteWeights(draw(HIDDEN), draw(HIDDEN), draw(1), draw(HIDDEN), 0.5, 1e-6, 1e-5)
+        SiteWeights(*(draw(hidden), draw(hidden), draw(1), draw(hidden).to(dtype)), 0.5, 1e-6, 1e-5)
         for _ in range(SITES)
     ]
-    return Inputs(draw(tokens, HIDDEN), draw(tokens, SLOTS, HIDDEN), sites)
+    return Inputs(draw(tokens, hidden).to(dtype), draw(tokens, SLOTS, hidden).to(dtype), sites)
 
 
 def run(backend: ModuleType, delta: Tensor, bank: Tensor, sites: list[SiteWeights]) -> Tensor:
