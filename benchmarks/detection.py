@@ -52,6 +52,7 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
             "slowed_above_1": sum(run[SLOWED][phase]["ci95"][0] > 1 for run in runs),
             "control_ratios": [found["ratio"] for found in control],
             "slowed_ratios": [run[SLOWED][phase]["ratio"] for run in runs],
+            "control_start_ratios": [found["start_ratios"] for found in control],
             "half_widths": widths,
         }
     return rows

@@ -5,8 +5,8 @@
 
 One thing is varied at a time around a Llama of 24 layers of 256 with eight blocks.  Each point is a
 pair of engines, the model and its standard-residual twin in stock vLLM, measured as
-``attnres-serve bench`` does, but with half its starts, because there are many points and what
-counts is how they go on.  The last line on stdout is one JSON document; the table goes to stderr.
+``attnres-serve bench`` does, but with half its starts: there are many points, and what counts is
+their course.  The last line on stdout is one JSON document; the table goes to stderr.
 """
 
 import argparse

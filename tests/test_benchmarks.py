@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 from attnres_serve.bench import machine, report  # noqa: E402
 from attnres_serve.bench.length import Length  # noqa: E402
 from attnres_serve.bench.measure import PROCEDURE, Results, Samples  # noqa: E402
+from attnres_serve.bench.ratios import geometric_mean  # noqa: E402
 from attnres_serve.bench.workload import Cell  # noqa: E402
 from benchmarks import (  # noqa: E402 - not installed
     common,
@@ -130,6 +131,11 @@ def check_detection(document: dict[str, Any]) -> None:
         assert all(
             len(row[key]) == runs for key in ("control_ratios", "slowed_ratios", "half_widths")
         )
+        if "starts" in document["config"]:  # procedure 2 had one
+            for ratio, starts in zip(
+                row["control_ratios"], row["control_start_ratios"], strict=True
+            ):
+                assert ratio == pytest.approx(geometric_mean(starts))
         assert 0 <= row["control_includes_1"] <= runs
         assert 0 <= row["slowed_above_1"] <= runs
 
@@ -156,6 +162,7 @@ def run(ratios: dict[str, float], width: float) -> dict[str, Any]:
                 "ratio": ratio,
                 "ci95": [ratio - width, ratio + width],
                 "includes_1": abs(ratio - 1) <= width,
+                "start_ratios": [ratio, ratio],
             }
             for phase in report.PHASES
         }
