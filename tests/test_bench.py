@@ -5,6 +5,8 @@ import json
 import mmap
 import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -302,6 +304,15 @@ def test_pieces_are_held_and_given_back(monkeypatch):
         assert held == size
         assert process.memory_info().rss - before > 0.9 * size
     assert process.memory_info().rss - before < 0.1 * size
+
+
+def test_an_engines_peak_is_its_own(tmp_path):
+    """Not that of the process that started it, while that one holds the pieces."""
+    script = tmp_path / "script.py"
+    script.write_text("from attnres_serve.bench import engine; print(engine.peak_memory())")
+    held = np.ones(2**30, np.uint8)
+    own = int(subprocess.check_output([sys.executable, script], cwd=FOLDER.parents[1]))
+    assert 2**20 < own < held.size
 
 
 @pytest.mark.parametrize(("limit", "held"), [("max", 25), ("60", 10), ("10", 0)])
