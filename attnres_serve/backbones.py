@@ -18,7 +18,6 @@ from attnres_serve import backend_choice, compat, formats, plan, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, FINAL_NORM, SITE_NORMS
-from attnres_serve.frames import call_with_room
 from attnres_serve.rehearsal import rehearse
 from attnres_serve.residual import SiteNorm
 from attnres_serve.schedule import site_name, sites
@@ -53,6 +52,7 @@ class AttnResMixin(_Base):
     def __init__(self, *, vllm_config, prefix: str = "", **kwargs) -> None:
         compat.permit_amx()
         compat.forget_shared_memory()
+        compat.give_loops_room()
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)
@@ -107,11 +107,6 @@ class AttnResMixin(_Base):
             self._require_all(seen)
         self.attn_res_loaded = True
         return loaded
-
-    def forward(self, input_ids, positions, intermediate_tensors=None, inputs_embeds=None):
-        """See vLLM's; the parameters are those of every class in ``families``."""
-        given = input_ids, positions, intermediate_tensors, inputs_embeds
-        return call_with_room(super().forward, *given)
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
         """Auxiliary hidden states would be hidden + residual, which a depth state is not."""
@@ -244,7 +239,8 @@ def _look_ahead(installed: dict[int, SiteNorm], tokens: int) -> None:
     for norm in every:
         norm.slots = slots
         norm.ahead = [later for later in mixing if later.site.index >= norm.site.index]
-    most = plan.most_sites(tokens, every[0].hidden_size, every[0].weight.element_size())
+    itemsize, in_place = every[0].weight.element_size(), every[0].backend.IN_PLACE
+    most = plan.most_sites(tokens, every[0].hidden_size, itemsize, in_place)
     groups = plan.phase_1_groups([norm.site for norm in mixing], most)
     for group in groups:
         members = [installed[site.index] for site in group]

@@ -12,6 +12,7 @@ from typing import Any
 
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FINAL_NORM, SITE_NORMS
+from attnres_serve.frames import with_room
 
 OLDEST, NEWEST = (0, 28), (0, 32)  # minor versions that the tests ran with (docs/versions.md)
 UNTESTED = (0, 33)  # allowed up to this one: nothing that is used here was announced to go
@@ -205,6 +206,29 @@ def permit_amx() -> None:
             "The operating system refuses AMX, which vLLM's attention in bfloat16 uses: serve with "
             "--dtype float32 if the engine ends by an illegal instruction."
         )
+
+
+def give_loops_room() -> None:
+    """Let the loop that this process is about to enter have room for frames, see ``frames``.
+
+    Called where a model is built, which is before any of them (idempotent).
+    """
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    for owner, name in (
+        (EngineCoreProc, "run_busy_loop"),
+        (DPEngineCoreProc, "run_busy_loop"),
+        (WorkerProc, "worker_busy_loop"),
+    ):
+        loop = getattr(owner, name)
+        if loop not in _LOOPS_WITH_ROOM:
+            roomy = with_room(loop)
+            _LOOPS_WITH_ROOM.append(roomy)
+            setattr(owner, name, roomy)
+
+
+_LOOPS_WITH_ROOM: list[Callable] = []
 
 
 def keep_order_of_mutations() -> None:

@@ -54,15 +54,19 @@ def phase_1_groups(sites: Sequence[Site], most: int) -> list[Group]:
     return groups[-1]
 
 
-def most_sites(tokens: int, hidden: int, itemsize: int) -> int:
-    """Sites of a group whose answers fit into ``SCRATCH_BYTES``; at least two, to be a group.
+def most_sites(tokens: int, hidden: int, itemsize: int, in_place: bool) -> int:
+    """Sites of a group whose answers fit into ``SCRATCH_BYTES``; 1 where none does.
 
     Args:
         tokens: the most of one step.
         hidden: hidden size.
-        itemsize: bytes of an element of an answer.
+        itemsize: bytes of an element of an activation.
+        in_place: of the backend.  On a bank the first site needs no answer, and the others' are in
+            the activation dtype; on separate tensors every site has one, in float32.
     """
-    return max(2, 1 + SCRATCH_BYTES // (tokens * hidden * itemsize))
+    if in_place:
+        return 1 + SCRATCH_BYTES // (tokens * hidden * itemsize)
+    return max(1, SCRATCH_BYTES // (tokens * hidden * 4))
 
 
 def _cut(block: Group, most: int) -> list[Group]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from checkpoints import GOLDENS, write_fla, write_house
 
-from attnres_serve import configs, formats, settings
+from attnres_serve import backend_choice, configs, formats, settings
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats import fla, house
+from attnres_serve.kernels.backends import BACKENDS
 from attnres_serve.resolver import resolve
 from attnres_serve.spec import AttnResSpec
 
@@ -447,16 +448,20 @@ def test_configurations_survive_pickling_and_json(name: str) -> None:
     assert again.attn_res == result.attn_res and again.rms_norm_eps == result.rms_norm_eps
 
 
-def compile_hash(folder: Path, **additional_config: str) -> str:
+def engine_config(folder: Path, **additional_config: str) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     arguments = EngineArgs(
         model=str(folder), dtype="float32", max_model_len=64, additional_config=additional_config
     )
-    return arguments.create_engine_config().compute_hash()
+    return arguments.create_engine_config()
 
 
-def test_compile_hashes(tmp_path: Path) -> None:
+def compile_hash(folder: Path, **additional_config: str) -> str:
+    return engine_config(folder, **additional_config).compute_hash()
+
+
+def test_compile_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever changes the graph changes the key of vLLM's compile cache; nothing else does.
 
     A block size or an algorithm that shared the key would run another model's compiled graph.
@@ -487,4 +492,10 @@ def test_compile_hashes(tmp_path: Path) -> None:
     write_fla(folder, layers=4, block_size=2, seed=5)
     assert compile_hash(folder) == hashes[0], "other weights, the same graph"
     algorithms = [compile_hash(folder, attnres_algorithm=name) for name in settings.ALGORITHMS]
-    assert algorithms[0] != algorithms[1]
+    backends = [compile_hash(folder, attnres_backend=name) for name in BACKENDS]
+    keys = {*algorithms, *backends}
+    assert len(keys) == len(algorithms) + len(backends)
+    monkeypatch.setattr(backend_choice, "_fastest", lambda: "torch")  # which asks all workers
+    chosen = engine_config(folder)  # what auto comes to is a choice like any other
+    backend_choice.choose(chosen)
+    assert chosen.compute_hash() == backends[BACKENDS.index("torch")]

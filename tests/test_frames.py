@@ -1,10 +1,12 @@
 """Frames that do not end a chunk of CPython's just above a loop."""
 
 import resource
+import sys
 from functools import partial
 
 import pytest
 
+from attnres_serve import compat
 from attnres_serve.frames import call_with_room
 
 CALLS = 500
@@ -45,3 +47,24 @@ def test_arguments_results_and_errors_pass_through():
     assert call_with_room(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         call_with_room(divmod, 1, 0)
+
+
+def test_loops_get_room_once(monkeypatch):
+    """What a process of vLLM's runs for ever, and only that: room costs more than a step may."""
+    pytest.importorskip("vllm")
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    def ran(self):
+        return sys._getframe().f_back.f_code
+
+    loops = (EngineCoreProc, "run_busy_loop"), (WorkerProc, "worker_busy_loop")
+    monkeypatch.setattr(DPEngineCoreProc, "run_busy_loop", DPEngineCoreProc.run_busy_loop)
+    for owner, name in loops:
+        monkeypatch.setattr(owner, name, ran)
+    monkeypatch.setattr(compat, "_LOOPS_WITH_ROOM", [])
+    for _ in range(2):
+        compat.give_loops_room()
+        for owner, name in loops:
+            assert getattr(owner, name)(None) is call_with_room.__code__
+            assert getattr(owner, name).__wrapped__ is ran

@@ -87,11 +87,13 @@ def test_a_budget_cuts_blocks_into_pieces_of_about_one_size(most: int) -> None:
         assert sorted(len(group) for group in groups if group[0].num_blocks == 3) == [4, 4, 4]
 
 
-def test_the_budget() -> None:
-    """The answers of all but the first site of a group fit."""
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_budget(in_place: bool) -> None:
+    """The answers of a group fit, and one more would not."""
     tokens, hidden = 8192, 4096
     for itemsize in (2, 4):
-        sites_in_group = plan.most_sites(tokens, hidden, itemsize)
-        assert (sites_in_group - 1) * tokens * hidden * itemsize <= plan.SCRATCH_BYTES
-        assert sites_in_group * tokens * hidden * itemsize > plan.SCRATCH_BYTES
-    assert plan.most_sites(1 << 20, hidden, 2) == 2
+        most = plan.most_sites(tokens, hidden, itemsize, in_place)
+        answer = tokens * hidden * (itemsize if in_place else 4)
+        assert (most - in_place) * answer <= plan.SCRATCH_BYTES
+        assert (most - in_place + 1) * answer > plan.SCRATCH_BYTES
+    assert plan.most_sites(1 << 20, hidden, 2, in_place) == 1

@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
-from types import SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ pytest.importorskip("vllm")
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.layernorm import RMSNorm
 
+from attnres_serve import compat, plan
 from attnres_serve.backbones import install_sites, parameters_of, rows_received
 from attnres_serve.kernels import backends
 from attnres_serve.settings import ALGORITHMS
@@ -31,7 +33,8 @@ from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import expected_parts
 
 HIDDEN, TOKENS, EPS, KEY_EPS = 24, 5, 1e-5, 1e-3
-MOST_TOKENS = st.sampled_from([TOKENS, 1 << 40])  # of a step
+# Of a step; with the others, no two sites share a phase 1, or two or three do.
+MOST_TOKENS = st.sampled_from([TOKENS, 1 << 40, plan.SCRATCH_BYTES // (2 * 4 * HIDDEN)])
 # The triton backend needs its interpreter here, so it has a process of its own, see below.
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
@@ -113,7 +116,7 @@ def stage(
 ) -> tuple[SimpleNamespace, dict]:
     """Layers ``first`` to ``end`` with their sites, and the final norm in the last stage.
 
-    Made for steps of ``tokens``: with very many, two sites share a phase 1 at most.
+    Made for steps of ``tokens``: the more, the fewer sites share a phase 1.
     """
 
     def norm(weight: Tensor) -> RMSNorm:
@@ -159,7 +162,7 @@ def serve(
         decoder, installed = stage(own, spec, algorithm, backend, first, end, tokens)
         if first:
             rows = rows_received(spec, min(installed))
-            assert residual.shape == (TOKENS, rows, HIDDEN)
+            assert residual.shape == (len(x), rows, HIDDEN)
         for index, layer in enumerate(decoder.layers[first:end], first):
             for kind, norm in enumerate((layer.input_layernorm, layer.post_attention_layernorm)):
                 if residual is None:
@@ -197,18 +200,102 @@ def test_any_specification_equals_its_definition(spec, seed, algorithm, backend,
     torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_full_attnres_of_a_deep_model(algorithm: str, backend: str) -> None:
+    """64 sublayers, each a block: up to 65 sources, and merges that read many rows since."""
+    spec = AttnResSpec(32, tuple(range(64)), KEY_EPS)
+    own = definition(spec, seed=5)
+    x = torch.randn((2, HIDDEN), generator=torch.Generator().manual_seed(6))
+    found = serve(own, spec, algorithm, backend, 13, x)
+    wanted = own.read_by_the_head(x.double())
+    torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+# Of eight sites: three read the first two blocks, two the third as well, three the fourth as well.
+CALLS = {
+    "single_pass": ["single_pass"] * 8,
+    "two_phase": [
+        *("open_group", "merge", "merge"),
+        *("open_group", "merge"),
+        *("open_group", "merge", "merge"),
+    ],
+    "score_on_write": [
+        *("score_rows", "mix_scored"),
+        *("score_rows", "mix_scored", "mix_scored", "mix_scored"),
+        *("score_rows", "mix_scored", "mix_scored"),
+        *("score_rows", "mix_scored", "mix_scored"),
+    ],
+}
+# The torch backend has other names for what it does on separate tensors.
+IN_TORCH = {"open_group": ["inter_block", "norm_answer"], "score_rows": ["score"]}
+
+
+class Spied:
+    """A backend whose calls are noted."""
+
+    def __init__(self, backend: ModuleType, calls: list[str]) -> None:
+        self.backend, self.calls = backend, calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.backend, name)
+        if not isinstance(found, FunctionType):
+            return found
+
+        def noted(*arguments: Any) -> Any:
+            self.calls.append(name)
+            return found(*arguments)
+
+        return noted
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_which_functions_run_for_each_choice(
+    algorithm: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers cannot tell: every algorithm has the same."""
+    calls: list[str] = []
+    module = backends.load(backend)
+    monkeypatch.setattr(backends, "load", lambda name: Spied(module, calls))
+    spec = AttnResSpec(4, (0, 1, 4, 6), KEY_EPS)
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(6))
+    serve(definition(spec, seed=5), spec, algorithm, backend, 0, x)
+    wanted = ["queries_of", *CALLS[algorithm]]
+    if backend == "torch":
+        wanted = [call for name in wanted[1:] for call in IN_TORCH.get(name, [name])]
+    assert calls == wanted
+
+
+def test_two_phase_that_comes_to_single_passes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block: the embedding is all that is ever finished."""
+    said: list[str] = []
+    monkeypatch.setattr(compat, "logger", lambda: SimpleNamespace(warning=said.append))
+    for starts, warnings in (((0, 2), 0), ((0,), 1)):
+        spec = AttnResSpec(2, starts, KEY_EPS)
+        stage(definition(spec, 0), spec, "two_phase", HERE[0], 0, 2)
+        assert len(said) == warnings
+    assert "with two_phase every site is a single pass" in said[0]
+
+
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_the_triton_backend_in_a_process_of_its_own() -> None:
-    """The test above with one bank written in place, in Triton's interpreter."""
-    name = test_any_specification_equals_its_definition.__name__
+    """The tests above with one bank written in place, in Triton's interpreter."""
+    above = (
+        test_any_specification_equals_its_definition,
+        test_full_attnres_of_a_deep_model,
+        test_which_functions_run_for_each_choice,
+    )
+    names = [f"{__file__}::{test.__name__}" for test in above]
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{name}"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert child.returncode == 0 and "1 passed" in child.stdout, child.stdout[-6000:]
+    passed = f"{1 + 2 * len(ALGORITHMS)} passed"
+    assert child.returncode == 0 and passed in child.stdout, child.stdout[-6000:]
 
 
 STARTS = (0, 1, 4, 6)

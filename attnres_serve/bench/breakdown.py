@@ -133,7 +133,7 @@ def site_bytes(
     if algorithm == "score_on_write":
         count = len(rows)
         return traffic.score_on_write_group(tokens, list(rows.values()), *shape, sites=count)
-    size = plan.most_sites(most, hidden, dtype.itemsize)
+    size = plan.most_sites(most, hidden, dtype.itemsize, in_place=True)
     total = 0
     for group in plan.phase_1_groups(mixing, size):
         members = [rows[site] for site in group]
