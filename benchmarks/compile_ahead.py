@@ -13,7 +13,9 @@ launch would compile.  The only line on stdout is one JSON document; per kernel 
 * ``spill_bytes`` (stack per thread) and ``local_accesses`` (instructions that touch it),
 * ``starts_early``: whether the launch asks for it, the ``grid_control`` instructions of the kernel,
   and its ``accesses_before_wait``,
-* ``loads`` and ``stores``: bits of an access to global memory -> how many such instructions.
+* ``loads`` and ``stores``: bits of an access to global memory -> how many such instructions,
+* ``order`` in the PTX: of these loads (l) and stores (s), barriers (b), branches and labels (|),
+* ``narrow_strides``: those passed in 32 bits, in which a row's offset may not fit.
 """
 
 import argparse
@@ -60,6 +62,7 @@ KERNELS = {
 BEGINNING = ("single_pass", "open_group", "mix_scored", "merge", "merge_rows")
 REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_100
 ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
+ORDERED = re.compile(r"\b(?:(l)d\.global|(s)t\.global|(b)ar\.sync|bra)\b|^\$L__BB", re.MULTILINE)
 
 
 def specialise(
@@ -123,6 +126,7 @@ def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
         "accesses_before_wait": _accesses_before_wait(sass),
         "loads": access_widths(ptx, "ld"),
         "stores": access_widths(ptx, "st"),
+        "order": "".join("".join(found) or "|" for found in ORDERED.findall(ptx)),
         "roundings": dict(Counter(re.findall(r"\bcvt\.\S*(?:bf16|f16)\S*\.f32\b", ptx))),
     }
 
@@ -150,11 +154,15 @@ def launches(
     query = _empty(hidden)
     weight = query.to(dtype)
     if kernel == "single_pass":
-        vectors = _empty(2, hidden, dtype=dtype)
-        for row in ROWS:
-            tensors = vectors, _empty(2, row + 1, hidden, dtype=dtype), query, weight, None, vectors
+        for (tokens, *_), row in zip(SIZES, ROWS, strict=True):
+            vectors = _empty(tokens, hidden, dtype=dtype)
+            bank = _empty(tokens, row + 1, hidden, dtype=dtype)
             yield triton_single_pass.launch_arguments(
-                *tensors, row=row, fresh=fresh, **EPS, config=config
+                *(vectors, bank, query, weight, None, vectors),
+                row=row,
+                fresh=fresh,
+                **EPS,
+                config=config,
             )
         return
     for tokens, sites, count in SIZES:
@@ -262,6 +270,11 @@ def main() -> int:
                     "sites": arguments.get("SITES"),
                     "num_warps": arguments["num_warps"],
                     "binaries": len(variants),
+                    "narrow_strides": [
+                        name
+                        for name, kind in source.signature.items()
+                        if name.endswith("stride") and kind == "i32"
+                    ],
                     **measure(compiled),
                 }
             )

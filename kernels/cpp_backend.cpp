@@ -21,6 +21,11 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Half.h>
 
+// Seen with clang 14: elements of a row's last, partial step; right with clang 16.
+#if defined(__clang__) && __clang_major__ < 16 && defined(__AVX512FP16__)
+#error "clang before version 16 computes float16 wrongly for this processor"
+#endif
+
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -190,26 +195,6 @@ void dispatch(ScalarType dtype, const F& run) {
   }
 }
 
-// The output of a sublayer, which the normed mix takes the place of, and the bank.
-struct State {
-  Tensor x, bank;
-  int64_t tokens, hidden, slots;
-  State(const Tensor& x, const Tensor& bank)
-      : x(x), bank(bank), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)) {
-    STD_TORCH_CHECK(
-        x.dim() == 2 && bank.dim() == 3 && bank.size(0) == tokens && bank.size(2) == hidden &&
-            x.scalar_type() == bank.scalar_type(),
-        "the bank must be [tokens, slots, hidden] for x [tokens, hidden], of one dtype");
-    STD_TORCH_CHECK(
-        hidden <= 1 || (x.stride(1) == 1 && bank.stride(2) == 1), "rows must be contiguous");
-    STD_TORCH_CHECK(tokens <= 1 || x.stride(0) >= hidden, "tokens must not overlap");
-  }
-  void check_rows(int64_t first, int64_t last) const {
-    STD_TORCH_CHECK(
-        0 <= first && first <= last && last < slots, "the row is outside of the bank");
-  }
-};
-
 template <class D>
 struct Rows {  // [tokens, rows, hidden] or answers [sites, tokens, hidden], any distance apart
   typename D::Element* data;
@@ -219,10 +204,59 @@ struct Rows {  // [tokens, rows, hidden] or answers [sites, tokens, hidden], any
   }
 };
 
+// How far `count` things of `size` elements reach that begin `stride` apart; -1 where two overlap.
+int64_t reach(int64_t count, int64_t stride, int64_t size) {
+  if (size < 0 || count <= 1) return size;
+  return stride < size ? -1 : (count - 1) * stride + size;
+}
+
+// The output of a sublayer, which the normed mix takes the place of, and the bank.  Threads write to
+// both: they lie apart, and so do the rows of each.
+struct State {
+  Tensor x, bank;
+  int64_t tokens, hidden, slots;
+  void *x_data, *bank_data;
+  int64_t x_stride, by_token, by_slot;
+  State(const Tensor& x, const Tensor& bank)
+      : x(x), bank(bank), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)) {
+    STD_TORCH_CHECK(
+        x.dim() == 2 && bank.dim() == 3 && bank.size(0) == tokens && bank.size(2) == hidden &&
+            x.scalar_type() == bank.scalar_type(),
+        "the bank must be [tokens, slots, hidden] for x [tokens, hidden], of one dtype");
+    STD_TORCH_CHECK(
+        hidden <= 1 || (x.stride(1) == 1 && bank.stride(2) == 1), "rows must be contiguous");
+    x_stride = x.stride(0), by_token = bank.stride(0), by_slot = bank.stride(1);
+    const int64_t x_reach = reach(tokens, x_stride, hidden);
+    const int64_t bank_reach = by_slot <= by_token
+                                   ? reach(tokens, by_token, reach(slots, by_slot, hidden))
+                                   : reach(slots, by_slot, reach(tokens, by_token, hidden));
+    STD_TORCH_CHECK(x_reach >= 0, "rows of x must not overlap in memory");
+    STD_TORCH_CHECK(bank_reach >= 0, "rows of the bank must not overlap in memory");
+    x_data = x.data_ptr(), bank_data = bank.data_ptr();
+    const auto *from = static_cast<char*>(x_data), *to = static_cast<char*>(bank_data);
+    const int64_t size = x.element_size();
+    STD_TORCH_CHECK(
+        tokens == 0 || from + x_reach * size <= to || to + bank_reach * size <= from,
+        "x must not share memory with the bank");
+  }
+  template <class D>
+  Rows<D> x_rows() const {
+    return {static_cast<typename D::Element*>(x_data), x_stride, 0};
+  }
+  template <class D>
+  Rows<D> bank_rows() const {
+    return {static_cast<typename D::Element*>(bank_data), by_token, by_slot};
+  }
+  void check_rows(int64_t first, int64_t last) const {
+    STD_TORCH_CHECK(
+        0 <= first && first <= last && last < slots, "the row is outside of the bank");
+  }
+};
+
 template <class D>
 Rows<D> rows_of(const Tensor& tensor) {
   auto* data = static_cast<typename D::Element*>(tensor.data_ptr());
-  return {data, tensor.stride(0), tensor.dim() == 3 ? tensor.stride(1) : 0};
+  return {data, tensor.stride(0), tensor.stride(1)};
 }
 
 void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
@@ -265,8 +299,7 @@ const float* fold_all(
 struct Norm {
   const float* weight;  // in the order of the activations' dtype
   float eps;
-  Norm(const Tensor& tensor, double eps, int64_t hidden, ScalarType dtype)
-      : eps(static_cast<float>(eps)) {
+  Norm(const Tensor& tensor, float eps, int64_t hidden, ScalarType dtype) : eps(eps) {
     check_vector(tensor, hidden, false);
     float* wide = scratch(kNormWeight, padded(hidden));
     dispatch(tensor.scalar_type(), [&](auto stored) {
@@ -497,11 +530,25 @@ struct Ahead {
   const float* log_sum = nullptr;
 };
 
-#define SITE_PARAMETERS                                                                   \
-  int64_t row, bool fresh, Tensor query, Tensor key_norm, std::optional<Tensor> bias,     \
-      Tensor norm_weight, double logit_scale, double key_eps, double norm_eps
-#define SITE_ARGUMENTS \
-  row, fresh, query, key_norm, bias, norm_weight, logit_scale, key_eps, norm_eps
+// What a site is told besides tensors.  Five numbers come in two, as the bits of each half: with
+// cold caches, as in decode, an argument costs a microsecond.
+struct Numbers {
+  int64_t row;
+  bool fresh;
+  float logit_scale, key_eps, norm_eps;
+  Numbers(int64_t place, int64_t eps)
+      : row(static_cast<int32_t>(place) >> 1), fresh(place & 1),
+        logit_scale(high(place)), key_eps(high(eps)), norm_eps(low(eps)) {}
+
+ private:
+  static float low(int64_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits)); }
+  static float high(int64_t bits) { return low(static_cast<int64_t>(static_cast<uint64_t>(bits) >> 32)); }
+};
+
+#define SITE_PARAMETERS                                                                    \
+  int64_t place, int64_t eps, Tensor query, Tensor key_norm, std::optional<Tensor> bias,   \
+      Tensor norm_weight
+#define SITE_ARGUMENTS place, eps, query, key_norm, bias, norm_weight
 
 float read_bias(const std::optional<Tensor>& bias) {
   if (!bias) return 0;
@@ -512,30 +559,32 @@ float read_bias(const std::optional<Tensor>& bias) {
 // Sources are what is known ahead and the rows from `first` to `row`, the last of which `x` is
 // added to.
 void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETERS) {
-  const int64_t hidden = state.hidden, count = row + 1 - first;
+  const Numbers numbers(place, eps);
+  const int64_t hidden = state.hidden, row = numbers.row, count = row + 1 - first;
   state.check_rows(first, row);
   float* folded = scratch(kQueries, padded(hidden));
   const ScalarType dtype_of = state.x.scalar_type();
-  fold(folded, query, key_norm, static_cast<float>(logit_scale), hidden, dtype_of);
-  const Norm norm(norm_weight, norm_eps, hidden, dtype_of);
-  const float own_bias = read_bias(bias), eps = static_cast<float>(key_eps);
+  fold(folded, query, key_norm, numbers.logit_scale, hidden, dtype_of);
+  const Norm norm(norm_weight, numbers.norm_eps, hidden, dtype_of);
+  const float own_bias = read_bias(bias), key_eps = numbers.key_eps;
   dispatch(dtype_of, [&](auto dtype) {
     using D = decltype(dtype);
-    const auto x = rows_of<D>(state.x), bank = rows_of<D>(state.bank);
+    const auto x = state.x_rows<D>(), bank = state.bank_rows<D>();
     for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
       std::vector<const typename D::Element*> rows(count);
       float* weights = scratch(kWeights, count + 1);
       float* mixed = scratch(kMixed, padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
         const bool more = token + 1 < end;
-        update<D>(bank(token, row), x(token, 0), fresh, hidden, more ? x.stride : 0);
+        update<D>(bank(token, row), x(token, 0), numbers.fresh, hidden, more ? x.stride : 0);
         for (int64_t i = 0; i < count; ++i) rows[i] = bank(token, first + i);
         const int64_t scored = known.scores ? count - 1 : 0;
         if (scored)
           std::memcpy(weights, known.scores + token * known.scores_stride, scored * sizeof(float));
         in_groups(count - scored, [&](int64_t i, auto group) {
           score<D, group>(
-              weights + scored + i, &rows[scored + i], folded, eps, hidden, more ? bank.stride : 0);
+              weights + scored + i, &rows[scored + i], folded, key_eps, hidden,
+              more ? bank.stride : 0);
         });
         weights[count - 1] += own_bias;
         if (known.answer) weights[count] = known.log_sum[token];
@@ -614,36 +663,39 @@ void score_rows(
 }
 
 std::tuple<Tensor, Tensor> open_group(
-    Tensor x, Tensor bank, int64_t row, bool fresh, bool completes, Tensors queries,
-    Tensors key_norms, std::optional<Tensor> bias, Tensor norm_weight, double logit_scale,
-    double key_eps, double norm_eps) {
+    Tensor x, Tensor bank, int64_t place, int64_t eps, bool completes, Tensors queries,
+    Tensors key_norms, std::optional<Tensor> bias, Tensor norm_weight) {
   const State state(x, bank);
+  const Numbers numbers(place, eps);
+  const int64_t row = numbers.row;
+  const float key_eps = numbers.key_eps;
   const int64_t tokens = state.tokens, hidden = state.hidden, sites = queries.size();
   const int64_t count = row + 1, later_count = row + completes;
   state.check_rows(0, row);
   STD_TORCH_CHECK(later_count > 0, "later sites have no finished block to attend to");
   const float* folded = fold_all(
-      queries, key_norms, static_cast<float>(logit_scale), hidden, x.scalar_type());
-  const Norm norm(norm_weight, norm_eps, hidden, x.scalar_type());
+      queries, key_norms, numbers.logit_scale, hidden, x.scalar_type());
+  const Norm norm(norm_weight, numbers.norm_eps, hidden, x.scalar_type());
   const float own_bias = read_bias(bias);
   Tensor answers = torch::stable::new_empty(bank, {sites - 1, tokens, hidden});
   Tensor log_sums = torch::stable::new_empty(bank, {sites - 1, tokens}, ScalarType::Float);
   float* log_sum = static_cast<float*>(log_sums.data_ptr());
   dispatch(x.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
-    const auto delta = rows_of<D>(x), blocks = rows_of<D>(bank), answer = rows_of<D>(answers);
+    const auto delta = state.x_rows<D>(), blocks = state.bank_rows<D>();
+    const auto answer = rows_of<D>(answers);
     for_tokens(tokens, (count + sites) * hidden, [&](int64_t begin, int64_t end) {
       std::vector<const typename D::Element*> rows(count);
       float* weights = scratch(kWeights, sites * count);
       float* mixed = scratch(kMixed, kGroup * padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
-        update<D>(blocks(token, row), delta(token, 0), fresh, hidden);
+        update<D>(blocks(token, row), delta(token, 0), numbers.fresh, hidden);
         for (int64_t i = 0; i < count; ++i) rows[i] = blocks(token, i);
         score_sites<D>(
             weights, 1, count, rows.data(), later_count, folded, sites,
-            static_cast<float>(key_eps), hidden);
+            key_eps, hidden);
         if (!completes)
-          score<D, 1>(&weights[row], &rows[row], folded, static_cast<float>(key_eps), hidden);
+          score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
         weights[row] += own_bias;
         softmax(weights, count);
         const float* first = weights;
@@ -678,7 +730,7 @@ void add_to_row(Tensor delta, Tensor bank, int64_t row) {
   state.check_rows(0, row);
   dispatch(delta.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
-    const auto from = rows_of<D>(delta), to = rows_of<D>(bank);
+    const auto from = state.x_rows<D>(), to = state.bank_rows<D>();
     for_tokens(state.tokens, 3 * state.hidden, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token)
         update<D>(to(token, row), from(token, 0), false, state.hidden);
@@ -690,15 +742,13 @@ void add_to_row(Tensor delta, Tensor bank, int64_t row) {
 
 #define STATE "Tensor(a!) x, Tensor(b!) bank, "
 #define SITE \
-  "int row, bool fresh, Tensor query, Tensor key_norm, Tensor? bias, Tensor norm_weight, " \
-  "float logit_scale, float key_eps, float norm_eps) -> ()"
+  "int place, int eps, Tensor query, Tensor key_norm, Tensor? bias, Tensor norm_weight) -> ()"
 
 STABLE_TORCH_LIBRARY(attnres_serve, library) {
   library.def("cpp_single_pass(" STATE SITE);
   library.def(
-      "cpp_open_group(" STATE "int row, bool fresh, bool completes, Tensor[] queries, "
-      "Tensor[] key_norms, Tensor? bias, Tensor norm_weight, float logit_scale, float key_eps, "
-      "float norm_eps) -> (Tensor, Tensor)");
+      "cpp_open_group(" STATE "int place, int eps, bool completes, Tensor[] queries, "
+      "Tensor[] key_norms, Tensor? bias, Tensor norm_weight) -> (Tensor, Tensor)");
   library.def(
       "cpp_merge(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
   library.def(

@@ -10,6 +10,8 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -35,7 +37,8 @@ _ready = False
 def prepare() -> None:
     """Load the operators into torch, compiling them first where this machine has not yet.
 
-    The compiled library is kept in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``).
+    The compiled library is kept in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``);
+    one that is there already is used, also where that folder can only be read.
 
     Raises:
         BackendError: there is no C++ compiler, it failed, or the cache cannot be written.
@@ -44,9 +47,7 @@ def prepare() -> None:
     if _ready:
         return
     try:
-        library = _cache() / f"cpp_backend-{_fingerprint()}.so"
-        with _locked(library):
-            _load(library)
+        _load(_cache() / f"cpp_backend-{_fingerprint()}.so")
     except OSError as error:
         raise BackendError(
             f"the C++ backend has no place for its library ({error}); set XDG_CACHE_HOME to a "
@@ -68,7 +69,7 @@ def single_pass(
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_single_pass(delta, bank, *place, *site)
+    _ops.cpp_single_pass(delta, bank, *arguments(site, place))
     return delta
 
 
@@ -83,7 +84,8 @@ def open_group(
     completes: bool,
 ) -> tuple[Tensor, Answers]:
     keys = _keys(queries[position : position + count])
-    answers = _ops.cpp_open_group(delta, bank, *place, completes, *keys, *site[2:])
+    own, learned = numbers(site, place), (site.bias, site.norm_weight)
+    answers = _ops.cpp_open_group(delta, bank, *own, completes, *keys, *learned)
     return delta, answers
 
 
@@ -98,7 +100,7 @@ def merge(
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_merge(delta, bank, *answers, number, first, *place, *site)
+    _ops.cpp_merge(delta, bank, *answers, number, first, *arguments(site, place))
     return delta
 
 
@@ -124,12 +126,30 @@ def mix_scored(
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_mix_scored(delta, bank, scores, position, *place, *site)
+    _ops.cpp_mix_scored(delta, bank, scores, position, *arguments(site, place))
     return delta
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
     _ops.cpp_add_to_row(delta, bank, row)
+
+
+def arguments(site: SiteWeights, place: Place) -> tuple:
+    """The last six arguments of an operator that runs one site."""
+    return *numbers(site, place), site.query, site.key_norm, site.bias, site.norm_weight
+
+
+def numbers(site: SiteWeights, place: Place) -> tuple[int, int]:
+    """``Numbers`` of the C++ code: five as two, of two times 32 bits each."""
+    constants = site.logit_scale, site.key_eps, site.norm_eps
+    return _packed(2 * place.row + place.fresh, *(float(number) for number in constants))
+
+
+@torch.compiler.assume_constant_result
+def _packed(place: int, logit_scale: float, key_eps: float, norm_eps: float) -> tuple[int, int]:
+    (own,) = struct.unpack("<q", struct.pack("<if", place, logit_scale))
+    (eps,) = struct.unpack("<q", struct.pack("<ff", norm_eps, key_eps))
+    return own, eps
 
 
 def _keys(sites: Sequence[SiteWeights]) -> tuple[list[Tensor], list[Tensor]]:
@@ -168,39 +188,60 @@ def _cache() -> Path:
     return folder
 
 
+def _load(library: Path) -> None:
+    """Load the library, compiling it where there is none that can be loaded.
+
+    Only that takes the lock.  A library moves to its place in one piece, and one that can be loaded
+    is never replaced: a process that loaded a copy of what it has loaded already would crash.
+    """
+    if _loads(library):
+        return
+    with _locked(library):
+        if _loads(library):  # another process has just made it
+            return
+        _compile(library)
+        torch.ops.load_library(str(library))
+
+
+def _loads(library: Path) -> bool:
+    """Load the library, unless it is missing, damaged or made for other system libraries."""
+    if not library.exists():
+        return False
+    try:
+        torch.ops.load_library(str(library))
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def _locked(library: Path) -> Iterator[None]:
-    """One process at a time: loading a copy of a library that is loaded already crashes."""
+    """One process at a time: workers that start together compile once."""
     with library.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _load(library: Path) -> None:
-    if library.exists():
-        try:
-            torch.ops.load_library(str(library))
-            return
-        except OSError:  # damaged, or made for other system libraries
-            library.unlink()
-    _compile(library)
-    torch.ops.load_library(str(library))
 
 
 def _compile(library: Path) -> None:
     """Compile in a process of its own (torch's loader also loads what it builds) and move it here.
 
     Raises:
-        BackendError: there is no C++ compiler, or it failed.
+        BackendError: there is no C++ compiler, or it failed; with its own reason.
     """
     scripts = sysconfig.get_path("scripts")
     # The loader looks for ninja on the path, where a virtual environment need not be.
     path = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+    compiler = os.environ.get("CXX", "c++")  # the loader's choice; it may have a wrapper before it
+    if not shutil.which(compiler.partition(" ")[0], path=path):
+        raise BackendError(
+            f"the C++ backend could not be compiled, there is no {compiler!r} on the path; install "
+            "a C++ compiler such as g++, or choose the torch backend."
+        )
     with tempfile.TemporaryDirectory(dir=library.parent) as build:
         arguments = [library.stem, str(SOURCE), build, *FLAGS]
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _BUILD, *arguments],
-            env=os.environ | {"PATH": path},
+            env=os.environ | {"PATH": path, "LC_ALL": "C"},
             capture_output=True,
             text=True,
             check=False,
@@ -208,9 +249,11 @@ def _compile(library: Path) -> None:
         built = Path(build) / f"{library.stem}.so"
         if done.returncode or not built.exists():
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            # What the compiler says stands among the lines of the loader and of ninja.
+            reason = next((line for line in lines if " error: " in line), lines[-1])
             raise BackendError(
-                f"the C++ backend could not be compiled ({lines[-1]}); install a C++ compiler such "
-                "as g++, or choose the torch backend."
+                f"the C++ backend could not be compiled by {compiler!r} ({reason.strip()}); mend "
+                "that or set CXX to another C++ compiler, or choose the torch backend."
             )
         os.replace(built, library)
 

@@ -21,17 +21,19 @@ class Inputs(NamedTuple):
     sites: list[SiteWeights]
 
 
-def inputs(tokens: int, device: str) -> Inputs:
+def inputs(
+    tokens: int, device: str, hidden: int = HIDDEN, dtype: torch.dtype = torch.float32
+) -> Inputs:
     generator = torch.Generator().manual_seed(tokens)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device)
 
     sites = [
-        SiteWeights(draw(HIDDEN), draw(HIDDEN), draw(1), draw(HIDDEN), 0.5, 1e-6, 1e-5)
+        SiteWeights(*(draw(hidden), draw(hidden), draw(1), draw(hidden).to(dtype)), 0.5, 1e-6, 1e-5)
         for _ in range(SITES)
     ]
-    return Inputs(draw(tokens, HIDDEN), draw(tokens, SLOTS, HIDDEN), sites)
+    return Inputs(draw(tokens, hidden).to(dtype), draw(tokens, SLOTS, hidden).to(dtype), sites)
 
 
 def run(backend: ModuleType, delta: Tensor, bank: Tensor, sites: list[SiteWeights]) -> Tensor:
@@ -59,9 +61,12 @@ def check_compiled(backend: ModuleType, device: str, second_version: bool) -> No
     def graph(delta: Tensor, bank: Tensor, sites: list[SiteWeights]) -> Tensor:
         return run(backend, delta, bank, sites)
 
-    compiled = torch.compile(graph, fullgraph=True, dynamic=True, options=options)
+    # As vLLM compiles: nothing but the number of tokens is dynamic.
+    compiled = torch.compile(graph, fullgraph=True, dynamic=False, options=options)
     for tokens in (5, 9):
         delta, bank, sites = inputs(tokens, device)
+        for tensor in (delta, bank):
+            torch._dynamo.mark_dynamic(tensor, 0)
         other, before = bank.clone(), delta.clone()
         wanted = run(backend, delta, other, sites)
         assert torch.equal(delta, before)  # sites write over what tanh made, not over this

@@ -8,11 +8,13 @@ import pytest
 from checkpoints import write_house, write_standard
 from serving import run_verify
 
+from attnres_serve.settings import ALGORITHMS
+
 SEEDS = (0, 1)
 SHAPE = {"layers": 6, "hidden": 128, "heads": 4, "kv_heads": 2, "intermediate": 192}
 CHOICES = [
     {"attnres_algorithm": algorithm, "attnres_backend": backend}
-    for algorithm in ("single_pass", "two_phase")
+    for algorithm in ALGORITHMS
     for backend in ("cpp", "torch")
 ]
 

@@ -160,20 +160,37 @@ def golden_job(golden, algorithm, mode, chunked, backend) -> dict:
     return job | {"chunk": CHUNK if chunked else 0}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("name", "algorithm", "mode"),
-    [
-        (BLOCK, "two_phase", "compiled"),
-        (FULL, "single_pass", "compiled"),
-        (OPEN, "single_pass", "eager"),
-        (OPEN, "two_phase", "compiled"),
-    ],
-)
-def test_golden_in_the_interpreter_of_triton(name, algorithm, mode, tmp_path):
-    """The triton backend in a whole model."""
+# Each algorithm on blocks, on Full AttnRes or on a cumulative sum, eager and compiled.
+TRITON = [
+    (BLOCK, "two_phase", "compiled"),
+    (BLOCK, "score_on_write", "compiled"),
+    (FULL, "single_pass", "compiled"),
+    (FULL, "two_phase", "compiled"),
+    (OPEN, "single_pass", "eager"),
+    (OPEN, "two_phase", "compiled"),
+    (OPEN, "score_on_write", "eager"),
+]
+
+
+def check_in_the_interpreter_of_triton(name, algorithm, mode, prompts, folder):
     golden = GOLDENS / name
-    job = golden_job(golden, algorithm, mode, False, "triton")
-    (result,) = run_engine([job], tmp_path, TRITON_INTERPRET="1")["results"]
-    check_job(result, expected(golden))
+    cases = expected(golden)[:prompts]
+    tokens = [case["prompt"] for case in cases]
+    # In blocks of 32, so that the second shortest prompt, of 33 tokens, is cached.
+    job = engine_job(golden, tokens, algorithm, mode, "triton", block_size=32)
+    (result,) = run_engine([job], folder, TRITON_INTERPRET="1")["results"]
+    check_job(result, cases)
+    assert result["backend"] == "triton"
     check_executed(result, algorithm, compiled=mode == "compiled")
+
+
+def test_short_prompts_in_the_interpreter_of_triton(tmp_path):
+    """The triton backend in a whole model; other models and all prompts take minutes, see below."""
+    check_in_the_interpreter_of_triton(FULL, "two_phase", "eager", 2, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "algorithm", "mode"), TRITON)
+def test_golden_in_the_interpreter_of_triton(name, algorithm, mode, tmp_path):
+    """Every prompt."""
+    check_in_the_interpreter_of_triton(name, algorithm, mode, None, tmp_path)

@@ -6,7 +6,10 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +21,7 @@ from checkpoints import GOLDENS, write_fla
 from attnres_serve import backend_choice, checkpoint, compat, configs, plugin, settings
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
+from attnres_serve.kernels import cpp_backend, torch_backend
 from attnres_serve.server import launcher
 
 ROOT = Path(__file__).parents[1]
@@ -483,6 +487,67 @@ def test_the_cpp_backend_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
     with pytest.raises(SettingError, match="the cpp backend runs on CPU only"):
         backend_choice.choose(config)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Warnings of one worker on CPU, whose vLLM has no other."""
+    from vllm import distributed
+
+    monkeypatch.setattr(compat, "on_cpu", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_group", lambda: SimpleNamespace(world_size=1))
+    found: list[str] = []
+    logger = SimpleNamespace(warning=lambda message, *values: found.append(message % values))
+    monkeypatch.setattr(compat, "logger", lambda: logger)
+    return found
+
+
+def test_no_compiler(said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By itself the torch backend is chosen, with one warning; cpp by name is refused."""
+    monkeypatch.setattr(cpp_backend, "_ready", False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for given in (None, {"attnres_backend": "auto"}):
+        config = SimpleNamespace(additional_config=given)
+        assert backend_choice.choose(config) == ("torch", torch_backend)
+        assert config.additional_config == {"attnres_backend": "torch"}
+        sentence = said.pop()
+        assert sentence.startswith(
+            "AttnRes runs on the slower torch backend: the C++ backend could"
+        )
+        assert "install a C++ compiler" in sentence and not said
+    config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
+    with pytest.raises(SettingError, match="install a C\\+\\+ compiler such as g\\+\\+, or choose"):
+        backend_choice.choose(config)
+    assert not said
+
+
+def test_another_worker_without_a_compiler(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers run on the same backend."""
+    monkeypatch.setattr(compat, "all_workers", lambda flag: False)
+    config = SimpleNamespace(additional_config=None)
+    assert backend_choice.choose(config) == ("torch", torch_backend)
+    (sentence,) = said
+    assert "another worker could not load the cpp backend" in sentence
+
+
+@pytest.mark.parametrize("flags", [(True, True), (True, False), (False, True), (False, False)])
+def test_workers_agree(flags: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them, here in two threads: what is true on one is not enough."""
+    from vllm import distributed
+
+    own, store = threading.local(), torch.distributed.HashStore()
+    monkeypatch.setattr(distributed, "get_world_group", lambda: own.group)
+
+    def work(rank: int) -> bool:
+        gloo = torch.distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+        own.group = SimpleNamespace(world_size=2, cpu_group=gloo)
+        return compat.all_workers(flags[rank])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, range(2))) == [all(flags)] * 2
 
 
 AMX = """

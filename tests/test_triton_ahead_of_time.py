@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -121,6 +122,28 @@ def test_an_early_launch_waits_before_it_touches_memory(shape: Shape) -> None:
     # And it never releases its followers ("launch_dependents").
     assert kernel["grid_control"] == (["wait"] if early else [])
     assert kernel["accesses_before_wait"] == (0 if early else None)
+
+
+@every_shape
+def test_strides_have_64_bits(shape: Shape) -> None:
+    """A row's offset is a stride times its number, and a bank may exceed 2^31 elements.
+
+    The interpreter gives a stride the bits that its value needs, whatever the kernel says.
+    """
+    assert _compiled()[shape]["narrow_strides"] == []
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_threads_wait_before_they_read_a_row_back(hidden: int, arch: str) -> None:
+    """Later turns load parts of the new row that other threads stored.
+
+    The interpreter runs one thread.  The first turn ends with the weight's load, the barriers of a
+    sum, the result's store and, before the code branches to the later turns, the barrier.
+    """
+    order = _compiled()["open_group", arch, hidden, False]["order"]
+    *_, first_turn = re.findall(r"l[lb]*s+(b*)\|", order)
+    assert first_turn, order
 
 
 @every_shape

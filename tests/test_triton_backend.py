@@ -1,10 +1,18 @@
 """The triton backend's operators: torch's rules, and what a compiler makes of a bank in place."""
 
+from dataclasses import replace
+
 import pytest
+import test_backends as every_backend
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from in_place import SITES, SLOTS, check_compiled, inputs
+from kernel_cases import DTYPES, Case
+from triton_cases import poison  # noqa: F401
 from triton_interpreter import (
     DEVICE,
+    ON_GPU,
     RUNNABLE,
     interpreter,  # noqa: F401
     passes_in_a_process_of_its_own,
@@ -16,10 +24,25 @@ pytestmark = pytest.mark.usefixtures("interpreter")
 TOKENS = 5
 
 
-def test_operators_keep_the_rules_of_torch() -> None:
+@pytest.mark.usefixtures("poison")
+@pytest.mark.skipif(ON_GPU, reason="the other backends' cases are on the CPU")
+@settings(max_examples=20, deadline=None)
+@given(drawn=every_backend.cases(), sites=st.integers(1, 6))
+def test_any_shape_and_magnitude(drawn: tuple[Case, torch.dtype], sites: int) -> None:
+    """What the tests of the other backends ask of them, in every dtype; of three tokens at most."""
+    case, dtype = drawn
+    case = replace(case, tokens=case.tokens % 4)
+    backend = every_backend.Functions(backends.load("triton"))
+    every_backend.test_single_pass(case, dtype, backend, lambda *tensors: None)
+    every_backend.test_two_phase(case, dtype, sites, backend, lambda *tensors: None)
+    every_backend.test_score_on_write(case, dtype, backend, lambda *tensors: None)
+
+
+@pytest.mark.parametrize(("dtype", "hidden"), [*zip(DTYPES, (48, 47, 65), strict=True)], ids=str)
+def test_operators_keep_the_rules_of_torch(dtype: torch.dtype, hidden: int) -> None:
     """Schemas (what is written to, too), fakes and dispatch, as torch's own check sees them."""
     backends.load("triton")
-    delta, bank, sites = inputs(TOKENS, DEVICE)
+    delta, bank, sites = inputs(TOKENS, DEVICE, hidden, dtype)
     queries = triton_backend.queries_of(sites)
     operators = torch.ops.attnres_serve
     site = 2, False, *triton_backend._norm(sites[0])

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton_cases import (  # noqa: F401
     Case,
     Spy,
+    cases,
     close,
     floats,
     gain,
@@ -82,18 +83,10 @@ def _compare_inter_block(case: Case) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.builds(
-        Case,
-        tokens=st.sampled_from((1, 3)),
+    cases(
         count=st.integers(1, 16),
         sites=st.sampled_from((1, 2, 3, 4, 5, 9)),
         hidden=st.sampled_from((1, 3, 64, 257, 1000)),
-        dtype=st.sampled_from(DTYPES),
-        layout=st.sampled_from(LAYOUTS),
-        spare=st.integers(0, 2),
-        scale=st.sampled_from((1.0, 1e4, 1e-4, 1e-6)),
-        query_scale=st.sampled_from((0.0, 0.05, 1.0)),
-        seed=st.integers(0, 2**31),
     )
 )
 def test_inter_block_over_the_grid(case: Case) -> None:
@@ -242,22 +235,14 @@ def _compare_merge(case: Case) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.builds(
-        Case,
-        tokens=st.sampled_from((1, 3)),
+    cases(
         count=st.integers(1, 16),
         sites=st.integers(1, 4),
         hidden=st.sampled_from((1, 3, 64, 257, 1000, 4097)),
-        dtype=st.sampled_from(DTYPES),
-        layout=st.sampled_from(LAYOUTS),
-        spare=st.integers(0, 2),
-        scale=st.sampled_from((1.0, 1e4, 1e-4, 1e-6)),
-        query_scale=st.sampled_from((0.0, 0.05, 1.0)),
         bias=st.sampled_from((None, 0.7, -3.0)),
         fresh=st.booleans(),
         late=st.sampled_from((0, 0, 1, 2, 5)),
         weight_dtype=st.sampled_from((None, *DTYPES)),
-        seed=st.integers(0, 2**31),
     )
 )
 def test_merge_over_the_grid(case: Case) -> None:

@@ -1,6 +1,6 @@
 """How long a measurement is: how often the engines are started, and how often they are asked then.
 
-Two processes of one model differ by about a percent, by where their memory lies, so that the rounds
+Two processes of one model differ by a percent and more, by where their memory lies, so that rounds
 of one start cannot tell a small cost from luck, however many they are.  Eight starts of four rounds
 are usual because of what ten runs of one start showed (a Llama of 768 x 12, eager, one cell for
 each phase).  In prefill the ratio of a pair of processes scatters by 1.1 %, that of a round by
