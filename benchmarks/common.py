@@ -1,5 +1,6 @@
-"""What the benchmarks share: the document that every one of them prints."""
+"""What the benchmarks share: how long they measure, and the document that they print."""
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -7,7 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from attnres_serve.bench.length import Length, length_of
 from attnres_serve.bench.machine import command_line, hardware, versions
+from attnres_serve.errors import SettingError
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -15,6 +18,16 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def asked_length(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, usual: Length
+) -> Length:
+    """The length by the flags of ``add_length``; one that cannot be ends with one sentence."""
+    try:
+        return length_of(options.starts, options.rounds, usual)
+    except SettingError as error:
+        parser.error(str(error))
 
 
 def publish(name: str, arguments: Sequence[str], out: Path | None, **content: Any) -> None:

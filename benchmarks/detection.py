@@ -4,38 +4,39 @@
 
 Repeats its measurement, at the default length but with one cell for each phase, on a model against
 two others: the same model again, whose interval should contain 1, and the same model with every
-step made 5 % longer, whose interval should lie above 1.  Every repetition starts its engines anew,
-so that the luck of a process (where its memory lies) is drawn anew too.  The last line on stdout is
-one JSON document; the table goes to stderr.
+step made 5 % longer, whose interval should lie above 1.  The last line on stdout is one JSON
+document; the table goes to stderr.
 """
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.command import BASELINE, CONTROL
+from attnres_serve.bench.length import USUAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import stock
-from attnres_serve.bench.workload import ROUNDS, STEPS, make_cells
+from attnres_serve.bench.workload import STEPS, make_cells
 from benchmarks import slowed_engine
-from benchmarks.common import publish
+from benchmarks.common import asked_length, publish
 from benchmarks.latency import FLAGS, LONGEST, SHAPES, models
 
 SLOWED = "slowed"
 ENOUGH = 0.8  # of the runs must be judged rightly
 
 
-def repetition(shape: str, rounds: int, eager: bool, cache: str) -> dict[str, Any]:
+def repetition(shape: str, length: Length, eager: bool, cache: str) -> dict[str, Any]:
     """The overheads of one run, of the control and of the slowed engine, by phase."""
     with models(SHAPES[shape]) as (_, twin, _):
         flags = [*FLAGS, *(["--enforce-eager"] if eager else [])]
         slowed = stock(SLOWED, twin, flags, Path(slowed_engine.__file__))
         contenders = [stock(name, twin, flags) for name in (BASELINE, CONTROL)] + [slowed]
         cells = make_cells(LONGEST, (128,), (1,), None, STEPS)
-        found = session.run(contenders, cells, rounds, machine.cores(), None, cache)
+        found = session.run(contenders, cells, length, machine.cores(), None, cache)
     return {name: report.overheads(found.results, name, BASELINE) for name in (CONTROL, SLOWED)}
 
 
@@ -51,6 +52,7 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
             "slowed_above_1": sum(run[SLOWED][phase]["ci95"][0] > 1 for run in runs),
             "control_ratios": [found["ratio"] for found in control],
             "slowed_ratios": [run[SLOWED][phase]["ratio"] for run in runs],
+            "control_start_ratios": [found["start_ratios"] for found in control],
             "half_widths": widths,
         }
     return rows
@@ -61,14 +63,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="768x12")
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each run")
+    add_length(parser, USUAL)
     parser.add_argument("--enforce-eager", action="store_true", help="start faster")
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
+    length = asked_length(parser, options, USUAL)
     with TemporaryDirectory() as cache:
         runs = [
-            repetition(options.shape, options.rounds, options.enforce_eager, cache)
+            repetition(options.shape, length, options.enforce_eager, cache)
             for _ in range(options.runs)
         ]
     found = summarise(runs)
@@ -85,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         config={
             "shape": options.shape,
             "planted": slowed_engine.SHARE,
-            "rounds": options.rounds,
+            **asdict(length),
             "procedure": PROCEDURE,
             "compiled": not options.enforce_eager,
             "flags": list(FLAGS),

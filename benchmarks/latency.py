@@ -1,13 +1,12 @@
 """Latency of every algorithm against standard residuals, on models of stated shapes.
 
     python -m benchmarks.latency --out benchmarks/results/cpu-latency.json
-    python -m benchmarks.latency --shape 768x12 --rounds 30 --control
-    python -m benchmarks.latency --quick              does it work: tiny model, six rounds
+    python -m benchmarks.latency --shape 768x12 --starts 10 --control
+    python -m benchmarks.latency --quick              does it work: tiny model, one start
 
 What ``attnres-serve bench`` measures, for checkpoints that need no files: Llamas with eight blocks
 and dummy weights in bfloat16, one engine for each algorithm beside the baseline, all in the same
-rounds.  ``--control`` adds a second baseline, whose ratio would be 1 without the luck of a process
-(where its memory lies), which an interval over rounds does not know.
+rounds, for as many starts as there.  ``--control`` adds a second baseline, whose ratio should be 1.
 
 The last line on stdout is one JSON document; the table goes to stderr.
 """
@@ -25,12 +24,13 @@ from typing import Any
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.baseline import read, write_twin
 from attnres_serve.bench.command import BASELINE, CONTROL
+from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres, stock
-from attnres_serve.bench.workload import BATCHES, ROUNDS, STEPS, make_cells
+from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
 from attnres_serve.formats.translation import Translation
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
-from benchmarks.common import publish
+from benchmarks.common import asked_length, publish
 
 LONGEST = 1024
 FLAGS = (
@@ -100,7 +100,7 @@ def models(shape: Shape) -> Iterator[tuple[Path, Path, Translation]]:
 
 
 def measure(
-    shape: Shape, algorithms: list[str], control: bool, rounds: int, threads: int, steps: int
+    shape: Shape, algorithms: list[str], control: bool, length: Length, threads: int, steps: int
 ) -> dict[str, Any]:
     """What was found for one shape: engines, cells, overheads by algorithm and phase."""
     with models(shape) as (folder, twin, translation):
@@ -109,7 +109,7 @@ def measure(
         if control:
             contenders.append(stock(CONTROL, twin, FLAGS))
         cells = make_cells(LONGEST, None, BATCHES, None, steps)
-        found = session.run(contenders, cells, rounds, threads, translation)
+        found = session.run(contenders, cells, length, threads, translation)
     overhead = {
         contender.name: report.overheads(found.results, contender.name, BASELINE)
         for contender in contenders[1:]
@@ -122,17 +122,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
     parser.add_argument("--algorithms", choices=ALGORITHMS, nargs="+", default=list(ALGORITHMS))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    add_length(parser, USUAL)
     parser.add_argument("--steps", type=int, default=STEPS, help="of decode")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="default: all cores")
     parser.add_argument("--control", action="store_true", help="add a second baseline")
-    parser.add_argument("--quick", action="store_true", help="tiny model, 6 rounds: no evidence")
+    parser.add_argument("--quick", action="store_true", help="tiny model, one start: no evidence")
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     shapes = QUICK if options.quick else {name: SHAPES[name] for name in options.shape}
-    rounds = 6 if options.quick else options.rounds
-    asked = options.algorithms, options.control, rounds, options.threads, options.steps
+    length = asked_length(parser, options, TRIAL if options.quick else USUAL)
+    asked = options.algorithms, options.control, length, options.threads, options.steps
     results = {}
     for name, shape in shapes.items():
         results[name] = measure(shape, *asked)
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
             "compiled": True,
             "flags": list(FLAGS),
             "threads": options.threads,
-            "rounds": rounds,
+            **asdict(length),
             "steps": options.steps,
             "procedure": PROCEDURE,
         },

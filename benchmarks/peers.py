@@ -18,8 +18,10 @@ were asked for count.
 
 First the gate: tiny models in float32, where all but ``vllm``, whose function is
 another, must give the same tokens.  Then bf16, in turn, every round in another order and with
-fresh prompts of the same lengths.  A ratio is seconds over a reference's, within a round.  The last
-line on stdout is one JSON document; the table goes to stderr.
+fresh prompts of the same lengths.  A ratio is seconds over a reference's, within a round.  Every
+peer is started once, so the intervals do not know the luck of a process, which is some percent;
+``benchmarks.latency`` tells so small a difference.  The last line on stdout is one JSON document;
+the table goes to stderr.
 """
 
 import argparse

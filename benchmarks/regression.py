@@ -3,10 +3,10 @@
     python -m benchmarks.regression
     python -m benchmarks.regression --against FILE --loss 0.05    another figure, another limit
 
-Measures the same shape, single pass, and fails where the lower end of the new ratio's interval
-lies above the ratio on file by more than the stated loss: then it is worse, noise set aside.  A
-figure by another procedure is refused.  A ratio is of one processor and of its versions; with
-others this judges them too, and says so.
+Measures the same shape, single pass, with as many starts and rounds, and fails where the lower end
+of the new ratio's interval lies above the ratio on file by more than the stated loss: then it is
+worse, noise set aside.  A figure by another procedure is refused.  A ratio is of one processor and
+of its versions; with others this judges them too, and says so.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench import machine, report
+from attnres_serve.bench.length import Length
 from attnres_serve.bench.measure import PROCEDURE
 from benchmarks import latency
 from benchmarks.common import RESULTS
@@ -91,7 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
     config, found = document["config"], []
     for name, before in document["results"].items():
         shape = latency.SHAPES[name]
-        asked = [ALGORITHM], False, config["rounds"], config["threads"], config["steps"]
+        length = Length(config["starts"], config["rounds"])
+        asked = [ALGORITHM], False, length, config["threads"], config["steps"]
         now = latency.measure(shape, *asked)
         sys.stderr.write(f"{name}\n{report.tables(now)}\n")
         worse = losses(before["overhead"][ALGORITHM], now["overhead"][ALGORITHM], options.loss)

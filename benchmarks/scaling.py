@@ -1,12 +1,12 @@
 """How the cost of AttnRes grows with depth, blocks, hidden size, batch and context.
 
     python -m benchmarks.scaling --out benchmarks/results/cpu-scaling.json
-    python -m benchmarks.scaling --vary depth blocks --rounds 20
+    python -m benchmarks.scaling --vary depth blocks --starts 8
 
 One thing is varied at a time around a Llama of 24 layers of 256 with eight blocks.  Each point is a
 pair of engines, the model and its standard-residual twin in stock vLLM, measured as
-``attnres-serve bench`` does; a start of each is in it too.  The last line on stdout is one JSON
-document; the table goes to stderr.
+``attnres-serve bench`` does, but with half its starts: there are many points, and what counts is
+their course.  The last line on stdout is one JSON document; the table goes to stderr.
 """
 
 import argparse
@@ -18,14 +18,16 @@ from typing import Any
 
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.command import ATTNRES, BASELINE
+from attnres_serve.bench.length import Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres, stock
 from attnres_serve.bench.workload import Cell
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
-from benchmarks.common import publish
+from benchmarks.common import asked_length, publish
 from benchmarks.latency import FLAGS, Shape, models
 
 STEPS = 16
+FEWER = Length(starts=4, rounds=4)
 CENTRE = Shape(256, 24, heads=4, kv_heads=2, intermediate=768, block_size=6, vocab=4096)
 CELLS = (Cell("prefill", 1, 512, 0), Cell("decode", 1, 128, STEPS))
 
@@ -53,7 +55,7 @@ POINTS: dict[str, dict[str, tuple[Shape, Sequence[Cell]]]] = {
 
 
 def measure(
-    shape: Shape, cells: Sequence[Cell], algorithm: str, rounds: int, flags: Sequence[str]
+    shape: Shape, cells: Sequence[Cell], algorithm: str, length: Length, flags: Sequence[str]
 ) -> dict[str, Any]:
     """One point."""
     with models(shape) as (folder, twin, translation):
@@ -62,7 +64,7 @@ def measure(
             stock(BASELINE, twin, flags),
             attnres(ATTNRES, folder, flags, {ALGORITHM_KEY: algorithm}),
         ]
-        found = session.run(contenders, cells, rounds, machine.cores(), translation)
+        found = session.run(contenders, cells, length, machine.cores(), translation)
     return {"shape": asdict(shape), **report.content(found, BASELINE)}
 
 
@@ -71,16 +73,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--vary", choices=POINTS, nargs="+", default=list(POINTS))
     parser.add_argument("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0])
-    parser.add_argument("--rounds", type=int, default=10)
+    add_length(parser, FEWER)
     parser.add_argument("--enforce-eager", action="store_true", help="start faster")
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
+    length = asked_length(parser, options, FEWER)
     flags = ["--enforce-eager"] if options.enforce_eager else []
     results: dict[str, Any] = {}
     for what in options.vary:
         for value, (shape, cells) in POINTS[what].items():
-            found = measure(shape, cells, options.algorithm, options.rounds, flags)
+            found = measure(shape, cells, options.algorithm, length, flags)
             results.setdefault(what, {})[value] = found
             sys.stderr.write(f"{what} {value}\n{report.tables(found)}\n\n")
     publish(
@@ -90,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         config={
             "algorithm": options.algorithm,
             "compiled": not options.enforce_eager,
-            "rounds": options.rounds,
+            **asdict(length),
             "procedure": PROCEDURE,
             "flags": list(FLAGS),
         },

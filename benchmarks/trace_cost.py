@@ -1,11 +1,12 @@
 """What traces cost the requests that are not traced.
 
     python -m benchmarks.trace_cost --out benchmarks/results/cpu-trace-cost.json
-    python -m benchmarks.trace_cost --quick           does it work: tiny model, eager, six rounds
+    python -m benchmarks.trace_cost --quick           does it work: tiny model, eager, one start
 
 One model in four engines, asked in turn with the same fresh prompts: with ``--disable-trace``, the
 baseline; with traces allowed; with a trace of other tokens before every request; and a second one
-of the first kind, the control, whose ratio would be 1 without the luck of a process.
+of the first kind, the control, whose ratio should be 1.  As many starts as ``attnres-serve bench``
+makes, because what traces cost may be less than two processes differ by.
 
 The last line on stdout is one JSON document; the table goes to stderr.
 """
@@ -18,18 +19,19 @@ from typing import Any
 
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.command import CONTROL
+from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres
-from attnres_serve.bench.workload import BATCHES, ROUNDS, STEPS, make_cells
+from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
 from attnres_serve.settings import TRACE_KEY
 from benchmarks import traced_engine
-from benchmarks.common import publish
+from benchmarks.common import asked_length, publish
 from benchmarks.latency import FLAGS, LONGEST, QUICK, SHAPES, Shape, models
 
 DISABLED, ALLOWED, TRACED = "disabled", "allowed", "traced"
 
 
-def measure(shape: Shape, rounds: int, threads: int, steps: int, eager: bool) -> dict[str, Any]:
+def measure(shape: Shape, length: Length, threads: int, steps: int, eager: bool) -> dict[str, Any]:
     """What was found for one shape: engines, cells, overheads by engine and phase."""
     flags = [*FLAGS, *(["--enforce-eager"] if eager else [])]
     with models(shape) as (folder, _, translation):
@@ -41,7 +43,7 @@ def measure(shape: Shape, rounds: int, threads: int, steps: int, eager: bool) ->
             attnres(CONTROL, folder, flags, off),
         ]
         cells = make_cells(LONGEST, None, BATCHES, None, steps)
-        found = session.run(contenders, cells, rounds, threads, translation)
+        found = session.run(contenders, cells, length, threads, translation)
     return {
         "shape": asdict(shape),
         **report.content(found, DISABLED),
@@ -56,16 +58,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="768x12")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    add_length(parser, USUAL)
     parser.add_argument("--steps", type=int, default=STEPS, help="of decode")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="default: all cores")
-    parser.add_argument("--quick", action="store_true", help="tiny, eager, 6 rounds: no evidence")
+    parser.add_argument("--quick", action="store_true", help="tiny, eager, one start: no evidence")
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     ((name, shape),) = QUICK.items() if options.quick else [(options.shape, SHAPES[options.shape])]
-    rounds = 6 if options.quick else options.rounds
-    found = measure(shape, rounds, options.threads, options.steps, options.quick)
+    length = asked_length(parser, options, TRIAL if options.quick else USUAL)
+    found = measure(shape, length, options.threads, options.steps, options.quick)
     sys.stderr.write(f"{name}\n{report.tables(found)}\n")
     for contender, phases in found["overhead"].items():
         for phase, one in phases.items():
@@ -82,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
             "compiled": not options.quick,
             "flags": list(FLAGS),
             "threads": options.threads,
-            "rounds": rounds,
+            **asdict(length),
             "steps": options.steps,
             "procedure": PROCEDURE,
         },

@@ -5,7 +5,10 @@ import json
 import mmap
 import os
 import re
+import subprocess
+import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,10 +26,28 @@ from serving import DEMO, GOLDENS, run_module
 
 import attnres_serve.bench
 from attnres_serve import compat
-from attnres_serve.bench import breakdown, machine, measure, memory, plot, process, report, workload
+from attnres_serve.bench import (
+    breakdown,
+    machine,
+    measure,
+    memory,
+    plot,
+    process,
+    report,
+    session,
+    workload,
+)
 from attnres_serve.bench.baseline import read, read_other, twin_config, write_twin
+from attnres_serve.bench.length import TRIAL, USUAL, Length, length_of
 from attnres_serve.bench.measure import Samples
-from attnres_serve.bench.ratios import geometric_mean, median_interval, paired_ratios
+from attnres_serve.bench.ratios import (
+    geometric_mean,
+    interval,
+    mean_interval,
+    median_interval,
+    paired_ratios,
+    student,
+)
 from attnres_serve.bench.session import Outcome
 from attnres_serve.bench.workload import Cell, draw_prompts, make_cells
 from attnres_serve.cli import main
@@ -80,6 +101,68 @@ def test_ratios_are_taken_within_a_round():
         paired_ratios([1.0, 1.0], [1.0])
     with pytest.raises(ValueError, match="not positive"):
         paired_ratios([1.0, -0.1], [1.0, 1.0])
+
+
+def test_students_t_is_that_of_the_tables():
+    found = [student(freedom) for freedom in (1, 2, 7, 30)]
+    assert found == pytest.approx([12.7062, 4.3027, 2.3646, 2.0423], abs=1e-4)
+
+
+def test_the_interval_over_starts_is_students():
+    logs = np.log([1.01, 1.03, 1.02])
+    reach = student(2) * np.std(logs, ddof=1) / np.sqrt(3)
+    middle = np.log(geometric_mean([1.01, 1.03, 1.02]))
+    assert np.log(mean_interval([1.01, 1.03, 1.02])) == pytest.approx(
+        [middle - reach, middle + reach]
+    )
+    hiccups = [[1.01, 1.01, 9.0], [0.1, 1.03, 1.03], [1.02, 1.02, 1.02]]
+    assert interval(hiccups) == mean_interval([1.01, 1.03, 1.02])
+    assert interval(hiccups[:1]) == median_interval(hiccups[0])  # it has no other sample
+
+
+def to_itself(
+    rng: np.random.Generator, luck: float, noise: float, length: Length, freedom: int
+) -> list[list[float]]:
+    """Ratios of one model to itself: of every round of every start.
+
+    Args:
+        rng: what to draw with.
+        luck: of a pair of processes, a standard deviation of the log.
+        noise: of a round, likewise.
+        length: starts and rounds.
+        freedom: of the Student's t that luck is: 3 has heavy tails.
+    """
+    drawn = rng.standard_t(freedom, (length.starts, 1)) * np.sqrt((freedom - 2) / freedom)
+    rounds = rng.standard_normal((length.starts, length.rounds))
+    return np.exp(luck * drawn + noise * rounds).tolist()
+
+
+@pytest.mark.parametrize("freedom", [3, 100])
+@pytest.mark.parametrize(("luck", "noise"), [(0.011, 0.013), (0.006, 0.017)])
+def test_the_usual_length_knows_the_luck_of_a_process(luck, noise, freedom):
+    """By the noise that prefill and decode had in ten runs of one start (768 x 12, eager)."""
+    rng = np.random.default_rng(3)
+
+    def found(length: Length, runs: int) -> np.ndarray:
+        drawn = (to_itself(rng, luck, noise, length, freedom) for _ in range(runs))
+        return np.array([interval(starts) for starts in drawn])
+
+    usual = found(USUAL, 1000)
+    assert 0.93 < contains_1(usual) < 0.98  # 95 %, and three standard errors
+    assert np.mean(np.ptp(usual, axis=1) / 2 <= 0.015) > 0.87
+    assert contains_1(found(Length(1, 20), 100)) < 0.9, "one start knows it too"
+
+
+def contains_1(intervals: np.ndarray) -> float:
+    return float(np.mean((intervals[:, 0] <= 1) & (intervals[:, 1] >= 1)))
+
+
+def test_a_length_is_what_was_asked_for_or_usual():
+    assert length_of(None, None, USUAL) == USUAL
+    assert length_of(None, None, TRIAL) == TRIAL
+    assert length_of(3, None, USUAL) == Length(3, USUAL.rounds)
+    assert length_of(1, None, USUAL) == Length(1, 20)
+    assert length_of(2, 1, TRIAL) == Length(2, 1)
 
 
 # Work.
@@ -221,6 +304,15 @@ def test_pieces_are_held_and_given_back(monkeypatch):
         assert held == size
         assert process.memory_info().rss - before > 0.9 * size
     assert process.memory_info().rss - before < 0.1 * size
+
+
+def test_an_engines_peak_is_its_own(tmp_path):
+    """Not that of the process that started it, while that one holds the pieces."""
+    script = tmp_path / "script.py"
+    script.write_text("from attnres_serve.bench import engine; print(engine.peak_memory())")
+    held = np.ones(2**30, np.uint8)
+    own = int(subprocess.check_output([sys.executable, script], cwd=FOLDER.parents[1]))
+    assert 2**20 < own < held.size
 
 
 @pytest.mark.parametrize(("limit", "held"), [("max", 25), ("60", 10), ("10", 0)])
@@ -396,12 +488,15 @@ def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
         ([str(DEMO), "--baseline", "nowhere/at/all"], "nowhere/at/all does not exist"),
         ([str(DEMO), "--baseline", str(DEMO)], "has Attention Residuals (house); expected"),
         ([str(DEMO), "--steps", "5000"], "--steps is 5000"),
-        ([str(DEMO), "--rounds", "1"], "--rounds is 1; expected at least 6"),
+        ([str(DEMO), "--starts", "0"], "--starts is 0; expected at least 1."),
+        ([str(DEMO), "--rounds", "0"], "--rounds is 0; expected at least 1."),
+        ([str(DEMO), "--starts=1", "--rounds=5"], "--rounds is 5; expected at least 6 with one"),
         ([str(DEMO), "--additional-config", "{}"], "--additional-config would be ours in one"),
         ([str(DEMO), "--max-model-len", "4k"], "--max-model-len is 4k; expected a whole number"),
         ([str(DEMO), "--max_model_len=30", "--contexts", "99"], "--steps is 32, but prompt and"),
         ([str(DEMO), "--out", "/nowhere/at/all"], "--out: /nowhere/at is not a folder"),
         ([str(DEMO), "--http", "http://x", "--plot", "x"], "--plot does not go with --http"),
+        ([str(DEMO), "--http", "http://x", "--starts", "2"], "--starts does not go with --http"),
         ([str(DEMO), "--http", "http://x", "--baseline", "y"], "--baseline does not go with"),
         ([str(DEMO), "-tp=2", "--threads", "2"], "--threads is for one worker"),
         ([str(DEMO), "--load-format", "dummy", "--contexts", "9999"], "--contexts has 9999"),
@@ -417,18 +512,20 @@ def test_a_refusal_is_one_sentence(words, sentence, capsys):
 # The document.
 
 
-def outcome(ratio: float, rounds: int = 9) -> Outcome:
-    """Samples of AttnRes that take ``ratio`` times the baseline's, whatever the round."""
-    results: measure.Results = {}
-    for cell in (PREFILL, DECODE):
-        results[cell] = {"baseline": Samples(), "attnres": Samples()}
-        for number in range(rounds):
-            seconds = 0.01 * (1 + number)
-            for name, scale in (("baseline", 1.0), ("attnres", ratio)):
-                steps = [scale * seconds] * (cell.max_tokens - 1)
-                answer = {"first": [scale * seconds] * cell.batch, "steps": steps}
-                answer["running"] = [cell.batch] * len(steps)
-                results[cell][name].add(cell, [answer])
+def outcome(*ratios: float, rounds: int = 9) -> Outcome:
+    """Samples of AttnRes that take, start by start, these times the baseline's in every round."""
+    results: list[measure.Results] = []
+    for ratio in ratios:
+        results.append({})
+        for cell in (PREFILL, DECODE):
+            results[-1][cell] = {"baseline": Samples(), "attnres": Samples()}
+            for number in range(rounds):
+                seconds = 0.01 * (1 + number)
+                for name, scale in (("baseline", 1.0), ("attnres", ratio)):
+                    steps = [scale * seconds] * (cell.max_tokens - 1)
+                    answer = {"first": [scale * seconds] * cell.batch, "steps": steps}
+                    answer["running"] = [cell.batch] * len(steps)
+                    results[-1][cell][name].add(cell, [answer])
     facts_of = {"architecture": "A", "start_s": 1.0, "peak_memory_bytes": 10**9, "executed": {}}
     facts_of["kv_cache_tokens"] = 4096
     shares = [
@@ -448,20 +545,22 @@ def outcome(ratio: float, rounds: int = 9) -> Outcome:
     return Outcome({"baseline": facts_of, "attnres": facts_of}, results, shares)
 
 
-def document(ratio: float = 1.02) -> dict[str, Any]:
-    found = outcome(ratio)
+def document(*ratios: float) -> dict[str, Any]:
+    """The document of a run with a start for every ratio."""
+    found = outcome(*ratios)
     translation = read(str(DEMO), has_weights=False).translation
     config = {"checkpoint": "demo", "baseline": "auto", "weights": "checkpoint", "flags": []}
     config["baseline_differs_in"] = []
     config |= report.model(translation) | {"algorithm": "single_pass", "backend": "cpp"}
-    config |= {"dtype": "bfloat16", "compiled": True, "threads": 2, "rounds": 9}
+    config |= {"dtype": "bfloat16", "compiled": True, "threads": 2}
+    config |= {"starts": len(ratios), "rounds": 9}
     return {
         "command": "attnres-serve bench demo",
         "benchmark": "bench",
         "quick": False,
         "versions": {"vllm": "0"},
         "hardware": {"cpu": "C", "cores": 2, "memory_gib": 8.0},
-        "config": config | {"discarded_rounds": 2, "procedure": 2},
+        "config": config | {"discarded_rounds": 2, "procedure": measure.PROCEDURE},
         **report.content(found, "baseline"),
         "overhead": report.overheads(found.results, "attnres", "baseline"),
         "control": None,
@@ -478,12 +577,17 @@ def test_a_known_ratio_is_reported():
 
 
 def test_the_figures_follow_from_the_rounds():
-    made = document(1.02)
+    made = document(1.02, 1.03, 1.04)
     jsonschema.validate(made, SCHEMA)
     for row in made["cells"]:
         base, ours = row["engines"]["baseline"], row["engines"]["attnres"]
+        assert len(base["rounds_s"]) == made["config"]["starts"] * made["config"]["rounds"]
         assert base["median_s"] == median(base["rounds_s"])
-        assert ours["ratio"] == median(paired_ratios(ours["rounds_s"], base["rounds_s"]))
+        ratios = paired_ratios(ours["rounds_s"], base["rounds_s"])
+        each = [median(ratios[start : start + 9]) for start in (0, 9, 18)]
+        assert ours["start_ratios"] == each
+        assert ours["ratio"] == pytest.approx(geometric_mean(each))
+        assert ours["ci95"] == pytest.approx(mean_interval(each))
         tokens = row["context"] if row["phase"] == "prefill" else row["batch"]
         assert base["tokens_per_s"] == pytest.approx(tokens / base["median_s"])
     decode = made["cells"][1]["engines"]["baseline"]
@@ -493,12 +597,21 @@ def test_the_figures_follow_from_the_rounds():
 
 def test_the_mean_over_cells_is_taken_within_a_round():
     """Noise that is common to the cells of a round stays in the interval."""
-    results = outcome(1.0).results
+    (results,) = outcome(1.0).results
     more = replace(DECODE, batch=1)
     results[more] = {name: replace(samples) for name, samples in results[DECODE].items()}
     results[DECODE]["attnres"].rounds = [2 * time for time in results[DECODE]["attnres"].rounds]
-    found = report.overheads(results, "attnres", "baseline")["decode"]
+    found = report.overheads([results], "attnres", "baseline")["decode"]
     assert found["ratio"] == pytest.approx(geometric_mean([2.0, 1.0]))
+
+
+def test_an_overhead_has_the_starts_as_its_sample():
+    starts = [1.02, 1.03, 1.04]
+    found = report.overheads(outcome(*starts).results, "attnres", "baseline")["prefill"]
+    assert found["start_ratios"] == pytest.approx(starts)
+    assert found["ratio"] == pytest.approx(geometric_mean(starts))
+    assert found["ci95"] == pytest.approx(mean_interval(starts))
+    assert found["includes_1"] == (found["ci95"][0] <= 1)
 
 
 class Asked(process.Engine):
@@ -519,7 +632,7 @@ class Asked(process.Engine):
 def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
     said: list = []
     engines = [Asked(name, said, seconds) for name, seconds in (("a", [1, 9, 2, 9, 9]), ("b", [3]))]
-    found = measure.measure(engines, [PREFILL], 6, lambda what: None)
+    found = measure.measure(engines, [PREFILL], 6, 0, lambda what: None)
     assert found[PREFILL]["a"].rounds == [9.0] * 6 and found[PREFILL]["b"].rounds == [3.0] * 6
     assert len(found[PREFILL]["a"].first) == 6 * PREFILL.turns
     asked = [(name, prompts) for name, prompts in said if len(prompts[0]) == PREFILL.context]
@@ -528,6 +641,49 @@ def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
     assert all(one[1] == other[1] and one[0] != other[0] for one, other in pairs)
     assert [one[0] for one, _ in pairs[:4]] == ["a", "b", "b", "a"]
     assert len({str(one[1]) for one, _ in pairs}) == len(pairs), "a prompt came twice"
+
+
+class Started(Asked):
+    """An engine whose start, end and facts are told."""
+
+    def ask(self, what: str, **arguments: Any) -> Any:
+        if what == "facts":
+            return facts(executed={}, plugin_loaded=False, start_s=float(len(self.said)))
+        return super().ask(what, **arguments)
+
+
+def test_every_start_has_new_engines_started_in_another_order(monkeypatch):
+    events: list[tuple[str, str]] = []
+    said: list = []
+    compiled: dict[str, set[Path]] = {"baseline": set(), "other": set()}
+
+    @contextmanager
+    def running(contender: process.Contender, log: Path, cache: Path, threads: int):
+        events.append(("starts", contender.name))
+        compiled[contender.name].add(cache)
+        yield Started(contender.name, said, [1.0 if contender.name == "baseline" else 2.0])
+        events.append(("ends", contender.name))
+
+    @contextmanager
+    def pieces_held():
+        events.append(("holds", "memory"))
+        yield
+
+    monkeypatch.setattr(session, "running", running)
+    monkeypatch.setattr(session, "pieces_held", pieces_held)
+    contenders = [process.Contender(name, ()) for name in ("baseline", "other")]
+    found = session.run(contenders, [PREFILL], Length(4, 2), 1, None)
+    started = [name[0] for what, name in events if what == "starts"]
+    assert "".join(started) == "boobobbo"
+    assert [what for what, _ in events] == 4 * ["holds", "starts", "starts", "ends", "ends"]
+    assert all(len(folders) == 1 for folders in compiled.values()), "compiled code is not kept"
+    assert compiled["baseline"] != compiled["other"]
+    assert [start[PREFILL]["other"].rounds for start in found.results] == 4 * [[2.0, 2.0]]
+    assert list(found.engines) == ["baseline", "other"] and found.breakdown is None
+    turns = 4 * (2 + measure.DISCARDED) * PREFILL.turns
+    asked = {str(prompts) for _, prompts in said if len(prompts[0]) == PREFILL.context}
+    assert len(asked) == turns, "a prompt came twice"
+    assert found.engines["other"]["start_s"] == len(said) / 4, "not of the first start"
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
@@ -573,7 +729,11 @@ def test_a_person_can_read_it():
 
 def test_the_verdict_says_how_far_to_trust_it():
     shown = report.render(document(1.02))
-    assert "--control shows it" in shown and "trial" not in shown
+    assert "they do not know the luck of a process" in shown and "trial" not in shown
+    assert "one of every engine, so the luck of a process is not known" in shown
+    several = report.render(document(1.02, 1.03))
+    assert "2 of every engine, each in a new process" in several
+    assert "do not know" not in several and "is not known" not in several
     made = document(1.02)
     assert "1.020 (1.020 to 1.020)" in report.render(made | {"control": made["overhead"]})
     assert "control, a second baseline, takes" in report.render(

@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from attnres_serve.bench import machine, report  # noqa: E402
-from attnres_serve.bench.measure import Results, Samples  # noqa: E402
-from attnres_serve.bench.ratios import median_interval, paired_ratios  # noqa: E402
+from attnres_serve.bench.length import Length  # noqa: E402
+from attnres_serve.bench.measure import PROCEDURE, Results, Samples  # noqa: E402
+from attnres_serve.bench.ratios import geometric_mean  # noqa: E402
 from attnres_serve.bench.workload import Cell  # noqa: E402
 from benchmarks import (  # noqa: E402 - not installed
     common,
@@ -23,6 +24,7 @@ from benchmarks import (  # noqa: E402 - not installed
     figures,
     latency,
     regression,
+    scaling,
     startup,
     trace_cost,
 )
@@ -57,30 +59,42 @@ def check_startup(document: dict[str, Any]) -> None:
     assert row == {**common.spread(seconds), "seconds": seconds}
 
 
-def check_cells(point: dict[str, Any], rounds: int, baseline: str = latency.BASELINE) -> Results:
-    """Every ratio follows from the rounds; returns them as they were measured."""
+def check_cells(
+    point: dict[str, Any], config: dict[str, Any], baseline: str = latency.BASELINE
+) -> list[Results]:
+    """Every ratio follows from the rounds; returns them as they were measured, start by start."""
     names = list(point["engines"])
     assert names[0] == baseline
-    results: Results = {}
+    rounds, starts = config["rounds"], config.get("starts", 1)  # one by procedure 2
+    results: list[Results] = [{} for _ in range(starts)]
     for row in point["cells"]:
         cell = Cell(row["phase"], row["batch"], row["context"], row["steps"])
-        results[cell] = {}
+        for number, start in enumerate(results):
+            part = slice(number * rounds, (number + 1) * rounds)
+            start[cell] = {
+                name: Samples(rounds=row["engines"][name]["rounds_s"][part], first=[1.0])
+                for name in names
+            }
         for name in names:
             times = row["engines"][name]
-            assert len(times["rounds_s"]) == rounds
+            assert len(times["rounds_s"]) == starts * rounds
             assert times["median_s"] == median(times["rounds_s"])
-            results[cell][name] = Samples(rounds=times["rounds_s"])
-            if name != baseline:
-                base = row["engines"][baseline]["rounds_s"]
-                ratios = paired_ratios(times["rounds_s"], base)
-                assert times["ratio"] == median(ratios)
-                assert times["ci95"] == pytest.approx(median_interval(ratios))
+    for row, expected in zip(point["cells"], report.cell_rows(results, baseline), strict=True):
+        for name in names[1:]:
+            check_ratio(row["engines"][name], expected["engines"][name])
     return results
+
+
+def check_ratio(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["ratio"] == pytest.approx(expected["ratio"])
+    assert found["ci95"] == pytest.approx(expected["ci95"])
+    each = found.get("start_ratios", [found["ratio"]])  # none by procedure 2, of one start
+    assert each == pytest.approx(expected["start_ratios"])
 
 
 def check_latency(document: dict[str, Any]) -> None:
     for shape in document["results"].values():
-        results = check_cells(shape, document["config"]["rounds"])
+        results = check_cells(shape, document["config"])
         assert 2 * shape["shape"]["layers"] == 8 * shape["shape"]["block_size"]
         check_overhead(shape, results, latency.BASELINE)
         for name, facts in shape["engines"].items():
@@ -88,18 +102,17 @@ def check_latency(document: dict[str, Any]) -> None:
             assert ran == ({name} if name in latency.ALGORITHMS else set())
 
 
-def check_overhead(shape: dict[str, Any], results: Results, baseline: str) -> None:
+def check_overhead(shape: dict[str, Any], results: list[Results], baseline: str) -> None:
     assert shape["overhead"].keys() == set(shape["engines"]) - {baseline}
     for name, found in shape["overhead"].items():
         expected = report.overheads(results, name, baseline)
         for phase in report.PHASES:
-            assert found[phase]["ratio"] == pytest.approx(expected[phase]["ratio"])
-            assert found[phase]["ci95"] == pytest.approx(expected[phase]["ci95"])
+            check_ratio(found[phase], expected[phase])
 
 
 def check_trace_cost(document: dict[str, Any]) -> None:
     for shape in document["results"].values():
-        results = check_cells(shape, document["config"]["rounds"], trace_cost.DISABLED)
+        results = check_cells(shape, document["config"], trace_cost.DISABLED)
         check_overhead(shape, results, trace_cost.DISABLED)
         assert {trace_cost.ALLOWED, trace_cost.TRACED, trace_cost.CONTROL} == set(shape["overhead"])
         # A replay counts as no pass, so the engine that is traced ran as many as the others.
@@ -109,7 +122,7 @@ def check_trace_cost(document: dict[str, Any]) -> None:
 def check_scaling(document: dict[str, Any]) -> None:
     for points in document["results"].values():
         for point in points.values():
-            check_cells(point, document["config"]["rounds"])
+            check_cells(point, document["config"])
 
 
 def check_detection(document: dict[str, Any]) -> None:
@@ -118,6 +131,11 @@ def check_detection(document: dict[str, Any]) -> None:
         assert all(
             len(row[key]) == runs for key in ("control_ratios", "slowed_ratios", "half_widths")
         )
+        if "starts" in document["config"]:  # procedure 2 had one
+            for ratio, starts in zip(
+                row["control_ratios"], row["control_start_ratios"], strict=True
+            ):
+                assert ratio == pytest.approx(geometric_mean(starts))
         assert 0 <= row["control_includes_1"] <= runs
         assert 0 <= row["slowed_above_1"] <= runs
 
@@ -144,6 +162,7 @@ def run(ratios: dict[str, float], width: float) -> dict[str, Any]:
                 "ratio": ratio,
                 "ci95": [ratio - width, ratio + width],
                 "includes_1": abs(ratio - 1) <= width,
+                "start_ratios": [ratio, ratio],
             }
             for phase in report.PHASES
         }
@@ -182,9 +201,10 @@ def test_detection_says_whether_it_is_to_be_trusted(planted_seen, status, monkey
 
 
 def on_file(folder: Path, **changes: Any) -> Path:
-    """The figure that ``benchmarks.regression`` compares with, changed."""
+    """The figure that ``benchmarks.regression`` compares with, by today's procedure, changed."""
     document = json.loads(regression.ON_FILE.read_text())
-    config = document["config"] | changes.pop("config", {})
+    today = {"procedure": PROCEDURE, "starts": 3, "rounds": 5}
+    config = document["config"] | today | changes.pop("config", {})
     path = folder / "figure.json"
     path.write_text(json.dumps(document | {"config": config} | changes))
     return path
@@ -199,9 +219,11 @@ def test_bench_check_fails_for_a_loss(grown, status, monkeypatch, capsys, tmp_pa
         for phase, found in result["overhead"][regression.ALGORITHM].items()
     }
     now = result | {"overhead": {regression.ALGORITHM: overhead}}
-    monkeypatch.setattr(latency, "measure", lambda *asked: now)
+    asked: list[Length] = []
+    monkeypatch.setattr(latency, "measure", lambda *words: asked.append(words[3]) or now)
     other = document["versions"] | {"torch": "1.0"}
     assert regression.main(["--against", str(on_file(tmp_path, versions=other))]) == status
+    assert asked == [Length(starts=3, rounds=5)]
     said = capsys.readouterr()
     assert ("no loss" in said.out) == (status == 0)
     assert f"torch: 1.0 on file, {machine.versions()['torch']} here" in said.err
@@ -210,7 +232,7 @@ def test_bench_check_fails_for_a_loss(grown, status, monkeypatch, capsys, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"config": {"procedure": 1}}, "was measured by another procedure"),
+        ({"config": {"procedure": 2}}, "was measured by another procedure"),
         ({"config": {"flags": []}}, "was measured by another procedure"),
         ({"quick": True}, "is not a measurement of benchmarks.latency without --quick"),
         ({"benchmark": "sites"}, "is not a measurement of benchmarks.latency"),
@@ -229,6 +251,13 @@ def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
         with pytest.raises(SystemExit):
             regression.main(["--against", str(tmp_path / "x.json")])
         assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("benchmark", [detection, latency, scaling, trace_cost])
+def test_no_start_is_refused_in_one_sentence(benchmark, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["--starts", "0"])
+    assert "--starts is 0; expected at least 1." in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_picture_is_drawn_from_what_is_on_file(tmp_path):

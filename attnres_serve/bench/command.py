@@ -3,15 +3,16 @@
 import argparse
 import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from attnres_serve import settings
+from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length, length_of
 from attnres_serve.errors import SettingError
 from attnres_serve.server.launcher import usual, value_of
 
 ATTNRES, BASELINE, CONTROL = "attnres", "baseline", "control"
-QUICK_ROUNDS, FEWEST_ROUNDS = 6, 6  # fewer have no interval of 95 %
 QUICK_STEPS = 16
 
 
@@ -38,16 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=int, nargs="+", metavar="T", help="tokens before decode (default: 128)"
     )
     parser.add_argument("--steps", type=int, metavar="N", help="decode steps (default: 32)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="(default: 20)")
+    add_length(parser, USUAL)
     parser.add_argument("--threads", type=int, metavar="N", help="of each engine (default: cores)")
     parser.add_argument(
         "--control", action="store_true", help="a second baseline, whose ratio should be 1"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="eager and few rounds: a trial, no evidence"
+        "--quick", action="store_true", help="eager, one start, few rounds: a trial, no evidence"
     )
     parser.add_argument(
-        "--cache", metavar="FOLDER", help="keep compiled code there (default: compile every time)"
+        "--cache", metavar="FOLDER", help="keep compiled code there (default: compile anew)"
     )
     parser.add_argument("--plot", metavar="FILE", help="write FILE as .png and .svg")
     parser.add_argument("--out", metavar="FILE", help="also write the JSON document there")
@@ -82,10 +83,11 @@ def run(
             "bench CHECKPOINT ..."
         )
     flags = [usual(word) for word in flags]
-    for name, least in (("rounds", FEWEST_ROUNDS), ("steps", 1), ("threads", 1)):
+    for name in ("steps", "threads"):
         value = getattr(own, name)
-        if value is not None and value < least:
-            raise SettingError(f"--{name} is {value}; expected at least {least}.")
+        if value is not None and value < 1:
+            raise SettingError(f"--{name} is {value}; expected at least 1.")
+    length = length_of(own.starts, own.rounds, TRIAL if own.quick else USUAL)
     for flag, path in (("out", own.out), ("plot", own.plot)):
         if path and not Path(path).parent.is_dir():
             raise SettingError(f"--{flag}: {Path(path).parent} is not a folder; make it first.")
@@ -101,7 +103,7 @@ def run(
 
             plot.require_matplotlib("--plot")
         _refuse_without_http(own, flags)
-        document = measure(checkpoint, own, flags)
+        document = measure(checkpoint, own, flags, length)
         shown = report.render(document)
     document = {"command": machine.command_line(["attnres-serve", *command]), **document}
     print(shown)
@@ -119,7 +121,7 @@ def run(
 def _refuse_with_http(own: argparse.Namespace) -> None:
     """Refuse what only engines of our own could do."""
     given = vars(own)
-    ours = ("quick", "control", "plot", "threads", "cache", *settings.CHOICES)
+    ours = ("quick", "starts", "control", "plot", "threads", "cache", *settings.CHOICES)
     found = [name for name in ours if given[name]] + ["baseline"] * (own.baseline != "auto")
     if found:
         raise SettingError(
@@ -153,7 +155,9 @@ def _refuse_without_http(own: argparse.Namespace, flags: list[str]) -> None:
         )
 
 
-def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+def measure(
+    checkpoint: str, own: argparse.Namespace, flags: list[str], length: Length
+) -> dict[str, Any]:
     """The document of a measurement in engines on this machine."""
     from attnres_serve.bench import baseline, machine, process, report, session, workload
 
@@ -166,7 +170,6 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
         raise SettingError(f"--max-model-len is {longest}; expected a whole number of tokens.")
     steps = own.steps or (QUICK_STEPS if own.quick else workload.STEPS)
     cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
-    rounds = own.rounds or (QUICK_ROUNDS if own.quick else workload.ROUNDS)
     threads = own.threads or machine.cores()
     if value_of("--max-model-len", flags) is None:  # its KV cache need not fit
         flags = [*flags, f"--max-model-len={workload.room(cells)}"]
@@ -185,7 +188,7 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
         ]
         if own.control:
             contenders.append(process.stock(CONTROL, twin, flags))
-        found = session.run(contenders, cells, rounds, threads, translation, own.cache)
+        found = session.run(contenders, cells, length, threads, translation, own.cache)
     gpu = found.engines[ATTNRES]["gpu"]
     return {
         "benchmark": "bench",
@@ -202,7 +205,7 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
             "algorithm": settings.algorithm(chosen),
             "threads": threads,
             "flags": machine.shown(flags),
-            "rounds": rounds,
+            **asdict(length),
         },
         **report.content(found, BASELINE),
         "overhead": report.overheads(found.results, ATTNRES, BASELINE),

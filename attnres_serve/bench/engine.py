@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -102,11 +101,10 @@ class Bench:
         config = self.engine.vllm_config
         ours = "attnres_serve.plugin" in sys.modules
         workers = config.parallel_config.world_size
-        peak: int | None = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if torch.cuda.is_available():
-            peak = torch.cuda.max_memory_allocated()
+        on_device = torch.cuda.is_available()
+        peak = torch.cuda.max_memory_allocated() if on_device else peak_memory()
         return {
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "gpu": torch.cuda.get_device_name() if on_device else None,
             "architecture": config.model_config.architecture,
             "plugin_loaded": ours,
             "compiled": config.compilation_config.mode.name != "NONE",
@@ -171,6 +169,17 @@ class Bench:
                 own = event.self_device_time_total if on_device else event.self_cpu_time_total
                 seconds[part] += own / 1e6
         return {"seconds": seconds, "wall": wall}
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has had in memory.
+
+    What ``getrusage`` says includes those of the process that started it, which holds gigabytes of
+    free memory (``memory.py``).
+    """
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith("VmHWM:"))  # VmHWM:   1234 kB
+    return int(line.split()[1]) * 1024
 
 
 def _call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:

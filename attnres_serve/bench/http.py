@@ -9,6 +9,7 @@ from typing import Any
 from attnres_serve import compat
 from attnres_serve.bench import machine, workload
 from attnres_serve.bench.baseline import read
+from attnres_serve.bench.length import ROUNDS_OF_ONE
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.errors import SettingError
 
@@ -27,7 +28,7 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
         SettingError: the server cannot be asked, or a request failed.
     """
     source = read(checkpoint, has_weights=False)
-    rounds = own.rounds or workload.ROUNDS
+    rounds = own.rounds or ROUNDS_OF_ONE
     longest = source.translation.config["max_position_embeddings"]
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from attnres_serve.bench.process import Engine
 from attnres_serve.bench.workload import UNTIMED, WARM_STEPS, WARM_TOKENS, Cell, draw_prompts
 from attnres_serve.errors import SettingError
 
-PROCEDURE = 2  # moves when a figure's meaning does: documents of two are not to be compared
-DISCARDED = 2  # rounds before those that count
+PROCEDURE = 3  # moves when a figure's meaning does: documents of two are not to be compared
+DISCARDED = 2  # rounds of every start before those that count
 SAME = (
     "dtype",
     "quantization",
@@ -26,11 +26,12 @@ SAME = (
     "compiled",
 )
 WARM = Cell("decode", 1, WARM_TOKENS, 0)
+One = TypeVar("One")
 
 
 @dataclass
 class Samples:
-    """What one engine took in one cell, in seconds.
+    """What one engine took in one cell of one start, in seconds.
 
     Attributes:
         rounds: one figure for each round: of prefill the median time to the first token, of
@@ -73,7 +74,11 @@ Results = dict[Cell, dict[str, Samples]]
 
 
 def measure(
-    engines: Sequence[Engine], cells: Sequence[Cell], rounds: int, step: Callable[[str], object]
+    engines: Sequence[Engine],
+    cells: Sequence[Cell],
+    rounds: int,
+    start: int,
+    step: Callable[[str], object],
 ) -> Results:
     """Ask engines in turn, in another order from turn to turn and from cell to cell.
 
@@ -81,6 +86,7 @@ def measure(
         engines: running; the first is the baseline.
         cells: what to ask for.
         rounds: how often, beside those discarded.
+        start: which start of the engines this is; prompts and orders go on from the last one's.
         step: told, before each request, what it is.
 
     Raises:
@@ -89,7 +95,8 @@ def measure(
     check_alike(engines)
     vocabulary = engines[0].at_start["vocabulary"]
     results: Results = {cell: {engine.name: Samples() for engine in engines} for cell in cells}
-    for number in range(rounds + DISCARDED):
+    for count in range(rounds + DISCARDED):
+        number = start * (rounds + DISCARDED) + count
         for place, cell in enumerate(cells):
             answers: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
             for turn in range(number * cell.turns, (number + 1) * cell.turns):
@@ -101,12 +108,12 @@ def measure(
                     answer = engine.ask("generate", prompts=prompts, max_tokens=cell.max_tokens)
                     answers[engine.name].append(answer)
             for name, found in answers.items():
-                samples = results[cell][name] if number >= DISCARDED else Samples()
+                samples = results[cell][name] if count >= DISCARDED else Samples()
                 samples.add(cell, found)
     return results
 
 
-def order(engines: Sequence[Engine], turn: int) -> list[Engine]:
+def order(engines: Sequence[One], turn: int) -> list[One]:
     """Every rotation, forwards and backwards: over 2 x engines turns nobody has the better place.
 
     Each comes first as often as the others, and behind each of two neighbours alike.

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnres_serve.bench.breakdown import PARTS
 from attnres_serve.bench.measure import DISCARDED, PROCEDURE, Results, Samples
-from attnres_serve.bench.ratios import geometric_mean, median_interval, paired_ratios
+from attnres_serve.bench.ratios import geometric_mean, interval, paired_ratios
 from attnres_serve.bench.session import Outcome
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.check import amount
@@ -50,22 +50,20 @@ def content(found: Outcome, baseline: str) -> dict[str, Any]:
     }
 
 
-def cell_rows(results: Results, baseline: str) -> list[dict[str, Any]]:
+def cell_rows(results: Sequence[Results], baseline: str) -> list[dict[str, Any]]:
     """One row for each cell: every engine's times, and the others' ratios to the baseline."""
-    return [
-        {
-            **asdict(cell),
-            "engines": {
-                name: _times(cell, samples)
-                | ({} if name == baseline else _ratio(samples, engines[baseline]))
-                for name, samples in engines.items()
-            },
-        }
-        for cell, engines in results.items()
-    ]
+    rows = []
+    for cell in results[0]:
+        starts = [start[cell] for start in results]
+        engines = {name: _times(cell, [start[name] for start in starts]) for name in starts[0]}
+        for name in engines.keys() - {baseline}:
+            pairs = [(start[name].rounds, start[baseline].rounds) for start in starts]
+            engines[name] |= _ratio([paired_ratios(*pair) for pair in pairs])
+        rows.append({**asdict(cell), "engines": engines})
+    return rows
 
 
-def overheads(results: Results, name: str, baseline: str) -> dict[str, dict[str, Any]]:
+def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str, dict[str, Any]]:
     """One ratio for each phase: in every round the geometric mean over the phase's cells.
 
     The cells' ratios, which belong to one round, are averaged before the interval is taken, so that
@@ -73,24 +71,32 @@ def overheads(results: Results, name: str, baseline: str) -> dict[str, dict[str,
     """
     found = {}
     for phase in PHASES:
-        ratios = [
-            paired_ratios(engines[name].rounds, engines[baseline].rounds)
-            for cell, engines in results.items()
-            if cell.phase == phase
-        ]
-        found[phase] = _interval([geometric_mean(cells) for cells in zip(*ratios, strict=True)])
+        starts = []
+        for start in results:
+            ratios = [
+                paired_ratios(engines[name].rounds, engines[baseline].rounds)
+                for cell, engines in start.items()
+                if cell.phase == phase
+            ]
+            starts.append([geometric_mean(cells) for cells in zip(*ratios, strict=True)])
+        found[phase] = _ratio(starts)
     return found
 
 
-def _times(cell: Cell, samples: Samples) -> dict[str, Any]:
-    typical = median(samples.rounds)
+def _times(cell: Cell, starts: Sequence[Samples]) -> dict[str, Any]:
+    """What an engine took, all starts together."""
+    rounds, first, steps = (
+        [seconds for start in starts for seconds in getattr(start, what)]
+        for what in ("rounds", "first", "steps")
+    )
+    typical = median(rounds)
     tokens = cell.context if cell.phase == "prefill" else cell.batch
     return {
         "median_s": typical,
         "tokens_per_s": tokens / typical,
-        "ttft_s": _percentiles(samples.first),
-        "itl_s": _percentiles(samples.steps) if samples.steps else None,
-        "rounds_s": samples.rounds,
+        "ttft_s": _percentiles(first),
+        "itl_s": _percentiles(steps) if steps else None,
+        "rounds_s": rounds,
     }
 
 
@@ -99,13 +105,16 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
 
 
-def _ratio(samples: Samples, baseline: Samples) -> dict[str, Any]:
-    return _interval(paired_ratios(samples.rounds, baseline.rounds))
-
-
-def _interval(ratios: Sequence[float]) -> dict[str, Any]:
-    low, high = median_interval(ratios)
-    return {"ratio": median(ratios), "ci95": [low, high], "includes_1": low <= 1 <= high}
+def _ratio(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What is said of the ratios of every round of every start."""
+    each = [median(rounds) for rounds in starts]
+    low, high = interval(starts)
+    return {
+        "ratio": geometric_mean(each),
+        "ci95": [low, high],
+        "includes_1": low <= 1 <= high,
+        "start_ratios": each,
+    }
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -131,15 +140,15 @@ def _card(document: Mapping[str, Any]) -> str:
         "engines": f"{config['dtype']}, {'compiled' if config['compiled'] else 'eager'}, no prefix "
         f"cache; flags: {' '.join(config['flags']) or 'none'}",
         "plan": f"{config['algorithm']} on the {config['backend']} backend",
-        "rounds": f"{config['rounds']} of {len(document['cells'])} cells, interleaved, after "
-        f"{config['discarded_rounds']} that do not count",
+        "starts": _starts(config["starts"], engines),
+        "rounds": f"{config['rounds']} of {len(document['cells'])} cells in each start, "
+        f"interleaved, after {config['discarded_rounds']} that do not count",
         "memory": ", ".join(
             f"{name} {amount(facts['peak_memory_bytes'])} at most"
             for name, facts in engines.items()
             if facts["peak_memory_bytes"] is not None
         )
         or "not known with several workers",
-        "start": ", ".join(f"{name} {facts['start_s']:.0f} s" for name, facts in engines.items()),
     }
     if document["quick"]:
         lines["note"] = "quick: eager and few rounds, a trial of the command and no evidence"
@@ -172,7 +181,7 @@ def _breakdown(document: Mapping[str, Any]) -> str:
     if found is None:
         return "Where the time goes is told for one worker and not for the torch backend."
     shown = [part for part in PARTS if any(part in row["milliseconds"] for row in found)]
-    lines = ["milliseconds under the profiler"]
+    lines = ["milliseconds under the profiler, in the first start"]
     lines.append(f"{'':32}{'engine':14}" + "".join(f"{part:>11}" for part in shown))
     for row in found:
         label = cell_of(row).label
@@ -182,6 +191,13 @@ def _breakdown(document: Mapping[str, Any]) -> str:
             line += f"   sites move {amount(row['site_bytes'])}"
         lines.append(line)
     return "\n".join(lines)
+
+
+def _starts(number: int, engines: Mapping[str, Any]) -> str:
+    took = ", ".join(f"{name} {facts['start_s']:.0f} s" for name, facts in engines.items())
+    if number == 1:
+        return f"one of every engine, so the luck of a process is not known; {took}"
+    return f"{number} of every engine, each in a new process; the first: {took}"
 
 
 def _baseline(config: Mapping[str, Any]) -> str:
@@ -200,16 +216,15 @@ def _verdict(document: Mapping[str, Any]) -> str:
         + ("; 1 is in the interval." if found["includes_1"] else ".")
         for phase, found in document["overhead"].items()
     ]
-    if document["control"] is None:
+    lines += [
+        f"{phase:8} the control, a second baseline, takes {_told(found)} times as long."
+        for phase, found in (document["control"] or {}).items()
+    ]
+    if document["config"]["starts"] == 1:
         lines.append(
-            "An engine is one process; what luck it has (where its memory lies) no interval over "
-            "rounds knows, but --control shows it."
+            "Every engine was started once, and the intervals are over rounds: they do not know "
+            "the luck of a process (where its memory lies), as those of several --starts do."
         )
-    else:
-        lines += [
-            f"{phase:8} the control, a second baseline, takes {_told(found)} times as long."
-            for phase, found in document["control"].items()
-        ]
     return "\n".join(lines)
 
 

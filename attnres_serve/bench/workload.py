@@ -11,7 +11,6 @@ PROMPT_LENGTHS = (128, 512)
 BATCHES = (1, 8)
 CONTEXTS = (128,)
 STEPS = 32
-ROUNDS = 20
 PERCENTILES = (50, 90, 99)  # of TTFT and ITL
 PREFILLS = 5  # in one round: each is short, and their median is steadier than one of them
 UNTIMED = 2  # first steps of a decode cell: the prompts' prefill has had the caches
