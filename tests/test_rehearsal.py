@@ -26,6 +26,7 @@ from vllm.distributed import (
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models.utils import PPMissingLayer
 
@@ -68,8 +69,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     cleanup_dist_env_and_memory()
 
 
-def vllm_config(folder: Path, algorithm: str = "single_pass"):
+def vllm_config(folder: Path, algorithm: str = "single_pass", load_format: str = "auto"):
     return EngineArgs(
+        load_format=load_format,
         model=str(folder),
         dtype="float32",
         enforce_eager=True,
@@ -426,6 +428,27 @@ def test_whatever_is_left_over(name: str, checkpoint: str, make: Make, world: Pa
     make(checkpoint).load_weights(iter(tensors))
     with pytest.raises(CheckpointError, match=f"the tensor {name}, which a llama model with 3"):
         make(checkpoint).load_weights(iter([*tensors, (name, torch.ones(64))]))
+
+
+@pytest.mark.parametrize(("load_format", "file"), [("hf", "pytorch_model.bin"), ("pt", "model.pt")])
+def test_other_load_formats(load_format: str, file: str, world: Path, tmp_path: Path) -> None:
+    """vLLM's own loader on files that are not judged before: whole, and without one tensor."""
+    folder = shutil.copytree(world / "llama", tmp_path / load_format)
+    (folder / "model.safetensors").unlink()
+    tensors = weights(world, "llama")
+
+    def load() -> None:
+        torch.save(tensors, folder / file)
+        config = vllm_config(folder, load_format=load_format)
+        with set_current_vllm_config(config):
+            model = initialize_model(vllm_config=config)
+            get_model_loader(config.load_config).load_weights(model, config.model_config)
+
+    load()
+    left_out = "model.layers.1.input_layernorm.weight"
+    del tensors[left_out]
+    with pytest.raises(CheckpointError, match=f"lacks the tensor {left_out}"):
+        load()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
