@@ -7,14 +7,16 @@ pipeline stages.
 """
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from attnres_serve import backend_choice, compat, formats, plan, settings
+from attnres_serve import backend_choice, compat, formats, plan, quantised, settings
+from attnres_serve.base_tensors import BaseTensors
 from attnres_serve.configs import spec_of
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, FINAL_NORM, SITE_NORMS
@@ -23,17 +25,18 @@ from attnres_serve.residual import SiteNorm
 from attnres_serve.schedule import site_name, sites
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.tensors import (
+    FLOATS,
     PARTS,
     TIED,
-    base_shapes,
-    check_dtype,
+    Stored,
     check_part,
-    check_shape,
+    check_spare_bias,
     check_tied,
     expected_parts,
     same_tensor,
     site_of,
     split,
+    tensor_name,
 )
 from attnres_serve.weights import DTYPES
 
@@ -57,11 +60,8 @@ class AttnResMixin(_Base):
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)
         self.attn_res_num_layers = config.num_hidden_layers
-        self.attn_res_base_shapes = (
-            {}
-            if vllm_config.quant_config
-            else base_shapes(BY_ARCHITECTURE[type(self).__name__], config.to_dict())
-        )
+        base = BY_ARCHITECTURE[type(self).__name__]
+        self.attn_res_base = BaseTensors(base, config.to_dict())
         self.attn_res_sites: dict[int, SiteNorm] = {}
         self.attn_res_parameters: dict[tuple[int, str], list[str]] = {}
         self.attn_res_loaded = False
@@ -96,15 +96,16 @@ class AttnResMixin(_Base):
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load a checkpoint of any served format.
+        """Load a checkpoint of any served format; after the first time, also a part of one.
 
         Raises:
-            CheckpointError: a query or key norm of this stage is missing, left over or misshapen.
+            CheckpointError: a tensor of this stage is missing, left over or misshapen.
         """
-        seen: set[tuple[int, str]] = set()
-        loaded = super().load_weights(self._by_module(weights, seen))
+        named: dict[str, str] = {}
+        found: dict[str, Stored] = {}
+        loaded = super().load_weights(self._by_module(weights, named, found))
         if not self.attn_res_loaded:
-            self._require_all(seen)
+            self._require_all(named, found, loaded)
         self.attn_res_loaded = True
         return loaded
 
@@ -130,11 +131,16 @@ class AttnResMixin(_Base):
         }
 
     def _by_module(
-        self, weights: Iterable[tuple[str, Tensor]], seen: set[tuple[int, str]]
+        self, weights: Iterable[tuple[str, Tensor]], named: dict[str, str], found: dict[str, Stored]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site."""
+        """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site.
+
+        Args:
+            weights: the checkpoint's tensors by its own names.
+            named: gets those names by house names.
+            found: gets what the tensors are, by house names.
+        """
         layers = self.attn_res_num_layers
-        named: dict[str, str] = {}
         tied: dict[str, Tensor] = {}
         whole = (split(self.attn_res_format, *named_tensor) for named_tensor in weights)
         for original, tensor in chain.from_iterable(whole):
@@ -145,30 +151,63 @@ class AttnResMixin(_Base):
             if name in TIED and self.config.tie_word_embeddings:
                 tied[name] = tensor.to("cpu", copy=True)  # loaders may free it with its file
                 check_tied(tied)
-            found = site_of(name, layers)
-            if found is None:
-                if name in self.attn_res_base_shapes:
-                    check_shape(original, tensor.shape, self.attn_res_base_shapes[name])
-                    check_dtype(original, DTYPES.get(tensor.dtype, str(tensor.dtype)))
+            stored = Stored(tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)))
+            found[name] = stored
+            site = site_of(name, layers)
+            if site is None:
+                self.attn_res_base.check(name, original, stored)
+                if self.attn_res_base.is_spare_bias(name):
+                    check_spare_bias(original, tensor)
                 yield name, tensor
                 continue
-            if found not in self.attn_res_parameters:
+            if site not in self.attn_res_parameters:
                 raise CheckpointError(
                     f"{original} is an AttnRes tensor for which the configuration has no site."
                 )
-            check_part(original, tensor.shape, *found, self.config.hidden_size, layers)
-            seen.add(found)
-            for parameter in self.attn_res_parameters[found]:
+            check_part(original, stored, *site, self.config.hidden_size, layers)
+            for parameter in self.attn_res_parameters[site]:
                 yield parameter, tensor.reshape(-1)
 
-    def _require_all(self, seen: set[tuple[int, str]]) -> None:
+    def _require_all(
+        self, named: Mapping[str, str], found: Mapping[str, Stored], loaded: Collection[str]
+    ) -> None:
+        """Raise unless all came that this stage needs.
+
+        No part of a checkpoint is left at what memory held, also where no folder could be judged
+        before, and where vLLM quantises other layers than the checkpoint does.
+        """
+        layers = self.attn_res_num_layers
         for (site, part), parameters in self.attn_res_parameters.items():
-            if parameters and (site, part) not in seen:
+            if parameters and tensor_name(site, part, layers) not in found:
                 raise CheckpointError(
-                    f"the checkpoint lacks the {PARTS[part]} of "
-                    f"{site_name(site, self.attn_res_num_layers)}; a missing one is never "
-                    "taken as zero."
+                    f"the checkpoint lacks the {PARTS[part]} of {site_name(site, layers)}; a "
+                    "missing one is never taken as zero."
                 )
+        self.attn_res_base.require(found, named, partial(compat.is_on_this_stage, self))
+        if self.attn_res_base.quantisation:
+            self._require_one_quantisation(named, found, loaded)
+
+    def _require_one_quantisation(
+        self, named: Mapping[str, str], found: Mapping[str, Stored], loaded: Collection[str]
+    ) -> None:
+        """Raise if vLLM reads ``quantization_config`` otherwise than the checkpoint is quantised.
+
+        It would cast weights of another type, and multiply by scales that nothing filled.
+        """
+        for name in filter(quantised.is_weight, found):
+            parameter, dtype = compat.parameter(self, name), found[name].dtype
+            wanted = dtype if parameter is None else DTYPES.get(parameter.dtype, dtype)
+            if dtype != wanted and not {dtype, wanted} <= {*FLOATS}:
+                raise CheckpointError(
+                    f"the tensor {named[name]} holds {dtype}, but by quantization_config vLLM "
+                    f"reads {wanted}; quantization_config must say how each layer is quantised."
+                )
+        if missing := compat.unfilled(self, loaded):
+            raise CheckpointError(
+                f"vLLM needs {missing[0]} by quantization_config, and no tensor of the checkpoint "
+                "gives it; quantization_config must name the layers that are quantised, and the "
+                "checkpoint must hold all that their quantisation wrote."
+            )
 
 
 def parameters_of(

@@ -5,14 +5,27 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres_serve import formats, hub
+from attnres_serve.base_tensors import BaseTensors
 from attnres_serve.errors import CheckpointError
 from attnres_serve.folder import INDEX, Header, read_config, read_headers, weight_map
 from attnres_serve.formats.translation import Translation
 from attnres_serve.resolver import resolve
-from attnres_serve.tensors import TIED, Shape, check_dtype, check_tensors, check_tied, parts_of
+from attnres_serve.tensors import (
+    TIED,
+    Stored,
+    by_house_name,
+    check_dtype,
+    check_sites,
+    check_spare_bias,
+    check_tied,
+    parts_of,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -92,20 +105,21 @@ def judge(config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]) -
     if translation is None:
         return Checkpoint(config, None, {})
     found = headers()
-    _check_headers(translation, found)
+    check_headers(translation, found)
     return Checkpoint(config, translation, found)
 
 
 def examine(folder: Path) -> Checkpoint:
     """Judge a checkpoint folder by its config.json and the headers of its safetensors files.
 
-    Of the tensors themselves only a head is read that is stored although it is tied.
+    Of the tensors themselves only a head is read that is stored although it is tied, and biases
+    that the model has not where its quantisation writes some.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly.
     """
     found = judge(read_config(folder), lambda: read_headers(folder))
-    _check_tied_head(found)
+    _check_values(found)
     return found
 
 
@@ -119,7 +133,7 @@ def examine_hub(name: str, revision: str | None = None) -> Checkpoint:
     translation = recognise(config, False, name, revision)
     headers = None if translation is None else hub.read_shared_headers(name, revision)
     if translation is not None and headers is not None:
-        _check_headers(translation, headers)
+        check_headers(translation, headers)
     return Checkpoint(config, translation, headers or {})
 
 
@@ -146,29 +160,54 @@ def require(name: str, revision: str | None = None, has_weights: bool = True) ->
     return found
 
 
-def _check_headers(translation: Translation, headers: Mapping[str, Header]) -> None:
+def check_headers(translation: Translation, headers: Mapping[str, Header]) -> None:
+    """Judge whether tensors are exactly those that a model needs, by their headers.
+
+    Args:
+        translation: what the resolver made of config.json.
+        headers: the tensors by the checkpoint's own names.
+
+    Raises:
+        CheckpointError: one is missing, left over, misshapen or of a type that cannot be read.
+    """
     module = formats.by_name(translation.format)
-    parts: dict[str, Shape] = {}
+    parts: dict[str, Stored] = {}
     for name, header in headers.items():
-        parts |= parts_of(module, name, header.shape)
+        for part, shape in parts_of(module, name, header.shape).items():
+            parts[part] = Stored(shape, header.dtype)
         if not translation.config.get("quantization_config"):
             check_dtype(name, header.dtype)
-    check_tensors(translation, parts, module.rename)
+    own_names = by_house_name(parts, module.rename)
+    stored = {name: parts[own] for name, own in own_names.items()}
+    check_sites(translation, stored, own_names)
+    base = BaseTensors(translation.base, translation.config)
+    base.require(stored, own_names)
+    for name, own in own_names.items():
+        base.check(name, own, stored[name])
 
 
-def _check_tied_head(found: Checkpoint) -> None:
-    """Raise if the head is tied to the embedding and stored all the same, with other values."""
+def _check_values(found: Checkpoint) -> None:
+    """Judge the tensors whose values decide: a head that is tied and stored all the same, and
+    biases that the model has not, which some quantisations write as zeros.
+
+    Raises:
+        CheckpointError: the head has other values than the embedding, or a bias is not zero.
+    """
     translation = found.translation
-    if translation is None or not translation.config.get("tie_word_embeddings"):
+    if translation is None:
         return
     rename = formats.by_name(translation.format).rename
-    own = [name for name in found.headers if rename(name) in TIED]
-    if len(own) < len(TIED):  # the usual case, which torch is not imported for
-        return
-    from safetensors import safe_open
+    base = BaseTensors(translation.base, translation.config)
+    own = {rename(name): name for name in found.headers}
+    tied = [name for name in TIED if name in own and translation.config.get("tie_word_embeddings")]
+    if len(tied) == len(TIED):
+        check_tied({name: _read(found.headers, own[name]) for name in tied})
+    for name in filter(base.is_spare_bias, own):
+        check_spare_bias(own[name], _read(found.headers, own[name]))
 
-    values = {}
-    for name in own:
-        with safe_open(found.headers[name].file, framework="pt") as tensors:
-            values[rename(name)] = tensors.get_tensor(name)
-    check_tied(values)
+
+def _read(headers: Mapping[str, Header], name: str) -> "Tensor":
+    from safetensors import safe_open  # torch is not imported for the usual checkpoint
+
+    with safe_open(headers[name].file, framework="pt") as tensors:
+        return tensors.get_tensor(name)

@@ -5,7 +5,7 @@ functions, so that this module can be imported, and the version judged, without 
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -292,6 +292,54 @@ def forward_one_token(model) -> None:
     else:
         received = model.make_empty_intermediate_tensors(1, weight.dtype, weight.device)
         type(model).forward(model, None, positions, received)
+
+
+def is_on_this_stage(model, name: str) -> bool:
+    """Whether a tensor, by its house name, belongs to a module of this pipeline stage."""
+    from vllm.model_executor.models.utils import PPMissingLayer
+
+    module = model
+    for part in name.split("."):
+        if isinstance(module, PPMissingLayer):
+            return False
+        module = getattr(module, part, None)
+    return True
+
+
+def parameter(model, name: str) -> Any:
+    """The parameter that holds a tensor, by its house name, or that it is fused into; or None."""
+    fused = {part: whole for whole, parts in model.packed_modules_mapping.items() for part in parts}
+    found = model
+    for part in name.split("."):
+        found = getattr(found, fused.get(part, part), None)
+    return found
+
+
+def unfilled(model, loaded: Collection[str]) -> list[str]:
+    """Parameters of a quantised model that no tensor of a checkpoint filled.
+
+    vLLM asks so only of models that are not quantised.  Left out is what a checkpoint need not
+    hold: scales of a KV cache, what is quantised while it loads or made from the configuration,
+    and what is empty.
+
+    Args:
+        model: the model, before its weights are processed.
+        loaded: names of the parameters that were loaded.
+    """
+    from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+
+    spared: set[int] = set()
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        online = getattr(method, "uses_meta_device", False)
+        for name, parameter in module.named_parameters(recurse=False):
+            if online or isinstance(method, BaseKVCacheMethod) or name == "input_scale_ub":
+                spared.add(id(parameter))
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if name not in loaded and id(parameter) not in spared and parameter.numel()
+    ]
 
 
 def uses_lora(vllm_config) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.tensors import Shape
+from attnres_serve.tensors import Stored
 
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -18,17 +18,13 @@ _NOT_WEIGHTS = re.compile(r"training_args|trainer_state|optimizer|scheduler|scal
 
 
 @dataclass(frozen=True)
-class Header:
+class Header(Stored):
     """What a file of weights says of one tensor.
 
     Attributes:
-        shape: its shape.
-        dtype: its type as safetensors calls it, for example ``BF16``.
         file: where it is.
     """
 
-    shape: Shape
-    dtype: str
     file: Path
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnres_serve import formats, hub, weights
-from attnres_serve.checkpoint import judge
+from attnres_serve.checkpoint import check_headers, judge
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.folder import PICKLES, Header, pickles, read_config
@@ -21,7 +21,6 @@ from attnres_serve.tensors import (
     HEAD,
     TIED,
     base_shapes,
-    check_tensors,
     check_tied,
     split,
 )
@@ -113,8 +112,7 @@ def open_source(name: str, standard: bool) -> Source:
     found = judge(config, lambda: _read_headers(folder))
     if found.translation is None and standard:
         translation, headers = _standard(name, config), _read_headers(folder)
-        shapes = {tensor: header.shape for tensor, header in headers.items()}
-        check_tensors(translation, shapes, house.rename)
+        check_headers(translation, headers)
         return Source(folder, config, translation, headers)
     own = found.translated(name)
     if standard and own.spec is not None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnres_serve.errors import CheckpointError
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint, as far as it is known before it is read.
+
+    Attributes:
+        shape: its shape.
+        dtype: its type as safetensors calls it, for example ``BF16``.
+    """
+
+    shape: Shape
+    dtype: str
+
 
 SIZES = (
     "num_hidden_layers",
@@ -73,18 +88,25 @@ def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
     return [(site, part) for site in owners for part in parts]
 
 
-def check_part(name: str, shape: Shape, site: int, part: str, hidden: int, num_layers: int) -> None:
-    """Raise CheckpointError if the AttnRes tensor ``name`` has not the shape of its part."""
+def check_part(
+    name: str, stored: Stored, site: int, part: str, hidden: int, num_layers: int
+) -> None:
+    """Raise CheckpointError if the AttnRes tensor ``name`` is not what its part must be."""
     shapes: dict[str, list[Shape]] = {
         "proj": [(1, hidden), (hidden,)],
         "norm": [(hidden,)],
         "bias": [(), (1,)],
     }
-    allowed = shapes[part]
+    allowed, shape = shapes[part], stored.shape
     if tuple(shape) not in allowed:
         raise CheckpointError(
             f"{name}, the {PARTS[part]} of {site_name(site, num_layers)}, has the shape "
             f"{list(shape)}; expected {list(allowed[0])}."
+        )
+    if stored.dtype not in FLOATS:
+        raise CheckpointError(
+            f"{name}, the {PARTS[part]} of {site_name(site, num_layers)}, holds {stored.dtype}; "
+            f"expected {', '.join(FLOATS)}: queries and key norms are not quantised."
         )
 
 
@@ -132,23 +154,20 @@ def split(format_module, name: str, tensor: "Tensor") -> Iterator[tuple[str, "Te
     return zip(names, pieces, strict=True)
 
 
-def check_tensors(
-    translation: Translation,
-    shapes: Mapping[str, Shape],
-    rename: Callable[[str], str],
+def check_sites(
+    translation: Translation, stored: Mapping[str, Stored], own_names: Mapping[str, str]
 ) -> None:
     """Raise unless the checkpoint holds exactly the AttnRes tensors of its specification.
 
     Args:
         translation: what the resolver made of config.json.
-        shapes: shape of every tensor, by the checkpoint's own names.
-        rename: the format's renaming.
+        stored: shape and type of every tensor, by house names.
+        own_names: the checkpoint's own names, by house names.
 
     Raises:
-        CheckpointError: a query or key norm is missing, left over or of the wrong shape.
+        CheckpointError: a query or key norm is missing, left over, quantised or misshapen.
     """
     spec, hidden = translation.spec, translation.config["hidden_size"]
-    own_names = by_house_name(shapes, rename)
     num_layers = translation.config["num_hidden_layers"]
     needed = {
         tensor_name(site, part, num_layers): (site, part) for site, part in expected_parts(spec)
@@ -167,38 +186,7 @@ def check_tensors(
                 "in house names); a missing one is never taken as zero, so save the model with all "
                 "of them."
             )
-        own = own_names[name]
-        check_part(own, shapes[own], site, part, hidden, num_layers)
-    _check_base(translation, {name: shapes[own] for name, own in own_names.items()}, own_names)
-
-
-def _check_base(
-    translation: Translation, shapes: Mapping[str, Shape], own_names: Mapping[str, str]
-) -> None:
-    """Raise if a tensor of the base model is missing, misshapen or left over.
-
-    vLLM's loaders cut a weight that is too large without a word, so shapes are judged here.
-    Quantised checkpoints have names and shapes of their own, which vLLM checks when it loads them.
-    """
-    config = translation.config
-    if config.get("quantization_config"):
-        return
-    needed = base_shapes(translation.base, config)
-    for name, shape in needed.items():
-        if name not in shapes:
-            raise CheckpointError(
-                f"the checkpoint lacks the tensor {name} (in house names), which a "
-                f"{translation.base} model with {config['num_hidden_layers']} layers needs."
-            )
-        check_shape(own_names[name], shapes[name], shape)
-    for name, own in own_names.items():
-        known = name in needed or site_of(name, config["num_hidden_layers"])
-        if not known and not is_left_over(name, config):
-            raise CheckpointError(
-                f"the checkpoint holds the tensor {own}, which a {translation.base} model with "
-                f"{config['num_hidden_layers']} layers does not have; the configuration and the "
-                "weights do not belong together."
-            )
+        check_part(own_names[name], stored[name], site, part, hidden, num_layers)
 
 
 def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
@@ -236,6 +224,18 @@ def check_tied(stored: Mapping[str, "Tensor"]) -> None:
         )
 
 
+def check_spare_bias(name: str, tensor: "Tensor") -> None:
+    """Raise CheckpointError if a bias that the model has not is more than zeros.
+
+    vLLM would leave it out without a word.
+    """
+    if tensor.any():
+        raise CheckpointError(
+            f"the checkpoint holds the bias {name}, which is not zero and which the model does not "
+            "have by config.json; the configuration and the weights do not belong together."
+        )
+
+
 def _bits(tensor: "Tensor") -> "Tensor":
     import torch
 
@@ -251,8 +251,8 @@ def check_dtype(name: str, dtype: str) -> None:
     """
     if dtype not in FLOATS:
         raise CheckpointError(
-            f"the tensor {name} holds {dtype}; expected {', '.join(FLOATS)}, as config.json has no "
-            "quantization_config that says how to read it."
+            f"the tensor {name} holds {dtype}; expected {', '.join(FLOATS)}, as "
+            "there is no quantization_config that says how to read it otherwise."
         )
 
 

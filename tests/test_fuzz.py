@@ -16,6 +16,8 @@ import pytest
 import torch
 from checkpoints import (
     GOLDENS,
+    dequantised,
+    quantised,
     write_fla,
     write_house,
     write_kimi_names,
@@ -322,7 +324,7 @@ def test_two_changes_of_config_json(target: Target, name: str) -> None:
 # --- tensors
 
 # One of each meaning in the formats' names, and names that no format has.
-FOREIGN = [
+FOREIGN: tuple[str, ...] = (
     "model.layers.0.self_attention_res_proj.weight",
     "model.layers.0.attn_res_proj.weight",
     "model.layers.0.attn_res_bias",
@@ -346,7 +348,7 @@ FOREIGN = [
     "model.layers.0.self_attn.qkv_proj.weight",
     "model.layers.99.input_layernorm.weight",
     "unknown.weight",
-]
+)
 Edit = Callable[[dict[str, Tensor]], Any]
 
 
@@ -362,13 +364,13 @@ def reshaped(tensor: Tensor) -> list[Tensor]:
     return [other for other in found if other.shape != tensor.shape]
 
 
-def edits(tensors: dict[str, Tensor]) -> list[tuple[str, Edit]]:
+def edits(tensors: dict[str, Tensor], foreign: tuple[str, ...] = FOREIGN) -> list[tuple[str, Edit]]:
     """Every single change of a set of tensors."""
     found: list[tuple[str, Edit]] = []
     for name, tensor in tensors.items():
         neighbour = name.replace(".0.", ".1.")
         found.append((f"no {name}", lambda t, name=name: t.pop(name)))
-        for new in dict.fromkeys((*FOREIGN, neighbour)):
+        for new in dict.fromkeys((*foreign, neighbour)):
             if new != name:
                 found.append((f"{name} as {new}", lambda t, a=name, b=new: t.update({b: t.pop(a)})))
             if new not in tensors:  # in another's place it would be that one with other values
@@ -407,6 +409,139 @@ def test_one_change_of_the_tensors(target: Target, name: str, most: int) -> None
         wrong += [f"{change}: {words}"] if verdict == "wrong" else []
     assert not wrong, "\n".join(wrong)
     assert refused
+
+
+# --- quantised
+
+# vLLM's INT8 kernels that take float32 are those for sizes like these.
+SIZES = {"hidden": 136, "intermediate": 272}
+INT8_WRITERS: dict[str, Callable[[Path], Any]] = {
+    "int8_house_qwen2": lambda f: write_house(f, "qwen2", block_size=2, head_dim=68, **SIZES),
+    "int8_open_attnres": lambda f: write_mode(f, cumulative=True, **SIZES),
+    "int8_fla": lambda f: write_fla(f, **SIZES),
+}
+every_int8 = pytest.mark.parametrize("name", INT8_WRITERS)
+# The mean KL divergence from what the weights stand for: activations are INT8 too.  Measured is
+# at most 0.007; a bias of 5 or the scales of another layer make it larger than 1.
+INT8_BOUND = 0.05
+FOREIGN_INT8 = (
+    *FOREIGN,
+    *(f"model.layers.0.self_attn.{part}_proj.bias" for part in "qko"),
+    "model.layers.0.mlp.up_proj.weight_scale",
+    "model.layers.0.mlp.up_proj.weight_packed",
+    "model.layers.0.mlp.down_proj.input_scale",
+    "model.layers.0.input_layernorm.weight_scale",
+    "model.layers.0.self_attn.k_scale",
+    "lm_head.weight_scale",
+)
+PROJECTION = "model.layers.0.{}.o_proj"
+OTHER_QUANTISATIONS: list[dict[str, Any]] = [
+    {"ignore": []},
+    *(
+        {"ignore": ["lm_head", entry]}
+        for entry in (
+            PROJECTION.format("self_attn"),
+            PROJECTION.format("attn"),
+            "model.layers.0.mlp.down_proj",
+            "re:.*mlp.*",
+            "re:.*attn.*",
+            "re:.*self_attn.*",
+        )
+    ),
+    *({"targets": [target]} for target in ("re:.*mlp.*", "re:.*attn.*", "LlamaMLP", "lm_head")),
+    *({"input_activations": value} for value in (None, {"num_bits": 8, "dynamic": False})),
+    *({"weights": {"num_bits": 8, "strategy": name}} for name in ("tensor", "group")),
+    {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}},
+    {"weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}},
+    {"format": "pack-quantized"},
+    {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": False, "sym": True},
+    {"quant_method": "unknown"},
+]
+
+
+def other_quantisation(config: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with other keys in its quantisation, or in the one group of that."""
+    changed = json.loads(json.dumps(config))
+    quantisation = changed["quantization_config"]
+    group = quantisation["config_groups"]["group_0"]
+    for key, value in change.items():
+        (group if key in group else quantisation)[key] = value
+    return changed
+
+
+@pytest.fixture
+def int8(name: str, root: Path, tmp_path: Path) -> Target:
+    """An INT8 checkpoint, whose float twin is beside it in ``float``."""
+    INT8_WRITERS[name](tmp_path / "float")
+    folder = quantised(tmp_path / "int8", tmp_path / "float")
+    config = json.loads((folder / "config.json").read_text())
+    found = Target(folder, config, load_file(folder / WEIGHTS), torch.empty(0))
+    found.logprobs = stands_for(found, found.tensors)
+    return found
+
+
+def stands_for(int8: Target, tensors: dict[str, Tensor]) -> Tensor:
+    """What INT8 tensors mean, by their float twin."""
+    twin = int8.folder.parent / "float"
+    save_file(
+        {name: tensor.contiguous() for name, tensor in dequantised(tensors).items()},
+        twin / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+    return truth(twin, IDS)
+
+
+def int8_judged(int8: Target, meaning: Callable[[], Tensor]) -> tuple[str, str]:
+    """As ``judged``; but that vLLM stops with an error of its own is right here too."""
+    try:
+        checkpoint.examine(int8.folder)
+        found = serve(int8.folder, IDS).double()
+    except CheckpointError as error:
+        sentence = str(error)
+        plain = sentence and "\n" not in sentence and sentence.endswith(".")
+        return ("refused" if plain else "wrong"), sentence
+    except Exception as error:
+        return "stopped", f"{type(error).__name__}: {error}"
+    try:
+        wanted = meaning().double()
+    except (ValueError, KeyError, RuntimeError):  # a name or shape that it does not know
+        wanted = int8.logprobs.double()
+    kl = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+    return ("served", "") if abs(kl) < INT8_BOUND else ("wrong", f"served with a KL of {kl}")
+
+
+@every_int8
+def test_the_unchanged_int8_checkpoint(int8: Target) -> None:
+    """The tests below prove something only if it is served."""
+    assert int8_judged(int8, lambda: int8.logprobs) == ("served", "")
+
+
+@amount
+@every_int8
+def test_one_change_of_int8_tensors(int8: Target, name: str, most: int) -> None:
+    """Refused, or served as the values that are stored."""
+    refused, wrong = 0, []
+    for change, edit in some(edits(int8.tensors, FOREIGN_INT8), most, name):
+        tensors = dict(int8.tensors)
+        edit(tensors)
+        int8.write_tensors(tensors)
+        verdict, words = int8_judged(int8, lambda tensors=tensors: stands_for(int8, tensors))
+        refused += verdict == "refused"
+        wrong += [f"{change}: {words}"] if verdict == "wrong" else []
+    assert not wrong, "\n".join(wrong)
+    assert refused
+
+
+@every_int8
+def test_another_quantisation_than_the_tensors_have(int8: Target) -> None:
+    """Refused, or served as what the tensors are; never from scales that nothing filled."""
+    wrong = []
+    for change in OTHER_QUANTISATIONS:
+        int8.write_config(other_quantisation(int8.config, change))
+        verdict, words = int8_judged(int8, lambda: int8.logprobs)
+        wrong += [f"{change}: {words}"] if verdict == "wrong" else []
+    assert not wrong, "\n".join(wrong)
 
 
 @every_target

@@ -3,6 +3,9 @@
 No engine: a world of one process, a model without KV cache.
 """
 
+import json
+import re
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_fla, write_house, write_mode, write_nanogpt
+from checkpoints import INT8, quantised, write_fla, write_house, write_mode, write_nanogpt
 from safetensors.torch import load_file
 
 pytest.importorskip("vllm")
@@ -23,7 +26,9 @@ from vllm.distributed import (
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.models.utils import PPMissingLayer
 
 from attnres_serve import plugin, rehearsal
 from attnres_serve.check import describe
@@ -52,6 +57,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shared = {"shared_queries": "block", "recency_bias": True}
     write_house(root / "shared", layers=LAYERS, block_size=4, attn_res=shared)
     write_house(root / "tied", layers=LAYERS, block_size=4, tie=True)
+    for name in ("fla", "llama", "qwen2"):
+        quantised(root / f"{name}_int8", root / name)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -62,8 +69,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     cleanup_dist_env_and_memory()
 
 
-def vllm_config(folder: Path, algorithm: str = "single_pass"):
+def vllm_config(folder: Path, algorithm: str = "single_pass", load_format: str = "auto"):
     return EngineArgs(
+        load_format=load_format,
         model=str(folder),
         dtype="float32",
         enforce_eager=True,
@@ -390,6 +398,125 @@ def test_quantised_weights_of_which_nothing_tells(make: Make, world: Path) -> No
     tensors[name] = tensors[name].to(torch.int8)
     with pytest.raises(CheckpointError, match=f"{name} holds I8"):
         make("llama").load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize("checkpoint", [*BASES, "fla", "nanogpt", "tied", "open", "qwen2_int8"])
+def test_whatever_is_missing(checkpoint: str, make: Make, world: Path) -> None:
+    """Also where no folder could be judged before: one tensor of every meaning, left out."""
+    whole = weights(world, checkpoint)
+    left_out = {re.sub(r"[.]\d[.]", ".1.", name) for name in whole}
+    assert len(left_out) >= 14
+    for name in left_out:
+        tensors = {other: tensor for other, tensor in whole.items() if other != name}
+        with pytest.raises(CheckpointError, match=r"the checkpoint lacks (the|a) "):
+            make(checkpoint).load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.self_attn.o_proj.bias",  # vLLM would leave it out without a word
+        "model.layers.1.mlp.gate_up_proj.weight",
+        "unknown.weight",
+    ],
+)
+@pytest.mark.parametrize("checkpoint", ["llama", "llama_int8"])
+def test_whatever_is_left_over(name: str, checkpoint: str, make: Make, world: Path) -> None:
+    """Also where no folder could be judged before; a rotary table may be there."""
+    table = ("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(16))
+    tensors = [*weights(world, checkpoint).items(), table]
+    make(checkpoint).load_weights(iter(tensors))
+    with pytest.raises(CheckpointError, match=f"the tensor {name}, which a llama model with 3"):
+        make(checkpoint).load_weights(iter([*tensors, (name, torch.ones(64))]))
+
+
+@pytest.mark.parametrize(("load_format", "file"), [("hf", "pytorch_model.bin"), ("pt", "model.pt")])
+def test_other_load_formats(load_format: str, file: str, world: Path, tmp_path: Path) -> None:
+    """vLLM's own loader on files that are not judged before: whole, and without one tensor."""
+    folder = shutil.copytree(world / "llama", tmp_path / load_format)
+    (folder / "model.safetensors").unlink()
+    tensors = weights(world, "llama")
+
+    def load() -> None:
+        torch.save(tensors, folder / file)
+        config = vllm_config(folder, load_format=load_format)
+        with set_current_vllm_config(config):
+            model = initialize_model(vllm_config=config)
+            get_model_loader(config.load_config).load_weights(model, config.model_config)
+
+    load()
+    left_out = "model.layers.1.input_layernorm.weight"
+    del tensors[left_out]
+    with pytest.raises(CheckpointError, match=f"lacks the tensor {left_out}"):
+        load()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+def test_weights_of_another_type_than_vllm_reads(
+    dtype: torch.dtype, make: Make, world: Path
+) -> None:
+    """vLLM would cast floats to integers, with scales that nothing filled."""
+    tensors = weights(world, "llama_int8")
+    for name in [name for name in tensors if name.endswith("o_proj.weight")]:
+        tensors[name] = tensors[name].to(dtype)
+        if dtype == torch.float32:
+            del tensors[f"{name}_scale"]
+    found = r"o_proj.weight holds F\w*, but by quantization_config vLLM reads I8"
+    with pytest.raises(CheckpointError, match=found):
+        make("llama_int8").load_weights(iter(tensors.items()))
+
+
+def test_what_a_quantisation_needs_besides(make: Make, world: Path) -> None:
+    """Scales of activations are among a layer's parameters where they are static."""
+    config = json.loads((world / "llama_int8" / "config.json").read_text())
+    group = config["quantization_config"]["config_groups"]["group_0"]
+    group["input_activations"] = INT8 | {"strategy": "tensor", "dynamic": False}
+    folder = shutil.copytree(world / "llama_int8", world / "llama_static", dirs_exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    model = make("llama_static")
+    needed = "vLLM needs model.layers.0.self_attn.qkv_proj.input_scale by quantization_config"
+    with pytest.raises(CheckpointError, match=needed):
+        model.load_weights(iter(weights(world, "llama_static").items()))
+
+
+def test_a_quantisation_that_names_layers_as_fla_does(make: Make, world: Path) -> None:
+    """Also where no folder could be judged before."""
+    model = make("fla_int8")
+    ignored = ["lm_head", "model.layers.0.attn.o_proj"]
+    model.attn_res_base.quantisation = model.attn_res_base.quantisation | {"ignore": ignored}
+    with pytest.raises(CheckpointError, match=r"entry 'model.layers.0.attn.o_proj', which fits"):
+        model.load_weights(iter(weights(world, "fla_int8").items()))
+
+
+@pytest.mark.parametrize("checkpoint", ["llama", "llama_int8"])
+def test_tensors_of_other_pipeline_stages(checkpoint: str, make: Make, world: Path) -> None:
+    """They may come, and need not."""
+    whole = weights(world, checkpoint)
+    others = ("model.layers.0.", "lm_head.", "model.norm.")
+    own = {
+        name: tensor
+        for name, tensor in whole.items()
+        if not name.startswith(others) or "_res_" in name
+    }
+    for tensors in (whole, own):
+        model = make(checkpoint)
+        model.model.layers[0] = model.model.norm = model.lm_head = PPMissingLayer()
+        loaded = model.load_weights(iter(tensors.items()))
+        assert "model.layers.1.mlp.down_proj.weight" in loaded
+    del own["model.layers.1.input_layernorm.weight"]
+    model = make(checkpoint)
+    model.model.layers[0] = model.model.norm = model.lm_head = PPMissingLayer()
+    with pytest.raises(CheckpointError, match=r"lacks the tensor model.layers.1.input_layernorm"):
+        model.load_weights(iter(own.items()))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_int8", "tied"])
+def test_any_part_can_be_loaded_again(name: str, make: Make, world: Path) -> None:
+    """After a whole load."""
+    model, tensors = make(name), weights(world, name)
+    model.load_weights(iter(tensors.items()))
+    part = [(found, tensor) for found, tensor in tensors.items() if "layers.1.mlp" in found]
+    model.load_weights(iter(part))
 
 
 def test_part_of_the_weights_can_be_loaded_again(make: Make, world: Path) -> None:
