@@ -274,6 +274,11 @@ def uses_lora(vllm_config) -> bool:
     return vllm_config.lora_config is not None
 
 
+def pools(vllm_config) -> bool:
+    """Whether vLLM would make an embedding model or a classifier of the model."""
+    return vllm_config.model_config.runner_type == "pooling"
+
+
 def on_cpu() -> bool:
     from vllm.platforms import current_platform
 
