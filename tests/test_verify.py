@@ -4,11 +4,18 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import house_copy_of_fla, write_house, write_standard
+from checkpoints import (
+    house_copy_of_fla,
+    write_house,
+    write_kimi_names,
+    write_nanogpt,
+    write_standard,
+)
 from safetensors.torch import load_file, save_file
 from serving import GOLDENS, environment, expected, run_verify
 
@@ -177,3 +184,12 @@ def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
     save_file(tensors | {scale: torch.ones(96, 1)}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(.*weight_scale"):
         verify._reference(folder, "fp64")
+
+
+@pytest.mark.parametrize("write", [write_nanogpt, lambda f: write_kimi_names(f, block_layers=1)])
+def test_nobody_is_asked_to_run_code(
+    write: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These checkpoints bring some along, and their tokenizers need none of it."""
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail(prompt))
+    assert verify.passages(write(tmp_path), None, 8, 1)
