@@ -11,15 +11,18 @@ import pytest
 import torch
 from checkpoints import (
     house_copy_of_fla,
+    write_fla,
     write_house,
     write_kimi_names,
+    write_mode,
     write_nanogpt,
     write_standard,
+    write_titan,
 )
 from safetensors.torch import load_file, save_file
 from serving import GOLDENS, environment, expected, run_verify
 
-from attnres_serve import cli, oracle, verify
+from attnres_serve import checkpoint, cli, oracle, verify
 from attnres_serve.errors import CheckpointError
 
 BLOCK = "fla_transformer_block"
@@ -193,3 +196,42 @@ def test_nobody_is_asked_to_run_code(
     """These checkpoints bring some along, and their tokenizers need none of it."""
     monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail(prompt))
     assert verify.passages(write(tmp_path), None, 8, 1)
+
+
+def edit(folder: Path, **changes: object) -> Path:
+    """Change keys of config.json; None takes one away."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: write_house(folder, "llama", block_size=2),
+        lambda folder: write_house(folder, "qwen2", block_size=2),
+        lambda folder: write_house(folder, "qwen3", block_size=2),
+        lambda folder: write_kimi_names(folder, block_layers=1),
+        write_fla,
+        write_mode,
+        write_nanogpt,
+        write_titan,
+    ],
+    ids=["llama", "qwen2", "qwen3", "qwen3_ar", "fla", "delta_attnres", "nanogpt", "torchtitan"],
+)
+def test_keys_that_serving_does_without(write: Callable, tmp_path: Path) -> None:
+    """The float64 model does without them too, and has the same value in their place."""
+    folder = write(tmp_path)
+    text = (folder / "config.json").read_text()
+    for key in json.loads(text):
+        (folder / "config.json").write_text(text)
+        edit(folder, **{key: None})
+        try:
+            translation = checkpoint.examine(folder).translation
+        except CheckpointError:
+            continue
+        if translation is not None and translation.spec is not None:
+            spec = oracle.load(folder).spec
+            assert spec.eps == translation.config.get("rms_norm_eps", 1e-6), key
+            assert spec.key_norm_eps == translation.spec.key_norm_eps, key
