@@ -568,22 +568,29 @@ def recorded_engine(
     Yields:
         A function from token ids to, per site, what it received and what it gave, ``[T, d]`` each,
         and the logits ``[T, vocabulary]``.
+
+    Raises:
+        SettingError: vLLM refused the configuration.
     """
     _keep_engine_here()
     import torch
+    from pydantic import ValidationError
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        checkpoint,
-        dtype=dtype,
-        max_model_len=longest + 1,
-        max_num_batched_tokens=max(longest + 1, 256),
-        max_num_seqs=1,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        distributed_executor_backend="uni",
-        additional_config=own,
-    )
+    try:
+        llm = LLM(
+            checkpoint,
+            dtype=dtype,
+            max_model_len=longest + 1,
+            max_num_batched_tokens=max(longest + 1, 256),
+            max_num_seqs=1,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            distributed_executor_backend="uni",
+            additional_config=own,
+        )
+    except ValidationError as error:
+        raise SettingError(_reasons(error)) from None
     model = inner_model(llm.llm_engine.model_executor.driver_worker.worker)
     norms = [getattr(layer, name) for layer in model.model.layers for name in SITE_NORMS]
     norms.append(getattr(model.model, FINAL_NORM))
