@@ -930,12 +930,6 @@ def test_all_of_it_is_on_disk_before_it_has_its_name(
     assert synced[-1] == (str(tmp_path), True)
 
 
-def test_the_folder_can_be_read_as_any_other(tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir()
-    convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "target"), to_house=True)
-    assert (tmp_path / "target").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
 def anonymous_memory() -> int:
     """Bytes of this process that are no mapped file."""
     status = Path("/proc/self/status").read_text()

@@ -249,11 +249,7 @@ def test_code_inside_the_checkpoint_is_not_run(
 @pytest.mark.parametrize(
     ("found", "other", "sentence"),
     [
-        (
-            "def forward(",
-            "def forward(self, other_arguments): ...\n\n    def old_forward(",
-            "TypeErr",
-        ),
+        ("use_cache: bool", "another: bool", "TypeError"),
         ("class Qwen3AttnResForCausalLM", "class Other", "AttributeError"),
         ('"final"', '"last"', "has other tensors than"),
     ],
