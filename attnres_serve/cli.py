@@ -63,7 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
             "verify",
             help="prove that a checkpoint is served as it was trained",
             description="Serve a checkpoint in float32 and compare it with a float64 model, as a "
-            "whole and part by part. Exit status: 0 it holds, 1 it does not, 2 it was refused.",
+            "whole and part by part. Exit status: 0 it holds, 1 it does not, 2 it was refused or "
+            "could not be compared.",
         )
     )
     bench.add_arguments(

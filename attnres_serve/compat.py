@@ -346,6 +346,11 @@ def uses_lora(vllm_config) -> bool:
     return vllm_config.lora_config is not None
 
 
+def pools(vllm_config) -> bool:
+    """Whether vLLM would make an embedding model or a classifier of the model."""
+    return vllm_config.model_config.runner_type == "pooling"
+
+
 def on_cpu() -> bool:
     from vllm.platforms import current_platform
 
@@ -635,22 +640,29 @@ def recorded_engine(
     Yields:
         A function from token ids to, per site, what it received and what it gave, ``[T, d]`` each,
         and the logits ``[T, vocabulary]``.
+
+    Raises:
+        SettingError: vLLM refused the configuration.
     """
     _keep_engine_here()
     import torch
+    from pydantic import ValidationError
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        checkpoint,
-        dtype=dtype,
-        max_model_len=longest + 1,
-        max_num_batched_tokens=max(longest + 1, 256),
-        max_num_seqs=1,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        distributed_executor_backend="uni",
-        additional_config=own,
-    )
+    try:
+        llm = LLM(
+            checkpoint,
+            dtype=dtype,
+            max_model_len=longest + 1,
+            max_num_batched_tokens=max(longest + 1, 256),
+            max_num_seqs=1,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            distributed_executor_backend="uni",
+            additional_config=own,
+        )
+    except ValidationError as error:
+        raise SettingError(_reasons(error)) from None
     model = inner_model(llm.llm_engine.model_executor.driver_worker.worker)
     norms = [getattr(layer, name) for layer in model.model.layers for name in SITE_NORMS]
     norms.append(getattr(model.model, FINAL_NORM))

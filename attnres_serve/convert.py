@@ -6,9 +6,10 @@ target.  It is judged as a checkpoint, and only then takes the target's name.
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -87,15 +88,30 @@ def _require_place(folder: Path) -> None:
 @contextmanager
 def _appearing_whole(folder: Path) -> Iterator[Path]:
     """A new folder that gets the name ``folder`` if all goes well, and vanishes otherwise."""
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
+    # Nobody else's name, also where containers with equal process numbers share a disk; and made
+    # outside of what removes it.
+    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.unfinished")
+    unfinished.mkdir()
     try:
-        unfinished.mkdir()
         yield unfinished
+        for path in (*unfinished.iterdir(), unfinished):
+            _sync(path)
         _require_place(folder)
         unfinished.rename(folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+    with suppress(OSError):  # it is there; a parent that may not be read cannot be asked to stay
+        _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk: a power loss leaves all of DST or none."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(plan: Plan, folder: Path) -> None:

@@ -7,3 +7,9 @@ class CheckpointError(ValueError):
 
 class SettingError(ValueError):
     """A setting asks for something that does not exist or would give wrong numbers."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign exception is and the first line of what it says, for such a sentence."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

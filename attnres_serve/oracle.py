@@ -435,6 +435,7 @@ def _hf_spec(config: dict, base: str) -> Spec:
     if base in ("llama", "gated_llama") and config.get("mlp_bias"):
         biases += ["gate_proj", "up_proj", "down_proj"]
     head_dim = config.get("head_dim") if base != "qwen2" else None
+    eps = config.get("rms_norm_eps", 1e-6)
     return Spec(
         names=HF_NAMES,
         layers=config["num_hidden_layers"],
@@ -444,10 +445,10 @@ def _hf_spec(config: dict, base: str) -> Spec:
         head_dim=head_dim or (128 if base == "qwen3" else hidden // heads),
         intermediate=config["intermediate_size"],
         vocab=config["vocab_size"],
-        eps=config["rms_norm_eps"],
+        eps=eps,
         rope=rope_of(config),
         tied=config.get("tie_word_embeddings", False),
-        qk_norm_eps=config["rms_norm_eps"] if base == "qwen3" else None,
+        qk_norm_eps=eps if base == "qwen3" else None,
         window=config["sliding_window"] if windowed else None,
         biases=frozenset(biases),
         gated=base == "gated_llama",

@@ -71,6 +71,11 @@ def on_config(vllm_config) -> None:
             f"speculative decoding by {method!r} is not supported with AttnRes; supported: "
             f"{', '.join(settings.SPECULATION)}."
         )
+    if compat.pools(vllm_config):
+        raise SettingError(
+            "embeddings, classification and scoring are not supported with AttnRes; serve it with "
+            "--runner generate and without --convert."
+        )
     config = vllm_config.model_config.hf_config
     found = getattr(config, "attn_res_format", None)
     if compat.uses_lora(vllm_config) and found in OWN_NAMES:

@@ -17,7 +17,8 @@ def load(folder: Path) -> Any:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # it warns of model types that it does not know
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        # Unset, it asks on the terminal whether to run code of the checkpoint's.
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever a tokenizer's files may do wrong
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(

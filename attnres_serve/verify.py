@@ -11,15 +11,19 @@ model that shares no code with the engine (``oracle``).  They are compared in tw
 import argparse
 import json
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import isnan
+from math import ceil, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve import settings, tokenizer
+from attnres_serve import own_class, reach, settings, tokenizer
 from attnres_serve.checkpoint import examine
-from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.errors import CheckpointError, SettingError, first_line
+from attnres_serve.folder import read_config
+from attnres_serve.formats.translation import Translation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,8 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         choices=("fp64", "hf"),
         default="fp64",
-        help="our float64 model, or the checkpoint's own Hugging Face class where it is installed "
-        "(default: fp64)",
+        help="our float64 model, or the class of open-attnres or delta-attnres that wrote the "
+        "checkpoint, its module being on PYTHONPATH (default: fp64)",
     )
     parser.add_argument(
         "--reference",
@@ -95,7 +99,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--text", metavar="FILE", help="text to run over (default: one of ours)")
     parser.add_argument(
-        "--tokens", type=int, default=64, help="tokens of each passage (default: %(default)s)"
+        "--tokens",
+        type=int,
+        help=f"tokens of each passage (default: {reach.USUAL}, or {reach.BEYOND} more than the "
+        f"model's window of up to {reach.WIDEST} has)",
     )
     parser.add_argument(
         "--passages", type=int, default=2, help="passages of the text (default: %(default)s)"
@@ -111,20 +118,54 @@ def run(own: argparse.Namespace) -> int:
         0 if it holds, 1 if not.
 
     Raises:
-        CheckpointError, SettingError: with one sentence, before anything is compared.
+        CheckpointError, SettingError: with one sentence, where nothing could be compared.
     """
-    if own.tokens < 2 or own.passages < 1:
+    if (own.tokens is not None and own.tokens < 2) or own.passages < 1:
         raise SettingError(
             f"--tokens is {own.tokens} and --passages {own.passages}; expected at least 2 and 1."
         )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the report is what is to be read
-    folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
-    for path in dict.fromkeys((folder, reference)):
-        examine(path).translated(str(path))
-    prompts = passages(folder, own.text, own.tokens, own.passages)
-    report = verify(folder, reference, prompts, settings.given(own), own.against)
-    print(json.dumps(asdict(report)) if own.json else table(report))
+    with _one_sentence():
+        folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
+        served = examine(folder).translated(str(folder))
+        if reference != folder:
+            _require_same_sizes(folder, served, reference)
+        tokens = reach.tokens(served, own.tokens, str(folder))
+        prompts = passages(folder, own.text, tokens, own.passages)
+        report = verify(folder, reference, prompts, settings.given(own), own.against)
+    unreached = reach.unreached(served.config, tokens)
+    if own.json:
+        print(json.dumps(asdict(report) | {"unreached": unreached}))
+    else:
+        print(table(report, unreached))
     return 0 if report.holds else 1
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Let every failure end as a refusal: a stack trace's status, 1, is for what does not hold."""
+    try:
+        yield
+    except (CheckpointError, SettingError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # whatever vLLM, torch or the machine may come to
+        if os.environ["VLLM_LOGGING_LEVEL"].upper() == "DEBUG":
+            traceback.print_exc()
+        raise SettingError(
+            f"nothing was compared, because verify failed ({first_line(error)}); with "
+            "VLLM_LOGGING_LEVEL=DEBUG it says where."
+        ) from error
+
+
+def _require_same_sizes(folder: Path, served: Translation, reference: Path) -> None:
+    wanted = examine(reference).translated(str(reference))
+    for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        found, other = served.config[key], wanted.config[key]
+        if found != other:
+            raise CheckpointError(
+                f"{key} is {found} in {folder} and {other} in {reference}, which is another model; "
+                "give the checkpoint that it was converted from as --reference."
+            )
 
 
 def verify(
@@ -145,15 +186,15 @@ def verify(
     import torch
     from tqdm import tqdm
 
-    progress = tqdm(total=2 + 2 * len(prompts), desc="starting the engine", unit="step")
+    with torch.inference_mode():
+        evaluate, parts = _reference(reference, against)
+    progress = tqdm(total=1 + 2 * len(prompts), desc="starting the engine", unit="step")
     with torch.inference_mode(), progress:
 
         def step(what: str) -> None:
             progress.update()
             progress.set_description(what)
 
-        evaluate, parts = _reference(reference, against)
-        step("serving")
         found = []
         for passage in serve(folder, prompts, chosen):
             found.append(passage)
@@ -184,6 +225,8 @@ def serve(
 def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[list[int]]:
     """``count`` passages of a text, evenly spaced, in the checkpoint's tokens.
 
+    Ours goes on from its beginning where it is too short.
+
     Raises:
         CheckpointError: the checkpoint has no tokenizer.
         SettingError: the text cannot be read or is too short.
@@ -195,6 +238,8 @@ def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[li
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"the text {text} cannot be read ({error}).") from None
     ids = tokenizer.load(folder)(content)["input_ids"]
+    if text is None:
+        ids *= ceil(tokens / max(1, len(ids)))
     if len(ids) < tokens:
         raise SettingError(
             f"the text has {len(ids)} tokens; expected at least the {tokens} of a passage: give a "
@@ -211,35 +256,22 @@ Parts = Callable[[Passage], Iterator[tuple[str, float]]]
 def _reference(folder: Path, against: str) -> tuple[Evaluate, Parts]:
     """Log-probabilities ``[T, vocabulary]`` for token ids, and the comparison part by part."""
     if against == "hf":
-        return _hugging_face(folder), lambda passage: iter(())
+        return own_class.load(folder), lambda passage: iter(())
     from attnres_serve import oracle
 
+    if read_config(folder).get("quantization_config"):
+        raise CheckpointError(
+            f"{folder} is quantised, and quantised weights are not supported by verify; verify the "
+            "checkpoint that it was quantised from."
+        )
     try:
         model = oracle.load(folder)
     except (ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{folder} cannot be evaluated in float64 ({error}); quantised weights are not "
-            "supported by verify."
-        ) from None
+            f"{folder} cannot be evaluated in float64 ({first_line(error)}): verify's model does "
+            "not know all of it, so there is nothing to compare with."
+        ) from error
     return model.logprobs, lambda passage: part_errors(model, passage)
-
-
-def _hugging_face(folder: Path) -> Evaluate:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from attnres_serve import vector_math
-
-    vector_math.settle()  # the engine, whose plugin does this, starts later
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    except Exception as error:  # whatever a foreign package may raise
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(
-            f"the Hugging Face class of {folder} cannot be loaded ({reason}); install the package "
-            "that defines it, or compare with --against fp64."
-        ) from None
-    return lambda ids: model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
 
 
 def part_errors(model: "Model", passage: Passage) -> Iterator[tuple[str, float]]:
@@ -302,8 +334,8 @@ def _report(wholes: list[dict[str, "Tensor"]], errors: dict[str, float]) -> Repo
     return Report(len(every["kl"]), gap, kl, kl_max, agreement, worst, worst_error, beyond, holds)
 
 
-def table(report: Report) -> str:
-    """The report for a reader."""
+def table(report: Report, unreached: str | None = None) -> str:
+    """The report for a reader; ``unreached`` says what attention did not come to do."""
     lines = [
         f"tokens compared     {report.tokens}",
         f"largest logprob gap {report.logprob_gap:.2e}   (bound {LOGPROB_BOUND:.0e})",
@@ -319,6 +351,8 @@ def table(report: Report) -> str:
         others = [part for part in report.parts if part != report.worst_part]
         if others:
             lines.append(f"also beyond it      {', '.join(others)}")
+    if unreached:
+        lines.append(f"not all of it       {unreached}")
     lines.append(
         "it is served as it was trained (eager, float32, one process)"
         if report.holds

@@ -886,6 +886,50 @@ def test_an_unwritable_place(tmp_path: Path, refused: Callable, monkeypatch) -> 
     assert "cannot be written" in line and "Permission denied" in line
 
 
+def test_others_unfinished_folders_are_left_alone(tmp_path: Path) -> None:
+    """A container with the same process number writes one on the same disk, or a kill left it."""
+    other = tmp_path / f".target.{os.getpid()}.unfinished"
+    other.mkdir()
+    (other / WEIGHTS).write_bytes(b"half a file")
+    convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "target"), to_house=True)
+    assert_served(tmp_path / "target")
+    assert (other / WEIGHTS).read_bytes() == b"half a file"
+
+
+def test_a_folder_that_cannot_be_made_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is somebody else's."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "same")
+    other = tmp_path / ".target.same.unfinished"
+    other.mkdir()
+    with pytest.raises(SettingError, match=r"cannot be written .*File exists"):
+        convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "target"), to_house=True)
+    assert other.is_dir()
+
+
+def test_all_of_it_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file, the folder of their names, and the folder's own name."""
+    source = write_fla(tmp_path / "source")
+    write_shards(source, split(load_file(source / WEIGHTS), 2), pickled=False)
+    target, synced = tmp_path / "target", []
+    original = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), target.exists()))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    convert(str(source), str(target), to_house=True)
+    before = {Path(path) for path, exists in synced if not exists}
+    (unfinished,) = {path for path in before if path.name.endswith(".unfinished")}
+    assert {path.name for path in before - {unfinished}} == {p.name for p in target.iterdir()}
+    assert {"config.json", INDEX} < {path.name for path in before}
+    assert synced[-1] == (str(tmp_path), True)
+
+
 def anonymous_memory() -> int:
     """Bytes of this process that are no mapped file."""
     status = Path("/proc/self/status").read_text()

@@ -299,7 +299,10 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
         "parallel_config": SimpleNamespace(worker_extension_cls=""),
         "lora_config": None,
         "model_config": SimpleNamespace(
-            model=str(model), revision="v2", hf_config=SimpleNamespace(attn_res_format="fla")
+            model=str(model),
+            revision="v2",
+            runner_type="generate",
+            hf_config=SimpleNamespace(attn_res_format="fla"),
         ),
     }
     return SimpleNamespace(**values | changes)
@@ -317,6 +320,16 @@ def test_speculation_that_is_refused(method: str | None) -> None:
     with pytest.raises(SettingError, match=f"by '{method}' is not supported.*supported: ngram"):
         plugin.on_config(config)
     assert config.load_config.load_format == "auto"
+
+
+@pytest.mark.parametrize("flag", [{"runner": "pooling"}, {"convert": "classify"}], ids=str)
+def test_other_tasks_are_refused(flag: dict[str, str]) -> None:
+    """vLLM would derive another class from ours, under a name that is none of a backbone."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    plugin.register()
+    with pytest.raises(ValueError, match="classification and scoring are not supported with Attn"):
+        EngineArgs(model=str(GOLDEN), max_model_len=64, **flag).create_engine_config()
 
 
 def test_ngram_is_accepted_and_the_configuration_is_completed() -> None:
