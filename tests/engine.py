@@ -4,8 +4,8 @@ Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, alg
 model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
 lora: folder of an adapter or nothing, reload: folder whose weights take the place of the
 checkpoint's or nothing, env: environment variables}; its result holds the answers alone, in a batch
-and from the prefix cache, and what the counters say.  The engine lives in this process, so that a
-tiny checkpoint costs seconds.
+and from the prefix cache, and what the counters say: ours, and where ``disable_log_stats`` is false
+vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
 """
 
 import gc
@@ -58,6 +58,7 @@ def unpack(request) -> dict[str, Any]:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
+    from vllm.v1.metrics.reader import Counter
 
     # What the job before left; not after the last one, as collecting an engine of several workers
     # can wait for ever (vLLM 0.31: for a ZeroMQ context whose sockets are collected after it).
@@ -96,6 +97,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["algorithm"], result["backend"] = job["algorithm"], job["backend"]
         result["executed"] = {name: sum(counts.values()) for name, counts in passes.items()}
         result["executed_compiled"] = {name: counts["compiled"] for name, counts in passes.items()}
+    if not options.get("disable_log_stats", True):
+        counters = [found for found in llm.get_metrics() if isinstance(found, Counter)]
+        result["counters"] = {found.name: found.value for found in counters}
     llm.llm_engine.engine_core.shutdown()
     return result
 

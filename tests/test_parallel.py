@@ -1,4 +1,4 @@
-"""Goldens on two workers: tensor parallel, and pipelines split anywhere, also inside a block."""
+"""Goldens on several workers: tensor parallel, and pipelines split anywhere, also in a block."""
 
 import itertools
 
@@ -32,15 +32,16 @@ def job(golden: str, algorithm: str, mode: str, **options) -> dict:
     return engine_job(GOLDENS / golden, prompts, algorithm, mode, **options)
 
 
-def pipeline(golden: str, first: int, algorithm: str) -> dict:
+def pipeline(golden: str, first: int, algorithm: str, **options) -> dict:
     """The first stage has ``first`` layers.  (Stock vLLM's eager mode has no pipelines on CPU.)"""
     partition = {"VLLM_PP_LAYER_PARTITION": f"{first},{LAYERS[golden] - first}"}
-    return job(golden, algorithm, "compiled", pipeline_parallel_size=2) | {"env": partition}
+    options |= {"pipeline_parallel_size": 2}
+    return job(golden, algorithm, "compiled", **options) | {"env": partition}
 
 
-def check(jobs: list[dict], golden: str, folder) -> None:
-    """Run the jobs in one process, a core for each worker, and check every answer."""
-    results = run_engine(jobs, folder, VLLM_CPU_OMP_THREADS_BIND="0|1")["results"]
+def check(jobs: list[dict], golden: str, folder, cores: str = "0|1") -> None:
+    """Run the jobs in one process, each worker on its core, and check every answer."""
+    results = run_engine(jobs, folder, VLLM_CPU_OMP_THREADS_BIND=cores)["results"]
     for asked, result in zip(jobs, results, strict=True):
         check_job(result, expected(GOLDENS / golden))
         check_executed(result, asked["algorithm"], compiled=asked["mode"] == "compiled")
@@ -70,6 +71,13 @@ def test_tensor_parallel(golden, tmp_path):
 def test_pipeline_parallel(golden, algorithm, tmp_path):
     """Every split."""
     check([pipeline(golden, first, algorithm) for first in SPLITS[golden]], golden, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_tensor_and_pipeline_parallel(tmp_path):
+    """Four workers on two cores: what two stages hand on is alike on both of their ranks."""
+    both = pipeline(BLOCK, IN_MID_BLOCK, "two_phase", tensor_parallel_size=2)
+    check([both], BLOCK, tmp_path, cores="0|1|0|1")
 
 
 def test_splits_lie_inside_blocks_and_between_them():
