@@ -110,6 +110,7 @@ def test_a_key_that_fla_does_not_have(folder: Path, refused: Callable[..., str],
         ("llama", {"sliding_window": 16}),
         ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}),
         ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
     ],
 )
 def test_windows_that_vllm_would_give_to_other_layers(

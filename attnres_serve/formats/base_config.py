@@ -101,8 +101,8 @@ def _check_windows(base: str, config: dict[str, Any]) -> None:
     types = set(stated or ())
     if FAMILIES[base].hf == "llama":
         right = types == {"sliding_attention"} if window else types <= {"full_attention"}
-    elif window is not None and config.get("use_sliding_window"):
-        right = types == {"sliding_attention"}
+    elif config.get("use_sliding_window") and (window or "sliding_window" not in config):
+        right = types == {"sliding_attention"}  # without the key, Hugging Face's window is 4096
     else:
         right = types <= {"full_attention"}
     if not right:
