@@ -87,12 +87,8 @@ def test_weights_that_are_replaced_in_a_running_engine(tmp_path):
     check_results(jobs, run_engine(jobs, tmp_path / "run")["results"], second)
 
 
-LONGER = [name for name in ALGORITHMS if name != "two_phase"]
-
-
 @pytest.mark.parametrize(
-    "algorithm",
-    ["two_phase", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in LONGER)],
+    "algorithm", ["two_phase", pytest.param("single_pass", marks=pytest.mark.exhaustive)]
 )
 def test_speculation(algorithm, tmp_path):
     """Drafts of an n-gram are judged by the same model: some are accepted, some are not, and tokens
