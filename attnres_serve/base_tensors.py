@@ -36,11 +36,16 @@ class BaseTensors:
             config: its config.json, with the ``quantization_config`` if there is one.
 
         Raises:
-            CheckpointError: config.json leaves a size to a default.
+            CheckpointError: config.json leaves a size to a default, or has a quantisation that is
+                no object.
         """
         self.needed = base_shapes(base, config)
         self._config = config
         self.quantisation: Mapping[str, Any] = config.get("quantization_config") or {}
+        if not isinstance(self.quantisation, Mapping):
+            raise CheckpointError(
+                f"quantization_config is {self.quantisation!r}; expected null or an object."
+            )
         self._model = f"a {base} model with {config['num_hidden_layers']} layers"
         self._linears = {
             name.removesuffix(".weight") for name, shape in self.needed.items() if len(shape) == 2

@@ -60,6 +60,12 @@ def test_house_int8(folder: Path) -> None:
     assert checkpoint.examine(folder).translation is not None
 
 
+@pytest.mark.parametrize("value", ["int8", ["int8"], 8, True], ids=repr)
+def test_a_quantisation_that_is_no_object(value: Any, folder: Path) -> None:
+    edit(folder, lambda t: None, quantization_config=value)
+    assert f"quantization_config is {value!r}; expected null or an object." == refusal(folder)
+
+
 @pytest.mark.parametrize(
     "name",
     [
