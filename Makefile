@@ -22,6 +22,9 @@ MODEL ?= $(DEMO)
 # The demo starts eager: compiling takes longer than anyone wants to wait for a first answer.
 DEMO_ARGS := $(if $(filter $(DEMO),$(MODEL)),--enforce-eager --served-model-name demo)
 VERSIONS ?= 0.28.0 0.32.0
+# A module's tests share engines, so each module runs in one of these processes.
+TEST_PROCESSES ?= 2
+PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile
 export VENV
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 
@@ -38,10 +41,10 @@ serve: setup
 	exec $(VENV)/bin/attnres-serve serve "$(MODEL)" $(DEMO_ARGS) $(ARGS)
 
 test: setup-test
-	$(VENV)/bin/python -m pytest -m "not exhaustive and not soak" $(ARGS_TEST)
+	$(VENV)/bin/python $(PYTEST) -m "not exhaustive and not soak" $(ARGS_TEST)
 
 test-all: setup-test
-	$(VENV)/bin/python -m pytest -m "not soak" $(ARGS_TEST)
+	$(VENV)/bin/python $(PYTEST) -m "not soak" $(ARGS_TEST)
 
 soak: setup-test
 	@requirements/setup.sh soak
@@ -51,7 +54,7 @@ test-versions: $(addprefix test-vllm-,$(VERSIONS))
 
 test-vllm-%:
 	@DEVICE=cpu VLLM=$* VENV=$(VENV)-$* requirements/setup.sh test
-	$(VENV)-$*/bin/python -m pytest -m "versions or (not engine and not exhaustive)" $(ARGS_TEST)
+	$(VENV)-$*/bin/python $(PYTEST) -m "versions or (not engine and not exhaustive)" $(ARGS_TEST)
 
 bench-check: setup-test
 	$(VENV)/bin/python -m benchmarks.regression $(ARGS)
@@ -60,7 +63,7 @@ check: setup-test
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest -q -m "not engine and not exhaustive"
+	$(VENV)/bin/python $(PYTEST) -q -m "not engine and not exhaustive"
 
 setup:
 	@requirements/setup.sh serve

@@ -1,6 +1,11 @@
 """Fixtures of every test."""
 
+import os
 from collections.abc import Callable, Iterator
+
+# Engines run side by side here, and a thread that spins while it waits takes the core of another
+# engine's.  Read by OpenMP when torch loads it, and by all that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch

@@ -19,7 +19,6 @@ from rounded import Rounded, divergence
 from serving import VOCABULARY, run_verify
 
 from attnres_serve import oracle
-
 from attnres_serve.settings import ALGORITHMS
 
 SEEDS = (0, 1)
