@@ -93,7 +93,8 @@ trace = json.load(sys.stdin)
 rows = [row for site in trace["sites"] for row in site["weights"]]
 worst = max(abs(sum(row) - 1) for row in rows)
 print(len(trace["tokens"]), len(trace["sites"]), "exact" if worst < 1e-3 else worst)'
-trace=$(ask "http://127.0.0.1:$port/v1/attn_res/trace" --json "$body}")
+traced='{"model": "demo", "prompt": "import os\n\n\ndef ", "max_tokens": 4}'
+trace=$(ask "http://127.0.0.1:$port/v1/attn_res/trace" --json "$traced")
 expect "a trace of every site" '^[1-9][0-9]* [1-9][0-9]* exact$' \
   "$("$tool" exec -i "$name" python -c "$judge_trace" <<<"$trace")"
 # The page needs no key; the files it names are there.
