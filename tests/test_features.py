@@ -7,6 +7,7 @@ weights, the unquantised sites, the greedy tokens.
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -164,5 +165,6 @@ def test_answers_of_quantised_models(tmp_path):
         }
         for name, source in sources.items()
     ]
-    found = dict(zip(sources, run_verify(jobs, tmp_path / "run"), strict=True))
+    answers = run_verify(jobs, tmp_path / "run")
+    found = {name: fmean(answer["kl"]) for name, answer in zip(sources, answers, strict=True)}
     assert all(kl < INT8_BOUND for kl in found.values()), found
