@@ -12,7 +12,7 @@
 #
 #   make up MODEL=path                        the same in a container; `make down` ends it
 #   make image PROFILE=gpu                    the image for CUDA instead of the one for CPU
-#   make image-test                           build the CPU image and try it
+#   make image-test                           lint docker/, build the CPU image and try it
 #   make release                              wheel and sdist of the last commit in dist/, checked
 
 SHELL := /bin/bash
@@ -78,7 +78,8 @@ image:
 	  --build-arg REVISION=$$(git rev-parse HEAD) $(ARGS_BUILD) \
 	  -t attnres-serve:$(VERSION)-$(PROFILE) -t attnres-serve:$(PROFILE) .
 
-image-test:
+image-test: setup-test
+	$(VENV)/bin/python -m pytest -q tests/test_containers.py
 	docker/test.sh $(IMAGE)
 
 up: image docker/api_key
