@@ -307,6 +307,7 @@ def test_the_real_form_measures_after_the_gate(monkeypatch, capsys):
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 def test_the_quick_measurement_runs_end_to_end(tmp_path):
     document = run_benchmark("peers", tmp_path / "quick.json", "--quick")

@@ -111,6 +111,7 @@ def test_uneven_depth_weights(tmp_path):
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
 def test_uneven_depth_weights_compiled(tmp_path):
     """The same of a compiled engine, whose sites cannot be listened to."""
     served, prompts = uneven(tmp_path)
