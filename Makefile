@@ -75,7 +75,7 @@ setup-test: setup
 image:
 	@[ -n "$(CONTAINER)" ] || { echo "image: no engine of docker or podman answers here." >&2; exit 1; }
 	BUILDAH_FORMAT=docker $(CONTAINER) build -f $(DOCKERFILE) --build-arg VERSION=$(VERSION) \
-	  --build-arg REVISION=$$(git rev-parse HEAD) $(ARGS_BUILD) \
+	  --build-arg REVISION=$$(git describe --always --dirty --abbrev=40 --exclude='*') $(ARGS_BUILD) \
 	  -t attnres-serve:$(VERSION)-$(PROFILE) -t attnres-serve:$(PROFILE) .
 
 image-test: setup-test
@@ -83,6 +83,7 @@ image-test: setup-test
 	docker/test.sh $(IMAGE)
 
 up: image docker/api_key
+	@[ -d "$(MODEL)" ] || { echo "up: there is no folder '$(MODEL)'; name one with MODEL=." >&2; exit 1; }
 	MODEL="$(abspath $(MODEL))" ARGS="$(ARGS)" $(COMPOSE) -f docker/compose.yaml --profile $(PROFILE) up -d
 
 down:
@@ -90,6 +91,7 @@ down:
 
 docker/api_key:
 	head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > $@
+	chmod 644 $@
 
 release: setup-test
 	@git diff --quiet HEAD || { echo "release: there are changes that are not committed." >&2; exit 1; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the CPU image as compose.yaml does, ask it, kill it, drain it: docker/test.sh [IMAGE]
+# Run the CPU image with compose.yaml's confinement, ask it, kill it, drain it: docker/test.sh [IMAGE]
 #
 #   CONTAINER  docker or podman (default: the first that answers); none of them is no failure
 #   TIMEOUT    seconds a start may take (default 600)
@@ -60,8 +60,9 @@ expect "user, entrypoint and version of the image" \
 
 key=$(head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \n')
 echo "$key" > "$folder/api_key"
+chmod 644 "$folder/api_key" # for uid 10001, whatever the umask
 (umask 077 && echo "header = \"Authorization: Bearer $key\"" > "$folder/curl")
-"$tool" run --detach --name "$name" \
+"$tool" run --detach --init --name "$name" \
   --read-only --tmpfs /tmp:size=1g,mode=1777,noexec --cap-drop ALL --security-opt no-new-privileges \
   --memory 8g --pids-limit 2048 --shm-size 1g \
   --publish 127.0.0.1::8000 \
@@ -76,7 +77,8 @@ wait_until_healthy "first start, compiled"
 body='{"model": "demo", "prompt": "import os\n\n\ndef ", "max_tokens": 24, "temperature": 0'
 expect "without the key" '^401$' "$(curl --silent --output /dev/null --write-out '%{http_code}' \
   --max-time 30 "http://127.0.0.1:$port/v1/models")"
-complete() { ask "http://127.0.0.1:$port/v1/completions" --json "$1"; }
+post() { ask "http://127.0.0.1:$port$1" --header 'Content-Type: application/json' --data "$2" "${@:3}"; }
+complete() { post /v1/completions "$1"; }
 answer=$(complete "$body}")
 expect "a completion" '"completion_tokens": ?24' "$answer"
 # Structured output needs packages that name Triton, which the image leaves out.
@@ -94,7 +96,7 @@ rows = [row for site in trace["sites"] for row in site["weights"]]
 worst = max(abs(sum(row) - 1) for row in rows)
 print(len(trace["tokens"]), len(trace["sites"]), "exact" if worst < 1e-3 else worst)'
 traced='{"model": "demo", "prompt": "import os\n\n\ndef ", "max_tokens": 4}'
-trace=$(ask "http://127.0.0.1:$port/v1/attn_res/trace" --json "$traced")
+trace=$(post /v1/attn_res/trace "$traced")
 expect "a trace of every site" '^[1-9][0-9]* [1-9][0-9]* exact$' \
   "$("$tool" exec -i "$name" python -c "$judge_trace" <<<"$trace")"
 # The page needs no key; the files it names are there.
@@ -110,11 +112,18 @@ expect "the command of charts" '^attnres-serve [0-9.]+$' "$(inside vllm --versio
 expect "the user" '^10001$' "$(inside id -u)"
 expect "capabilities" '^CapBnd:[[:space:]]0+$' "$(inside grep CapBnd /proc/1/status)"
 expect "no new privileges" '^NoNewPrivs:[[:space:]]1$' "$(inside grep NoNewPrivs /proc/1/status)"
-if inside touch /opt/venv/x 2>/dev/null; then fail "the root file system can be written"; fi
-if inside touch /model/x 2>/dev/null; then fail "the model can be written"; fi
-expect "the process" 'attnres-serve serve /model' "$(inside sh -c 'tr "\0" " " < /proc/1/cmdline')"
+# Where the file's mode would let this user write, only the mount can be what forbids it.
+if inside touch /var/tmp/x 2>/dev/null; then fail "the root file system can be written"; fi
+mounts=$(inside cat /proc/mounts)
+expect "a model that is mounted read-only" '^[^ ]+ /model [^ ]+ ro[, ]' "$mounts"
+expect "a /tmp that runs nothing" '^[^ ]+ /tmp [^ ]+ [^ ]*noexec' "$mounts"
+server=$(inside sh -c 'grep -la "attnres-serv[e]" /proc/[0-9]*/cmdline | head -n 1 | cut -d / -f 3')
+expect "the process" 'attnres-serve serve /model' \
+  "$(inside sh -c 'tr "\0" " " < /proc/$0/cmdline' "$server")"
+inside python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)" \
+  || fail "the health check inside the container"
 expect "tcmalloc and OpenMP" 'libiomp5.*libtcmalloc_minimal' \
-  "$(inside sh -c 'grep -oE "lib(iomp5|tcmalloc_minimal)" /proc/1/maps | sort -u | tr "\n" " "')"
+  "$(inside sh -c 'grep -oE "lib(iomp5|tcmalloc_minimal)" /proc/$0/maps | sort -u | tr "\n" " "' "$server")"
 if inside sh -c 'cat /proc/[0-9]*/cmdline' 2>/dev/null | grep -aq "$key"; then
   fail "the key is on a command line"
 fi
@@ -123,7 +132,7 @@ fi
 "$tool" wait "$name" >/dev/null
 "$tool" start "$name" >/dev/null
 sleep 3 # in the middle of the imports, before vLLM listens to signals
-"$tool" stop --time 30 "$name" >/dev/null 2>&1
+"$tool" stop -t 30 "$name" >/dev/null 2>&1
 case $(state) in *" 137") fail "SIGTERM was not heard while it started" ;; esac
 "$tool" start "$name" >/dev/null
 wait_until_healthy "start after a kill"
@@ -132,12 +141,15 @@ text() { grep -oE '"text": ?"([^"\\]|\\.)*"' <<<"$1"; }
 
 # A request that runs when SIGTERM arrives is answered to its end, and the process leaves by itself.
 long='{"model": "demo", "prompt": "def f", "max_tokens": 400, "ignore_eos": true, "stream": true}'
-ask --no-buffer "http://127.0.0.1:$port/v1/completions" --json "$long" > "$folder/stream" &
+post /v1/completions "$long" --no-buffer > "$folder/stream" &
 request=$!
-until [ "$(grep -c '^data: {' "$folder/stream")" -gt 5 ]; do sleep 0.05; done
+until [ "$(grep -c '^data: {' "$folder/stream")" -gt 5 ]; do
+  kill -0 "$request" 2>/dev/null || fail "the long request ended early: $(head -c 300 "$folder/stream")"
+  sleep 0.05
+done
 before=$(grep -c '^data: {' "$folder/stream")
 begin=$SECONDS
-"$tool" stop --time 45 "$name" >/dev/null
+"$tool" stop -t 45 "$name" >/dev/null
 wait "$request" || fail "the running request was cut off"
 after=$(grep -c '^data: {' "$folder/stream")
 [ "$after" -gt "$before" ] || fail "the request had ended before the stop"

@@ -6,11 +6,13 @@ import re
 import stat
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from serving import GOLDENS, check_golden_over_http, running
 
 from attnres_serve import __version__, compat
 
@@ -124,6 +126,46 @@ def test_pip_would_install_the_wheel_alone(release, tmp_path):
     assert [(item["metadata"]["name"], item["metadata"]["version"]) for item in found] == [
         ("attnres-serve", __version__)
     ]
+
+
+INSTALLED = """
+import importlib.metadata
+for found in importlib.metadata.distributions():
+    print(found.name, found.version, found.locate_file(""))
+"""
+
+
+@pytest.mark.engine
+def test_the_wheel_beside_vllm_serves_a_golden(release, tmp_path):
+    """pip adds one package to an environment that has vLLM, whose own server then serves."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
+    python = [str(venv / "bin" / "python"), "-P"]  # not from this folder, which has the package
+
+    def said(code: str) -> list[str]:
+        done = subprocess.run([*python, "-c", code], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.splitlines()
+
+    (own,) = said("import sysconfig; print(sysconfig.get_path('purelib'))")
+    # A line of a .pth file is a path; what makes this package editable there is not followed.
+    Path(own, "vllm.pth").write_text(sysconfig.get_path("purelib"))
+    before = set(said(INSTALLED))
+    assert any(line.startswith("vllm") for line in before)
+    pip = [sys.executable, "-m", "pip", "--python", python[0], "install", "--no-index"]
+    flags = ["--ignore-installed", "--quiet", str(release[1])]
+    done = subprocess.run([*pip, *flags], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert set(said(INSTALLED)) ^ before == {f"attnres-serve {__version__} {own}"}
+    assert said("import attnres_serve; print(attnres_serve.__file__)")[0].startswith(own)
+
+    server = (*python, "-m", "vllm.entrypoints.openai.api_server", "--model")
+    flags = ["--dtype", "float32", "--max-model-len", "256", "--enforce-eager"]
+    flags.append("--enable-prompt-tokens-details")
+    golden = GOLDENS / "fla_transformer_block"
+    with running(server, golden, tmp_path / "log", *flags, VLLM_PLUGINS="attnres") as served:
+        check_golden_over_http(served, golden)
+        assert served.info["backend"] == "cpp"
 
 
 def pin(path: str, package: str) -> str:
