@@ -542,7 +542,7 @@ struct Numbers {
 
  private:
   static float low(int64_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits)); }
-  static float high(int64_t bits) { return low(static_cast<int64_t>(static_cast<uint64_t>(bits) >> 32)); }
+  static float high(int64_t bits) { return low(bits >> 32); }
 };
 
 #define SITE_PARAMETERS                                                                    \
@@ -692,8 +692,7 @@ std::tuple<Tensor, Tensor> open_group(
         update<D>(blocks(token, row), delta(token, 0), numbers.fresh, hidden);
         for (int64_t i = 0; i < count; ++i) rows[i] = blocks(token, i);
         score_sites<D>(
-            weights, 1, count, rows.data(), later_count, folded, sites,
-            key_eps, hidden);
+            weights, 1, count, rows.data(), later_count, folded, sites, key_eps, hidden);
         if (!completes)
           score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
         weights[row] += own_bias;

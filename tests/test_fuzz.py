@@ -125,6 +125,13 @@ def difference(served: Tensor, wanted: Tensor) -> float:
     return excess.nan_to_num(nan=torch.inf).max().item()
 
 
+def refusal(error: CheckpointError) -> tuple[str, str]:
+    """``refused`` by one sentence, or ``wrong``; and what was said."""
+    sentence = str(error)
+    plain = sentence and "\n" not in sentence and sentence.endswith(".")
+    return ("refused" if plain else "wrong"), sentence
+
+
 def judged(folder: Path, meaning: Callable[[], Tensor]) -> tuple[str, str]:
     """``refused``, ``served`` or ``wrong``, and the sentence or what is wrong."""
     try:
@@ -133,9 +140,7 @@ def judged(folder: Path, meaning: Callable[[], Tensor]) -> tuple[str, str]:
         ):  # nothing of ours, which the launcher says
             return "refused", ""
     except CheckpointError as error:
-        sentence = str(error)
-        plain = sentence and "\n" not in sentence and sentence.endswith(".")
-        return ("refused" if plain else "wrong"), sentence
+        return refusal(error)
     except Exception as error:
         return "wrong", f"judged with {type(error).__name__}: {error}"
     try:
@@ -498,9 +503,7 @@ def int8_judged(int8: Target, meaning: Callable[[], Tensor]) -> tuple[str, str]:
         checkpoint.examine(int8.folder)
         found = serve(int8.folder, IDS).double()
     except CheckpointError as error:
-        sentence = str(error)
-        plain = sentence and "\n" not in sentence and sentence.endswith(".")
-        return ("refused" if plain else "wrong"), sentence
+        return refusal(error)
     except Exception as error:
         return "stopped", f"{type(error).__name__}: {error}"
     try:
