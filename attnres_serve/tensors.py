@@ -245,6 +245,8 @@ def _bits(tensor: "Tensor") -> "Tensor":
 def check_dtype(name: str, dtype: str) -> None:
     """Raise CheckpointError for a tensor that is quantised in a way that nothing tells.
 
+    A quantization_config tells it of linear layers only, and not of a norm or a bias.
+
     Args:
         name: its name.
         dtype: its type as safetensors calls it.
@@ -252,7 +254,7 @@ def check_dtype(name: str, dtype: str) -> None:
     if dtype not in FLOATS:
         raise CheckpointError(
             f"the tensor {name} holds {dtype}; expected {', '.join(FLOATS)}, as "
-            "there is no quantization_config that says how to read it otherwise."
+            "no quantization_config says how to read it otherwise."
         )
 
 
