@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from attnres_serve import backend_choice, compat, formats, plan, quantised, settings
+from attnres_serve import backend_choice, compat, formats, heap, plan, quantised, settings
 from attnres_serve.base_tensors import BaseTensors
 from attnres_serve.configs import spec_of
 from attnres_serve.errors import CheckpointError
@@ -56,6 +56,8 @@ class AttnResMixin(_Base):
         compat.permit_amx()
         compat.forget_shared_memory()
         compat.give_loops_room()
+        if compat.on_cpu():
+            heap.keep_freed()
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)

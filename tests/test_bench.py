@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from serving import DEMO, GOLDENS, run_module
 
 import attnres_serve.bench
-from attnres_serve import compat
+from attnres_serve import compat, heap
 from attnres_serve.bench import (
     breakdown,
     machine,
@@ -249,6 +249,7 @@ def test_the_baseline_has_no_plugin_and_the_engines_equal_threads(tmp_path):
     assert with_sites.pop("VLLM_PLUGINS") == "attnres"
     assert plain == with_sites
     assert plain["OMP_NUM_THREADS"] == "2"
+    assert heap.ENVIRONMENT.items() <= plain.items()
     assert len(plain["GOMP_CPU_AFFINITY"].split()) == min(2, len(os.sched_getaffinity(0)))
 
 

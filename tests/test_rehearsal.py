@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from attnres_serve import plugin, rehearsal
+from attnres_serve import compat, heap, plugin, rehearsal
 from attnres_serve.check import describe
 from attnres_serve.checkpoint import examine
 from attnres_serve.errors import CheckpointError
@@ -103,6 +103,18 @@ def norm_at(model: Any, site: int) -> tuple[Any, str]:
         return model, "norm"
     names = ("input_layernorm", "post_attention_layernorm")
     return model.layers[site // 2], names[site % 2]
+
+
+def test_a_model_on_cpu_keeps_what_its_steps_free(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(heap, "keep_freed", lambda: kept.append(True))
+    for on_cpu in (True, False):
+        monkeypatch.setattr(compat, "on_cpu", lambda answer=on_cpu: answer)
+        kept.clear()
+        make("llama")
+        assert kept == [True] * on_cpu
 
 
 @pytest.mark.parametrize("algorithm", ["single_pass", "two_phase"])

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attnres_serve import settings
+from attnres_serve import heap, settings
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
@@ -144,9 +144,10 @@ def running(contender: Contender, log: Path, cache: Path, threads: int) -> Itera
 def environment(contender: Contender, cache: Path, threads: int) -> dict[str, str]:
     """The environment of an engine: caches apart from serving's and, on CPU, equal threads.
 
-    On CPU vLLM binds threads and preloads OpenMP in worker processes only, so for an engine without
-    those both are done here: without the preload torch and vLLM's kernels would each have a pool of
-    threads.
+    On CPU every engine keeps the memory that it frees, as a served model does: the faults by which
+    it comes back differ from process to process.  vLLM binds threads and preloads OpenMP in worker
+    processes only, so for an engine without those both are done here: without the preload torch and
+    vLLM's kernels would each have a pool of threads.
     """
     own = {
         "VLLM_PLUGINS": "attnres" if contender.has_plugin else "",
@@ -156,6 +157,8 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
         "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1",  # names for the breakdown's profiler
         "HF_HUB_OFFLINE": "1",
     }
+    if on_cpu():
+        own |= heap.ENVIRONMENT
     if on_cpu() and not any("kv-cache-memory" in word for word in contender.flags):
         # vLLM's default is half the memory, for each of them.
         own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
