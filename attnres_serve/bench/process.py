@@ -158,7 +158,7 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
         "HF_HUB_OFFLINE": "1",
     }
     if on_cpu():
-        own |= heap.ENVIRONMENT
+        own |= heap.keep_freed()
     if on_cpu() and not any("kv-cache-memory" in word for word in contender.flags):
         # vLLM's default is half the memory, for each of them.
         own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
