@@ -30,16 +30,26 @@ def asked_length(
         parser.error(str(error))
 
 
-def publish(name: str, arguments: Sequence[str], out: Path | None, **content: Any) -> None:
-    """Print the document of a benchmark as one line; with ``out`` also write it there, indented."""
-    document = {
+def describe(name: str, arguments: Sequence[str], **content: Any) -> dict[str, Any]:
+    """The document of a benchmark: what was run and where, and its content."""
+    return {
         "benchmark": name,
         "command": command_line(["python", "-m", f"benchmarks.{name}", *arguments]),
         "versions": versions(),
         "hardware": hardware(),
         **content,
     }
+
+
+def write(document: dict[str, Any], out: Path) -> None:
+    """Write a document into a file, indented."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def publish(name: str, arguments: Sequence[str], out: Path | None, **content: Any) -> None:
+    """Print the document of a benchmark as one line; with ``out`` also write it there."""
+    document = describe(name, arguments, **content)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=1) + "\n")
+        write(document, out)
     sys.stdout.write(json.dumps(document) + "\n")

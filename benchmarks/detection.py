@@ -3,14 +3,15 @@
     python -m benchmarks.detection --out benchmarks/results/cpu-detection.json
 
 Repeats its measurement, at the default length but with one cell for each phase, on a model against
-two others: the same model again, whose interval should contain 1, and the same model with every
-step made 5 % longer, whose interval should lie above 1.  The last line on stdout is one JSON
-document; the table goes to stderr.
+two others: the same model again, whose interval should contain 1 and be narrow, and the same model
+with every step made 5 % longer, whose interval should lie above 1.  A run is written to ``--out``
+as soon as it is done, and the command, given again, goes on from there.  The last line on stdout is
+one JSON document; the table goes to stderr.
 """
 
 import argparse
+import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,14 +23,17 @@ from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import stock
 from attnres_serve.bench.workload import STEPS, make_cells
 from benchmarks import slowed_engine
-from benchmarks.common import asked_length, publish
+from benchmarks.common import asked_length, describe, write
 from benchmarks.latency import FLAGS, LONGEST, SHAPES, models
 
 SLOWED = "slowed"
 ENOUGH = 0.8  # of the runs must be judged rightly
+NARROW = 0.015  # half of an interval
+
+Run = dict[str, dict[str, dict[str, Any]]]  # by engine and phase, as in ``report.overheads``
 
 
-def repetition(shape: str, length: Length, eager: bool, cache: str) -> dict[str, Any]:
+def repetition(shape: str, length: Length, eager: bool, cache: str) -> Run:
     """The overheads of one run, of the control and of the slowed engine, by phase."""
     with models(SHAPES[shape]) as (_, twin, _):
         flags = [*FLAGS, *(["--enforce-eager"] if eager else [])]
@@ -40,22 +44,37 @@ def repetition(shape: str, length: Length, eager: bool, cache: str) -> dict[str,
     return {name: report.overheads(found.results, name, BASELINE) for name in (CONTROL, SLOWED)}
 
 
-def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """In how many runs each phase was judged rightly, and how wide its intervals were."""
+def half_width(found: dict[str, Any]) -> float:
+    low, high = found["ci95"]
+    return (high - low) / 2
+
+
+def summarise(runs: list[Run]) -> dict[str, dict[str, int]]:
+    """By phase: in how many runs each of the verdicts was right."""
     rows = {}
     for phase in report.PHASES:
         control = [run[CONTROL][phase] for run in runs]
-        widths = [(found["ci95"][1] - found["ci95"][0]) / 2 for found in control]
         rows[phase] = {
-            "runs": len(runs),
             "control_includes_1": sum(found["includes_1"] for found in control),
+            "control_is_narrow": sum(half_width(found) <= NARROW for found in control),
             "slowed_above_1": sum(run[SLOWED][phase]["ci95"][0] > 1 for run in runs),
-            "control_ratios": [found["ratio"] for found in control],
-            "slowed_ratios": [run[SLOWED][phase]["ratio"] for run in runs],
-            "control_start_ratios": [found["start_ratios"] for found in control],
-            "half_widths": widths,
         }
     return rows
+
+
+def runs_on_file(path: Path, described: dict[str, Any]) -> list[Run]:
+    """The runs that a file has; none if it is not there.
+
+    Raises:
+        ValueError: it is of something else than ``described``.
+    """
+    if not path.exists():
+        return []
+    document = json.loads(path.read_text())
+    for key in ("hardware", "versions", "config"):
+        if document[key] != described[key]:
+            raise ValueError(f"{path} has another {key}; move it away to begin anew")
+    return document["runs"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,38 +84,40 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10)
     add_length(parser, USUAL)
     parser.add_argument("--enforce-eager", action="store_true", help="start faster")
-    parser.add_argument("--out", type=Path, help="also write the document there")
+    parser.add_argument("--out", type=Path, help="write the document there, and go on from it")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     length = asked_length(parser, options, USUAL)
-    with TemporaryDirectory() as cache:
-        runs = [
-            repetition(options.shape, length, options.enforce_eager, cache)
-            for _ in range(options.runs)
-        ]
-    found = summarise(runs)
-    for phase, row in found.items():
-        sys.stderr.write(
-            f"{phase}: 1 in the interval of the same model in {row['control_includes_1']} of "
-            f"{row['runs']} runs (half-width {max(row['half_widths']):.3f} at most), 5 % seen in "
-            f"{row['slowed_above_1']}\n"
-        )
-    publish(
+    described = describe(
         "detection",
         arguments,
-        options.out,
         config={
             "shape": options.shape,
             "planted": slowed_engine.SHARE,
-            **asdict(length),
+            **length.told(),
             "procedure": PROCEDURE,
             "compiled": not options.enforce_eager,
             "flags": list(FLAGS),
         },
-        results=found,
     )
-    counts = ("control_includes_1", "slowed_above_1")
-    rightly = min(row[count] / row["runs"] for row in found.values() for count in counts)
+    try:
+        runs = runs_on_file(options.out, described) if options.out else []
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"--out: {error}")
+    with TemporaryDirectory() as cache:
+        for _ in range(len(runs), options.runs):
+            runs.append(repetition(options.shape, length, options.enforce_eager, cache))
+            if options.out:
+                write(described | {"results": summarise(runs), "runs": runs}, options.out)
+    found = summarise(runs)
+    for phase, row in found.items():
+        sys.stderr.write(
+            f"{phase}, of {len(runs)} runs: 1 in the interval of the same model in "
+            f"{row['control_includes_1']}, half of it at most {NARROW:.1%} in "
+            f"{row['control_is_narrow']}, 5 % seen in {row['slowed_above_1']}\n"
+        )
+    print(json.dumps(described | {"results": found, "runs": runs}))
+    rightly = min(count / len(runs) for row in found.values() for count in row.values())
     return 0 if rightly >= ENOUGH else 1
 
 

@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
             "compiled": True,
             "flags": list(FLAGS),
             "threads": options.threads,
-            **asdict(length),
+            **length.told(),
             "steps": options.steps,
             "procedure": PROCEDURE,
         },

@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         config={
             "algorithm": options.algorithm,
             "compiled": not options.enforce_eager,
-            **asdict(length),
+            **length.told(),
             "procedure": PROCEDURE,
             "flags": list(FLAGS),
         },

@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
             "compiled": not options.quick,
             "flags": list(FLAGS),
             "threads": options.threads,
-            **asdict(length),
+            **length.told(),
             "steps": options.steps,
             "procedure": PROCEDURE,
         },

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 TESTS = Path(__file__).parent
 GOLDENS = TESTS / "goldens"
@@ -275,21 +276,39 @@ def fresh_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
 def check_against(model, prompt: list[int], answer: dict, where: str) -> list[str]:
     """Compare an answer with a float64 model: prompt, and the served tokens given themselves."""
     tokens = answer["tokens"]
-    logprobs = model.logprobs([*prompt, *tokens])
+    ids = [*prompt, *tokens]
+    logprobs, reach = model.logprobs(ids), rounding(model, ids)
     found = []
     given = answer["prompt_logprobs"]
     for position, token in enumerate(prompt[1:] if given else ()):
         want = float(logprobs[position, token])
-        if not abs(given[position] - want) <= bound(want):
+        if not abs(given[position] - want) <= bound(want) + reach[position]:
             found.append(f"{where}: prompt token {position + 1}: {given[position]}, not {want}")
     for step, (token, value) in enumerate(zip(tokens, answer["logprobs"], strict=True)):
-        row = logprobs[len(prompt) - 1 + step]
-        best = float(row.max())
-        if not abs(value - float(row[token])) <= bound(value):
-            found.append(f"{where}: output token {step}: {value}, not {float(row[token])}")
-        if best - float(row[token]) > SMALL_GAP:
+        position = len(prompt) - 1 + step
+        row = logprobs[position]
+        best, want = float(row.max()), float(row[token])
+        if not abs(value - want) <= bound(want) + reach[position]:
+            found.append(f"{where}: output token {step}: {value}, not {want}")
+        if best - want > SMALL_GAP:
             found.append(f"{where}: output token {step} is not the greedy choice")
     return found
+
+
+def rounding(model, ids: Sequence[int]) -> list[float]:
+    """How far float32 may lie off at each position for how its sources cancel there.
+
+    In random models of small weights a few positions lose all but some digits: rounding the weights
+    to float32 alone moves them by 1e-5 to 8e-5, others by 2e-7.  An evaluation in float32, which
+    rounds everywhere, was found up to 16 times as far off (250 models of 195 positions).
+    """
+    draw = torch.Generator().manual_seed(0)
+    moved = {
+        name: weight * (1 + 2**-24 * torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
+        for name, weight in model.weights.items()
+    }
+    off = replace(model, weights=moved).logprobs(ids) - model.logprobs(ids)
+    return (32 * off.abs().amax(-1)).tolist()
 
 
 def run_engine(jobs: list[dict[str, Any]], folder: Path, **env: str) -> dict[str, Any]:

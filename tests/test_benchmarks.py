@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from attnres_serve.bench import machine, report  # noqa: E402
-from attnres_serve.bench.length import Length  # noqa: E402
+from attnres_serve.bench.length import USUAL, Length  # noqa: E402
 from attnres_serve.bench.measure import PROCEDURE, Results, Samples  # noqa: E402
-from attnres_serve.bench.ratios import geometric_mean  # noqa: E402
+from attnres_serve.bench.ratios import geometric_mean, mean_interval  # noqa: E402
 from attnres_serve.bench.workload import Cell  # noqa: E402
 from benchmarks import (  # noqa: E402 - not installed
     common,
@@ -126,18 +126,14 @@ def check_scaling(document: dict[str, Any]) -> None:
 
 
 def check_detection(document: dict[str, Any]) -> None:
-    for row in document["results"].values():
-        runs = row["runs"]
-        assert all(
-            len(row[key]) == runs for key in ("control_ratios", "slowed_ratios", "half_widths")
-        )
-        if "starts" in document["config"]:  # procedure 2 had one
-            for ratio, starts in zip(
-                row["control_ratios"], row["control_start_ratios"], strict=True
-            ):
-                assert ratio == pytest.approx(geometric_mean(starts))
-        assert 0 <= row["control_includes_1"] <= runs
-        assert 0 <= row["slowed_above_1"] <= runs
+    """Every interval follows from the ratios of its starts, every count from the intervals."""
+    assert document["results"] == detection.summarise(document["runs"])
+    overheads = [phases for run in document["runs"] for phases in run.values()]
+    for found in (found for phases in overheads for found in phases.values()):
+        assert len(found["start_ratios"]) == document["config"]["starts"]
+        assert found["ratio"] == pytest.approx(geometric_mean(found["start_ratios"]))
+        assert found["ci95"] == pytest.approx(mean_interval(found["start_ratios"]))
+        assert found["includes_1"] == (found["ci95"][0] <= 1 <= found["ci95"][1])
 
 
 CHECKS = {
@@ -154,28 +150,28 @@ RESULTS = [
 ]
 
 
-def run(ratios: dict[str, float], width: float) -> dict[str, Any]:
+def run(control: float, slowed: float, reach: float = 0.002) -> detection.Run:
     """What a repetition of ``benchmarks.detection`` finds, both phases alike."""
-    return {
-        name: {
-            phase: {
-                "ratio": ratio,
-                "ci95": [ratio - width, ratio + width],
-                "includes_1": abs(ratio - 1) <= width,
-                "start_ratios": [ratio, ratio],
-            }
-            for phase in report.PHASES
-        }
-        for name, ratio in ratios.items()
-    }
+    found = {}
+    for name, ratio in {"control": control, "slowed": slowed}.items():
+        starts = [ratio * (1 + side * reach) for side in (-1, 1) * (USUAL.starts // 2)]
+        low, high = mean_interval(starts)
+        one = {"ratio": geometric_mean(starts), "ci95": [low, high], "start_ratios": starts}
+        found[name] = {key: {**one, "includes_1": low <= 1 <= high} for key in report.PHASES}
+    return found
+
+
+RIGHT = run(1.0, 1.05)
+WRONG = {
+    "slowed_above_1": run(1.0, 1.001),
+    "control_includes_1": run(1.02, 1.05),
+    "control_is_narrow": run(1.0, 1.05, reach=0.03),
+}
 
 
 def test_detection_counts_the_runs_that_were_judged_rightly():
-    right = run({"control": 1.0, "slowed": 1.05}, 0.01)
-    blind = run({"control": 1.02, "slowed": 1.005}, 0.01)
-    row = detection.summarise([right, right, blind])["decode"]
-    assert (row["runs"], row["control_includes_1"], row["slowed_above_1"]) == (3, 2, 2)
-    assert row["half_widths"] == pytest.approx([0.01] * 3)
+    row = detection.summarise([RIGHT, RIGHT, *WRONG.values()])["decode"]
+    assert row == dict.fromkeys(WRONG, 4)
 
 
 def test_a_loss_beyond_the_allowed_one_fails():
@@ -190,14 +186,57 @@ def test_a_loss_beyond_the_allowed_one_fails():
     )
 
 
-@pytest.mark.parametrize(("planted_seen", "status"), [(8, 0), (7, 1)])
-def test_detection_says_whether_it_is_to_be_trusted(planted_seen, status, monkeypatch, capsys):
-    right = run({"control": 1.0, "slowed": 1.05}, 0.01)
-    blind = run({"control": 1.0, "slowed": 1.005}, 0.01)
-    runs = iter([right] * planted_seen + [blind] * (10 - planted_seen))
+@pytest.mark.parametrize("verdict", WRONG)
+@pytest.mark.parametrize(("rightly", "status"), [(8, 0), (7, 1)])
+def test_detection_says_whether_it_is_to_be_trusted(verdict, rightly, status, monkeypatch, capsys):
+    runs = iter([RIGHT] * rightly + [WRONG[verdict]] * (10 - rightly))
     monkeypatch.setattr(detection, "repetition", lambda *arguments: next(runs))
     assert detection.main([]) == status
     check_document(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+
+def test_detection_goes_on_where_it_was_interrupted(monkeypatch, capsys, tmp_path):
+    out = tmp_path / "detection.json"
+    runs = iter([RIGHT, WRONG["slowed_above_1"], None, RIGHT])
+
+    def repetition(*arguments: Any) -> detection.Run:
+        if (found := next(runs)) is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(detection, "repetition", repetition)
+    command = ["--runs", "3", "--out", str(out)]
+    with pytest.raises(KeyboardInterrupt):
+        detection.main(command)
+    assert json.loads(out.read_text())["runs"] == [RIGHT, WRONG["slowed_above_1"]]
+    detection.main(command)
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["runs"] == [RIGHT, WRONG["slowed_above_1"], RIGHT]
+    assert document == json.loads(out.read_text())
+    check_document(document)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"config": {}}, "has another config"),
+        ({"versions": {}}, "has another versions"),
+        (None, "Expecting"),
+    ],
+)
+def test_detection_does_not_go_on_from_something_else(
+    changed, sentence, monkeypatch, capsys, tmp_path
+):
+    out = tmp_path / "detection.json"
+    monkeypatch.setattr(detection, "repetition", lambda *arguments: RIGHT)
+    command = ["--runs", "1", "--out", str(out)]
+    detection.main(command)
+    kept = json.dumps(json.loads(out.read_text()) | changed) if changed else "{"
+    out.write_text(kept)
+    with pytest.raises(SystemExit):
+        detection.main(command)
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert out.read_text() == kept
 
 
 def on_file(folder: Path, **changes: Any) -> Path:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +204,7 @@ def measure(
             "algorithm": settings.algorithm(chosen),
             "threads": threads,
             "flags": machine.shown(flags),
-            **asdict(length),
+            **length.told(),
         },
         **report.content(found, BASELINE),
         "overhead": report.overheads(found.results, ATTNRES, BASELINE),

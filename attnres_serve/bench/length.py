@@ -11,7 +11,8 @@ number of starts every engine is started before another as often as behind it.
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from attnres_serve.errors import SettingError
 
@@ -30,6 +31,11 @@ class Length:
 
     starts: int
     rounds: int
+
+    def told(self) -> dict[str, Any]:
+        """What a document says of it: the numbers, and over what its intervals are (``ratios``)."""
+        method = "bootstrap over rounds" if self.starts == 1 else "Student's over starts"
+        return {**asdict(self), "interval": method}
 
 
 USUAL = Length(starts=8, rounds=4)

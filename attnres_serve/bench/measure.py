@@ -86,7 +86,8 @@ def measure(
         engines: running; the first is the baseline.
         cells: what to ask for.
         rounds: how often, beside those discarded.
-        start: which start of the engines this is; prompts and orders go on from the last one's.
+        start: which start of the engines this is; prompts go on from the last one's, and orders
+            are moved by one, because those of a start may be as many as there are.
         step: told, before each request, what it is.
 
     Raises:
@@ -102,7 +103,7 @@ def measure(
             for turn in range(number * cell.turns, (number + 1) * cell.turns):
                 prompts = draw_prompts(cell, vocabulary, turn)
                 warm = draw_prompts(WARM, vocabulary, turn)
-                for engine in order(engines, turn + place):
+                for engine in order(engines, turn + place + start):
                     step(f"{engine.name}: {cell.label}")
                     engine.ask("generate", prompts=warm, max_tokens=WARM_STEPS)
                     answer = engine.ask("generate", prompts=prompts, max_tokens=cell.max_tokens)
