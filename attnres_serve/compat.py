@@ -8,7 +8,7 @@ import multiprocessing
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FINAL_NORM, SITE_NORMS
@@ -753,7 +753,7 @@ def ask_over_http(arguments: list[str]) -> dict[str, Any]:
         arguments: flags of ``vllm bench serve``.
 
     Raises:
-        SettingError: the client gave up.
+        SettingError: the client gave up, or does not know a flag.
     """
     import sys
     from contextlib import redirect_stdout
@@ -761,11 +761,19 @@ def ask_over_http(arguments: list[str]) -> dict[str, Any]:
     from vllm.benchmarks import serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = FlexibleArgumentParser(prog="attnres-serve bench --http")
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise SettingError(
+                f"{message}; with --http, flags that are not ours are vLLM's benchmark client's."
+            )
+
+    parser = Parser()
     serve.add_cli_args(parser)
     with redirect_stdout(sys.stderr):  # stdout is the document's
         try:
             return serve.main(parser.parse_args(arguments))
+        except SettingError:
+            raise
         except Exception as error:  # whatever a server may do wrong
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise SettingError(f"the server could not be measured: {reason[0]}") from None

@@ -5,10 +5,12 @@ import json
 import mmap
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +30,7 @@ import attnres_serve.bench
 from attnres_serve import compat, heap
 from attnres_serve.bench import (
     breakdown,
+    http,
     machine,
     measure,
     memory,
@@ -99,7 +102,7 @@ def test_ratios_are_taken_within_a_round():
     assert paired_ratios([2.0, 30.0, 4.0], [1.0, 10.0, 8.0]) == [2.0, 3.0, 0.5]
     with pytest.raises(ValueError, match="2 rounds against 1"):
         paired_ratios([1.0, 1.0], [1.0])
-    with pytest.raises(ValueError, match="not positive"):
+    with pytest.raises(SettingError, match="not positive"):
         paired_ratios([1.0, -0.1], [1.0, 1.0])
 
 
@@ -554,7 +557,7 @@ def document(*ratios: float) -> dict[str, Any]:
     config["baseline_differs_in"] = []
     config |= report.model(translation) | {"algorithm": "single_pass", "backend": "cpp"}
     config |= {"dtype": "bfloat16", "compiled": True, "threads": 2}
-    config |= {"starts": len(ratios), "rounds": 9}
+    config |= Length(len(ratios), 9).told()
     return {
         "command": "attnres-serve bench demo",
         "benchmark": "bench",
@@ -688,6 +691,24 @@ def test_every_start_has_new_engines_started_in_another_order(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
+def test_no_engine_is_asked_first_more_often(number):
+    """Over the usual starts, of the rounds that count; a start of three has half of the orders."""
+    before: Counter[str] = Counter()
+    for start in range(USUAL.starts):
+        said: list = []
+        engines = [Asked(name, said, [1.0]) for name in "abcd"[:number]]
+        measure.measure(engines, [DECODE], USUAL.rounds, start, lambda what: None)
+        asked = [name for name, prompts in said if len(prompts[0]) == DECODE.context]
+        turns = [asked[at : at + number] for at in range(0, len(asked), number)]
+        for turn in turns[measure.DISCARDED :]:
+            before.update(
+                "".join(sorted(pair)) + pair[0] for pair in itertools.combinations(turn, 2)
+            )
+    half = USUAL.starts * USUAL.rounds / 2
+    assert all(abs(count - half) <= 1 for count in before.values()), before
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
 def test_no_engine_has_the_better_place(number):
     """Over 2 x engines turns each comes first as often, and behind none more often than behind
     another of its two neighbours."""
@@ -796,9 +817,47 @@ def over_http(monkeypatch: pytest.MonkeyPatch, capsys) -> tuple[dict[str, Any], 
         }
 
     monkeypatch.setattr(compat, "ask_over_http", answer)
+    monkeypatch.setattr(http, "check_there", lambda url, model: None)
     shape = ["--prompt-lengths", "32", "--contexts", "16", "--batches", "2", "--rounds", "6"]
     assert main(["bench", str(DEMO), "--http", "http://x", *shape, "--header", "A=b"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1]), asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (b"", r"no OpenAI-compatible server answers at http://127.0.0.1:\d+ \(.*; start one"),
+        (b"HTTP/1.0 200 OK\r\n\r\n<html>", r"no OpenAI-compatible server answers at .*Expecting"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[]", "no OpenAI-compatible server answers at"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "a"}]}', r"has no model demo; it has a\."),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "demo"}]}', None),
+        (b"HTTP/1.0 401 Unauthorized\r\n\r\n", None),  # the client may know a key
+    ],
+)
+def test_a_server_that_cannot_be_asked_is_one_sentence(answer, sentence):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        def serve() -> None:
+            taken, _ = listening.accept()
+            with taken:
+                taken.recv(4096)
+                taken.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        raised = pytest.raises(SettingError, match=sentence) if sentence else nullcontext()
+        with raised:
+            http.check_there(url, "demo")
+        thread.join()
+    with pytest.raises(SettingError, match=r"no OpenAI-compatible server answers at .*refused"):
+        http.check_there(url, None)
+
+
+def test_a_flag_that_the_client_does_not_know_is_one_sentence(capsys):
+    with pytest.raises(SettingError, match=r"^unrecognized arguments: --foo; with --http, flags"):
+        compat.ask_over_http(["--foo"])
+    assert "usage" not in capsys.readouterr().err
 
 
 def test_no_prompt_reaches_a_server_twice(monkeypatch, capsys):

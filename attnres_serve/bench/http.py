@@ -1,10 +1,15 @@
 """The same cells over HTTP: vLLM's own benchmark client against any OpenAI-compatible server."""
 
 import argparse
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from http.client import HTTPException
 from random import SystemRandom
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from attnres_serve import compat
 from attnres_serve.bench import machine, workload
@@ -14,6 +19,7 @@ from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.errors import SettingError
 
 METRICS = ("ttft", "tpot", "itl")
+TIMEOUT = 30  # seconds for the list of models
 
 
 def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
@@ -28,6 +34,8 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
         SettingError: the server cannot be asked, or a request failed.
     """
     source = read(checkpoint, has_weights=False)
+    url = own.http.rstrip("/")
+    check_there(url, own.model)
     rounds = own.rounds or ROUNDS_OF_ONE
     longest = source.translation.config["max_position_embeddings"]
     steps = own.steps or workload.STEPS
@@ -35,7 +43,7 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
     rows = []
     for cell in cells:
         asked = {
-            "base-url": own.http.rstrip("/"),
+            "base-url": url,
             "tokenizer": str(source.folder),
             "dataset-name": "random",
             "random-input-len": cell.context,
@@ -63,6 +71,29 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
         },
         "cells": rows,
     }
+
+
+def check_there(url: str, model: str | None) -> None:
+    """Refuse a server that does not answer, or says that it has other models only.
+
+    Raises:
+        SettingError: with one sentence, where the client would tell of every request.
+    """
+    headers = (
+        {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
+    )
+    try:
+        with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=TIMEOUT) as answer:
+            models = [entry["id"] for entry in json.load(answer)["data"]]
+    except HTTPError:
+        return  # it is there; a key may be among the client's own flags
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "reason", error)
+        raise SettingError(
+            f"no OpenAI-compatible server answers at {url} ({reason}); start one, or mend --http."
+        ) from None
+    if model is not None and model not in models:
+        raise SettingError(f"the server at {url} has no model {model}; it has {', '.join(models)}.")
 
 
 def _ask(cell: Cell, asked: Mapping[str, Any], flags: list[str]) -> tuple[int, dict[str, Any]]:

@@ -147,7 +147,8 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
     On CPU every engine keeps the memory that it frees, as a served model does: the faults by which
     it comes back differ from process to process.  vLLM binds threads and preloads OpenMP in worker
     processes only, so for an engine without those both are done here: without the preload torch and
-    vLLM's kernels would each have a pool of threads.
+    vLLM's kernels would each have a pool of threads.  It is before any other OpenMP, which may let
+    the threads of one engine spin while the next is asked.
     """
     own = {
         "VLLM_PLUGINS": "attnres" if contender.has_plugin else "",

@@ -13,17 +13,20 @@ from statistics import fmean, median, stdev
 
 import numpy as np
 
+from attnres_serve.errors import SettingError
+
 
 def paired_ratios(times: Sequence[float], baseline: Sequence[float]) -> list[float]:
     """The ratio of each time to the baseline's of the same round.
 
     Raises:
-        ValueError: the rounds do not match, or a time is not positive.
+        ValueError: the rounds do not match.
+        SettingError: a time is not positive.
     """
     if len(times) != len(baseline):
         raise ValueError(f"{len(times)} rounds against {len(baseline)} of the baseline")
     if min(*times, *baseline) <= 0:
-        raise ValueError("a time is not positive: the machine is too busy to measure anything")
+        raise SettingError("a time is not positive: the machine is too busy to measure anything.")
     return [time / base for time, base in zip(times, baseline, strict=True)]
 
 
