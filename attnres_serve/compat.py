@@ -811,6 +811,24 @@ def listens_on(args) -> str:
     return "loopback" if local else "network"
 
 
+def read_http_by(protocol: str) -> None:
+    """Name the class that reads HTTP where uvicorn would choose its own for httptools.
+
+    vLLM leaves the choice to uvicorn, and sets the bounds of headers for h11 alone.
+    """
+    from importlib.util import find_spec
+
+    from uvicorn.config import HTTP_PROTOCOLS
+
+    if find_spec("httptools"):
+        HTTP_PROTOCOLS["auto"] = protocol
+
+
+def header_bounds(config) -> tuple[int, int]:
+    """Bytes and number of a request's headers by vLLM's flags, as it leaves them with uvicorn."""
+    return config.h11_max_incomplete_event_size, config.h11_max_header_count
+
+
 def run_server(
     model: str,
     defaults: dict[str, Any],

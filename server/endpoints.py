@@ -122,6 +122,7 @@ class EndpointPlugin:
         app.include_router(lifecycle.router)
         app.state.attn_res_lifecycle = lifecycle.Lifecycle()
         app.add_middleware(lifecycle.Gate, lifecycle=app.state.attn_res_lifecycle)
+        compat.read_http_by("attnres_serve.server.headers:BoundedHeaders")
         protect(app)
 
     async def init_state(self, engine_client, state, args) -> None:

@@ -33,6 +33,7 @@ UNPROTECTED = {
 # Flags of vLLM's with another default than its own.
 SERVER_DEFAULTS: dict[str, Any] = {
     "allowed_origins": [],  # no page of another site
+    "h11_max_incomplete_event_size": 2**16,  # bytes of headers; vLLM's is 4 MiB
     "shutdown_timeout": 20,  # seconds for running requests to end after SIGTERM; vLLM's is 0
     "middleware": ["attnres_serve.server.request_ids.RequestIds"],  # --middleware adds to it
 }

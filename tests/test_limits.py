@@ -9,6 +9,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 from asgi import Client, ask
 from fastapi import FastAPI, Request, Response, WebSocket
 from hypothesis import HealthCheck, example, given, settings
@@ -26,6 +27,7 @@ from attnres_serve import cli, compat
 from attnres_serve.server import fields, limits
 from attnres_serve.server.endpoints import protect
 from attnres_serve.server.guard import PAGE, PROBES, is_local
+from attnres_serve.server.headers import BoundedHeaders
 from attnres_serve.server.policy import Policy, read_keys
 
 KEY = "a-key-of-the-test"
@@ -623,6 +625,7 @@ def test_without_flags(served, capfd):
     assert [args.allowed_origins for args in served] == [[], ["https://a"]]
     assert compat.api_keys(served[0]) == []
     assert compat.policy_of(served[0]) == Policy()
+    assert served[0].h11_max_incomplete_event_size == 2**16
     assert "api-key" not in capfd.readouterr().err
 
 
@@ -716,6 +719,12 @@ def test_every_route_of_vllm_asks_for_the_key(vllms_app):
         if path not in (*PROBES, PAGE) and not path.startswith(f"{PAGE}/"):
             for written in (path, f"{path}/", f"/{path}"):
                 assert ask(vllms_app, method, written).status == 401, (method, written)
+
+
+def test_http_is_read_within_bounds(vllms_app):
+    config = uvicorn.Config(vllms_app)
+    config.load()
+    assert config.http_protocol_class is BoundedHeaders
 
 
 def test_vllm_counts_what_is_refused(vllms_app):

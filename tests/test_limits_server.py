@@ -5,7 +5,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from threading import Thread
 
 import httpx
@@ -188,6 +188,20 @@ def connected(server) -> Iterator[socket.socket]:
 
 
 # --- bounds
+
+
+@pytest.mark.parametrize(
+    "headers", [b"x: " + b"a" * 2**20 + b"\r\n", b"x: a\r\n" * 2000], ids=["large", "many"]
+)
+def test_headers(server, headers):
+    """Without a key, which would be one of them."""
+    with connected(server) as connection:
+        with suppress(ConnectionError):  # it does not read what is too much
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
+        with suppress(ConnectionError):
+            assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
+            assert connection.recv(65536) == b""
+    assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/attn_res/trace", "/invocations"])
