@@ -829,6 +829,11 @@ def header_bounds(config) -> tuple[int, int]:
     return config.h11_max_incomplete_event_size, config.h11_max_header_count
 
 
+def calls_tools(args) -> bool:
+    """Whether vLLM looks for calls of tools in what the model answers."""
+    return getattr(args, "enable_auto_tool_choice", False)
+
+
 def run_server(
     model: str,
     defaults: dict[str, Any],

@@ -152,7 +152,7 @@ def protect(app: FastAPI) -> None:
         )
     app.user_middleware += [
         Middleware(Guard, keys, policy.public_metrics, local_only=not keys and place == "loopback"),
-        Middleware(Limits, policy),
+        Middleware(Limits, policy, compat.calls_tools(args)),
     ]
 
 

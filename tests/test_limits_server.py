@@ -277,6 +277,7 @@ def test_requests_at_a_time(server, client):
                 assert int(refused.headers["retry-after"]) > 0
             assert client.get("/health").status_code == 200
             assert client.get("/v1/models").status_code == 200
+            error_of(client.get("/v1/attn_res"), 429)
         # The second client has left in the middle of its stream.
         assert soon(lambda: client.post("/v1/completions", json=COMPLETION).status_code == 200)
         assert b"[DONE]" in b"".join(rest)
