@@ -829,6 +829,12 @@ def header_bounds(config) -> tuple[int, int]:
     return config.h11_max_incomplete_event_size, config.h11_max_header_count
 
 
+def closed_routes(args) -> dict[str, str]:
+    """Routes that vLLM has on every server, and the flag without which they have no use."""
+    elastic = getattr(args, "enable_elastic_ep", False)
+    return {} if elastic else {"/scale_elastic_ep": "--enable-elastic-ep"}
+
+
 def calls_tools(args) -> bool:
     """Whether vLLM looks for calls of tools in what the model answers."""
     return getattr(args, "enable_auto_tool_choice", False)

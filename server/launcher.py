@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {"host": DEFAULT_HOST, "port": DEFAULT_PORT}
 UNPROTECTED = {
     "VLLM_SERVER_DEV_MODE": "adds routes for development, which run methods in the workers",
     "VLLM_USE_RUST_FRONTEND": "replaces the server by one without our routes and bounds",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "keeps answers without end and lets them run on unbounded",
 }
 # Flags of vLLM's with another default than its own.
 SERVER_DEFAULTS: dict[str, Any] = {

@@ -676,6 +676,7 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning(served, capfd, flag):
         (["--grpc"], {}, "--grpc"),
         ([], {"VLLM_SERVER_DEV_MODE": "1"}, "VLLM_SERVER_DEV_MODE"),
         ([], {"VLLM_USE_RUST_FRONTEND": "1"}, "VLLM_USE_RUST_FRONTEND"),
+        ([], {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}, "VLLM_ENABLE_RESPONSES_API_STORE"),
     ],
     ids=str,
 )
@@ -751,6 +752,20 @@ def test_every_route_of_vllm_asks_for_the_key(vllms_app):
         if path not in (*PROBES, PAGE) and not path.startswith(f"{PAGE}/"):
             for written in (path, f"{path}/", f"/{path}"):
                 assert ask(vllms_app, method, written).status == 401, (method, written)
+
+
+def test_a_route_for_a_feature_that_is_off_is_closed(vllms_app):
+    """With its flag it is vLLM's."""
+    answer = ask(vllms_app, "POST", "/scale_elastic_ep", [BEARER, JSON], chunks=[b"[]"])
+    assert answer.status == 404 and "--enable-elastic-ep" in error_of(answer)
+    assert compat.closed_routes(SimpleNamespace(enable_elastic_ep=True)) == {}
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/nowhere", "/v1/completions"])
+def test_what_the_router_refuses_has_the_shape_of_the_others(vllms_app, path):
+    answer = ask(vllms_app, "PUT", path, [BEARER])
+    assert error_of(answer) == ("Method Not Allowed" if answer.status == 405 else "Not Found")
+    assert answer.headers.get("allow") == ("POST" if answer.status == 405 else None)
 
 
 def test_http_is_read_within_bounds(vllms_app):

@@ -92,6 +92,7 @@ def test_with_the_key_everything_answers(client):
 def test_no_development_routes_and_no_cors(client):
     for path in ("/collective_rpc", "/sleep", "/reset_prefix_cache", "/pause", "/server_info"):
         assert client.post(path, json={}).status_code == 404
+    assert "--enable-elastic-ep" in error_of(client.post("/scale_elastic_ep", json=[]), 404)
     answer = client.get("/v1/models", headers={"origin": "https://evil.example"})
     assert "access-control-allow-origin" not in answer.headers
 
