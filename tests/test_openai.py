@@ -191,15 +191,14 @@ ASK_RESPONSES = {
 }
 
 
-def test_responses_are_those_of_a_chat(client):
-    """Whole and streamed; instructions are a message more."""
-    said = client.chat.completions.create(**CHAT).choices[0].message.content
+def test_responses_whole_and_streamed(client):
+    """Instructions are a message more."""
     whole = client.responses.create(**ASK_RESPONSES)
-    assert whole.output_text == said and whole.usage.output_tokens == 12
+    assert whole.output_text and whole.usage.output_tokens == 12
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     events = client.responses.create(**ASK_RESPONSES, stream=True)
     pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert len(pieces) > 1 and "".join(pieces) == said
+    assert len(pieces) > 1 and "".join(pieces) == whole.output_text
     more = client.responses.create(**ASK_RESPONSES, instructions="class A:")
     assert more.usage.input_tokens > whole.usage.input_tokens
 
