@@ -819,6 +819,35 @@ def listens_on(args) -> str:
     return "loopback" if local else "network"
 
 
+def read_http_by(protocol: str) -> None:
+    """Name the class that reads HTTP where uvicorn would choose its own for httptools.
+
+    vLLM leaves the choice to uvicorn, and sets the bounds of headers for h11 alone.
+    """
+    from importlib.util import find_spec
+
+    from uvicorn.config import HTTP_PROTOCOLS
+
+    if find_spec("httptools"):
+        HTTP_PROTOCOLS["auto"] = protocol
+
+
+def header_bounds(config) -> tuple[int, int]:
+    """Bytes and number of a request's headers by vLLM's flags, as it leaves them with uvicorn."""
+    return config.h11_max_incomplete_event_size, config.h11_max_header_count
+
+
+def closed_routes(args) -> dict[str, str]:
+    """Routes that vLLM has on every server, and the flag without which they have no use."""
+    elastic = getattr(args, "enable_elastic_ep", False)
+    return {} if elastic else {"/scale_elastic_ep": "--enable-elastic-ep"}
+
+
+def calls_tools(args) -> bool:
+    """Whether vLLM looks for calls of tools in what the model answers."""
+    return getattr(args, "enable_auto_tool_choice", False)
+
+
 def run_server(
     model: str,
     defaults: dict[str, Any],

@@ -5,21 +5,21 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from attnres_serve import __version__, compat, settings
 from attnres_serve.configs import spec_of
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.schedule import sites
-from attnres_serve.server import lifecycle, metrics, models, page, trace
+from attnres_serve.server import lifecycle, metrics, models, page, refusal, trace
 from attnres_serve.server.guard import Guard
 from attnres_serve.server.limits import Limits
 from attnres_serve.server.policy import Policy
-from attnres_serve.server.refusal import REFUSALS
 
 PERIOD = 10  # seconds between two questions to the workers about their forward passes
 
-router = APIRouter(tags=["Attention Residuals"], responses=REFUSALS)
+router = APIRouter(tags=["Attention Residuals"], responses=refusal.REFUSALS)
 
 
 class AttnResInfo(BaseModel):
@@ -122,6 +122,8 @@ class EndpointPlugin:
         app.include_router(lifecycle.router)
         app.state.attn_res_lifecycle = lifecycle.Lifecycle()
         app.add_middleware(lifecycle.Gate, lifecycle=app.state.attn_res_lifecycle)
+        app.add_exception_handler(HTTPException, refusal.of_router)
+        compat.read_http_by("attnres_serve.server.headers:BoundedHeaders")
         protect(app)
 
     async def init_state(self, engine_client, state, args) -> None:
@@ -150,8 +152,14 @@ def protect(app: FastAPI) -> None:
             "reaches it may use it; set VLLM_API_KEY, or give attnres-serve --api-key-file."
         )
     app.user_middleware += [
-        Middleware(Guard, keys, policy.public_metrics, local_only=not keys and place == "loopback"),
-        Middleware(Limits, policy),
+        Middleware(
+            Guard,
+            keys,
+            policy.public_metrics,
+            local_only=not keys and place == "loopback",
+            closed=compat.closed_routes(args),
+        ),
+        Middleware(Limits, policy, compat.calls_tools(args)),
     ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
+RESPONSES = "/v1/responses"
 # The values with which a field says what happens anyway.
 UNREAD: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -23,12 +24,40 @@ UNREAD: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
+# Those of ``/v1/responses`` beside them; the part behind a dot is a field of a field.
+UNREAD_OF_RESPONSES: dict[str, tuple[Any, ...]] = {
+    "access_programs": (None, {}),
+    "context_management": (None, []),
+    "conversation": (None,),
+    "image": (None, {}),
+    "include": (None, [], ["message.output_text.logprobs"]),
+    "max_tool_calls": (None,),
+    "reasoning.context": (None, "auto"),
+    "reasoning.generate_summary": (None,),
+    "reasoning.mode": (None, "standard"),
+    "reasoning.summary": (None,),
+    "stream_options": (None, {}, {"include_obfuscation": False}),
+    "text.verbosity": (None, "medium"),
+}
+# And where vLLM looks for no calls of tools in answers; on the other routes it says so itself.
+UNCALLED: dict[str, tuple[Any, ...]] = {"tools": (None, []), "tool_choice": (None, "auto", "none")}
+CALLED = ("function", "custom", "namespace")  # tools that a client runs; vLLM would run none
 
 
-def unread(asked: Mapping[str, Any]) -> str | None:
+def problem(path: str, asked: Mapping[str, Any], calls_tools: bool) -> str | None:
+    """What is wrong with the fields of a body, in a sentence; None if nothing is."""
+    if path in ROUTES:
+        return misshapen(asked) or unread(asked, UNREAD)
+    if path == RESPONSES:
+        own = UNREAD_OF_RESPONSES | ({} if calls_tools else UNCALLED)
+        return misshapen(asked, flat=True) or unread(asked, UNREAD | own)
+    return None
+
+
+def unread(asked: Mapping[str, Any], fields: Mapping[str, tuple[Any, ...]]) -> str | None:
     """The sentence about the first field of a body that would be dropped, None if there is none."""
-    for name, usual in UNREAD.items():
-        if name in asked and asked[name] not in usual:
+    for name, usual in fields.items():
+        if _at(asked, name) not in usual:
             return f"{name!r} is not supported by this server; leave it out."
     best_of, answers = asked.get("best_of"), asked.get("n")
     if best_of is not None and best_of != (1 if answers is None else answers):
@@ -36,14 +65,31 @@ def unread(asked: Mapping[str, Any]) -> str | None:
     return None
 
 
-def misshapen(asked: Mapping[str, Any]) -> str | None:
-    """The sentence about a field of a body that vLLM would fail at, None if there is none."""
+def misshapen(asked: Mapping[str, Any], flat: bool = False) -> str | None:
+    """The sentence about a field of a body that vLLM would fail at, None if there is none.
+
+    Args:
+        asked: the body.
+        flat: whether its tools have their kind and name beside each other.
+    """
     if not isinstance(asked.get("structured_outputs"), dict | None):
         return "'structured_outputs' has to be an object."
     tools = asked.get("tools")
-    if isinstance(tools, list) and not all(map(_is_tool, tools)):
+    if not isinstance(tools, list):
+        return None
+    if flat and not all(isinstance(tool, dict) and tool.get("type") in CALLED for tool in tools):
+        return "'tools' has to be a list of functions; this server runs no other kind of tool."
+    if not flat and not all(map(_is_tool, tools)):
         return "'tools' has to be a list of objects, each with a `function` that has a `name`."
     return None
+
+
+def _at(asked: Mapping[str, Any], name: str) -> Any:
+    outer, _, inner = name.partition(".")
+    found = asked.get(outer)
+    if inner:
+        return found.get(inner) if isinstance(found, dict) else None
+    return found
 
 
 def _is_tool(value: Any) -> bool:

@@ -4,7 +4,7 @@ vLLM's own key covers /v1 and a few prefixes; /invocations, /tokenize and whatev
 lie outside.  Here it is the other way round: what is public is listed, and all else asks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
@@ -30,14 +30,21 @@ class Guard:
         public_metrics: whether GET /metrics is, too.
         local_only: answer only where Host is an address or localhost.  A page of another site can
             make its own name point to this machine, and its scripts are then of this origin.
+        closed: paths of routes that nobody may ask, and the flag that would open each.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Iterable[str], public_metrics: bool, local_only: bool
+        self,
+        app: ASGIApp,
+        keys: Iterable[str],
+        public_metrics: bool,
+        local_only: bool,
+        closed: Mapping[str, str],
     ) -> None:
         self.app = app
+        self.closed = closed
         self.digests = [sha256(key.encode()).digest() for key in keys]
-        self.readable = {PAGE} | ({METRICS} if public_metrics else set())
+        self.readable = {METRICS} if public_metrics else set()
         self.local_only = local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,17 +65,20 @@ class Guard:
                 "A server on a loopback address without an API key answers to localhost and to "
                 "addresses only, and Host names something else; ask for 127.0.0.1 or set a key.",
             )
-        if not self.digests or self._is_public(scope) or self._has_key(scope):
-            return None
-        return refuse(
-            401,
-            "This route needs an API key; send it as `Authorization: Bearer KEY`.",
-            www_authenticate="Bearer",
-        )
+        if self.digests and not self._is_public(scope) and not self._has_key(scope):
+            return refuse(
+                401,
+                "This route needs an API key; send it as `Authorization: Bearer KEY`.",
+                www_authenticate="Bearer",
+            )
+        flag = self.closed.get(get_route_path(scope))
+        if flag is not None:
+            return refuse(404, f"This route is for servers that are started with {flag}.")
+        return None
 
     def _is_public(self, scope: Scope) -> bool:
         path = get_route_path(scope)
-        if path in self.readable or path.startswith(f"{PAGE}/"):
+        if path in self.readable or is_of_page(path):
             return scope.get("method") in ("GET", "HEAD")  # a body would take a place (``limits``)
         return path in PROBES
 
@@ -81,6 +91,10 @@ class Guard:
                 same = [compare_digest(found, digest) for digest in self.digests]
                 return scheme.lower() == b"bearer" and any(same)
         return False
+
+
+def is_of_page(path: str) -> bool:
+    return path == PAGE or path.startswith(f"{PAGE}/")
 
 
 @lru_cache(maxsize=256)

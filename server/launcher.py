@@ -29,10 +29,12 @@ DEFAULTS: dict[str, Any] = {"host": DEFAULT_HOST, "port": DEFAULT_PORT}
 UNPROTECTED = {
     "VLLM_SERVER_DEV_MODE": "adds routes for development, which run methods in the workers",
     "VLLM_USE_RUST_FRONTEND": "replaces the server by one without our routes and bounds",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "keeps answers without end and lets them run on unbounded",
 }
 # Flags of vLLM's with another default than its own.
 SERVER_DEFAULTS: dict[str, Any] = {
     "allowed_origins": [],  # no page of another site
+    "h11_max_incomplete_event_size": 2**16,  # bytes of headers; vLLM's is 4 MiB
     "shutdown_timeout": 20,  # seconds for running requests to end after SIGTERM; vLLM's is 0
     "middleware": ["attnres_serve.server.request_ids.RequestIds"],  # --middleware adds to it
 }

@@ -16,10 +16,10 @@ from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attnres_serve import compat
-from attnres_serve.server.guard import METRICS, PROBES
+from attnres_serve.server.guard import METRICS, PROBES, is_of_page
 from attnres_serve.server.refusal import refuse
 
-ANSWERED = PROBES | {METRICS}  # to the end
+ANSWERED = PROBES | {METRICS}  # to the end, as the page is
 GRACE = 5  # seconds for an engine without work to end, and then for connections to close
 WARM_UP = 120  # seconds for the first request
 AGAIN = 1.0  # seconds before a signal is a second one; launchers repeat the first at once
@@ -33,7 +33,7 @@ class Lifecycle:
     """Where one server is between its start and its end.
 
     Attributes:
-        running: requests that are being answered, probes aside.
+        running: requests that are being answered, but for those that ask for no key.
         stopping: whether a signal was heard.
     """
 
@@ -109,6 +109,14 @@ class Lifecycle:
         server.should_exit = True
 
 
+def is_answered(path: str) -> bool:
+    """Whether a request is answered to the end, and waited for by nobody.
+
+    What asks for no key must not hold up the end: a client may take its time to read.
+    """
+    return path in ANSWERED or is_of_page(path)
+
+
 class Gate:
     """ASGI middleware: counts the requests that run, and lets none in once the server stops."""
 
@@ -117,7 +125,7 @@ class Gate:
         self.lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or get_route_path(scope) in ANSWERED:
+        if scope["type"] != "http" or is_answered(get_route_path(scope)):
             await self.app(scope, receive, send)
         elif self.lifecycle.stopping:
             message = "The server is stopping; ask another one, or ask again later."

@@ -5,6 +5,7 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
+from itertools import chain
 from typing import Any
 
 from starlette._utils import get_route_path
@@ -19,6 +20,8 @@ from attnres_serve.server.refusal import refuse
 
 BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
+ASKING = "/v1/attn_res"  # but for this one, which asks the workers
+DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 # Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
 BATCHES = ("prompt", "messages", "items", "questions")
 
@@ -26,13 +29,14 @@ BATCHES = ("prompt", "messages", "items", "questions")
 class Limits:
     """Pure ASGI.  A request counts to the last byte of its answer, or until its client leaves."""
 
-    def __init__(self, app: ASGIApp, policy: Policy) -> None:
+    def __init__(self, app: ASGIApp, policy: Policy, calls_tools: bool) -> None:
         self.app = app
         self.policy = policy
+        self.calls_tools = calls_tools
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in READING or get_route_path(scope) in PROBES:
+        if not _counts(scope):
             await self.app(scope, receive, send)
             return
         if self.running >= self.policy.max_concurrent_requests:
@@ -88,14 +92,17 @@ class Limits:
     def _check(self, scope: Scope, body: bytes) -> None:
         try:
             asked = json.loads(body)  # by the parser that the routes use
+            if body.count(b"[") + body.count(b"{") > DEPTH and is_deep(asked):
+                raise RecursionError
         except json.JSONDecodeError:
             return  # the routes say where
         except (ValueError, RecursionError):  # they would not, in the shape of OpenAI's errors
-            if any(b"json" in value for name, value in scope["headers"] if name == b"content-type"):
+            kinds = [value.lower() for name, value in scope["headers"] if name == b"content-type"]
+            if any(b"json" in kind for kind in kinds):
                 raise HTTPException(
                     400,
-                    "The body is JSON that cannot be read: it is nested too deep, has too long a "
-                    "number, or is not in UTF-8.",
+                    f"The body is JSON that cannot be read: it is nested more than {DEPTH} deep, "
+                    "has too long a number, or is not in UTF-8.",
                 ) from None
             return
         count, limit = sequences(asked), self.policy.max_sequences
@@ -105,12 +112,29 @@ class Limits:
                 f"This request asks for {count:g} sequences, prompts times answers; this server "
                 f"takes at most {limit} at a time, so ask in several requests.",
             )
-        if get_route_path(scope) in fields.ROUTES:
-            problem = None
-            if isinstance(asked, dict):
-                problem = fields.misshapen(asked) or fields.unread(asked)
+        if isinstance(asked, dict):
+            problem = fields.problem(get_route_path(scope), asked, self.calls_tools)
             if problem is not None:
                 raise HTTPException(400, problem)
+
+
+def _counts(scope: Scope) -> bool:
+    """Whether it is a request that has its place among those at a time."""
+    if scope["type"] != "http":
+        return False
+    path = get_route_path(scope)
+    return path == ASKING or (scope["method"] not in READING and path not in PROBES)
+
+
+def is_deep(value: Any) -> bool:
+    """Whether lists and objects lie in one another more than ``DEPTH`` deep."""
+    level: list[dict | list] = [[value]]
+    for _ in range(DEPTH + 1):
+        held = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for one in held if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def sequences(asked: Any) -> float:

@@ -4,6 +4,8 @@ from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 
@@ -29,6 +31,14 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Refusal, "description": "refused"},
     "5XX": {"model": Refusal, "description": "not answered, though the request may be right"},
 }
+
+
+async def of_router(_: Request, error: Exception) -> JSONResponse:
+    """What the router refuses, such as a path without a route; vLLM's handlers leave it alone."""
+    assert isinstance(error, HTTPException)
+    answer = refuse(error.status_code, error.detail)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def refuse(status: int, message: str, **headers: str) -> JSONResponse:

@@ -55,6 +55,7 @@ class Started:
         self.app.add_middleware(lifecycle.Gate, lifecycle=self.lifecycle)
 
         @self.app.get("/work")
+        @self.app.get("/attn_res/{name}")
         async def work() -> int:
             return self.lifecycle.running
 
@@ -97,6 +98,15 @@ def test_requests_are_counted_while_they_run():
     started = Started()
     assert started.http.get("/work").json() == 1
     assert started.lifecycle.running == 0
+
+
+def test_nobody_waits_for_those_who_need_no_key():
+    """Who reads a file of the page slowly, or never to its end."""
+    started = Started()
+    assert started.http.get("/attn_res/page.js").json() == 0
+    started.lifecycle.stopping = True
+    assert started.http.get("/attn_res/page.js").status_code == 200
+    assert started.http.get("/work").status_code == 503
 
 
 def test_stopping_refuses_new_requests_and_waits_for_those_that_run():

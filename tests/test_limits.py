@@ -9,10 +9,12 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 from asgi import Client, ask
 from fastapi import FastAPI, Request, Response, WebSocket
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from openai.types.responses import response_create_params
 from serving import GOLDENS
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -26,13 +28,17 @@ from attnres_serve import cli, compat
 from attnres_serve.server import fields, limits
 from attnres_serve.server.endpoints import protect
 from attnres_serve.server.guard import PAGE, PROBES, is_local
+from attnres_serve.server.headers import BoundedHeaders
 from attnres_serve.server.policy import Policy, read_keys
 
 KEY = "a-key-of-the-test"
 BEARER = ("Authorization", f"Bearer {KEY}")
 JSON = ("Content-Type", "application/json; charset=utf-8")
 GOLDEN = str(GOLDENS / "fla_transformer_block")
-DATA = ("/v1/attn_res/trace", "/v1/completions", "/invocations", "/tokenize", "/start_profile")
+DATA = (
+    *("/v1/attn_res/trace", "/v1/completions", "/invocations", "/tokenize", "/start_profile"),
+    *("/v1/attn_res", "/v1/responses"),
+)
 PUBLIC = (*sorted(PROBES), "/attn_res", "/attn_res/page.js")
 
 
@@ -403,6 +409,33 @@ def test_json_that_cannot_be_read(body):
     assert ask(app, "POST", DATA[0], [BEARER], chunks=[body]).status == 200
 
 
+DEPTHS = (limits.DEPTH + 1, *range(150, 1000, 50), *range(950, 1000, 5))
+
+
+def nested(depth: int) -> bytes:
+    """A body of this depth; brackets in strings have none."""
+    inner = depth - 1
+    text = '"' + '[{\\"' * 500 + '"'
+    return b'{"prompt": %s, "metadata": %s}' % (text.encode(), b"[" * inner + b"]" * inner)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/invocations"])
+def test_deep_json_is_refused_before_a_route_reads_it(vllms_app, path):
+    """How deep a route can read depends on where it is called from."""
+    for depth in DEPTHS:
+        answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[nested(depth)])
+        assert answer.status == 400 and str(limits.DEPTH) in error_of(answer), depth
+
+
+def test_json_that_is_not_too_deep():
+    app = app_of()
+    for body in (nested(limits.DEPTH), b"[%s1]" % (b"[]," * 1000), b"1" * 200):
+        assert ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body]).status == 200
+    shouted = ("Content-Type", "APPLICATION/JSON")
+    body = nested(limits.DEPTH + 1)
+    assert ask(app, "POST", DATA[0], [BEARER, shouted], chunks=[body]).status == 400
+
+
 def test_many_sequences_are_refused():
     app = app_of(max_sequences=4)
     for n, status in ((4, 200), (5, 400), (10**30, 400)):
@@ -467,8 +500,9 @@ def test_streams_count_until_their_end():
         refused = await streams.client().ask(streams.app)
         assert refused.status == 429 and int(refused.headers["retry-after"]) > 0
         assert "2 requests" in error_of(refused)
-        # What starts nothing in the engine is answered meanwhile.
+        # What starts nothing in the engine is answered meanwhile, and that asks the workers is not.
         assert (await Client("GET", DATA[0], [BEARER]).ask(streams.app)).status == 200
+        assert (await Client("GET", "/v1/attn_res", [BEARER]).ask(streams.app)).status == 429
         for method in ("GET", "POST"):
             assert (await Client(method, "/ping").ask(streams.app)).status == 200
         streams.end.set()
@@ -623,6 +657,7 @@ def test_without_flags(served, capfd):
     assert [args.allowed_origins for args in served] == [[], ["https://a"]]
     assert compat.api_keys(served[0]) == []
     assert compat.policy_of(served[0]) == Policy()
+    assert served[0].h11_max_incomplete_event_size == 2**16
     assert "api-key" not in capfd.readouterr().err
 
 
@@ -641,6 +676,7 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning(served, capfd, flag):
         (["--grpc"], {}, "--grpc"),
         ([], {"VLLM_SERVER_DEV_MODE": "1"}, "VLLM_SERVER_DEV_MODE"),
         ([], {"VLLM_USE_RUST_FRONTEND": "1"}, "VLLM_USE_RUST_FRONTEND"),
+        ([], {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}, "VLLM_ENABLE_RESPONSES_API_STORE"),
     ],
     ids=str,
 )
@@ -718,6 +754,26 @@ def test_every_route_of_vllm_asks_for_the_key(vllms_app):
                 assert ask(vllms_app, method, written).status == 401, (method, written)
 
 
+def test_a_route_for_a_feature_that_is_off_is_closed(vllms_app):
+    """With its flag it is vLLM's."""
+    answer = ask(vllms_app, "POST", "/scale_elastic_ep", [BEARER, JSON], chunks=[b"[]"])
+    assert answer.status == 404 and "--enable-elastic-ep" in error_of(answer)
+    assert compat.closed_routes(SimpleNamespace(enable_elastic_ep=True)) == {}
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/nowhere", "/v1/completions"])
+def test_what_the_router_refuses_has_the_shape_of_the_others(vllms_app, path):
+    answer = ask(vllms_app, "PUT", path, [BEARER])
+    assert error_of(answer) == ("Method Not Allowed" if answer.status == 405 else "Not Found")
+    assert answer.headers.get("allow") == ("POST" if answer.status == 405 else None)
+
+
+def test_http_is_read_within_bounds(vllms_app):
+    config = uvicorn.Config(vllms_app)
+    config.load()
+    assert config.http_protocol_class is BoundedHeaders
+
+
 def test_vllm_counts_what_is_refused(vllms_app):
     """The bounds lie inside its metrics, so that they show how often they are met."""
     from prometheus_client import generate_latest
@@ -772,3 +828,61 @@ def test_a_field_that_changes_nothing_passes(field):
     app = app_of()
     body = json.dumps({"prompt": "a", **field}).encode()
     assert ask(app, "POST", fields.ROUTES[0], [BEARER, JSON], chunks=[body]).status == 200
+
+
+# --- the same for /v1/responses
+
+
+DROPPED_OF_RESPONSES = [
+    *({"conversation": "a"}, {"context_management": [{"type": "compaction"}]}, {"store": True}),
+    *({"moderation": {"model": "a"}}, {"service_tier": "flex"}, {"max_tool_calls": 2}),
+    *({"include": ["reasoning.encrypted_content"]}, {"access_programs": {"cyber": "standard"}}),
+    *({"text": {"verbosity": "low"}}, {"reasoning": {"summary": "auto"}}),
+    *({"reasoning": {"mode": "pro"}}, {"stream_options": {"include_obfuscation": True}}),
+    *({"tools": [{"type": "function", "name": "f"}]}, {"tools": [{"type": "web_search"}]}),
+    *({"tool_choice": "required"}, {"structured_outputs": 1}),
+]
+
+
+@pytest.mark.parametrize("field", DROPPED_OF_RESPONSES, ids=json.dumps)
+def test_a_field_of_responses_that_would_be_dropped_is_refused_by_name(field):
+    app = app_of()
+    body = json.dumps({"input": "a", **field}).encode()
+    answer = ask(app, "POST", fields.RESPONSES, [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and next(iter(field)) in error_of(answer)
+    assert not app.state.reached
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"conversation": None}, {"store": False}, {"service_tier": "default"}, {"include": []}),
+        *({"include": ["message.output_text.logprobs"]}, {"reasoning": {"effort": "low"}}),
+        *({"reasoning": None}, {"reasoning": 5}, {"text": {"format": {"type": "text"}}}),
+        *({"tools": []}, {"tool_choice": "none"}, {"safety_identifier": "a"}),
+    ],
+    ids=json.dumps,
+)
+def test_a_field_of_responses_that_is_read_or_changes_nothing_passes(field):
+    body = json.dumps({"input": "a", **field}).encode()
+    answer = ask(app_of(), "POST", fields.RESPONSES, [BEARER, JSON], chunks=[body])
+    assert answer.status == 200
+
+
+def test_tools_of_responses_where_their_calls_are_looked_for():
+    """Those that vLLM would have to run are none of them."""
+    function = {"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}
+    assert fields.problem(fields.RESPONSES, function, calls_tools=True) is None
+    search = {"tools": [*function["tools"], {"type": "web_search"}]}
+    assert "tools" in fields.problem(fields.RESPONSES, search, calls_tools=True)
+
+
+def test_every_documented_field_of_responses_is_read_or_refused():
+    """But for those that only name the caller or say where to cache."""
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    documented = response_create_params.ResponseCreateParamsBase.__annotations__.keys()
+    assert {"conversation", "input"} <= documented
+    refused = {name.partition(".")[0] for name in fields.UNREAD | fields.UNREAD_OF_RESPONSES}
+    dropped = documented - ResponsesRequest.model_fields.keys() - refused - {"safety_identifier"}
+    assert not {name for name in dropped if not name.startswith("prompt_cache_")}

@@ -5,7 +5,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from threading import Thread
 
 import httpx
@@ -92,6 +92,7 @@ def test_with_the_key_everything_answers(client):
 def test_no_development_routes_and_no_cors(client):
     for path in ("/collective_rpc", "/sleep", "/reset_prefix_cache", "/pause", "/server_info"):
         assert client.post(path, json={}).status_code == 404
+    assert "--enable-elastic-ep" in error_of(client.post("/scale_elastic_ep", json=[]), 404)
     answer = client.get("/v1/models", headers={"origin": "https://evil.example"})
     assert "access-control-allow-origin" not in answer.headers
 
@@ -190,6 +191,20 @@ def connected(server) -> Iterator[socket.socket]:
 # --- bounds
 
 
+@pytest.mark.parametrize(
+    "headers", [b"x: " + b"a" * 2**20 + b"\r\n", b"x: a\r\n" * 2000], ids=["large", "many"]
+)
+def test_headers(server, headers):
+    """Without a key, which would be one of them."""
+    with connected(server) as connection:
+        with suppress(ConnectionError):  # it does not read what is too much
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
+        with suppress(ConnectionError):
+            assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
+            assert connection.recv(65536) == b""
+    assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/attn_res/trace", "/invocations"])
 def test_bodies(client, path):
     """With and without a declared length."""
@@ -263,6 +278,7 @@ def test_requests_at_a_time(server, client):
                 assert int(refused.headers["retry-after"]) > 0
             assert client.get("/health").status_code == 200
             assert client.get("/v1/models").status_code == 200
+            error_of(client.get("/v1/attn_res"), 429)
         # The second client has left in the middle of its stream.
         assert soon(lambda: client.post("/v1/completions", json=COMPLETION).status_code == 200)
         assert b"[DONE]" in b"".join(rest)

@@ -180,6 +180,79 @@ def test_fields_that_change_nothing_may_be_given(client):
     assert client.completions.create(**ASK, user="someone", best_of=1).choices
 
 
+# --- responses
+
+
+ASK_RESPONSES = {
+    "model": "demo",
+    "input": MESSAGES[0]["content"],
+    "temperature": 0,
+    "max_output_tokens": 12,
+}
+
+
+def test_responses_whole_and_streamed(client):
+    """Instructions are a message more."""
+    whole = client.responses.create(**ASK_RESPONSES)
+    assert whole.output_text and whole.usage.output_tokens == 12
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    events = client.responses.create(**ASK_RESPONSES, stream=True)
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(pieces) > 1 and "".join(pieces) == whole.output_text
+    more = client.responses.create(**ASK_RESPONSES, instructions="class A:")
+    assert more.usage.input_tokens > whole.usage.input_tokens
+
+
+def test_fields_of_responses_are_honoured(client):
+    listed = client.responses.create(
+        **ASK_RESPONSES, include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    logprobs = listed.output[0].content[0].logprobs
+    assert [len(token.top_logprobs) for token in logprobs] == [2] * 12
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["a", "b"]}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    wanted = {"format": {"type": "json_schema", "name": "one", "schema": schema}}
+    answer = client.responses.create(**ASK_RESPONSES | {"max_output_tokens": 60}, text=wanted)
+    assert json.loads(answer.output_text)["name"] in ("a", "b")
+    caller = {"user": "someone", "safety_identifier": "x", "prompt_cache_key": "y"}
+    usual = {"store": False, "service_tier": "auto", "include": [], "metadata": {"a": "b"}}
+    assert client.responses.create(**ASK_RESPONSES, **caller, **usual).output_text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("background", True),
+        ("conversation", "conv_1"),
+        ("context_management", [{"type": "compaction"}]),
+        ("include", ["reasoning.encrypted_content"]),
+        ("max_tool_calls", 1),
+        ("moderation", {"model": "omni-moderation-latest"}),
+        ("prompt", {"id": "pmpt_1"}),
+        ("reasoning", {"summary": "auto"}),
+        ("service_tier", "flex"),
+        ("store", True),
+        ("text", {"verbosity": "low"}),
+        ("tools", [{"type": "function", "name": "f", "parameters": {}, "strict": False}]),
+        ("tools", [{"type": "web_search"}]),
+        ("tool_choice", "required"),
+        ("temperature", -1),
+        ("top_p", 2),
+        ("max_output_tokens", 10 * CONTEXT),
+        ("input", "word " * CONTEXT),
+        ("input", []),
+    ],
+)
+def test_a_field_of_responses_that_cannot_be_honoured_is_refused(client, field, value):
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(**ASK_RESPONSES | {field: value})
+    assert caught.value.body["message"] and "Traceback" not in caught.value.body["message"]
+
+
 # --- the rest of the API
 
 
