@@ -20,8 +20,11 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 
 from attnres_serve import compat, oracle, trace_answer
+from attnres_serve.schedule import sites
 from attnres_serve.server import trace
 from attnres_serve.server.endpoints import EndpointPlugin
+from attnres_serve.server.policy import Policy
+from attnres_serve.spec import AttnResSpec
 from attnres_serve.worker import WorkerExtension
 
 BLOCK = GOLDENS / "fla_transformer_block"
@@ -222,18 +225,44 @@ def test_a_bad_request_is_one_sentence(app, client, body, said):
     assert "attn_res_trace" not in client.calls and client.generated == 0
 
 
-def test_too_many_rows(app, client, monkeypatch):
-    """The limit is of tokens x sites, of those that may be generated too, and it is named."""
-    assert trace.MAX_ROWS >= 11 * 256
-    monkeypatch.setattr(trace, "MAX_ROWS", 110)
+def test_too_many_weights(app):
+    """The limit is of tokens x sites x sources, tokens that may be generated too; it is named."""
+    whole = app.post(URL, json={"prompt": [3]}).json()["sites"]
+    each, last = sum(len(site["sources"]) for site in whole), len(whole[10]["sources"])
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=10 * each)
     app.post(URL, json={"prompt": [3] * 10}).raise_for_status()
     for asked in ({"prompt": [3] * 11}, {"prompt": [3] * 10, "max_tokens": 1}):
         message = refused(app, 400, **asked)
-        assert "110" in message and "11 tokens x 11 sites" in message
+        assert f"at most {10 * each} weights" in message and "--max-trace-weights" in message
+        assert f"11 tokens x 11 sites have {11 * each}" in message
     app.post(URL, json={"prompt": [3] * 11, "tokens": {"end": 10}}).raise_for_status()
     app.post(URL, json={"prompt": [3] * 11, "sites": [10]}).raise_for_status()
-    monkeypatch.setattr(trace, "MAX_TOKENS", 20)
-    assert "at most 20 tokens" in refused(app, 400, prompt=[3] * 21, sites=[0], tokens=[0])
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=2 * last)
+    app.post(URL, json={"prompt": [3] * 2, "sites": [10]}).raise_for_status()
+    assert f"3 tokens x 1 sites have {3 * last}" in refused(app, 400, prompt=[3] * 3, sites=[10])
+
+
+def test_too_many_tokens(app):
+    app.app.state.args.attn_res_policy = Policy(max_trace_tokens=20)
+    app.post(URL, json={"prompt": [3] * 20, "sites": [0], "tokens": [0]}).raise_for_status()
+    for asked in ({"prompt": [3] * 21}, {"prompt": [3], "max_tokens": 20}):
+        message = refused(app, 400, **asked, sites=[0], tokens=[0])
+        assert "at most 20 tokens (--max-trace-tokens)" in message
+
+
+@pytest.mark.parametrize(("sublayers", "block"), [(128, 1), (16, 4)])
+def test_the_largest_answer_is_some_megabytes(sublayers, block):
+    """By default, where small weights take most characters: deep Full AttnRes, and few blocks."""
+    spec = AttnResSpec(sublayers // 2, tuple(range(0, sublayers, block)), 1e-6)
+    each = sum(site.num_sources for site in sites(spec))
+    rows = Policy().max_trace_weights // each
+    draw = np.random.default_rng(0)
+    pieces = []
+    for site in sites(spec):
+        weights = draw.dirichlet(np.full(site.num_sources, 0.3), rows).astype(np.float32)
+        sizes = draw.lognormal(size=weights.shape).astype(np.float32)
+        pieces.append((site, sublayers // 2, weights.tobytes(), sizes.tobytes()))
+    assert 4e6 < len(trace._encode({}, pieces, rows)) < 8e6
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'"x"', b"\xff\xfe"])

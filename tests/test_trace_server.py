@@ -21,6 +21,7 @@ pytestmark = pytest.mark.engine
 KEY = "a-key-of-the-test"
 TEXT = "import os\nimport sys\n\n\nclass Stack:\n    def __init__(self" * 6  # longer than a chunk
 CHUNK = 64
+WEIGHTS = 29000  # 57 sources of all sites together, times 508 tokens
 CLIENTS, LONG = 3, 500  # that go away, and the tokens that each asks for
 
 
@@ -28,6 +29,7 @@ CLIENTS, LONG = 3, 500  # that go away, and the tokens that each asks for
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
     flags = ("--max-model-len", "512", "--dtype", "float32", "--api-key", KEY)
+    flags += ("--max-trace-weights", str(WEIGHTS))
     chunked = ("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8")
     with running_demo(log, *flags, *chunked) as running_server:
         running_server.client.headers["authorization"] = f"Bearer {KEY}"
@@ -70,6 +72,7 @@ def test_only_with_the_key(server):
     ("status", "body", "said"),
     [
         (400, {"prompt": [3] * 513}, "at most 512 tokens"),
+        (400, {"prompt": [3] * 510}, "at most 29000 weights"),
         (400, {"prompt": [3], "sites": [999]}, "no site 999"),
         (400, {"messages": [{"role": "user", "content": 5}]}, "messages"),
         (400, {}, "exactly one of"),
