@@ -449,6 +449,17 @@ def _greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[
     return tokens_input(ids), greedy
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether the engine refused a request for what it asks, for which vLLM's routes say 4xx.
+
+    It is a ValueError up to some version and of vLLM's own class in 0.32; a fault of the engine is
+    an error of another kind in all of them.
+    """
+    from vllm import exceptions
+
+    return isinstance(error, (ValueError, getattr(exceptions, "VLLMClientError", ValueError)))
+
+
 def on_shutdown(client, drain: Callable[[float], float]) -> None:
     """Let requests end before vLLM stops its engine, and let the server of a dead engine fail.
 
