@@ -440,6 +440,19 @@ async def generate(
     return tokens
 
 
+def longest_answer(vllm_config, max_tokens: int) -> int:
+    """``max_tokens``, or less where the server's generation config bounds every answer.
+
+    vLLM does so in its routes: by --override-generation-config, or a folder of --generation-config.
+    """
+    model = vllm_config.model_config
+    if model.generation_config in ("auto", "vllm"):
+        bound = model.override_generation_config.get("max_new_tokens")
+    else:
+        bound = model.get_diff_sampling_param().get("max_tokens")
+    return max_tokens if bound is None else min(max_tokens, bound)
+
+
 def _greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[Any, Any]:
     """Prompt and parameters of a greedy request."""
     from vllm import SamplingParams

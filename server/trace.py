@@ -110,7 +110,8 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     ids = given
     if body.max_tokens:
         name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
-        ids = given + await compat.generate(client, given, body.max_tokens, name)
+        most = compat.longest_answer(client.vllm_config, body.max_tokens)
+        ids = given + await compat.generate(client, given, most, name)
     positions = [position for position in positions if position < len(ids)]  # it may end early
     wanted = [site.index for site in chosen]
     found = dict.fromkeys(wanted, (b"", b""))

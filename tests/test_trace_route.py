@@ -187,6 +187,20 @@ def test_generated_tokens_are_traced_as_well(app):
     assert nothing["tokens"] == nothing["sites"][0]["weights"] == []
 
 
+@pytest.mark.parametrize("way", ["--override-generation-config", "--generation-config"])
+def test_an_answer_is_as_long_as_the_generation_config_allows(app, client, tmp_path, way):
+    """As those of vLLM's routes are; the checkpoint's own is a default there, not a bound."""
+    config, bound = client.vllm_config.model_config, {"max_new_tokens": 2}
+    if way == "--generation-config":
+        (tmp_path / "generation_config.json").write_text(json.dumps(bound))
+        config.generation_config = str(tmp_path)
+    else:
+        config.override_generation_config = bound
+    for asked, got in ((1, 1), (3, 2)):
+        found = app.post(URL, json={"prompt": [3], "max_tokens": asked, "sites": [0]}).json()
+        assert found["total_tokens"] == 1 + got
+
+
 @pytest.mark.parametrize(
     "asked", [{"prompt": "hello"}, {"messages": [{"role": "user", "content": "hello"}]}], ids=str
 )
