@@ -430,6 +430,31 @@ async def tokenize(
     return found.error.code, found.error.message
 
 
+LOOK = 0.5  # seconds between two looks at an engine whose workers are asked
+
+
+async def ask_workers(client, method: str, *args) -> list[Any]:
+    """What every worker answers.
+
+    vLLM fails the requests of an engine that dies, but never ends such a call.
+
+    Raises:
+        EngineDeadError: the engine is dead.
+    """
+    import asyncio
+
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    asked = asyncio.ensure_future(client.collective_rpc(method, args=args))
+    try:
+        while not (await asyncio.wait([asked], timeout=LOOK))[0]:
+            if client.errored:
+                raise EngineDeadError
+        return asked.result()
+    finally:
+        asked.cancel()
+
+
 async def generate(
     client, ids: list[int], max_tokens: int, name: str, ignore_eos: bool = False
 ) -> list[int]:

@@ -141,7 +141,7 @@ async def _traceable_sites(client) -> list[Site]:
         raise HTTPException(
             501, "A trace needs the workers' own extension, which --worker-extension-cls replaced."
         )
-    for problem in await client.collective_rpc("attn_res_untraceable"):
+    for problem in await compat.ask_workers(client, "attn_res_untraceable"):
         if problem is not None:
             raise HTTPException(501, _capital(problem))
     if await compat.is_asleep(client):
@@ -238,14 +238,12 @@ async def _replay(state, client, ids: list[int], positions: list[int], wanted: l
     lock: asyncio.Lock = state.attn_res_replays
     await lock.acquire()
     running = asyncio.ensure_future(
-        client.collective_rpc("attn_res_trace", args=(ids, positions, wanted))
+        compat.ask_workers(client, "attn_res_trace", ids, positions, wanted)
     )
     running.add_done_callback(lambda _: lock.release())
-    found: dict[int, tuple[bytes, bytes]] = {}
-    for worker in await asyncio.shield(running):
-        if worker["problem"] is not None:
-            raise HTTPException(500, _capital(worker["problem"]))
-        found |= {index: (weights, rms) for index, weights, rms in worker["sites"]}
+    problem, found = trace_answer.merged(await asyncio.shield(running))
+    if problem is not None:
+        raise HTTPException(500, _capital(problem))
     return found
 
 

@@ -21,7 +21,7 @@ from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 
 from attnres_serve import compat, oracle, trace_answer
 from attnres_serve.schedule import sites
-from attnres_serve.server import trace
+from attnres_serve.server import metrics, trace
 from attnres_serve.server.endpoints import EndpointPlugin
 from attnres_serve.server.policy import Policy
 from attnres_serve.spec import AttnResSpec
@@ -390,6 +390,25 @@ def test_one_replay_at_a_time_and_none_for_who_left():
 
     assert asyncio.run(main()) == {0: (b"w", b"r")}
     assert begun == [0, 2] and most == 1
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_an_engine_that_dies_fails_who_waits_for_its_workers(app, client, monkeypatch, call):
+    """Soon, whichever call it was, and the next replay has its turn; vLLM lets them wait."""
+    monkeypatch.setattr(compat, "LOOK", 0.01)
+    answer = client.collective_rpc
+
+    async def dies(method: str, args: tuple = ()) -> list[Any]:
+        if len(client.calls) == call:
+            client.errored = True
+            await asyncio.sleep(20)
+        return await answer(method, args)
+
+    monkeypatch.setattr(client, "collective_rpc", dies)
+    failed = metrics.traces.labels("failed")._value.get()
+    assert app.post(URL, json={"prompt": [3], "sites": [0]}).status_code == 500
+    assert metrics.traces.labels("failed")._value.get() == failed + 1
+    assert not app.app.state.attn_res_replays.locked()
 
 
 def test_numbers_are_short():
