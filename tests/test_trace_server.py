@@ -2,12 +2,14 @@
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 
 import httpx
 import pytest
-from faults import until, value
+from faults import find, until, value
 from openai import OpenAI
 from serving import DEMO, running_demo
 from test_server import ROOT, at, run
@@ -31,7 +33,8 @@ def server(tmp_path_factory):
     flags = ("--max-model-len", "512", "--dtype", "float32", "--api-key", KEY)
     flags += ("--max-trace-weights", str(WEIGHTS))
     chunked = ("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8")
-    with running_demo(log, *flags, *chunked) as running_server:
+    stays = {"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}  # for the last test
+    with running_demo(log, *flags, *chunked, **stays) as running_server:
         running_server.client.headers["authorization"] = f"Bearer {KEY}"
         yield running_server
 
@@ -134,3 +137,21 @@ def test_readme_example(server):
     key = f"-H 'Authorization: Bearer {KEY}' -H"
     done = run(["bash", "-c", at(server, curl).replace("-H", key, 1)])
     assert '"kind": "mlp"' in done and '"index": 4' in done
+
+
+def test_a_trace_whose_engine_dies_fails(server):
+    """The last test: the engine is killed while it is asked, and the server outlives it."""
+    engine = find(server.process.pid, "EngineCore")
+    failed = value(metrics(server), "attnres_traces_total", outcome="failed")
+    engine.suspend()  # it will not have answered
+    with ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(server.client.post, URL, json={"prompt": [3]}, timeout=20),
+            pool.submit(server.client.get, "/v1/attn_res", timeout=20),
+        ]
+        time.sleep(1)
+        assert not any(one.done() for one in asked)
+        engine.kill()
+        assert [one.result().status_code for one in asked] == [500, 500]
+    assert value(metrics(server), "attnres_traces_total", outcome="failed") == failed + 1
+    assert server.client.get("/ready").json()["reason"] == "The engine is dead."
