@@ -430,6 +430,31 @@ async def tokenize(
     return found.error.code, found.error.message
 
 
+LOOK = 0.5  # seconds between two looks at an engine whose workers are asked
+
+
+async def ask_workers(client, method: str, *args) -> list[Any]:
+    """What every worker answers.
+
+    vLLM fails the requests of an engine that dies, but never ends such a call.
+
+    Raises:
+        EngineDeadError: the engine is dead.
+    """
+    import asyncio
+
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    asked = asyncio.ensure_future(client.collective_rpc(method, args=args))
+    try:
+        while not (await asyncio.wait([asked], timeout=LOOK))[0]:
+            if client.errored:
+                raise EngineDeadError
+        return asked.result()
+    finally:
+        asked.cancel()
+
+
 async def generate(
     client, ids: list[int], max_tokens: int, name: str, ignore_eos: bool = False
 ) -> list[int]:
@@ -440,6 +465,19 @@ async def generate(
     return tokens
 
 
+def longest_answer(vllm_config, max_tokens: int) -> int:
+    """``max_tokens``, or less where the server's generation config bounds every answer.
+
+    vLLM does so in its routes: by --override-generation-config, or a folder of --generation-config.
+    """
+    model = vllm_config.model_config
+    if model.generation_config in ("auto", "vllm"):
+        bound = model.override_generation_config.get("max_new_tokens")
+    else:
+        bound = model.get_diff_sampling_param().get("max_tokens")
+    return max_tokens if bound is None else min(max_tokens, bound)
+
+
 def _greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[Any, Any]:
     """Prompt and parameters of a greedy request."""
     from vllm import SamplingParams
@@ -447,6 +485,17 @@ def _greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[
 
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
     return tokens_input(ids), greedy
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the engine refused a request for what it asks, for which vLLM's routes say 4xx.
+
+    It is a ValueError up to some version and of vLLM's own class in 0.32; a fault of the engine is
+    an error of another kind in all of them.
+    """
+    from vllm import exceptions
+
+    return isinstance(error, (ValueError, getattr(exceptions, "VLLMClientError", ValueError)))
 
 
 def on_shutdown(client, drain: Callable[[float], float]) -> None:

@@ -58,7 +58,8 @@ def attend(
     Returns:
         The trace of the site, and ``[T]`` float32: the distance between ``normed`` and the normed
         mix by these weights, relative to its length, and to the size of the sources where they
-        cancel in the mix.
+        cancel in the mix.  The check is blind where sources cancel almost wholly: what lets
+        their roundings pass lets wrong weights pass, too.
     """
     query = site.query * site.key_norm * site.logit_scale
     mixed, weights = reference.mix(sources, query, site.key_eps, bias=site.bias)

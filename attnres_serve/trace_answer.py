@@ -41,6 +41,22 @@ class Trace(BaseModel):
     sites: list[TracedSite]
 
 
+def merged(
+    workers: Sequence[dict[str, Any]],
+) -> tuple[str | None, dict[int, tuple[bytes, bytes]]]:
+    """What the workers of an engine found, as one.
+
+    Args:
+        workers: what ``worker.WorkerExtension.attn_res_trace`` answers for each.
+
+    Returns:
+        The first problem, or None; and by site the bytes of weights and RMS.
+    """
+    problems = [worker["problem"] for worker in workers if worker["problem"] is not None]
+    found = {index: (own, rms) for worker in workers for index, own, rms in worker["sites"]}
+    return next(iter(problems), None), found
+
+
 def head(
     model: str,
     ids: Sequence[int],

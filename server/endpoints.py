@@ -66,7 +66,7 @@ async def attn_res(request: Request) -> AttnResInfo:
             "blocks": spec.num_blocks,
             "block_starts": list(spec.block_starts),
             "sites": len(sites(spec)),
-            "backend": await ask_workers(client, "attn_res_backend"),
+            "backend": await ask_first_worker(client, "attn_res_backend"),
             "algorithm": settings.algorithm(client.vllm_config.additional_config),
             "executed": {name: sum(counts.values()) for name, counts in passes.items()},
             "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
@@ -76,7 +76,7 @@ async def attn_res(request: Request) -> AttnResInfo:
 
 async def executed(client) -> dict[str, dict[str, int]]:
     """Forward passes since the start by algorithm and mode; ``/metrics`` says the same."""
-    passes = await ask_workers(client, "attn_res_executed") or {}
+    passes = await ask_first_worker(client, "attn_res_executed") or {}
     if compat.is_first_api_server(client.vllm_config):  # each would count all of them
         metrics.count_passes(passes)
     return passes
@@ -96,7 +96,7 @@ async def keep_counting(client) -> None:
         await asyncio.sleep(PERIOD)
 
 
-async def ask_workers(client, method: str) -> Any:
+async def ask_first_worker(client, method: str) -> Any:
     """A method of ``worker.WorkerExtension``.
 
     None where an extension of the user's replaced it, and while the engine sleeps: the memory of a
@@ -105,7 +105,7 @@ async def ask_workers(client, method: str) -> Any:
     if not compat.has_worker_extension(client.vllm_config) or await compat.is_asleep(client):
         return None
     # Every worker runs every pass with the same settings, so the first one stands for all.
-    return (await client.collective_rpc(method))[0]
+    return (await compat.ask_workers(client, method))[0]
 
 
 class EndpointPlugin:

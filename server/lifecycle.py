@@ -21,7 +21,7 @@ from attnres_serve.server.refusal import refuse
 
 ANSWERED = PROBES | {METRICS}  # to the end, as the page is
 GRACE = 5  # seconds for an engine without work to end, and then for connections to close
-WARM_UP = 120  # seconds for the first request
+WARM_UP = 120  # seconds for the first request, before the port is opened without its answer
 AGAIN = 1.0  # seconds before a signal is a second one; launchers repeat the first at once
 LOOK = 0.5  # seconds between two looks at the engine
 FAREWELL = 1.0  # seconds in which the requests of a dead engine are told, and so are probes
@@ -40,13 +40,15 @@ class Lifecycle:
     def __init__(self) -> None:
         self.running = 0
         self.stopping = False
+        self._cold: str | None = "The server is warming up."
         self._client: Any = None
         self._state: Any = None
 
     async def begin(self, client, state) -> None:
         """Called when the engine runs and before the port is open.
 
-        The first request costs more than any later one; this one is it.
+        The first request costs more than any later one; this one is it.  Where it takes too long,
+        the port is opened, and the server is not ready before it has ended.
 
         Args:
             client: vLLM's engine client.
@@ -55,18 +57,27 @@ class Lifecycle:
         self._client, self._state = client, state
         self._loop = asyncio.get_running_loop()
         compat.on_shutdown(client, self.drain)
-        try:
-            warm_up = compat.generate(client, [0], 2, "attn-res-warm-up", ignore_eos=True)
-            await asyncio.wait_for(warm_up, WARM_UP)
-        except Exception as error:  # a model of another kind, or a context of one token
-            compat.logger().warning("AttnRes: the request that warms up failed: %s", error)
+        self._warming = asyncio.create_task(self._warm_up())
+        await asyncio.wait([self._warming], timeout=WARM_UP)
         self._watch = asyncio.create_task(self._end_when_dead())
+
+    async def _warm_up(self) -> None:
+        try:
+            await compat.generate(self._client, [0], 2, "attn-res-warm-up", ignore_eos=True)
+        except Exception as error:
+            if not compat.is_refusal(error):
+                self._cold = "The request that warms up failed; the server's log says why."
+                compat.logger().exception("AttnRes: the request that warms up failed.")
+                return
+            # A model of another kind, or a context of one token.
+            compat.logger().warning("AttnRes: the request that warms up was refused: %s", error)
+        self._cold = None
 
     def unready(self) -> str | None:
         """Why no request should be sent here, in one sentence; None if it may."""
         if self._client.errored:
             return "The engine is dead."
-        return "The server is stopping." if self.stopping else None
+        return "The server is stopping." if self.stopping else self._cold
 
     def drain(self, timeout: float) -> float:
         """Refuse new requests and wait for those that run; called in a thread of vLLM's.

@@ -15,6 +15,8 @@ class Policy:
     max_body_bytes: int = 4 * 2**20  # 4096 token ids of each of 128 prompts
     max_concurrent_requests: int = 1024
     max_sequences: int = 256  # vLLM's own bounds: 1024 prompts, and 16384 sequences for each
+    max_trace_tokens: int = 4096  # one replay is one pause of the engine
+    max_trace_weights: int = 2**18  # an answer of about 6 MB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "max_body_bytes": "size of a request's body; 413 over it",
         "max_concurrent_requests": "requests that are being answered; 429 over it",
         "max_sequences": "prompts times answers (n) of one request; 400 over it",
+        "max_trace_tokens": "prompt and answer of one trace; 400 over it",
+        "max_trace_weights": "tokens x sites x their sources of one trace; 400 over it",
     }
     for name, said in bounds.items():
         default = getattr(Policy, name)

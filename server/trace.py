@@ -18,11 +18,10 @@ from attnres_serve import compat, settings, trace_answer
 from attnres_serve.configs import spec_of
 from attnres_serve.schedule import Site, sites
 from attnres_serve.server import metrics
+from attnres_serve.server.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
 from attnres_serve.trace_answer import Trace
 
-MAX_TOKENS = 4096  # of a traced sequence: one replay is one pause of the engine
-MAX_ROWS = 32768  # traced tokens times traced sites: some megabytes of answer
 GONE = 499  # status of an answer that nobody waits for
 
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -98,20 +97,21 @@ async def trace(body: TraceRequest, raw_request: Request):
 
 async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     state = raw_request.app.state
-    client = state.engine_client
+    client, policy = state.engine_client, compat.policy_of(state.args) or Policy()
     every = await _traceable_sites(client)
     names = compat.served_names(state)
     if body.model is not None and body.model not in names:
         raise HTTPException(404, f"The model `{body.model}` does not exist.")
     chosen = _chosen_sites(body.sites, every)
     given = await _prompt(body, raw_request)
-    _check_length(client, len(given), body.max_tokens)
+    _check_length(client, policy, len(given), body.max_tokens)
     positions = _positions(body, len(given))
-    _check_rows(len(positions), len(chosen))
+    _check_weights(policy, len(positions), chosen)
     ids = given
     if body.max_tokens:
         name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
-        ids = given + await compat.generate(client, given, body.max_tokens, name)
+        most = compat.longest_answer(client.vllm_config, body.max_tokens)
+        ids = given + await compat.generate(client, given, most, name)
     positions = [position for position in positions if position < len(ids)]  # it may end early
     wanted = [site.index for site in chosen]
     found = dict.fromkeys(wanted, (b"", b""))
@@ -141,7 +141,7 @@ async def _traceable_sites(client) -> list[Site]:
         raise HTTPException(
             501, "A trace needs the workers' own extension, which --worker-extension-cls replaced."
         )
-    for problem in await client.collective_rpc("attn_res_untraceable"):
+    for problem in await compat.ask_workers(client, "attn_res_untraceable"):
         if problem is not None:
             raise HTTPException(501, _capital(problem))
     if await compat.is_asleep(client):
@@ -203,24 +203,29 @@ def _positions(body: TraceRequest, given: int) -> list[int]:
     return list(range(chosen.start, end))
 
 
-def _check_length(client, given: int, generated: int) -> None:
+def _check_length(client, policy: Policy, given: int, generated: int) -> None:
     """Refuse a sequence that may become too long."""
-    limit = min(client.vllm_config.model_config.max_model_len, MAX_TOKENS)
+    limit, flag = min(
+        (client.vllm_config.model_config.max_model_len, "--max-model-len"),
+        (policy.max_trace_tokens, "--max-trace-tokens"),
+    )
     if given + generated > limit:
         raise HTTPException(
             400,
-            f"A traced sequence has at most {limit} tokens; this one has {given} and "
+            f"A traced sequence has at most {limit} tokens ({flag}); this one has {given} and "
             f"max_tokens {generated}.",
         )
 
 
-def _check_rows(tokens: int, chosen: int) -> None:
-    """Refuse an answer for too many tokens and sites."""
-    if tokens * chosen > MAX_ROWS:
+def _check_weights(policy: Policy, tokens: int, chosen: list[Site]) -> None:
+    """Refuse an answer for too many tokens and sites; what counts is the numbers in it."""
+    limit, weights = policy.max_trace_weights, tokens * sum(site.num_sources for site in chosen)
+    if weights > limit:
         raise HTTPException(
             400,
-            f"A trace has at most {MAX_ROWS} rows (tokens x sites); {tokens} tokens x {chosen} "
-            "sites are more, so choose some by `tokens` and `sites`.",
+            f"A trace has at most {limit} weights (tokens x sites x their sources, "
+            f"--max-trace-weights); {tokens} tokens x {len(chosen)} sites have {weights}, so "
+            "choose some by `tokens` and `sites`.",
         )
 
 
@@ -233,14 +238,12 @@ async def _replay(state, client, ids: list[int], positions: list[int], wanted: l
     lock: asyncio.Lock = state.attn_res_replays
     await lock.acquire()
     running = asyncio.ensure_future(
-        client.collective_rpc("attn_res_trace", args=(ids, positions, wanted))
+        compat.ask_workers(client, "attn_res_trace", ids, positions, wanted)
     )
     running.add_done_callback(lambda _: lock.release())
-    found: dict[int, tuple[bytes, bytes]] = {}
-    for worker in await asyncio.shield(running):
-        if worker["problem"] is not None:
-            raise HTTPException(500, _capital(worker["problem"]))
-        found |= {index: (weights, rms) for index, weights, rms in worker["sites"]}
+    problem, found = trace_answer.merged(await asyncio.shield(running))
+    if problem is not None:
+        raise HTTPException(500, _capital(problem))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Clients that ask a server all the time, some of whom leave, and the memory it takes meanwhile."""
+"""Clients that ask the demo's server all the time, some of whom leave, and its memory meanwhile."""
 
 import asyncio
 import random
@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import psutil
 
+SITES = range(17)  # of the demo
 SAMPLE = 1.0  # seconds between two looks at the memory
 
 
@@ -47,7 +48,7 @@ async def _client(client: httpx.AsyncClient, end: float, tally: Tally) -> None:
     while time.monotonic() < end:
         leaves = random.random() < 1 / 3
         try:
-            problem = await random.choice((_streamed, _whole))(client, leaves)
+            problem = await random.choices(WAYS, SHARES)[0](client, leaves)
         except httpx.HTTPError as error:
             problem = repr(error)
         if problem is not None:
@@ -88,7 +89,17 @@ async def _streamed(client: httpx.AsyncClient, leaves: bool) -> str | None:
 
 
 async def _whole(client: httpx.AsyncClient, leaves: bool) -> str | None:
-    path, body = _request()
+    return await _posted(client, leaves, *_request())
+
+
+async def _traced(client: httpx.AsyncClient, leaves: bool) -> str | None:
+    """A trace, of an answer or of a prompt alone; who leaves, waits for one or the other."""
+    prompt = [random.randrange(3, 2000) for _ in range(random.randrange(1, 200))]
+    body = {"prompt": prompt, "max_tokens": random.randrange(32), "sites": random.sample(SITES, 3)}
+    return await _posted(client, leaves, "/v1/attn_res/trace", body)
+
+
+async def _posted(client: httpx.AsyncClient, leaves: bool, path: str, body: dict) -> str | None:
     asked = client.post(path, json=body)
     if leaves:
         try:
@@ -98,6 +109,9 @@ async def _whole(client: httpx.AsyncClient, leaves: bool) -> str | None:
         return None
     answer = await asked
     return None if answer.status_code == 200 else f"{answer.status_code} {answer.text}"
+
+
+WAYS, SHARES = (_streamed, _whole, _traced), (2, 2, 1)
 
 
 def tree(pid: int) -> list[psutil.Process]:

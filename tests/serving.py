@@ -119,10 +119,10 @@ def running(
 
 
 @contextmanager
-def running_demo(log: Path, *flags: str) -> Iterator[Server]:
+def running_demo(log: Path, *flags: str, **env: str) -> Iterator[Server]:
     """``attnres-serve serve`` with the demo checkpoint, eager, as ``demo``."""
     names = ("--enforce-eager", "--served-model-name", "demo")
-    with running(OURS, DEMO, log, *names, *flags) as server:
+    with running(OURS, DEMO, log, *names, *flags, **env) as server:
         yield server
 
 

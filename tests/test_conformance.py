@@ -1,7 +1,7 @@
 """What others measure with works against a server: lm-eval's harness and guidellm's load.
 
-They run as commands of an environment of their own (``requirements/soak.in``), offline, on data
-made here and with the demo's own tokenizer.
+They run as commands of an environment of their own (``requirements/soak.in``), which only
+``make soak`` makes, offline, on data made here and with the demo's own tokenizer.
 """
 
 import json

@@ -1,5 +1,6 @@
 """The goldens, served: every checkpoint, both algorithms, eager and compiled, through vLLM's own
-API server, through ours and through the engine; alone, batched, cached and chunked."""
+API server, through ours and through the engine; alone, batched, cached and chunked; and over HTTP
+traced while they are served."""
 
 import itertools
 import json
@@ -19,6 +20,7 @@ from serving import (
     run_engine,
     running,
 )
+from trace_http import check_golden_traces
 
 from attnres_serve.settings import ALGORITHMS
 
@@ -120,6 +122,7 @@ def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_pa
             env["VLLM_PLUGINS"] = "attnres"  # lets vLLM's own server load our endpoint
         with running(command, golden, tmp_path / "log", *flags, **env) as server:
             check_golden_over_http(server, golden)
+            check_golden_traces(server, golden)
             info = server.info
     assert info["backend"] == backend
     check_executed(info, algorithm, compiled=mode == "compiled")

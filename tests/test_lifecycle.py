@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,9 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 pytest.importorskip("vllm")
+
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.exceptions import EngineGenerateError
 
 from attnres_serve import compat
 from attnres_serve.server import lifecycle, metrics
@@ -28,8 +32,12 @@ class Client:
         self.stopped: list[float | None] = []
         self.prompts: list = []
 
+    async def answer(self) -> None:
+        """What a request waits for."""
+
     async def generate(self, prompt, params, name: str):
         self.prompts.append((params.max_tokens, params.ignore_eos))
+        await self.answer()
         for _ in range(params.max_tokens):
             yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1])])
 
@@ -65,6 +73,13 @@ class Started:
         await self.lifecycle.begin(self.client, self.state)
 
 
+def raising(error: Exception) -> Callable:
+    async def answer() -> None:
+        raise error
+
+    return answer
+
+
 async def within(seconds: float, condition) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -72,17 +87,41 @@ async def within(seconds: float, condition) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_model_that_cannot_be_warmed_up_is_served():
-    """One whose requests need more than a prompt, say."""
+@pytest.mark.parametrize("error", [ValueError, VLLMValidationError])
+def test_a_model_whose_requests_need_more_is_served(error):
+    """The warm-up is refused: there is nothing else to warm up with."""
     started = Started()
-
-    async def refuse(*_):
-        raise ValueError("an image is missing")
-        yield
-
-    started.client.generate = refuse
+    started.client.answer = raising(error("an image is missing"))
     asyncio.run(started.begin())
     assert started.http.get("/ready").status_code == 200
+
+
+def test_a_fault_while_warming_up_is_not_ready():
+    started = Started()
+    started.client.answer = raising(EngineGenerateError("/home/someone"))
+    asyncio.run(started.begin())
+    answer = started.http.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json()["reason"] == "The request that warms up failed; the server's log says why."
+
+
+def test_a_long_warm_up_is_waited_for(monkeypatch):
+    """The port is opened meanwhile, and /ready says what it waits for."""
+    monkeypatch.setattr(lifecycle, "WARM_UP", 0.05)
+    started = Started()
+
+    async def main() -> None:
+        ends = asyncio.Event()
+        started.client.answer = ends.wait
+        await started.begin()
+        answer = started.http.get("/ready")
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "reason": "The server is warming up."}
+        assert started.http.get("/work").status_code == 200
+        ends.set()
+        await within(5, lambda: started.http.get("/ready").status_code == 200)
+
+    asyncio.run(main())
 
 
 def test_a_request_was_served_before_the_port_is_open():

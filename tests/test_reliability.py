@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
@@ -18,6 +19,8 @@ from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
 
 from attnres_serve.check import describe
 from attnres_serve.checkpoint import examine
+from attnres_serve.server.lifecycle import AGAIN
+from attnres_serve.server.metrics import OUTCOMES
 
 pytestmark = pytest.mark.engine
 
@@ -38,13 +41,23 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    """Started on the port of one that was killed while it answered; nothing has to be cleaned."""
+def killed(folder) -> tuple[int, float]:
+    """The port of a server that was killed while it answered, and how long its workers lived on."""
     port = free_port()
-    with running(OURS, DEMO, folder / "killed", *FLAGS, port=port) as killed, asked(killed):
-        watched = Watched(killed.process.pid)
-        killed.process.kill()
-        watched.gone(10)
+    two = (*FLAGS, "--tensor-parallel-size", "2")
+    with running(OURS, DEMO, folder / "killed", *two, port=port, **TWO) as server, asked(server):
+        watched = Watched(server.process.pid)
+        assert len(watched.processes) >= 4  # server, engine, two workers
+        server.process.kill()
+        begin = time.monotonic()
+        watched.gone(30)
+    return port, time.monotonic() - begin
+
+
+@pytest.fixture(scope="module")
+def server(folder, killed):
+    """Started on the port of the one that was killed; nothing has to be cleaned."""
+    port, _ = killed
     with running(OURS, DEMO, folder / "log", *FLAGS, port=port) as running_server:
         running_server.first_metrics = metrics(running_server)
         yield running_server
@@ -76,6 +89,12 @@ def metrics(server: Server) -> str:
 
 def idle(server: Server) -> bool:
     return value(metrics(server), "vllm:num_requests_running") == 0
+
+
+def test_two_workers_end_with_their_server(killed):
+    _, seconds = killed
+    print(f"gone after {seconds:.1f} s")
+    assert seconds < 10
 
 
 def test_it_is_ready_and_warm(server):
@@ -205,7 +224,11 @@ def test_much_load(server):
 
 
 def check_load(server: Server, clients: int, seconds: float) -> list[tuple[float, float]]:
-    """No error other than the ones that were asked for; the next request is answered soon."""
+    """No error other than the ones that were asked for; the next request is answered soon.
+
+    Traces are among them, answered ones and left ones.
+    """
+    traces = trace_counts(server)
     with watched_memory(server.process.pid) as rows:
         tally = load(server.url, clients, seconds)
     begin = time.monotonic()
@@ -214,10 +237,20 @@ def check_load(server: Server, clients: int, seconds: float) -> list[tuple[float
     print(f"{clients} clients: {tally}; the next request took {waited:.2f} s")
     assert not tally.errors
     assert tally.answered > clients and tally.left > clients / 4
+    traces = trace_counts(server) - traces
+    print(f"traces: {dict(traces)}")
+    assert set(traces) == {"served", "cancelled"}
     assert waited < 5
     until(lambda: idle(server), 5)
     assert server.client.get("/ready").status_code == 200
     return rows
+
+
+def trace_counts(server: Server) -> Counter[str]:
+    text = metrics(server)
+    return Counter(
+        {name: int(value(text, "attnres_traces_total", outcome=name)) for name in OUTCOMES}
+    )
 
 
 # --- the end
@@ -269,9 +302,9 @@ def test_sigterm_lets_requests_end(server):
 KILLED = [
     ("vLLM's server, its idle engine", VLLMS, False, "EngineCore", False),
     ("a worker of two", OURS, True, "Worker", True),
+    ("the engine", OURS, False, "EngineCore", True),
     pytest.param("the engine of two", OURS, True, "EngineCore", True, marks=pytest.mark.soak),
     pytest.param("vLLM's, a worker of two", VLLMS, True, "Worker", True, marks=pytest.mark.soak),
-    pytest.param("the engine", OURS, False, "EngineCore", True, marks=pytest.mark.soak),
 ]
 
 
@@ -301,24 +334,13 @@ def test_a_killed_process_ends_the_server(folder, name, command, two, title, bus
         assert probes[-1] == [503, 503]
 
 
-@pytest.mark.soak
-def test_two_workers_end_with_their_server(folder):
-    two = (*FLAGS, "--tensor-parallel-size", "2")
-    with running(OURS, DEMO, folder / "two", *two, **TWO) as server, asked(server):
-        watched = Watched(server.process.pid)
-        assert len(watched.processes) >= 4  # server, engine, two workers
-        server.process.kill()
-        begin = time.monotonic()
-        watched.gone(5)
-        print(f"gone after {time.monotonic() - begin:.1f} s")
-
-
-@pytest.mark.soak
 def test_a_second_sigterm_aborts(folder):
     with running(OURS, DEMO, folder / "second", *FLAGS) as server, asked(server):
         watched = Watched(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, 5)
+        time.sleep(2 * AGAIN)  # one that comes sooner is the first one repeated
+        assert not idle(server)
         begin = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(5) == 128 + signal.SIGTERM

@@ -20,8 +20,11 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 
 from attnres_serve import compat, oracle, trace_answer
-from attnres_serve.server import trace
+from attnres_serve.schedule import sites
+from attnres_serve.server import metrics, trace
 from attnres_serve.server.endpoints import EndpointPlugin
+from attnres_serve.server.policy import Policy
+from attnres_serve.spec import AttnResSpec
 from attnres_serve.worker import WorkerExtension
 
 BLOCK = GOLDENS / "fla_transformer_block"
@@ -184,6 +187,20 @@ def test_generated_tokens_are_traced_as_well(app):
     assert nothing["tokens"] == nothing["sites"][0]["weights"] == []
 
 
+@pytest.mark.parametrize("way", ["--override-generation-config", "--generation-config"])
+def test_an_answer_is_as_long_as_the_generation_config_allows(app, client, tmp_path, way):
+    """As those of vLLM's routes are; the checkpoint's own is a default there, not a bound."""
+    config, bound = client.vllm_config.model_config, {"max_new_tokens": 2}
+    if way == "--generation-config":
+        (tmp_path / "generation_config.json").write_text(json.dumps(bound))
+        config.generation_config = str(tmp_path)
+    else:
+        config.override_generation_config = bound
+    for asked, got in ((1, 1), (3, 2)):
+        found = app.post(URL, json={"prompt": [3], "max_tokens": asked, "sites": [0]}).json()
+        assert found["total_tokens"] == 1 + got
+
+
 @pytest.mark.parametrize(
     "asked", [{"prompt": "hello"}, {"messages": [{"role": "user", "content": "hello"}]}], ids=str
 )
@@ -222,18 +239,44 @@ def test_a_bad_request_is_one_sentence(app, client, body, said):
     assert "attn_res_trace" not in client.calls and client.generated == 0
 
 
-def test_too_many_rows(app, client, monkeypatch):
-    """The limit is of tokens x sites, of those that may be generated too, and it is named."""
-    assert trace.MAX_ROWS >= 11 * 256
-    monkeypatch.setattr(trace, "MAX_ROWS", 110)
+def test_too_many_weights(app):
+    """The limit is of tokens x sites x sources, tokens that may be generated too; it is named."""
+    whole = app.post(URL, json={"prompt": [3]}).json()["sites"]
+    each, last = sum(len(site["sources"]) for site in whole), len(whole[10]["sources"])
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=10 * each)
     app.post(URL, json={"prompt": [3] * 10}).raise_for_status()
     for asked in ({"prompt": [3] * 11}, {"prompt": [3] * 10, "max_tokens": 1}):
         message = refused(app, 400, **asked)
-        assert "110" in message and "11 tokens x 11 sites" in message
+        assert f"at most {10 * each} weights" in message and "--max-trace-weights" in message
+        assert f"11 tokens x 11 sites have {11 * each}" in message
     app.post(URL, json={"prompt": [3] * 11, "tokens": {"end": 10}}).raise_for_status()
     app.post(URL, json={"prompt": [3] * 11, "sites": [10]}).raise_for_status()
-    monkeypatch.setattr(trace, "MAX_TOKENS", 20)
-    assert "at most 20 tokens" in refused(app, 400, prompt=[3] * 21, sites=[0], tokens=[0])
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=2 * last)
+    app.post(URL, json={"prompt": [3] * 2, "sites": [10]}).raise_for_status()
+    assert f"3 tokens x 1 sites have {3 * last}" in refused(app, 400, prompt=[3] * 3, sites=[10])
+
+
+def test_too_many_tokens(app):
+    app.app.state.args.attn_res_policy = Policy(max_trace_tokens=20)
+    app.post(URL, json={"prompt": [3] * 20, "sites": [0], "tokens": [0]}).raise_for_status()
+    for asked in ({"prompt": [3] * 21}, {"prompt": [3], "max_tokens": 20}):
+        message = refused(app, 400, **asked, sites=[0], tokens=[0])
+        assert "at most 20 tokens (--max-trace-tokens)" in message
+
+
+@pytest.mark.parametrize(("sublayers", "block"), [(128, 1), (16, 4)])
+def test_the_largest_answer_is_some_megabytes(sublayers, block):
+    """By default, where small weights take most characters: deep Full AttnRes, and few blocks."""
+    spec = AttnResSpec(sublayers // 2, tuple(range(0, sublayers, block)), 1e-6)
+    each = sum(site.num_sources for site in sites(spec))
+    rows = Policy().max_trace_weights // each
+    draw = np.random.default_rng(0)
+    pieces = []
+    for site in sites(spec):
+        weights = draw.dirichlet(np.full(site.num_sources, 0.3), rows).astype(np.float32)
+        sizes = draw.lognormal(size=weights.shape).astype(np.float32)
+        pieces.append((site, sublayers // 2, weights.tobytes(), sizes.tobytes()))
+    assert 4e6 < len(trace._encode({}, pieces, rows)) < 8e6
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'"x"', b"\xff\xfe"])
@@ -347,6 +390,25 @@ def test_one_replay_at_a_time_and_none_for_who_left():
 
     assert asyncio.run(main()) == {0: (b"w", b"r")}
     assert begun == [0, 2] and most == 1
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_an_engine_that_dies_fails_who_waits_for_its_workers(app, client, monkeypatch, call):
+    """Soon, whichever call it was, and the next replay has its turn; vLLM lets them wait."""
+    monkeypatch.setattr(compat, "LOOK", 0.01)
+    answer = client.collective_rpc
+
+    async def dies(method: str, args: tuple = ()) -> list[Any]:
+        if len(client.calls) == call:
+            client.errored = True
+            await asyncio.sleep(20)
+        return await answer(method, args)
+
+    monkeypatch.setattr(client, "collective_rpc", dies)
+    failed = metrics.traces.labels("failed")._value.get()
+    assert app.post(URL, json={"prompt": [3], "sites": [0]}).status_code == 500
+    assert metrics.traces.labels("failed")._value.get() == failed + 1
+    assert not app.app.state.attn_res_replays.locked()
 
 
 def test_numbers_are_short():

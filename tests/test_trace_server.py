@@ -3,18 +3,17 @@
 import json
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Event
+from contextlib import closing
+from http.client import HTTPConnection
 
 import httpx
-import numpy as np
 import pytest
+from faults import find, until, value
 from openai import OpenAI
 from serving import DEMO, running_demo
 from test_server import ROOT, at, run
-from trace_cases import FAR, wanted
+from trace_http import URL, check, metrics, others, trace
 
 from attnres_serve import cli
 from attnres_serve.oracle import load
@@ -24,14 +23,18 @@ pytestmark = pytest.mark.engine
 KEY = "a-key-of-the-test"
 TEXT = "import os\nimport sys\n\n\nclass Stack:\n    def __init__(self" * 6  # longer than a chunk
 CHUNK = 64
+WEIGHTS = 29000  # 57 sources of all sites together, times 508 tokens
+CLIENTS, LONG = 3, 500  # that go away, and the tokens that each asks for
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
     flags = ("--max-model-len", "512", "--dtype", "float32", "--api-key", KEY)
+    flags += ("--max-trace-weights", str(WEIGHTS))
     chunked = ("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8")
-    with running_demo(log, *flags, *chunked) as running_server:
+    stays = {"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}  # for the last test
+    with running_demo(log, *flags, *chunked, **stays) as running_server:
         running_server.client.headers["authorization"] = f"Bearer {KEY}"
         yield running_server
 
@@ -41,41 +44,9 @@ def model():
     return load(DEMO)
 
 
-@contextmanager
-def others(server) -> Iterator[None]:
-    """Completions of several lengths, all the time."""
-    stop = Event()
-
-    def ask(number: int) -> int:
-        answered = 0
-        while not stop.is_set():
-            server.complete([3 + number] * (5 + 40 * number), max_tokens=12, ignore_eos=True)
-            answered += 1
-        return answered
-
-    with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(ask, number) for number in range(3)]
-        yield
-        stop.set()
-        assert all(one.result() > 0 for one in asked)
-
-
-def trace(server, **body) -> dict:
-    return server.client.post("/v1/attn_res/trace", json=body).raise_for_status().json()
-
-
-def check(found: dict, model) -> None:
-    """All tokens, all sites, as the float64 model has them."""
-    weights, rms = wanted(model, [token["id"] for token in found["tokens"]])
-    assert len(found["sites"]) == len(weights)
-    for site, own, size in zip(found["sites"], weights, rms, strict=True):
-        np.testing.assert_allclose(site["weights"], own, atol=FAR)
-        np.testing.assert_allclose(site["rms"], size, atol=FAR, rtol=FAR)
-
-
 def test_beside_other_requests(server, model):
     """Text, cached or not, and an answer, which is the one that a completion gives."""
-    with others(server):
+    with others(server, [[3 + number] * (5 + 40 * number) for number in range(3)]):
         found = [trace(server, prompt=TEXT, max_tokens=6) for _ in range(2)]
         answer = server.complete(TEXT, max_tokens=6)["choices"][0]["text"]
     for one in found:
@@ -96,7 +67,7 @@ def test_chat(server, model):
 
 def test_only_with_the_key(server):
     for headers in ({}, {"authorization": "Bearer another"}):
-        answer = httpx.post(f"{server.url}/v1/attn_res/trace", json={}, headers=headers)
+        answer = httpx.post(server.url + URL, json={}, headers=headers)
         assert answer.status_code == 401
 
 
@@ -104,6 +75,7 @@ def test_only_with_the_key(server):
     ("status", "body", "said"),
     [
         (400, {"prompt": [3] * 513}, "at most 512 tokens"),
+        (400, {"prompt": [3] * 510}, "at most 29000 weights"),
         (400, {"prompt": [3], "sites": [999]}, "no site 999"),
         (400, {"messages": [{"role": "user", "content": 5}]}, "messages"),
         (400, {}, "exactly one of"),
@@ -112,27 +84,36 @@ def test_only_with_the_key(server):
     ids=str,
 )
 def test_bad_requests(server, status, body, said):
-    answer = server.client.post("/v1/attn_res/trace", json=body)
+    answer = server.client.post(URL, json=body)
     assert answer.status_code == status
     assert said in answer.json()["error"]["message"]
 
 
 def test_a_client_that_goes_away_leaves_nothing(server, model):
-    """Its generation is aborted, and the next trace is answered."""
-    asked = {"prompt": TEXT, "max_tokens": 200}
-    for patience in (0.01, 0.05, 0.3):
-        with pytest.raises(httpx.TimeoutException):
-            server.client.post("/v1/attn_res/trace", json=asked, timeout=patience)
-    deadline = time.monotonic() + 10
-    while running_requests(server) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert running_requests(server) == 0
+    """Its generation is aborted, which is counted, and the next trace is answered."""
+
+    def counts() -> tuple[float, float]:
+        text = metrics(server)
+        return (
+            value(text, "attnres_traces_total", outcome="cancelled"),
+            value(text, "vllm:generation_tokens_total"),
+        )
+
+    def running(requests: int) -> bool:
+        return value(metrics(server), "vllm:num_requests_running") == requests
+
+    cancelled, generated = counts()
+    asked = json.dumps({"prompt": [3, 4, 5], "max_tokens": LONG})
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    for _ in range(CLIENTS):
+        with closing(HTTPConnection("127.0.0.1", server.client.base_url.port)) as client:
+            client.request("POST", URL, asked, headers)
+            until(lambda: running(1), 30)
+        until(lambda: running(0), 30)
     check(trace(server, prompt=[3, 4, 5]), model)
-
-
-def running_requests(server) -> float:
-    metrics = server.client.get("/metrics").text
-    return float(re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", metrics, re.M)[1])
+    more_cancelled, more_generated = counts()
+    assert more_cancelled - cancelled == CLIENTS
+    assert more_generated - generated < CLIENTS * LONG / 2
 
 
 def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
@@ -156,3 +137,21 @@ def test_readme_example(server):
     key = f"-H 'Authorization: Bearer {KEY}' -H"
     done = run(["bash", "-c", at(server, curl).replace("-H", key, 1)])
     assert '"kind": "mlp"' in done and '"index": 4' in done
+
+
+def test_a_trace_whose_engine_dies_fails(server):
+    """The last test: the engine is killed while it is asked, and the server outlives it."""
+    engine = find(server.process.pid, "EngineCore")
+    failed = value(metrics(server), "attnres_traces_total", outcome="failed")
+    engine.suspend()  # it will not have answered
+    with ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(server.client.post, URL, json={"prompt": [3]}, timeout=20),
+            pool.submit(server.client.get, "/v1/attn_res", timeout=20),
+        ]
+        time.sleep(1)
+        assert not any(one.done() for one in asked)
+        engine.kill()
+        assert [one.result().status_code for one in asked] == [500, 500]
+    assert value(metrics(server), "attnres_traces_total", outcome="failed") == failed + 1
+    assert server.client.get("/ready").json()["reason"] == "The engine is dead."

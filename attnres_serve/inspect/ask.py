@@ -49,10 +49,10 @@ def ask_engine(
         wanted = [site.index for site in sites]
         asked = ids, list(range(len(ids))), wanted
         workers = engine.collective_rpc("attn_res_trace", args=asked)
-        _raise_first([worker["problem"] for worker in workers])
+        problem, found = trace_answer.merged(workers)
+        _raise_first([problem])
         bar.update()
         name = engine.vllm_config.model_config.served_model_name
-    found = {index: (own, rms) for worker in workers for index, own, rms in worker["sites"]}
     texts = [decode([token]) for token in ids]
     content = trace_answer.head(name, ids, len(given), range(len(ids)), texts)
     content["sites"] = [

@@ -1,0 +1,45 @@
+"""docs/operations.md: every flag of ours, with its default and what else it may be."""
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from attnres_serve import settings
+from attnres_serve.server import launcher, policy
+from attnres_serve.server.policy import Policy
+
+PAGE = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+FLAGS = dict(re.findall(r"^\| `(--[a-z-]+)[^`]*` \| (.*? \| .*) \|$", PAGE, re.M))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    launcher.add_arguments(made)
+    return made
+
+
+def test_every_flag_is_on_the_page():
+    """But for the address, which is vLLM's flag with another default."""
+    for action in parser()._actions:
+        (flag,) = action.option_strings[-1:]
+        if flag in ("--help", "--host", "--port"):
+            continue
+        default, said = FLAGS[flag].split(" | ", 1)
+        if isinstance(action.default, int) and action.nargs != 0:
+            assert default == str(action.default)
+        for choice in action.choices or ():
+            assert f"`{choice}`" in default + said
+
+
+def test_bounds_of_traces_are_flags():
+    words = ["--max-trace-tokens", "7", "--max-trace-weights", "8"]
+    own = parser().parse_args(words)
+    assert policy.given(own) == Policy(max_trace_tokens=7, max_trace_weights=8)
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--max-trace-weights", "0"])
+
+
+def test_the_keys_for_vllms_own_command_are_on_the_page():
+    assert all(f"`{key}`" in PAGE for key in settings.CHOICES)
