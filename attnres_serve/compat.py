@@ -430,7 +430,7 @@ async def tokenize(
     return found.error.code, found.error.message
 
 
-LOOK = 0.5  # seconds between two looks at an engine whose workers are asked
+LOOK = 0.5  # seconds between two looks at an engine, whether it is dead
 
 
 async def ask_workers(client, method: str, *args) -> list[Any]:
@@ -819,10 +819,9 @@ def ask_over_http(arguments: list[str]) -> dict[str, Any]:
     parser = Parser()
     serve.add_cli_args(parser)
     with redirect_stdout(sys.stderr):  # stdout is the document's
+        asked = parser.parse_args(arguments)
         try:
-            return serve.main(parser.parse_args(arguments))
-        except SettingError:
-            raise
+            return serve.main(asked)
         except Exception as error:  # whatever a server may do wrong
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise SettingError(f"the server could not be measured: {reason[0]}") from None

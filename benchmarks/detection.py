@@ -62,6 +62,11 @@ def summarise(runs: list[Run]) -> dict[str, dict[str, int]]:
     return rows
 
 
+def content(runs: list[Run]) -> dict[str, Any]:
+    """What a document says of the runs; ``runs_on_file`` reads it."""
+    return {"results": summarise(runs), "runs": runs}
+
+
 def runs_on_file(path: Path, described: dict[str, Any]) -> list[Run]:
     """The runs that a file has; none if it is not there.
 
@@ -108,16 +113,16 @@ def main(arguments: list[str] | None = None) -> int:
         for _ in range(len(runs), options.runs):
             runs.append(repetition(options.shape, length, options.enforce_eager, cache))
             if options.out:
-                write(described | {"results": summarise(runs), "runs": runs}, options.out)
-    found = summarise(runs)
-    for phase, row in found.items():
+                write(described | content(runs), options.out)
+    found = content(runs)
+    for phase, row in found["results"].items():
         sys.stderr.write(
             f"{phase}, of {len(runs)} runs: 1 in the interval of the same model in "
             f"{row['control_includes_1']}, half of it at most {NARROW:.1%} in "
             f"{row['control_is_narrow']}, 5 % seen in {row['slowed_above_1']}\n"
         )
-    print(json.dumps(described | {"results": found, "runs": runs}))
-    rightly = min(count / len(runs) for row in found.values() for count in row.values())
+    print(json.dumps(described | found))
+    rightly = min(count / len(runs) for row in found["results"].values() for count in row.values())
     return 0 if rightly >= ENOUGH else 1
 
 

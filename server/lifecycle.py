@@ -23,7 +23,6 @@ ANSWERED = PROBES | {METRICS}  # to the end, as the page is
 GRACE = 5  # seconds for an engine without work to end, and then for connections to close
 WARM_UP = 120  # seconds for the first request, before the port is opened without its answer
 AGAIN = 1.0  # seconds before a signal is a second one; launchers repeat the first at once
-LOOK = 0.5  # seconds between two looks at the engine
 FAREWELL = 1.0  # seconds in which the requests of a dead engine are told, and so are probes
 
 router = APIRouter(tags=["Attention Residuals"])
@@ -109,10 +108,10 @@ class Lifecycle:
     async def _end_when_dead(self) -> None:
         """What vLLM's watchdog does, sooner; the exit status is ``compat.on_shutdown``'s."""
         while (server := getattr(self._state, "server", None)) is None:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(compat.LOOK)
         server.config.timeout_graceful_shutdown = GRACE  # a client may never read its answer
         while not self._client.errored:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(compat.LOOK)
         if self.stopping or compat.outlives_engine():
             return
         compat.logger().error("AttnRes: the engine is dead, so the server ends, with status 1.")

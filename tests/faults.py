@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 from load import tree
+from serving import Server
 
 SHARED = "/dev/shm/"
 
@@ -52,6 +53,10 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < end, f"it did not happen in {seconds} s"
         time.sleep(0.02)
+
+
+def metrics(server: Server) -> str:
+    return server.client.get("/metrics").raise_for_status().text
 
 
 def value(metrics: str, name: str, **labels: str) -> float:

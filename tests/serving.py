@@ -277,7 +277,8 @@ def check_against(model, prompt: list[int], answer: dict, where: str) -> list[st
     """Compare an answer with a float64 model: prompt, and the served tokens given themselves."""
     tokens = answer["tokens"]
     ids = [*prompt, *tokens]
-    logprobs, reach = model.logprobs(ids), rounding(model, ids)
+    logprobs = model.logprobs(ids)
+    reach = rounding(model, ids, logprobs)
     found = []
     given = answer["prompt_logprobs"]
     for position, token in enumerate(prompt[1:] if given else ()):
@@ -295,7 +296,7 @@ def check_against(model, prompt: list[int], answer: dict, where: str) -> list[st
     return found
 
 
-def rounding(model, ids: Sequence[int]) -> list[float]:
+def rounding(model, ids: Sequence[int], logprobs: torch.Tensor) -> list[float]:
     """How far float32 may lie off at each position for how its sources cancel there.
 
     In random models of small weights a few positions lose all but some digits: rounding the weights
@@ -307,7 +308,7 @@ def rounding(model, ids: Sequence[int]) -> list[float]:
         name: weight * (1 + 2**-24 * torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
         for name, weight in model.weights.items()
     }
-    off = replace(model, weights=moved).logprobs(ids) - model.logprobs(ids)
+    off = replace(model, weights=moved).logprobs(ids) - logprobs
     return (32 * off.abs().amax(-1)).tolist()
 
 

@@ -212,7 +212,7 @@ def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
 def test_the_server_outlives_its_engine_where_vllm_is_told_so(monkeypatch):
     monkeypatch.setenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
     monkeypatch.setattr(lifecycle, "FAREWELL", 0.0)
-    monkeypatch.setattr(lifecycle, "LOOK", 0.01)
+    monkeypatch.setattr(compat, "LOOK", 0.01)
     started = Started()
 
     async def main() -> None:

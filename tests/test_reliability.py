@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 import httpx
 import pytest
 from bodies import BODIES, PATHS, post_malformed
-from faults import Watched, find, until, value
+from faults import Watched, find, metrics, until, value
 from hypothesis import HealthCheck, given, settings
 from load import load, slope, watched_memory
 from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
@@ -81,10 +81,6 @@ class asked:
 
     def __exit__(self, *_) -> None:
         self.threads.shutdown()
-
-
-def metrics(server: Server) -> str:
-    return server.client.get("/metrics").raise_for_status().text
 
 
 def idle(server: Server) -> bool:

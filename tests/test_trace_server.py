@@ -9,11 +9,11 @@ from http.client import HTTPConnection
 
 import httpx
 import pytest
-from faults import find, until, value
+from faults import find, metrics, until, value
 from openai import OpenAI
 from serving import DEMO, running_demo
 from test_server import ROOT, at, run
-from trace_http import URL, check, metrics, others, trace
+from trace_http import URL, check, others, trace
 
 from attnres_serve import cli
 from attnres_serve.oracle import load

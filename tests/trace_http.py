@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any
 
 import numpy as np
-from faults import until, value
+from faults import metrics, until, value
 from serving import ASK, Server, differences, expected, http_answer
 from trace_cases import FAR, wanted
 
@@ -49,10 +49,6 @@ def others(server: Server, prompts: list[list[int]]) -> Iterator[list[list[dict[
             stop.set()
     for one in asked:
         one.result()
-
-
-def metrics(server: Server) -> str:
-    return server.client.get("/metrics").raise_for_status().text
 
 
 def check_golden_traces(server: Server, golden: Path) -> None:

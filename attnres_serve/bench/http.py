@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from http.client import HTTPException
@@ -11,7 +10,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from attnres_serve import compat
+from attnres_serve import compat, remote
 from attnres_serve.bench import machine, workload
 from attnres_serve.bench.baseline import read
 from attnres_serve.bench.length import ROUNDS_OF_ONE
@@ -79,11 +78,9 @@ def check_there(url: str, model: str | None) -> None:
     Raises:
         SettingError: with one sentence, where the client would tell of every request.
     """
-    headers = (
-        {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
-    )
     try:
-        with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=TIMEOUT) as answer:
+        asked = Request(f"{url}/v1/models", headers=remote.key())
+        with urlopen(asked, timeout=TIMEOUT) as answer:
             models = [entry["id"] for entry in json.load(answer)["data"]]
     except HTTPError:
         return  # it is there; a key may be among the client's own flags

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
-from attnres_serve import compat, trace_answer
+from attnres_serve import compat, remote, trace_answer
 from attnres_serve.errors import SettingError
 from attnres_serve.schedule import Site
 from attnres_serve.trace_answer import Trace
@@ -82,12 +82,11 @@ def ask_server(url: str, prompt: str, max_tokens: int, bar: tqdm) -> Trace:
     import httpx
 
     bar.set_description("asking the server")
-    key = os.environ.get("OPENAI_API_KEY")
     try:
         answer = httpx.post(
             f"{url.rstrip('/')}/v1/attn_res/trace",
             json={"prompt": prompt, "max_tokens": max_tokens},
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=remote.key(),
             timeout=None,  # a long answer takes its time
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
