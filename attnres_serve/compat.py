@@ -357,6 +357,13 @@ def on_cpu() -> bool:
     return current_platform.is_cpu()
 
 
+def batch_invariant() -> bool:
+    """Whether vLLM was asked that no answer depends on what else is in its batch."""
+    from vllm import envs
+
+    return envs.VLLM_BATCH_INVARIANT
+
+
 def all_workers(flag: bool) -> bool:
     """Whether the flag is true on every worker of this engine."""
     import torch

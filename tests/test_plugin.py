@@ -21,7 +21,7 @@ from checkpoints import GOLDENS, write_fla
 from attnres_serve import backend_choice, checkpoint, compat, configs, plugin, settings
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
-from attnres_serve.kernels import cpp_backend, torch_backend
+from attnres_serve.kernels import backends, cpp_backend, torch_backend
 from attnres_serve.server import launcher
 
 ROOT = Path(__file__).parents[1]
@@ -500,6 +500,32 @@ def test_the_cpp_backend_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
     with pytest.raises(SettingError, match="the cpp backend runs on CPU only"):
         backend_choice.choose(config)
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "asked", "expected"),
+    [
+        (False, "auto", "triton"),
+        (False, "triton", "triton"),
+        (False, "torch", "which the torch backend does not heed; choose the triton backend."),
+        (True, "auto", "vLLM's kernels for it are for GPUs; unset it."),
+        (True, "triton", "vLLM's kernels for it are for GPUs; unset it."),
+    ],
+)
+def test_the_batch_invariant_mode(
+    on_cpu: bool, asked: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend whose numbers do not depend on the batch is chosen, or the mode is refused."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setattr(compat, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(backends, "load", lambda name: name)
+    config = SimpleNamespace(additional_config={"attnres_backend": asked})
+    if expected in backends.BACKENDS:
+        assert backend_choice.choose(config) == (expected, expected)
+        assert config.additional_config == {"attnres_backend": expected}
+    else:
+        with pytest.raises(SettingError, match=f"VLLM_BATCH_INVARIANT is set, .*{expected}"):
+            backend_choice.choose(config)
 
 
 @pytest.fixture
