@@ -13,6 +13,7 @@ from attnres_serve import __version__, compat
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.translation import Translation
+from attnres_serve.kernels import cpp_direct
 from attnres_serve.spec import AttnResSpec
 
 
@@ -63,7 +64,7 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     config.architectures = [FAMILIES[translation.base].architecture]
     config.attn_res = translation.spec.to_house() if translation.spec else None
     # What the graph is made of is not all traced, so the compile-cache key needs our version too.
-    config.attn_res_version = f"{__version__}, {compat.MENDS}"
+    config.attn_res_version = f"{__version__}, {compat.MENDS}, {cpp_direct.VERSION}"
     config.attn_res_format = translation.format
     config.attn_res_qk_norm_eps = translation.qk_norm_eps
     return config

@@ -4,6 +4,11 @@
 // instruction set.  Activations are read and written in their dtype, everything between is float32.
 // The functions and their arguments are described in backends.py.
 
+#if __has_include(<Python.h>)
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#endif
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -213,28 +218,37 @@ int64_t reach(int64_t count, int64_t stride, int64_t size) {
 // The output of a sublayer, which the normed mix takes the place of, and the bank.  Threads write to
 // both: they lie apart, and so do the rows of each.
 struct State {
-  Tensor x, bank;
+  ScalarType dtype;
   int64_t tokens, hidden, slots;
   void *x_data, *bank_data;
   int64_t x_stride, by_token, by_slot;
   State(const Tensor& x, const Tensor& bank)
-      : x(x), bank(bank), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)) {
+      : dtype(x.scalar_type()), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)),
+        x_data(x.data_ptr()), bank_data(bank.data_ptr()) {
     STD_TORCH_CHECK(
         x.dim() == 2 && bank.dim() == 3 && bank.size(0) == tokens && bank.size(2) == hidden &&
-            x.scalar_type() == bank.scalar_type(),
+            bank.scalar_type() == dtype,
         "the bank must be [tokens, slots, hidden] for x [tokens, hidden], of one dtype");
     STD_TORCH_CHECK(
         hidden <= 1 || (x.stride(1) == 1 && bank.stride(2) == 1), "rows must be contiguous");
     x_stride = x.stride(0), by_token = bank.stride(0), by_slot = bank.stride(1);
+    check_apart(x.element_size());
+  }
+  // Both contiguous.
+  State(ScalarType dtype, int64_t size, int64_t tokens, int64_t hidden, int64_t slots, void* x,
+        void* bank)
+      : dtype(dtype), tokens(tokens), hidden(hidden), slots(slots), x_data(x), bank_data(bank),
+        x_stride(hidden), by_token(slots * hidden), by_slot(hidden) {
+    check_apart(size);
+  }
+  void check_apart(int64_t size) const {
     const int64_t x_reach = reach(tokens, x_stride, hidden);
     const int64_t bank_reach = by_slot <= by_token
                                    ? reach(tokens, by_token, reach(slots, by_slot, hidden))
                                    : reach(slots, by_slot, reach(tokens, by_token, hidden));
     STD_TORCH_CHECK(x_reach >= 0, "rows of x must not overlap in memory");
     STD_TORCH_CHECK(bank_reach >= 0, "rows of the bank must not overlap in memory");
-    x_data = x.data_ptr(), bank_data = bank.data_ptr();
     const auto *from = static_cast<char*>(x_data), *to = static_cast<char*>(bank_data);
-    const int64_t size = x.element_size();
     STD_TORCH_CHECK(
         tokens == 0 || from + x_reach * size <= to || to + bank_reach * size <= from,
         "x must not share memory with the bank");
@@ -266,18 +280,33 @@ void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
       "a query, key norm or weight must be [hidden], and the first two float32");
 }
 
+const float* floats(const Tensor& vector, int64_t hidden) {
+  check_vector(vector, hidden, true);
+  return static_cast<const float*>(vector.const_data_ptr());
+}
+
+const float* floats(const std::optional<Tensor>& vector, int64_t hidden) {
+  return vector ? floats(*vector, hidden) : nullptr;
+}
+
+struct NormWeight {
+  const void* data;
+  ScalarType dtype;
+  NormWeight(const void* data, ScalarType dtype) : data(data), dtype(dtype) {}
+  NormWeight(const Tensor& vector, int64_t hidden)
+      : data(vector.const_data_ptr()), dtype(vector.scalar_type()) {
+    check_vector(vector, hidden, false);
+  }
+};
+
 // Pseudo-query times key-norm weight and the scale of the logits: only the product matters.  It is
 // put into the order of `dtype`.
 void fold(
-    float* to, const Tensor& query, const Tensor& key_norm, float scale, int64_t hidden,
+    float* to, const float* query, const float* key_norm, float scale, int64_t hidden,
     ScalarType dtype) {
-  check_vector(query, hidden, true);
-  check_vector(key_norm, hidden, true);
-  const auto* q = static_cast<const float*>(query.const_data_ptr());
-  const auto* k = static_cast<const float*>(key_norm.const_data_ptr());
   dispatch(dtype, [&](auto order) {
     steps(hidden, [&](int64_t at, int64_t n) {
-      const Step a = load<Float32>(q + at, n), b = load<Float32>(k + at, n);
+      const Step a = load<Float32>(query + at, n), b = load<Float32>(key_norm + at, n);
       const Step both = {a.low * (b.low * scale), a.high * (b.high * scale)};
       Float32::narrow(to + at, decltype(order)::arrange(both));
     });
@@ -292,19 +321,20 @@ const float* fold_all(
       !queries.empty() && queries.size() == key_norms.size(), "every query must have a key norm");
   float* folded = scratch(kQueries, queries.size() * padded(hidden));
   for (size_t site = 0; site < queries.size(); ++site)
-    fold(folded + site * padded(hidden), queries[site], key_norms[site], scale, hidden, dtype);
+    fold(
+        folded + site * padded(hidden), floats(queries[site], hidden),
+        floats(key_norms[site], hidden), scale, hidden, dtype);
   return folded;
 }
 
 struct Norm {
   const float* weight;  // in the order of the activations' dtype
   float eps;
-  Norm(const Tensor& tensor, float eps, int64_t hidden, ScalarType dtype) : eps(eps) {
-    check_vector(tensor, hidden, false);
+  Norm(const NormWeight& given, float eps, int64_t hidden, ScalarType dtype) : eps(eps) {
     float* wide = scratch(kNormWeight, padded(hidden));
-    dispatch(tensor.scalar_type(), [&](auto stored) {
+    dispatch(given.dtype, [&](auto stored) {
       using W = decltype(stored);
-      const auto* from = static_cast<const typename W::Element*>(tensor.const_data_ptr());
+      const auto* from = static_cast<const typename W::Element*>(given.data);
       dispatch(dtype, [&](auto order) {
         steps(hidden, [&](int64_t at, int64_t n) {
           Step step = load<W>(from + at, n);
@@ -545,29 +575,36 @@ struct Numbers {
   static float high(int64_t bits) { return low(bits >> 32); }
 };
 
+// What a site has learned.
+struct Site {
+  const float *query, *key_norm, *bias;  // there may be no bias
+  NormWeight norm_weight;
+};
+
+float read_bias(const float* bias) { return bias ? *bias : 0; }
+
 #define SITE_PARAMETERS                                                                    \
   int64_t place, int64_t eps, Tensor query, Tensor key_norm, std::optional<Tensor> bias,   \
       Tensor norm_weight
-#define SITE_ARGUMENTS place, eps, query, key_norm, bias, norm_weight
-
-float read_bias(const std::optional<Tensor>& bias) {
-  if (!bias) return 0;
-  check_vector(*bias, 1, true);
-  return *static_cast<const float*>(bias->const_data_ptr());
-}
+#define SITE_ARGUMENTS(hidden)                                                             \
+  Numbers(place, eps),                                                                     \
+      Site {                                                                               \
+    floats(query, hidden), floats(key_norm, hidden), floats(bias, 1),                      \
+        NormWeight(norm_weight, hidden)                                                    \
+  }
 
 // Sources are what is known ahead and the rows from `first` to `row`, the last of which `x` is
 // added to.
-void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETERS) {
-  const Numbers numbers(place, eps);
+void attend(
+    const State& state, int64_t first, const Ahead& known, const Numbers& numbers,
+    const Site& site) {
   const int64_t hidden = state.hidden, row = numbers.row, count = row + 1 - first;
   state.check_rows(first, row);
   float* folded = scratch(kQueries, padded(hidden));
-  const ScalarType dtype_of = state.x.scalar_type();
-  fold(folded, query, key_norm, numbers.logit_scale, hidden, dtype_of);
-  const Norm norm(norm_weight, numbers.norm_eps, hidden, dtype_of);
-  const float own_bias = read_bias(bias), key_eps = numbers.key_eps;
-  dispatch(dtype_of, [&](auto dtype) {
+  fold(folded, site.query, site.key_norm, numbers.logit_scale, hidden, state.dtype);
+  const Norm norm(site.norm_weight, numbers.norm_eps, hidden, state.dtype);
+  const float own_bias = read_bias(site.bias), key_eps = numbers.key_eps;
+  dispatch(state.dtype, [&](auto dtype) {
     using D = decltype(dtype);
     const auto x = state.x_rows<D>(), bank = state.bank_rows<D>();
     for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
@@ -601,7 +638,8 @@ void attend(const State& state, int64_t first, const Ahead& known, SITE_PARAMETE
 }
 
 void single_pass(Tensor x, Tensor bank, SITE_PARAMETERS) {
-  attend(State(x, bank), 0, {}, SITE_ARGUMENTS);
+  const State state(x, bank);
+  attend(state, 0, {}, SITE_ARGUMENTS(state.hidden));
 }
 
 void merge(
@@ -617,7 +655,7 @@ void merge(
                  position * state.tokens * state.hidden * answers.element_size();
   void* log_sum = made_ahead(log_sums, {sites, state.tokens});
   known.log_sum = static_cast<float*>(log_sum) + position * state.tokens;
-  attend(state, first, known, SITE_ARGUMENTS);
+  attend(state, first, known, SITE_ARGUMENTS(state.hidden));
 }
 
 void mix_scored(Tensor x, Tensor bank, Tensor scores, int64_t position, SITE_PARAMETERS) {
@@ -628,7 +666,7 @@ void mix_scored(Tensor x, Tensor bank, Tensor scores, int64_t position, SITE_PAR
   void* first = made_ahead(scores, {state.tokens, sites, slots});
   known.scores = static_cast<float*>(first) + position * slots;
   known.scores_stride = sites * slots;
-  attend(state, 0, known, SITE_ARGUMENTS);
+  attend(state, 0, known, SITE_ARGUMENTS(state.hidden));
 }
 
 void score_rows(
@@ -673,14 +711,13 @@ std::tuple<Tensor, Tensor> open_group(
   const int64_t count = row + 1, later_count = row + completes;
   state.check_rows(0, row);
   STD_TORCH_CHECK(later_count > 0, "later sites have no finished block to attend to");
-  const float* folded = fold_all(
-      queries, key_norms, numbers.logit_scale, hidden, x.scalar_type());
-  const Norm norm(norm_weight, numbers.norm_eps, hidden, x.scalar_type());
-  const float own_bias = read_bias(bias);
+  const float* folded = fold_all(queries, key_norms, numbers.logit_scale, hidden, state.dtype);
+  const Norm norm(NormWeight(norm_weight, hidden), numbers.norm_eps, hidden, state.dtype);
+  const float own_bias = read_bias(floats(bias, 1));
   Tensor answers = torch::stable::new_empty(bank, {sites - 1, tokens, hidden});
   Tensor log_sums = torch::stable::new_empty(bank, {sites - 1, tokens}, ScalarType::Float);
   float* log_sum = static_cast<float*>(log_sums.data_ptr());
-  dispatch(x.scalar_type(), [&](auto dtype) {
+  dispatch(state.dtype, [&](auto dtype) {
     using D = decltype(dtype);
     const auto delta = state.x_rows<D>(), blocks = state.bank_rows<D>();
     const auto answer = rows_of<D>(answers);
@@ -727,7 +764,7 @@ std::tuple<Tensor, Tensor> open_group(
 void add_to_row(Tensor delta, Tensor bank, int64_t row) {
   const State state(delta, bank);
   state.check_rows(0, row);
-  dispatch(delta.scalar_type(), [&](auto dtype) {
+  dispatch(state.dtype, [&](auto dtype) {
     using D = decltype(dtype);
     const auto from = state.x_rows<D>(), to = state.bank_rows<D>();
     for_tokens(state.tokens, 3 * state.hidden, [&](int64_t begin, int64_t end) {
@@ -765,3 +802,51 @@ STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
   library.impl("cpp_mix_scored", TORCH_BOX(&mix_scored));
   library.impl("cpp_add_to_row", TORCH_BOX(&add_to_row));
 }
+
+#ifdef PY_VERSION_HEX
+// The single pass for graphs that are compiled; see cpp_direct.py.
+namespace {
+
+void* (*data_of)(PyObject*) = nullptr;  // of a tensor, by torch
+
+int64_t bits(int64_t from, int at, int count) { return (from >> at) & ((int64_t{1} << count) - 1); }
+
+PyObject* single_pass_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 10) {
+    PyErr_SetString(PyExc_TypeError, "single_pass takes six tensors and four numbers");
+    return nullptr;
+  }
+  int64_t numbers[4];
+  for (int i = 0; i < 4; ++i) numbers[i] = PyLong_AsLongLong(given[6 + i]);
+  if (PyErr_Occurred()) return nullptr;
+  const auto [tokens, layout, place, eps] = numbers;
+  const auto dtype = static_cast<ScalarType>(bits(layout, 48, 8));
+  const auto norm_dtype = static_cast<ScalarType>(bits(layout, 56, 7));
+  const int64_t size = dtype == ScalarType::Float ? 4 : 2;
+  try {
+    const State state(
+        dtype, size, tokens, bits(layout, 0, 32), bits(layout, 32, 16), data_of(given[0]),
+        data_of(given[1]));
+    const auto floats = [&](int i) { return static_cast<const float*>(data_of(given[i])); };
+    const float* bias = given[4] == Py_None ? nullptr : floats(4);
+    attend(
+        state, 0, {}, Numbers(place, eps),
+        {floats(2), floats(3), bias, NormWeight(data_of(given[5]), norm_dtype)});
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+PyMethodDef single_pass_method = {
+    "single_pass", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&single_pass_direct)),
+    METH_FASTCALL, nullptr};
+
+}  // namespace
+
+extern "C" PyObject* attnres_serve_direct(void* torchs_data_of) {
+  data_of = reinterpret_cast<void* (*)(PyObject*)>(torchs_data_of);
+  return PyCFunction_New(&single_pass_method, nullptr);
+}
+#endif

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attnres_serve.kernels import cpp_direct
 from attnres_serve.kernels.backends import BackendError, Place, SiteWeights
 
 SOURCE = Path(__file__).with_name("cpp_backend.cpp")
@@ -47,13 +48,15 @@ def prepare() -> None:
     if _ready:
         return
     try:
-        _load(_cache() / f"cpp_backend-{_fingerprint()}.so")
+        library = _cache() / f"cpp_backend-{_fingerprint()}.so"
+        _load(library)
     except OSError as error:
         raise BackendError(
             f"the C++ backend has no place for its library ({error}); set XDG_CACHE_HOME to a "
             "folder that can be written, or choose the torch backend."
         ) from error
     _register_fakes()
+    cpp_direct.install(library)
     _ready = True
 
 
@@ -169,8 +172,9 @@ def _register_fakes() -> None:
 
 
 def _fingerprint() -> str:
-    """Source, flags, torch and processor: what the compiled library depends on."""
-    parts = [SOURCE.read_text(), *FLAGS, torch.__version__, platform.machine()]
+    """Source, flags, torch, Python and processor: what the compiled library depends on."""
+    python = str(sys.implementation.cache_tag)
+    parts = [SOURCE.read_text(), *FLAGS, torch.__version__, python, platform.machine()]
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():  # -march=native: a cache shared by machines holds a library for each kind
         lines = cpuinfo.read_text().splitlines()
