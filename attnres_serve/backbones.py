@@ -72,6 +72,7 @@ class AttnResMixin(_Base):
             _set_qk_norm_eps(self.model, config.attn_res_qk_norm_eps)
         if not vllm_config.model_config.enforce_eager:
             compat.keep_order_of_mutations()
+            compat.accept_compiled_code()
         spec = spec_of(config)
         if spec is None:
             return

@@ -256,6 +256,22 @@ def keep_order_of_mutations() -> None:
     torch.compiler.config.cache_key_tag += MENDS
 
 
+def accept_compiled_code() -> None:
+    """Let vLLM take compiled code from its cache on CPU, where it compiles anew at every start.
+
+    vLLM 0.32 ends loading by a method that functions of its own compiler have.  On CPU the compiler
+    is inductor itself, whose functions need nothing more, and have no such method.  Called where a
+    model is built (idempotent).
+    """
+    try:
+        from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+    except ImportError:  # an older torch, with which vLLM keeps no such code
+        return
+    loaded: Any = BundledAOTAutogradSerializableCallable
+    if not hasattr(loaded, "finalize_loading"):
+        loaded.finalize_loading = lambda self, vllm_config: None
+
+
 def is_norm(module) -> bool:
     from vllm.model_executor.layers.layernorm import RMSNorm
 

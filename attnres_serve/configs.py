@@ -13,7 +13,7 @@ from attnres_serve import __version__, compat
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.translation import Translation
-from attnres_serve.kernels import cpp_direct
+from attnres_serve.kernels import cpp_direct, processor
 from attnres_serve.spec import AttnResSpec
 
 
@@ -63,8 +63,10 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     config.name_or_path = name_or_path
     config.architectures = [FAMILIES[translation.base].architecture]
     config.attn_res = translation.spec.to_house() if translation.spec else None
-    # What the graph is made of is not all traced, so the compile-cache key needs our version too.
-    config.attn_res_version = f"{__version__}, {compat.MENDS}, {cpp_direct.VERSION}"
+    # For vLLM's compile-cache key: what the graph is made of is not all traced, and what is
+    # compiled on CPU is for one kind of processor.
+    parts = __version__, compat.MENDS, cpp_direct.VERSION, processor.features()
+    config.attn_res_version = ", ".join(parts)
     config.attn_res_format = translation.format
     config.attn_res_qk_norm_eps = translation.qk_norm_eps
     return config

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels import cpp_direct
+from attnres_serve.kernels import cpp_direct, processor
 from attnres_serve.kernels.backends import BackendError, Place, SiteWeights
 
 SOURCE = Path(__file__).with_name("cpp_backend.cpp")
@@ -175,10 +175,7 @@ def _fingerprint() -> str:
     """Source, flags, torch, Python and processor: what the compiled library depends on."""
     python = str(sys.implementation.cache_tag)
     parts = [SOURCE.read_text(), *FLAGS, torch.__version__, python, platform.machine()]
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():  # -march=native: a cache shared by machines holds a library for each kind
-        lines = cpuinfo.read_text().splitlines()
-        parts += sorted({line for line in lines if line.startswith(("flags", "Features"))})
+    parts.append(processor.features())  # -march=native: a shared cache has a library for each kind
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -170,6 +170,8 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
             "original_max_position_embeddings is 64.5; expected a whole number",
         ),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "expected the first to be smaller"),
+        ({"rope_theta": None, "rope_scaling": LLAMA3}, "rope_theta is None; give a positive"),
+        ({"rope_scaling": LLAMA3 | {"rope_theta": None}}, "rope_theta is None; give a positive"),
         ({"max_position_embeddings": 10**30}, "expected a whole number of tokens, from 1 to"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

@@ -1,6 +1,5 @@
 """Compiled graphs call the single pass of the cpp backend past torch's dispatcher."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +7,7 @@ from pathlib import Path
 import in_place
 import pytest
 import torch
-from checkpoints import GOLDENS
 from kernel_cases import DTYPES
-from serving import check_job, engine_job, expected, run_engine
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN
@@ -156,17 +153,3 @@ def test_a_profiler_sees_the_calls() -> None:
             compiled(x, bank, weights)
             compiled(x, bank, weights)
     assert [event.name for event in profiler.events()].count(cpp_direct.NAME) == 2
-
-
-@pytest.mark.engine
-def test_every_site_of_a_served_model(tmp_path: Path) -> None:
-    """None is called as an operator, and the answers are the golden's."""
-    golden, cache = GOLDENS / "fla_transformer_block", tmp_path / "cache"
-    cases = expected(golden)
-    prompts = [case["prompt"] for case in cases]
-    job = engine_job(golden, prompts, "single_pass", mode="compiled")
-    (answers,) = run_engine([job], tmp_path, VLLM_CACHE_ROOT=str(cache))["results"]
-    check_job(answers, cases)
-    code = "".join(path.read_text() for path in cache.rglob("inductor_cache/**/*.py"))
-    layers = json.loads((golden / "config.json").read_text())["num_hidden_layers"]
-    assert code.count(DIRECT) == 2 * layers and OPERATOR not in code

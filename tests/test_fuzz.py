@@ -135,20 +135,20 @@ def refusal(error: CheckpointError) -> tuple[str, str]:
 def judged(folder: Path, meaning: Callable[[], Tensor]) -> tuple[str, str]:
     """``refused``, ``served`` or ``wrong``, and the sentence or what is wrong."""
     try:
-        if (
-            checkpoint.examine(folder).translation is None
-        ):  # nothing of ours, which the launcher says
+        translation = checkpoint.examine(folder).translation
+        if translation is None:  # nothing of ours, which the launcher says
             return "refused", ""
     except CheckpointError as error:
         return refusal(error)
     except Exception as error:
         return "wrong", f"judged with {type(error).__name__}: {error}"
+    context = translation.config.get("max_position_embeddings")  # an engine answers nothing longer
     try:
-        found = serve(folder, IDS)
+        found = serve(folder, IDS[:context])
     except Exception as error:
         return "wrong", f"accepted, then {type(error).__name__}: {error}"
     try:
-        excess = difference(found, meaning())
+        excess = difference(found, meaning()[:context])
     except Exception as error:
         return "wrong", f"served, but it means nothing: {type(error).__name__}: {error}"
     return ("served", "") if excess < 1 else ("wrong", f"served with {excess:.3g} times the bound")

@@ -1,0 +1,36 @@
+"""What a compiled start on CPU makes and keeps: the code of the sites, and the next start's."""
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import GOLDENS
+from serving import check_executed, check_job, engine_job, expected, run_engine
+
+from attnres_serve.kernels import cpp_direct
+
+pytestmark = pytest.mark.engine
+GOLDEN = GOLDENS / "fla_transformer_block"
+LOADED = "Directly load AOT compilation"
+
+
+def start(folder: Path, cache: Path) -> str:
+    """Serve the golden, compiled; returns the engine's log."""
+    cases = expected(GOLDEN)
+    prompts = [case["prompt"] for case in cases]
+    job = engine_job(GOLDEN, prompts, "single_pass", mode="compiled")
+    (answers,) = run_engine([job], folder, VLLM_CACHE_ROOT=str(cache))["results"]
+    check_job(answers, cases)
+    check_executed(answers, "single_pass", compiled=True)
+    return (folder / "log").read_text()
+
+
+def test_every_site_is_called_directly_and_the_next_start_loads_it(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert LOADED not in start(tmp_path / "first", cache)
+    code = "".join(path.read_text() for path in cache.rglob("inductor_cache/**/*.py"))
+    layers = json.loads((GOLDEN / "config.json").read_text())["num_hidden_layers"]
+    assert code.count("attnres_single_pass(") == 2 * layers
+    assert f"{cpp_direct.OPERATOR}(" not in code
+    log = start(tmp_path / "second", cache)
+    assert LOADED in log and "load failure" not in log
