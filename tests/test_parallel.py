@@ -39,9 +39,9 @@ def pipeline(golden: str, first: int, algorithm: str, **options) -> dict:
     return job(golden, algorithm, "compiled", **options) | {"env": partition}
 
 
-def check(jobs: list[dict], golden: str, folder, cores: str = "0|1") -> None:
+def check(jobs: list[dict], golden: str, folder, cores: str = "0|1", **env: str) -> None:
     """Run the jobs in one process, each worker on its core, and check every answer."""
-    results = run_engine(jobs, folder, VLLM_CPU_OMP_THREADS_BIND=cores)["results"]
+    results = run_engine(jobs, folder, VLLM_CPU_OMP_THREADS_BIND=cores, **env)["results"]
     for asked, result in zip(jobs, results, strict=True):
         check_job(result, expected(GOLDENS / golden))
         check_executed(result, asked["algorithm"], compiled=asked["mode"] == "compiled")
@@ -55,6 +55,15 @@ def test_two_workers_share_the_heads(tmp_path):
 @pytest.mark.parametrize("algorithm", ["two_phase", "score_on_write"])
 def test_a_stage_that_starts_inside_a_block(algorithm, tmp_path):
     check([pipeline(BLOCK, IN_MID_BLOCK, algorithm)], BLOCK, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_stages_load_their_own_code(tmp_path):
+    """From one cache, where a split is moved and moved back."""
+    jobs = [pipeline(BLOCK, first, "single_pass") for first in (2, 3, 2, 3)]
+    check(jobs, BLOCK, tmp_path, VLLM_CACHE_ROOT=str(tmp_path / "cache"))
+    log = (tmp_path / "log").read_text()
+    assert log.count("Directly load AOT compilation") == 2 * 2  # both stages of the last two
 
 
 @pytest.mark.exhaustive
