@@ -579,6 +579,13 @@ struct Numbers {
 struct Site {
   const float *query, *key_norm, *bias;  // there may be no bias
   NormWeight norm_weight;
+  Site(const float* query, const float* key_norm, const float* bias, NormWeight norm_weight)
+      : query(query), key_norm(key_norm), bias(bias), norm_weight(norm_weight) {}
+  Site(
+      const Tensor& query, const Tensor& key_norm, const std::optional<Tensor>& bias,
+      const Tensor& norm_weight, int64_t hidden)
+      : Site(floats(query, hidden), floats(key_norm, hidden), floats(bias, 1),
+             NormWeight(norm_weight, hidden)) {}
 };
 
 float read_bias(const float* bias) { return bias ? *bias : 0; }
@@ -586,12 +593,8 @@ float read_bias(const float* bias) { return bias ? *bias : 0; }
 #define SITE_PARAMETERS                                                                    \
   int64_t place, int64_t eps, Tensor query, Tensor key_norm, std::optional<Tensor> bias,   \
       Tensor norm_weight
-#define SITE_ARGUMENTS(hidden)                                                             \
-  Numbers(place, eps),                                                                     \
-      Site {                                                                               \
-    floats(query, hidden), floats(key_norm, hidden), floats(bias, 1),                      \
-        NormWeight(norm_weight, hidden)                                                    \
-  }
+#define SITE_ARGUMENTS(hidden) \
+  Numbers(place, eps), Site(query, key_norm, bias, norm_weight, hidden)
 
 // Sources are what is known ahead and the rows from `first` to `row`, the last of which `x` is
 // added to.

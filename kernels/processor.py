@@ -1,9 +1,11 @@
 """What kind of processor this is, for the keys of what was compiled for it."""
 
+import functools
 import hashlib
 from pathlib import Path
 
 
+@functools.cache
 def features() -> str:
     """A digest of the instructions that the processor has; caches are shared by machines."""
     cpuinfo = Path("/proc/cpuinfo")

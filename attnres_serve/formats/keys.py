@@ -166,8 +166,7 @@ def _check_rope(config: dict[str, Any]) -> None:
                 + (f"it lacks {name}" if name in needed else f"{name} is not supported")
                 + f"; the type {kind!r} has rope_theta{''.join(f', {n}' for n in needed)}."
             )
-    nothing = any(where.get("rope_theta", 1) is None for where in (config, rope))
-    if kind != "default" and nothing and "rope_theta" not in values:
+    if kind != "default" and (config | rope).get("rope_theta", 1) is None:
         raise CheckpointError("rope_theta is None; give a positive number or remove the key.")
     for name, value in (*values.items(), ("rope_theta", 1 if theta is None else theta)):
         if not is_number(value) or value <= 0:
