@@ -71,6 +71,7 @@ class AttnResMixin(_Base):
         if config.attn_res_qk_norm_eps is not None:
             _set_qk_norm_eps(self.model, config.attn_res_qk_norm_eps)
         if not vllm_config.model_config.enforce_eager:
+            compat.tell_origin(vllm_config)
             compat.keep_order_of_mutations()
             compat.accept_compiled_code()
         spec = spec_of(config)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FINAL_NORM, SITE_NORMS
 from attnres_serve.frames import with_room
+from attnres_serve.kernels import origin
 
 OLDEST, NEWEST = (0, 28), (0, 32)  # minor versions that the tests ran with (docs/versions.md)
 UNTESTED = (0, 33)  # allowed up to this one: nothing that is used here was announced to go
@@ -189,10 +190,6 @@ def forget_shared_memory() -> None:
                         path.unlink(missing_ok=True)
 
 
-# In the keys of vLLM's and inductor's caches: a graph compiled without these mends is not reused.
-MENDS = "mend 1 of inductor"
-
-
 def permit_amx() -> None:
     """Ask the kernel for AMX on processors that have it.
 
@@ -253,7 +250,7 @@ def keep_order_of_mutations() -> None:
 
     recompute_size_and_body.keeps_order_of_mutations = True  # type: ignore[attr-defined]
     SchedulerNode.recompute_size_and_body = recompute_size_and_body
-    torch.compiler.config.cache_key_tag += MENDS
+    torch.compiler.config.cache_key_tag += origin.source()
 
 
 def accept_compiled_code() -> None:
@@ -261,8 +258,12 @@ def accept_compiled_code() -> None:
 
     vLLM 0.32 ends loading by a method that functions of its own compiler have.  On CPU the compiler
     is inductor itself, whose functions need nothing more, and have no such method.  Called where a
-    model is built (idempotent).
+    model is built (idempotent).  A vLLM that was not tested may mean more by it: it compiles anew.
     """
+    import vllm
+
+    if not on_cpu() or _minor(vllm.__version__) > NEWEST:
+        return
     try:
         from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
     except ImportError:  # an older torch, with which vLLM keeps no such code
@@ -391,6 +392,14 @@ def all_workers(flag: bool) -> bool:
     flags = torch.tensor([int(flag)])
     torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
     return bool(flags)
+
+
+def tell_origin(vllm_config) -> None:
+    """Have vLLM's compile-cache key tell what this worker's code is compiled from and for."""
+    told = [origin.source()]
+    if on_cpu():
+        told += [origin.processor(), origin.vectors()]
+    set_additional(vllm_config, "compiled_by_attnres", " ".join(told))
 
 
 def set_additional(vllm_config, key: str, value: str) -> None:

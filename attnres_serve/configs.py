@@ -9,11 +9,9 @@ from typing import Any
 
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from attnres_serve import __version__, compat
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.translation import Translation
-from attnres_serve.kernels import cpp_direct, processor
 from attnres_serve.spec import AttnResSpec
 
 
@@ -51,7 +49,7 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     """The configuration that vLLM and every one of its processes sees.
 
     Beside the base family's fields it holds ``attn_res`` (the normalised specification, None for
-    standard residuals), ``attn_res_version``, ``attn_res_format`` and ``attn_res_qk_norm_eps``.
+    standard residuals), ``attn_res_format`` and ``attn_res_qk_norm_eps``.
     """
     cls = CLASSES[translation.base]
     fields: dict[str, Any] = {
@@ -63,10 +61,6 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     config.name_or_path = name_or_path
     config.architectures = [FAMILIES[translation.base].architecture]
     config.attn_res = translation.spec.to_house() if translation.spec else None
-    # For vLLM's compile-cache key: what the graph is made of is not all traced, and what is
-    # compiled on CPU is for one kind of processor.
-    parts = __version__, compat.MENDS, cpp_direct.VERSION, processor.features()
-    config.attn_res_version = ", ".join(parts)
     config.attn_res_format = translation.format
     config.attn_res_qk_norm_eps = translation.qk_norm_eps
     return config

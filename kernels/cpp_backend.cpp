@@ -807,7 +807,8 @@ STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
 }
 
 #ifdef PY_VERSION_HEX
-// The single pass for graphs that are compiled; see cpp_direct.py.
+// The single pass for graphs that are compiled; see cpp_direct.py.  It holds Python's lock, as the
+// loops of inductor do.
 namespace {
 
 void* (*data_of)(PyObject*) = nullptr;  // of a tensor, by torch
@@ -820,8 +821,10 @@ PyObject* single_pass_direct(PyObject*, PyObject* const* given, Py_ssize_t count
     return nullptr;
   }
   int64_t numbers[4];
-  for (int i = 0; i < 4; ++i) numbers[i] = PyLong_AsLongLong(given[6 + i]);
-  if (PyErr_Occurred()) return nullptr;
+  for (int i = 0; i < 4; ++i) {
+    numbers[i] = PyLong_AsLongLong(given[6 + i]);
+    if (numbers[i] == -1 && PyErr_Occurred()) return nullptr;
+  }
   const auto [tokens, layout, place, eps] = numbers;
   const auto dtype = static_cast<ScalarType>(bits(layout, 48, 8));
   const auto norm_dtype = static_cast<ScalarType>(bits(layout, 56, 7));
@@ -837,6 +840,9 @@ PyObject* single_pass_direct(PyObject*, PyObject* const* given, Py_ssize_t count
         {floats(2), floats(3), bias, NormWeight(data_of(given[5]), norm_dtype)});
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "single_pass ended by an unknown exception");
     return nullptr;
   }
   Py_RETURN_NONE;

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels import cpp_direct, processor
+from attnres_serve.kernels import cpp_direct, origin
 from attnres_serve.kernels.backends import BackendError, Place, SiteWeights
 
 SOURCE = Path(__file__).with_name("cpp_backend.cpp")
@@ -175,7 +175,7 @@ def _fingerprint() -> str:
     """Source, flags, torch, Python and processor: what the compiled library depends on."""
     python = str(sys.implementation.cache_tag)
     parts = [SOURCE.read_text(), *FLAGS, torch.__version__, python, platform.machine()]
-    parts.append(processor.features())  # -march=native: a shared cache has a library for each kind
+    parts.append(origin.processor())  # -march=native: a shared cache has a library for each kind
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnres_serve.kernels import origin
+
 NAME = "attnres_serve::cpp_single_pass"
 OPERATOR = "torch.ops.attnres_serve.cpp_single_pass.default"
-# Part of the keys under which compiled code is kept: of what single_pass takes.
-VERSION = "direct call 1"
+TORCH = "2.13."  # what is used of inductor here is not public: others call the operator
 ENTRY = "attnres_serve_direct"
 DTYPES = {torch.float32: 6, torch.float16: 5, torch.bfloat16: 15}  # numbers of c10::ScalarType
 
@@ -50,17 +51,19 @@ def install(library: Path) -> None:
         library: the compiled backend, which is loaded.
     """
     global single_pass
+    if not torch.__version__.startswith(TORCH):
+        return
     try:
         from torch._inductor.codegen import custom_extern_kernel_codegen as custom
 
         address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
         make = getattr(ctypes.PyDLL(str(library)), ENTRY)
-    except (ImportError, AttributeError):  # another torch, or compiled without Python's headers
+    except AttributeError:  # compiled without Python's headers
         return
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p]
     single_pass = make(address)
     custom.CUSTOM_EXTERN_KERNEL_CODEGEN[OPERATOR] = custom.CustomCodegen(python=_write_call)
-    torch.compiler.config.cache_key_tag += VERSION
+    torch.compiler.config.cache_key_tag += origin.source()
 
 
 def layout(hidden: int, slots: int, dtype: torch.dtype, norm_dtype: torch.dtype) -> int:
@@ -98,7 +101,8 @@ def _fits(x, bank, place, eps, query, key_norm, bias, norm_weight) -> bool:
     slots = bank.get_size()[1]
     learned = query, key_norm, norm_weight
     return (
-        isinstance(hidden, Integer)
+        x.get_device() == bank.get_device() == torch.device("cpu")
+        and isinstance(hidden, Integer)
         and isinstance(slots, Integer)
         and slots < 2**16
         and list(x.get_stride()) == [hidden, 1]

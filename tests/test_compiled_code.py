@@ -14,12 +14,13 @@ GOLDEN = GOLDENS / "fla_transformer_block"
 LOADED = "Directly load AOT compilation"
 
 
-def start(folder: Path, cache: Path) -> str:
+def start(folder: Path, cache: Path, **environment: str) -> str:
     """Serve the golden, compiled; returns the engine's log."""
     cases = expected(GOLDEN)
     prompts = [case["prompt"] for case in cases]
     job = engine_job(GOLDEN, prompts, "single_pass", mode="compiled")
-    (answers,) = run_engine([job], folder, VLLM_CACHE_ROOT=str(cache))["results"]
+    environment["VLLM_CACHE_ROOT"] = str(cache)
+    (answers,) = run_engine([job], folder, **environment)["results"]
     check_job(answers, cases)
     check_executed(answers, "single_pass", compiled=True)
     return (folder / "log").read_text()
@@ -34,3 +35,11 @@ def test_every_site_is_called_directly_and_the_next_start_loads_it(tmp_path: Pat
     assert f"{cpp_direct.OPERATOR}(" not in code
     log = start(tmp_path / "second", cache)
     assert LOADED in log and "load failure" not in log
+
+
+@pytest.mark.exhaustive
+def test_code_for_wider_vectors_is_not_loaded(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    start(tmp_path / "wide", cache)
+    assert LOADED not in start(tmp_path / "narrow", cache, ATEN_CPU_CAPABILITY="avx2")
+    assert LOADED in start(tmp_path / "wide again", cache)

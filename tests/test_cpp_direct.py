@@ -102,14 +102,15 @@ def test_what_the_call_cannot_read_goes_to_the_operator(graph: Callable) -> None
     torch.testing.assert_close(bank, other)
 
 
-def test_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the entry, as compiled without Python's headers, operators are called as before.
+@pytest.mark.parametrize(("missing", "name"), [("ENTRY", "of_another_library"), ("TORCH", "2.12.")])
+def test_without_direct_calls(missing: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compiled without Python's headers, or with another torch, operators are called as before.
 
     So they are by code that was generated elsewhere, for direct calls.
     """
     x, bank, (weights, *_) = in_place.inputs(5, "cpu")
     monkeypatch.delitem(CUSTOM_EXTERN_KERNEL_CODEGEN, cpp_direct.OPERATOR)
-    monkeypatch.setattr(cpp_direct, "ENTRY", "of_another_library")
+    monkeypatch.setattr(cpp_direct, missing, name)
     monkeypatch.setattr(cpp_direct, "single_pass", cpp_direct._by_operator)
     library = next(Path(path) for path in torch.ops.loaded_libraries if "cpp_backend" in path)
     cpp_direct.install(library)
