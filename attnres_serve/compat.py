@@ -4,6 +4,7 @@ Read against vLLM 0.28.0 to 0.32.0, see docs/versions.md.  vLLM itself is import
 functions, so that this module can be imported, and the version judged, without it.
 """
 
+import functools
 import multiprocessing
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -423,6 +424,30 @@ async def model_cards(state) -> list[dict[str, Any]]:
     return [card.model_dump() for card in listed.data]
 
 
+def are_items(items: list[Any]) -> bool:
+    """Whether a list is one of input items of ``/v1/responses``; it ends at the first wrong one."""
+    from pydantic import ValidationError
+
+    try:
+        _items().validate_python(items)
+    except ValidationError:
+        return False
+    return True
+
+
+@functools.cache
+def _items() -> Any:
+    """What reads input items as vLLM's route does."""
+    from typing import Annotated, get_args, get_origin
+
+    from pydantic import FailFast, TypeAdapter
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    given = get_args(ResponsesRequest.model_fields["input"].annotation)
+    listed: Any = next(kind for kind in given if get_origin(kind) is list)
+    return TypeAdapter(Annotated[listed, FailFast()])
+
+
 async def require_json(request) -> None:
     """Refuse a body that is not declared as JSON, as vLLM's own routes do."""
     from vllm.entrypoints.serve.utils.api_utils import validate_json_request
@@ -490,10 +515,16 @@ async def ask_workers(client, method: str, *args) -> list[Any]:
 async def generate(
     client, ids: list[int], max_tokens: int, name: str, ignore_eos: bool = False
 ) -> list[int]:
-    """Greedy continuation of a prompt by the engine; a cancelled one is aborted there."""
+    """Greedy continuation of a prompt by the engine; a cancelled one is aborted there.
+
+    Raises:
+        RuntimeError: the engine gave it up; what there is of it is not the answer.
+    """
     tokens: list[int] = []
     async for output in client.generate(*_greedy(ids, max_tokens, ignore_eos), name):
         tokens = list(output.outputs[0].token_ids)
+        if output.outputs[0].finish_reason in ("abort", "error"):
+            raise RuntimeError("the engine ended a request before its answer was complete")
     return tokens
 
 
@@ -977,6 +1008,8 @@ def run_server(
             "found --grpc; its server has neither our routes nor the API key, so leave it out or "
             "run vLLM's own command."
         )
+    if not all(key and key.strip() for key in args.api_key or ()):
+        raise SettingError("found an empty --api-key, with which the server is open; leave it out.")
     if keys and args.api_key:
         raise SettingError("found --api-key beside --api-key-file; give one of them.")
     args.api_key = [Secret(key) for key in keys or args.api_key or ()] or None

@@ -1,4 +1,8 @@
-"""What the server asks of vLLM's workers, by name through ``collective_rpc``."""
+"""What the server asks of vLLM's workers, by name through ``collective_rpc``.
+
+Nothing here raises: vLLM would leave the other workers' answers unread, and take them for those to
+a later call.
+"""
 
 from typing import Any
 
@@ -18,7 +22,11 @@ class WorkerExtension:
 
     def attn_res_untraceable(self) -> str | None:
         """Why there are no traces on this worker, in one sentence; None if there are."""
-        return compat.untraceable(self)
+        try:
+            return compat.untraceable(self)
+        except Exception:  # the attention of a vLLM that was not tested may be another
+            compat.logger().exception("AttnRes: traces are off")
+            return "there are no traces on this server; its log says why."
 
     def attn_res_trace(
         self, ids: list[int], positions: list[int], sites: list[int]
@@ -28,8 +36,7 @@ class WorkerExtension:
         Returns:
             ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
             worker; for each its index, weights and RMS of the sources, both as the bytes of
-            ``[tokens, sources]`` float32.  It never raises: vLLM would leave the other workers'
-            answers unread, and take them for those to a later call.
+            ``[tokens, sources]`` float32.
         """
         from attnres_serve import trace
         from attnres_serve.residual import SiteOrderError

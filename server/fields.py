@@ -11,7 +11,7 @@ from typing import Any
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
 RESPONSES = "/v1/responses"
-# The values with which a field says what happens anyway.
+# The values with which a field says what happens anyway; behind a dot is a field of a field.
 UNREAD: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "function_call": (None, "none"),
@@ -21,10 +21,11 @@ UNREAD: dict[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
+    "stream_options.include_obfuscation": (None, False),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-# Those of ``/v1/responses`` beside them; the part behind a dot is a field of a field.
+# Those of ``/v1/responses`` beside them.
 UNREAD_OF_RESPONSES: dict[str, tuple[Any, ...]] = {
     "access_programs": (None, {}),
     "context_management": (None, []),

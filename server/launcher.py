@@ -83,6 +83,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
             "VLLM_API_KEY, or into a file for --api-key-file.",
             file=sys.stderr,
         )
+    check_plugin()
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -101,6 +102,18 @@ def check_environment() -> None:
     for name, does in UNPROTECTED.items():
         if os.environ.get(name, "0") not in ("", "0"):
             raise SettingError(f"{name} is set, which {does}; unset it or run vLLM's own command.")
+
+
+def check_plugin() -> None:
+    """Raise SettingError if vLLM could not load our endpoint plugin; it would serve without it."""
+    try:
+        (point,) = entry_points(group="vllm.endpoint_plugins", name="attnres")
+        point.load()
+    except Exception as error:
+        raise SettingError(
+            "the routes of attnres-serve, and with them keys and bounds, cannot be loaded "
+            f"({type(error).__name__}: {error}); install it anew with `pip install attnres-serve`."
+        ) from None
 
 
 def bundled_demo() -> str:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attnres_serve import compat
 from attnres_serve.server import fields
 from attnres_serve.server.guard import PROBES
 from attnres_serve.server.policy import Policy
@@ -22,6 +23,12 @@ BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = "/v1/attn_res"  # but for this one, which asks the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
+# Pydantic makes errors, of several kB each, of all that is wrong before anything can answer: up to
+# 17 of an entry in some list or object, and 233 of an item of /v1/responses.
+ENTRIES = 10_000  # in all lists and objects together, without token ids
+ITEMS = 50  # of /v1/responses that may all be wrong
+# Fields that hold token ids: each id, or sequence of ids, is right or wrong by itself.
+TOKEN_IDS = ("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids")
 # Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
 BATCHES = ("prompt", "messages", "items", "questions")
 
@@ -105,6 +112,12 @@ class Limits:
                     "has too long a number, or is not in UTF-8.",
                 ) from None
             return
+        if _separators(body) > ENTRIES and has_many_entries(asked):
+            raise HTTPException(
+                400,
+                f"The lists and objects of this request have more than {ENTRIES} entries, without "
+                "the token ids of a prompt; ask in several requests.",
+            )
         count, limit = sequences(asked), self.policy.max_sequences
         if count > limit:
             raise HTTPException(
@@ -113,6 +126,9 @@ class Limits:
                 f"takes at most {limit} at a time, so ask in several requests.",
             )
         if isinstance(asked, dict):
+            items = asked.get("input")
+            if isinstance(items, list) and len(items) > ITEMS and not compat.are_items(items):
+                raise HTTPException(400, "'input' has an item that is of no kind of OpenAI's.")
             problem = fields.problem(get_route_path(scope), asked, self.calls_tools)
             if problem is not None:
                 raise HTTPException(400, problem)
@@ -135,6 +151,40 @@ def is_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def _separators(body: bytes) -> int:
+    """At least as many as there are entries."""
+    return sum(body.count(mark) for mark in (b",", b"[", b"{"))
+
+
+def has_many_entries(asked: Any) -> bool:
+    """Whether all lists and objects of a body together have more than ``ENTRIES`` entries.
+
+    Token ids do not count in the fields that hold them.
+    """
+    if isinstance(asked, dict):
+        asked = {
+            name: value
+            for name, value in asked.items()
+            if name not in TOKEN_IDS or not (_are_ids(value) or _are_sequences(value))
+        }
+    level, count = [asked], 0
+    while level:
+        count += sum(map(len, level))
+        if count > ENTRIES:
+            return True
+        held = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for one in held if isinstance(one, dict | list)]
+    return False
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and {*map(type, value)} == {int} and min(value) >= 0
+
+
+def _are_sequences(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= ENTRIES and all(map(_are_ids, value))
 
 
 def sequences(asked: Any) -> float:

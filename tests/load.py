@@ -102,12 +102,11 @@ async def _traced(client: httpx.AsyncClient, leaves: bool) -> str | None:
 async def _posted(client: httpx.AsyncClient, leaves: bool, path: str, body: dict) -> str | None:
     asked = client.post(path, json=body)
     if leaves:
-        try:
-            await asyncio.wait_for(asked, random.uniform(0.01, 0.3))
-        except TimeoutError:
-            return None
+        asked = asyncio.wait_for(asked, random.uniform(0.01, 0.3))
+    try:
+        answer = await asked
+    except TimeoutError:
         return None
-    answer = await asked
     return None if answer.status_code == 200 else f"{answer.status_code} {answer.text}"
 
 

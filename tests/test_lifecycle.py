@@ -39,7 +39,7 @@ class Client:
         self.prompts.append((params.max_tokens, params.ignore_eos))
         await self.answer()
         for _ in range(params.max_tokens):
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1])])
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1], finish_reason="length")])
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.stopped.append(timeout)

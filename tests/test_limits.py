@@ -6,6 +6,8 @@ import json
 import math
 import pickle
 import re
+import time
+from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,8 @@ from asgi import Client, ask
 from fastapi import FastAPI, Request, Response, WebSocket
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 from serving import GOLDENS
 from starlette.middleware.cors import CORSMiddleware
@@ -25,7 +29,7 @@ from starlette.websockets import WebSocketDisconnect
 pytest.importorskip("vllm")
 
 from attnres_serve import cli, compat
-from attnres_serve.server import fields, limits
+from attnres_serve.server import fields, launcher, limits
 from attnres_serve.server.endpoints import protect
 from attnres_serve.server.guard import PAGE, PROBES, is_local
 from attnres_serve.server.headers import BoundedHeaders
@@ -436,6 +440,73 @@ def test_json_that_is_not_too_deep():
     assert ask(app, "POST", DATA[0], [BEARER, shouted], chunks=[body]).status == 400
 
 
+def body_of(**fields) -> bytes:
+    return json.dumps(fields).encode()
+
+
+CROWDED = [  # what pydantic would make many errors of, millions in the largest body
+    *({"prompt": [-1] * 10**6}, {"prompt": [1.5] * 10**5}, {"prompt": [[1, -1]] * 10**5}),
+    *({"prompt": [True] * 10**5}, {"prompt": [[]] * 10**5}, {"bad_words": [1] * 10**6}),
+    *({"messages": [{}] * 10**5}, {"input": [{}] * 10**6}, {"sites": [-1] * 10**5}),
+    {"messages": [{"role": "user", "content": [{}] * 10**5}]},
+    {"metadata": {str(number): 1 for number in range(10**5)}},
+]
+
+
+@pytest.mark.parametrize("asked", CROWDED, ids=lambda asked: json.dumps(asked)[:40])
+def test_many_entries_are_refused(asked):
+    app = app_of()
+    answer = ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body_of(**asked)])
+    assert answer.status == 400 and f"more than {limits.ENTRIES} entries" in error_of(answer)
+    assert not app.state.reached
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"prompt": [1] * 10**6}, {"prompt": [[1] * 1000] * 200}, {"tokens": [0] * 10**6}),
+        *({"allowed_token_ids": [3] * 10**5}, {"prompt": "a, [{" * 10**5}),
+        {"messages": [{"role": "user", "content": "a, "}] * (limits.ENTRIES // 4)},
+    ],
+    ids=lambda asked: json.dumps(asked)[:40],
+)
+def test_token_ids_and_text_are_no_entries(asked):
+    answer = ask(app_of(), "POST", DATA[0], [BEARER, JSON], chunks=[body_of(**asked)])
+    assert answer.status == 200
+
+
+ITEMS = [
+    {"role": "user", "content": "a"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": "a"},
+]
+
+
+@pytest.mark.parametrize(("wrong", "status"), [([], 200), ([{}], 400), ([7], 400)], ids=str)
+def test_items_of_which_one_is_wrong_are_refused(wrong, status):
+    """Many of them: each wrong one is 233 errors of pydantic's."""
+    body = body_of(input=ITEMS * (limits.ITEMS // len(ITEMS) + 1) + wrong)
+    answer = ask(app_of(), "POST", fields.RESPONSES, [BEARER, JSON], chunks=[body])
+    assert answer.status == status
+
+
+def test_many_wrong_entries_are_refused_soon(vllms_app):
+    """As many as get through to vLLM's own check: what each route makes of them is bounded."""
+    some = limits.ENTRIES // 2 - 10
+    for path, asked in (
+        ("/v1/completions", {"prompt": [-1] * some}),
+        ("/v1/chat/completions", {"messages": [{}] * some}),
+        ("/v1/responses", {"input": [{}] * some}),
+        ("/v1/responses", {"input": [{}] * limits.ITEMS}),
+        ("/v1/attn_res/trace", {"prompt": [-1] * some}),
+    ):
+        begin = time.process_time()
+        answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[body_of(**asked)])
+        assert answer.status == 400, path
+        assert time.process_time() - begin < 5, path
+
+
 def test_many_sequences_are_refused():
     app = app_of(max_sequences=4)
     for n, status in ((4, 200), (5, 400), (10**30, 400)):
@@ -674,6 +745,7 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning(served, capfd, flag):
     [
         (["--api-key", KEY], {}, "--api-key beside --api-key-file"),
         (["--grpc"], {}, "--grpc"),
+        (["--api-key", ""], {}, "an empty --api-key"),
         ([], {"VLLM_SERVER_DEV_MODE": "1"}, "VLLM_SERVER_DEV_MODE"),
         ([], {"VLLM_USE_RUST_FRONTEND": "1"}, "VLLM_USE_RUST_FRONTEND"),
         ([], {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}, "VLLM_ENABLE_RESPONSES_API_STORE"),
@@ -691,6 +763,15 @@ def test_what_would_open_the_server_is_refused(
     assert cli.main(words) == 2 and not served
     err = capfd.readouterr().err.splitlines()
     assert said in err[-1] and err[-1].startswith("attnres-serve: ")
+
+
+@pytest.mark.parametrize("points", [[], [EntryPoint("attnres", "no.such.module:x", "group")]])
+def test_a_plugin_that_does_not_load_ends_the_start(served, capfd, monkeypatch, points):
+    """vLLM would log that, and serve without keys and bounds."""
+    monkeypatch.setattr(launcher, "entry_points", lambda **_: points)
+    assert cli.main(["serve", GOLDEN, "--port", "0"]) == 2 and not served
+    (said,) = capfd.readouterr().err.splitlines()
+    assert "keys and bounds, cannot be loaded" in said
 
 
 def test_development_routes_may_be_set_to_off(served, monkeypatch):
@@ -795,7 +876,10 @@ def test_vllm_counts_what_is_refused(vllms_app):
 
 
 FUNCTION = {"type": "function", "function": {"name": "f"}}
-DROPPED = [{"best_of": 3}, {"best_of": 2, "n": 1}, {"store": True}, {"modalities": ["audio"]}]
+DROPPED = [
+    *({"best_of": 3}, {"best_of": 2, "n": 1}, {"store": True}, {"modalities": ["audio"]}),
+    {"stream_options": {"include_obfuscation": True}},
+]
 
 
 @pytest.mark.parametrize("path", fields.ROUTES)
@@ -820,6 +904,7 @@ def test_a_field_that_vllm_would_drop_or_fail_at_is_refused_by_name(path, field)
     "field",
     [
         *({"best_of": 3, "n": 3}, {"best_of": 1}, {"store": None}, {"user": "a"}),
+        *({"stream_options": {"include_usage": True}}, {"stream_options": None}),
         *({"structured_outputs": None}, {"structured_outputs": {}}),
         *({"tools": None}, {"tools": []}, {"tools": [FUNCTION]}),
     ],
@@ -877,12 +962,21 @@ def test_tools_of_responses_where_their_calls_are_looked_for():
     assert "tools" in fields.problem(fields.RESPONSES, search, calls_tools=True)
 
 
-def test_every_documented_field_of_responses_is_read_or_refused():
+def test_every_documented_field_is_read_or_refused():
     """But for those that only name the caller or say where to cache."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-    documented = response_create_params.ResponseCreateParamsBase.__annotations__.keys()
-    assert {"conversation", "input"} <= documented
-    refused = {name.partition(".")[0] for name in fields.UNREAD | fields.UNREAD_OF_RESPONSES}
-    dropped = documented - ResponsesRequest.model_fields.keys() - refused - {"safety_identifier"}
-    assert not {name for name in dropped if not name.startswith("prompt_cache_")}
+    of_responses = fields.UNREAD | fields.UNREAD_OF_RESPONSES
+    for params, request, unread in (
+        (completion_create_params.CompletionCreateParamsBase, CompletionRequest, fields.UNREAD),
+        (chat_params.CompletionCreateParamsBase, ChatCompletionRequest, fields.UNREAD),
+        (response_create_params.ResponseCreateParamsBase, ResponsesRequest, of_responses),
+    ):
+        documented = params.__annotations__.keys()
+        assert {"model", "temperature"} <= documented
+        refused = {name.partition(".")[0] for name in unread} | {"best_of"}
+        dropped = documented - request.model_fields.keys() - refused
+        changing = dropped - {"safety_identifier", "metadata"}
+        assert not {name for name in changing if not name.startswith("prompt_cache_")}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnres_serve import settings
-from attnres_serve.server import launcher, policy
+from attnres_serve.server import launcher, metrics, policy
 from attnres_serve.server.policy import Policy
 
 PAGE = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
@@ -31,6 +31,12 @@ def test_every_flag_is_on_the_page():
             assert default == str(action.default)
         for choice in action.choices or ():
             assert f"`{choice}`" in default + said
+
+
+def test_metrics_and_what_is_refused_are_on_the_page():
+    served = [metrics.traces, metrics.passes, metrics.bank]
+    for name in [*launcher.UNPROTECTED, *(metric.describe()[0].name for metric in served)]:
+        assert f"`{name}" in PAGE
 
 
 def test_bounds_of_traces_are_flags():

@@ -323,11 +323,27 @@ def test_a_killed_process_ends_the_server(folder, name, command, two, title, bus
                 probes.append([server.client.get(path).status_code for path in paths])
                 time.sleep(0.05)
         status = server.process.wait(30)
-        print(f"{name}: status {status} after {time.monotonic() - begin:.1f} s")
+        seconds = time.monotonic() - begin
+        print(f"{name}: status {status} after {seconds:.1f} s")
         assert status == 1, tail(server.log)
+        assert seconds < 20  # 2 and 10 on an idle machine
         watched.gone(5)
     if not busy:  # otherwise vLLM ends as soon as a request has failed
         assert probes[-1] == [503, 503]
+
+
+@pytest.mark.soak
+def test_what_outlasts_the_timeout_is_cut_off(folder):
+    flags = (*FLAGS, "--shutdown-timeout", "1")
+    with running(OURS, DEMO, folder / "cut", *flags) as server, asked(server):
+        watched = Watched(server.process.pid)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0, tail(server.log)
+        seconds = time.monotonic() - begin
+        watched.gone(3)
+        print(f"cut off and ended after {seconds:.1f} s")
+        assert seconds > 1
 
 
 def test_a_second_sigterm_aborts(folder):

@@ -210,6 +210,7 @@ def test_a_worker_never_raises():
     worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
     found = WorkerExtension.attn_res_trace(worker, [10**6], [0], [0])
     assert found["problem"] and found["sites"] == []
+    assert "its log says why" in WorkerExtension.attn_res_untraceable(SimpleNamespace())
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])

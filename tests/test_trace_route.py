@@ -43,6 +43,7 @@ class Client:
         self.vllm_config = worker.vllm_config
         self.vllm_config.parallel_config.worker_extension_cls = compat.WORKER_EXTENSION
         self.asleep = self.errored = False
+        self.ended_by = "length"
         self.calls: list[str] = []
         self.generated = 0
         self.names: list[str] = []
@@ -64,7 +65,9 @@ class Client:
         self.generated += 1
         self.names.append(name)
         for end in range(1, params.max_tokens + 1):
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=ANSWER[:end])])
+            reason = self.ended_by if end == params.max_tokens else None
+            made = SimpleNamespace(token_ids=ANSWER[:end], finish_reason=reason)
+            yield SimpleNamespace(outputs=[made])
 
     def shutdown(self, timeout: float | None = None) -> None:
         pass
@@ -351,6 +354,13 @@ def test_a_worker_that_fails_is_an_error(app, client, monkeypatch):
         WorkerExtension, "attn_res_trace", lambda *_: {"problem": "the test says no.", "sites": []}
     )
     assert refused(app, 500, prompt=[3]) == "The test says no."
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_was_given_up_is_not_traced(app, client, reason):
+    client.ended_by = reason
+    answer = app.post(URL, json={"prompt": [3], "max_tokens": 2, "sites": [0]})
+    assert answer.status_code == 500 and "attn_res_trace" not in client.calls
 
 
 def test_without_a_tokenizer(app, client):
