@@ -107,8 +107,11 @@ def check_environment() -> None:
 def check_plugin() -> None:
     """Raise SettingError if vLLM could not load our endpoint plugin; it would serve without it."""
     try:
-        (point,) = entry_points(group="vllm.endpoint_plugins", name="attnres")
-        point.load()
+        points = entry_points(group="vllm.endpoint_plugins", name="attnres")
+        if not points:
+            raise ImportError("no entry point of vllm.endpoint_plugins is called attnres")
+        for point in points:
+            point.load()
     except Exception as error:
         raise SettingError(
             "the routes of attnres-serve, and with them keys and bounds, cannot be loaded "
