@@ -261,9 +261,7 @@ def accept_compiled_code() -> None:
     is inductor itself, whose functions need nothing more, and have no such method.  Called where a
     model is built (idempotent).  A vLLM that was not tested may mean more by it: it compiles anew.
     """
-    import vllm
-
-    if not on_cpu() or _minor(vllm.__version__) > NEWEST:
+    if not on_cpu() or untested_version():
         return
     try:
         from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable

@@ -1,7 +1,7 @@
 """What the server asks of vLLM's workers, by name through ``collective_rpc``.
 
-Nothing here raises: vLLM would leave the other workers' answers unread, and take them for those to
-a later call.
+What may fail answers with a sentence and never raises: vLLM would leave the other workers' answers
+unread, and take them for those to a later call.
 """
 
 from typing import Any

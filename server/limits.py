@@ -5,7 +5,8 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain, islice
 from typing import Any
 
 from starlette._utils import get_route_path
@@ -144,13 +145,15 @@ def _counts(scope: Scope) -> bool:
 
 def is_deep(value: Any) -> bool:
     """Whether lists and objects lie in one another more than ``DEPTH`` deep."""
-    level: list[dict | list] = [[value]]
-    for _ in range(DEPTH + 1):
+    return any(True for _ in islice(_levels(value), DEPTH, None))
+
+
+def _levels(value: Any) -> Iterator[list[dict | list]]:
+    """Lists and objects by how deep they lie in one another, the outermost first."""
+    held: Iterable[Any] = [value]
+    while level := [one for one in held if isinstance(one, dict | list)]:
+        yield level
         held = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for one in held if isinstance(one, dict | list)]
-        if not level:
-            return False
-    return True
 
 
 def _separators(body: bytes) -> int:
@@ -169,14 +172,8 @@ def has_many_entries(asked: Any) -> bool:
             for name, value in asked.items()
             if name not in TOKEN_IDS or not (_are_ids(value) or _are_sequences(value))
         }
-    level, count = [asked], 0
-    while level:
-        count += sum(map(len, level))
-        if count > ENTRIES:
-            return True
-        held = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for one in held if isinstance(one, dict | list)]
-    return False
+    counts = accumulate(sum(map(len, level)) for level in _levels(asked))
+    return any(count > ENTRIES for count in counts)
 
 
 def _are_ids(value: Any) -> bool:
