@@ -15,6 +15,7 @@ from attnres_serve.errors import SettingError
 from attnres_serve.families import FINAL_NORM, SITE_NORMS
 from attnres_serve.frames import with_room
 from attnres_serve.kernels import origin
+from attnres_serve.parent import end_with_parent
 
 OLDEST, NEWEST = (0, 28), (0, 32)  # minor versions that the tests ran with (docs/versions.md)
 UNTESTED = (0, 33)  # allowed up to this one: nothing that is used here was announced to go
@@ -172,6 +173,32 @@ PROCESSES = ("ApiServer_", "APIServer_", "EngineCore", "VllmWorker-")
 def is_process_of_vllm() -> bool:
     """Whether vLLM started this process, to serve."""
     return multiprocessing.current_process().name.startswith(PROCESSES)
+
+
+def end_coordinator_with_parent(vllm_config) -> None:
+    """Let the process that coordinates data-parallel engines end with its parent (idempotent).
+
+    It loads no plugins, so the server starts ``_coordinate`` there in the place of vLLM's function.
+    """
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+        global _COORDINATE
+        if DPCoordinatorProc.run_coordinator is not _coordinate:
+            _COORDINATE = DPCoordinatorProc.run_coordinator
+            DPCoordinatorProc.run_coordinator = staticmethod(_coordinate)
+
+
+_COORDINATE: Callable | None = None  # vLLM's own, where it is replaced
+
+
+def _coordinate(*args, **options) -> None:
+    """What the coordinator runs."""
+    from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+    end_with_parent()
+    run = _COORDINATE or DPCoordinatorProc.run_coordinator  # a spawned process has it as it was
+    run(*args, **options)
 
 
 def forget_shared_memory() -> None:

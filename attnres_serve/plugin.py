@@ -86,6 +86,7 @@ def on_config(vllm_config) -> None:
         )
     compat.require_safetensors(vllm_config)
     compat.install_worker_extension(vllm_config)
+    compat.end_coordinator_with_parent(vllm_config)
     source = compat.reads_weights_from(vllm_config)
     if source is not None and Path(source[0]).is_dir():
         examine(Path(source[0]))

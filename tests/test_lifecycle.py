@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 pytest.importorskip("vllm")
 
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import coordinator
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from attnres_serve import compat
@@ -285,6 +287,32 @@ def test_only_processes_of_vllm_end_with_their_parent(name, ends, monkeypatch):
         compat.multiprocessing, "current_process", lambda: SimpleNamespace(name=name)
     )
     assert compat.is_process_of_vllm() is ends
+
+
+def test_the_coordinator_of_data_parallel_engines_ends_with_its_parent(monkeypatch):
+    """Forked, it finds vLLM's function where ours is put; spawned, it has to be told ours by name."""
+    done = []
+    config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=2))
+    vllms = staticmethod(lambda *args, **options: done.append((args, options)))
+    monkeypatch.setattr(coordinator.DPCoordinatorProc, "run_coordinator", vllms)
+    monkeypatch.setattr(compat, "_COORDINATE", None)
+    monkeypatch.setattr(compat, "end_with_parent", lambda: done.append("watched"))
+    for _ in range(2):
+        compat.end_coordinator_with_parent(config)
+    started = coordinator.DPCoordinatorProc.run_coordinator
+    assert pickle.loads(pickle.dumps(started)) is started
+    started(1, engine_count=2)
+    monkeypatch.setattr(coordinator.DPCoordinatorProc, "run_coordinator", vllms)
+    monkeypatch.setattr(compat, "_COORDINATE", None)
+    started()
+    assert done == ["watched", ((1,), {"engine_count": 2}), "watched", ((), {})]
+
+
+def test_one_engine_has_no_coordinator(monkeypatch):
+    vllms = coordinator.DPCoordinatorProc.run_coordinator
+    config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
+    compat.end_coordinator_with_parent(config)
+    assert coordinator.DPCoordinatorProc.run_coordinator is vllms
 
 
 # --- request ids

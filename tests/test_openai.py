@@ -5,7 +5,9 @@ import json
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
-from serving import running_demo
+from serving import DEMO, running_demo
+
+from attnres_serve import oracle, tokenizer
 
 pytestmark = pytest.mark.engine
 
@@ -44,6 +46,19 @@ def test_echo_and_usage(client, greedy):
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 12
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+
+
+def test_likelihoods_as_lm_eval_asks_for_them(client):
+    """Its whole tasks are in ``test_conformance.py``; the answer may be rounded to bfloat16."""
+    ids = tokenizer.load(DEMO)("def add(a, b):\n    return a + b\n").input_ids
+    ask = {"model": "demo", "prompt": [ids], "temperature": 0, "seed": 1234}
+    (choice,) = client.completions.create(**ask, max_tokens=1, logprobs=1, echo=True).choices
+    first, *said = choice.logprobs.token_logprobs[: len(ids)]
+    rows = oracle.load(DEMO).logprobs(ids)
+    wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
+    assert first is None and said == pytest.approx(wanted, abs=0.1)
+    greedy = [max(top.values()) for top in choice.logprobs.top_logprobs[1 : len(ids)]]
+    assert greedy == pytest.approx(rows[:-1].max(-1).values.tolist(), abs=0.1)
 
 
 def test_every_form_of_prompt(client, greedy):

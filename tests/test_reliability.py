@@ -30,7 +30,10 @@ FLAGS = (
     *("--max-num-batched-tokens", str(STEP), "--max-num-seqs", "64"),
     *("--num-gpu-blocks-override", "256"),  # small, so that all of it is soon touched
 )
-TWO = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # a core for each of two workers
+ALONE: tuple[str, ...] = ()
+WORKERS = ("--tensor-parallel-size", "2")
+ENGINES = ("--data-parallel-size", "2")
+CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # one for each of two workers or engines
 TRACE = {"prompt": [5, 6, 7], "sites": [3]}
 LONG = {"prompt": [5, 6, 7], "max_tokens": 1000, "ignore_eos": True}
 
@@ -44,8 +47,10 @@ def folder(tmp_path_factory):
 def killed(folder) -> tuple[int, float]:
     """The port of a server that was killed while it answered, and how long its workers lived on."""
     port = free_port()
-    two = (*FLAGS, "--tensor-parallel-size", "2")
-    with running(OURS, DEMO, folder / "killed", *two, port=port, **TWO) as server, asked(server):
+    with (
+        running(OURS, DEMO, folder / "killed", *FLAGS, *WORKERS, port=port, **CORES) as server,
+        asked(server),
+    ):
         watched = Watched(server.process.pid)
         assert len(watched.processes) >= 4  # server, engine, two workers
         server.process.kill()
@@ -296,21 +301,21 @@ def test_sigterm_lets_requests_end(server):
 
 
 KILLED = [
-    ("vLLM's server, its idle engine", VLLMS, False, "EngineCore", False),
-    ("a worker of two", OURS, True, "Worker", True),
-    ("the engine", OURS, False, "EngineCore", True),
-    pytest.param("the engine of two", OURS, True, "EngineCore", True, marks=pytest.mark.soak),
-    pytest.param("vLLM's, a worker of two", VLLMS, True, "Worker", True, marks=pytest.mark.soak),
+    ("vLLM's server, its idle engine", VLLMS, ALONE, "EngineCore", False),
+    ("a worker of two", OURS, WORKERS, "Worker", True),
+    ("the engine", OURS, ALONE, "EngineCore", True),
+    pytest.param("the engine of two", OURS, WORKERS, "EngineCore", True, marks=pytest.mark.soak),
+    pytest.param("vLLM's, a worker of two", VLLMS, WORKERS, "Worker", True, marks=pytest.mark.soak),
+    pytest.param("an engine of two", OURS, ENGINES, "EngineCore", True, marks=pytest.mark.soak),
 ]
 
 
 @pytest.mark.parametrize(("name", "command", "two", "title", "busy"), KILLED)
 def test_a_killed_process_ends_the_server(folder, name, command, two, title, busy):
     """With a status, within seconds, with nothing left; until then the probes say so."""
-    flags = (*FLAGS, "--tensor-parallel-size", "2") if two else FLAGS
-    env = {**(TWO if two else {}), "VLLM_PLUGINS": "attnres"}
+    env = {**(CORES if two else {}), "VLLM_PLUGINS": "attnres"}
     with (
-        running(command, DEMO, folder / name, *flags, **env) as server,
+        running(command, DEMO, folder / name, *FLAGS, *two, **env) as server,
         asked(server) if busy else nullcontext(),
     ):
         watched = Watched(server.process.pid)
@@ -330,6 +335,25 @@ def test_a_killed_process_ends_the_server(folder, name, command, two, title, bus
         watched.gone(5)
     if not busy:  # otherwise vLLM ends as soon as a request has failed
         assert probes[-1] == [503, 503]
+
+
+@pytest.mark.soak
+def test_two_servers_of_two_engines(folder):
+    """They serve and trace, and all of it ends with the process that started them."""
+    two = (*ENGINES, "--api-server-count", "2")
+    with running(OURS, DEMO, folder / "servers", *FLAGS, *two, **CORES) as server, asked(server):
+        text = server.complete("import os", max_tokens=4)["choices"][0]["text"]
+        for _ in range(8):  # some of them by the other server or engine
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                body = {"prompt": "import os", "max_tokens": 4, "temperature": 0}
+                answer = client.post("/v1/completions", json=body)
+                assert answer.json()["choices"][0]["text"] == text
+                (site,) = client.post("/v1/attn_res/trace", json=TRACE).json()["sites"]
+                assert [sum(row) for row in site["weights"]] == pytest.approx([1] * 3, abs=1e-3)
+        watched = Watched(server.process.pid)
+        assert len(watched.processes) >= 6  # launcher, servers, engines, their coordinator
+        server.process.kill()
+        watched.gone(30)
 
 
 @pytest.mark.soak

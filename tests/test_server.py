@@ -150,6 +150,32 @@ def test_malformed_body(server, body):
     assert "Traceback" not in answer.text
 
 
+CHAT = {"messages": [{"role": "user", "content": "def "}], "max_tokens": 1}
+VALID = {
+    "/v1/completions": {"prompt": "def ", "max_tokens": 1},
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": {"model": "demo", **CHAT},
+    "/v1/messages/count_tokens": {"model": "demo", "messages": CHAT["messages"]},
+    "/v1/responses": {"input": "def ", "max_output_tokens": 1},
+    "/v1/attn_res/trace": {"prompt": [5]},
+    "/invocations": CHAT,
+    "/tokenize": {"prompt": "def "},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_a_page_of_another_site_cannot_ask(server, path):
+    """A browser sends these types without asking first, and this server has no key."""
+    content = json.dumps(VALID[path]).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None):
+        headers = {"content-type": kind} if kind else {}
+        answer = server.client.post(path, content=content, headers=headers)
+        assert answer.is_client_error, (kind, answer.text)
+    answer = server.client.post(path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+
+
 def test_readme_examples(server):
     """The README's curl and its openai-python example, word for word but for the address."""
     readme = (ROOT / "README.md").read_text()
