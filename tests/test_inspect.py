@@ -15,7 +15,7 @@ from serving import DEMO, GOLDENS, free_port, run_module
 
 from attnres_serve import cli, trace_answer
 from attnres_serve.bench import plot
-from attnres_serve.inspect import command, figure
+from attnres_serve.inspect import figure
 from attnres_serve.schedule import sites
 from attnres_serve.spec import AttnResSpec
 from attnres_serve.trace_answer import Trace
@@ -179,14 +179,6 @@ def test_the_same_trace_gives_the_same_file(tmp_path):
         assert first == second != other and first.startswith(begin)
 
 
-def test_a_page_holds_the_trace(tmp_path):
-    trace, path = made_up(3, 2), tmp_path / "trace.html"
-    command.WRITERS[".html"](trace, 0, path)
-    page = path.read_text(encoding="utf-8")
-    embedded = page.partition('id="trace">')[2].partition("</script>")[0]
-    assert json.loads(embedded) == trace.model_dump(mode="json")
-
-
 # What is refused.
 
 
@@ -279,6 +271,18 @@ def test_a_server_is_asked(key, server, monkeypatch, tmp_path, capsys):
     assert server["url"] == "http://127.0.0.1:8000/v1/attn_res/trace"
     assert server["json"] == {"prompt": "import os", "max_tokens": 3}
     assert server["headers"] == ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def test_a_page_holds_the_trace(server, tmp_path, capsys):
+    """Written behind a bar that came to its end."""
+    trace, path = made_up(3, 2), tmp_path / "trace.html"
+    server["answer"] = httpx.Response(200, content=trace.model_dump_json())
+    assert cli.main(["inspect", *URL, "--out", str(path)]) == 0
+    page = path.read_text(encoding="utf-8")
+    embedded = page.partition('id="trace">')[2].partition("</script>")[0]
+    assert json.loads(embedded) == trace.model_dump(mode="json")
+    last = capsys.readouterr().err.rpartition("\r")[2]
+    assert last.startswith("writing: 100%") and "2/2" in last
 
 
 @pytest.mark.parametrize(

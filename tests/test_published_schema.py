@@ -51,6 +51,16 @@ def document(tmp_path_factory):
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
+def test_every_route_of_ours_is_asked(document):
+    ours = {
+        (method.upper(), path)
+        for path, methods in document.raw_schema["paths"].items()
+        for method, operation in methods.items()
+        if "Attention Residuals" in operation.get("tags", ())
+    }
+    assert ours and ours <= ROUTES.keys()
+
+
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_answers_are_as_published(document, route):
     check(document, route, examples=25)

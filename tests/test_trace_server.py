@@ -155,3 +155,5 @@ def test_a_trace_whose_engine_dies_fails(server):
         assert [one.result().status_code for one in asked] == [500, 500]
     assert value(metrics(server), "attnres_traces_total", outcome="failed") == failed + 1
     assert server.client.get("/ready").json()["reason"] == "The engine is dead."
+    assert server.client.get("/health").status_code == 503
+    assert server.client.post("/v1/completions", json={"prompt": [3]}).status_code == 500
