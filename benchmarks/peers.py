@@ -40,7 +40,7 @@ from typing import Any
 from tqdm import tqdm
 
 from attnres_serve.bench.machine import cores
-from attnres_serve.bench.measure import check_ran
+from attnres_serve.bench.measure import check_ran, order
 from attnres_serve.bench.process import Contender, Engine, running
 from attnres_serve.bench.ratios import median_interval, paired_ratios
 from benchmarks.common import publish
@@ -209,8 +209,7 @@ def measure(
             if number == DISCARDED:
                 before = [engine.ask("facts") for engine in engines]
             tokens: dict[str, Any] = {}
-            first = number % len(engines)
-            for engine in engines[first:] + engines[:first]:
+            for engine in order(engines, number):
                 progress.set_postfix_str(engine.name)
                 for work in works:
                     requests = work.requests(shape["vocab_size"], number)

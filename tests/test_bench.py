@@ -13,6 +13,7 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -377,13 +378,14 @@ class Profiled(process.Engine):
         return {"wall": wall, "seconds": {"attention": wall / 4}}
 
 
-def test_the_profile_is_that_of_the_median_generation_and_every_one_has_a_warm_up():
+def test_the_profile_is_the_median_of_generations_and_every_one_has_a_warm_up():
     translation = read(str(DEMO), has_weights=False).translation
     engines = [Profiled("a", [9.0, 1.0, 2.0]), Profiled("b", [4.0, 5.0, 6.0])]
     rows = breakdown.measure(engines, [PREFILL], translation, lambda what: None)
     assert [row["engine"] for row in rows] == ["a", "b"]
     assert rows[0]["milliseconds"] == {"attention": 500.0, "rest": 1500.0}
-    assert rows[0]["all_milliseconds"] == [9000.0, 1000.0, 2000.0]
+    ends = {"attention": [250.0, 2250.0], "rest": [750.0, 6750.0]}
+    assert rows[0]["range_milliseconds"] == ends
     assert [what for what, _ in engines[0].asked] == ["generate", "profile"] * 3
     assert [asked for asked in engines[0].asked] == [asked for asked in engines[1].asked]
 
@@ -540,7 +542,7 @@ def outcome(*ratios: float, rounds: int = 9) -> Outcome:
             "steps": cell.max_tokens - 1,
             "engine": name,
             "milliseconds": {"attention": 1.0, "MLP": 2.0, "AttnRes": 0.1, "rest": 0.5},
-            "all_milliseconds": [3.5, 3.6, 3.7],
+            "range_milliseconds": {"attention": [0.9, 1.1]},
             "site_bytes": 10**6 if name == "attnres" else None,
         }
         for cell in (PREFILL, DECODE)
@@ -586,7 +588,8 @@ def test_the_figures_follow_from_the_rounds():
     for row in made["cells"]:
         base, ours = row["engines"]["baseline"], row["engines"]["attnres"]
         assert len(base["rounds_s"]) == made["config"]["starts"] * made["config"]["rounds"]
-        assert base["median_s"] == median(base["rounds_s"])
+        starts = [base["rounds_s"][start : start + 9] for start in (0, 9, 18)]
+        assert base["median_s"] == pytest.approx(geometric_mean(list(map(median, starts))))
         ratios = paired_ratios(ours["rounds_s"], base["rounds_s"])
         each = [median(ratios[start : start + 9]) for start in (0, 9, 18)]
         assert ours["start_ratios"] == each
@@ -800,7 +803,12 @@ def test_a_flag_is_spelt_as_vllm_spells_it(word, expected):
 # Over HTTP.
 
 
-def over_http(monkeypatch: pytest.MonkeyPatch, capsys) -> tuple[dict[str, Any], list[list[str]]]:
+def over_http(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
+    served: float = inf,
+    contexts: tuple[str, ...] = ("16",),
+) -> tuple[dict[str, Any], list[list[str]]]:
     """The document of a run against a server that answers at once, and what its client was told."""
     asked: list[list[str]] = []
 
@@ -817,24 +825,28 @@ def over_http(monkeypatch: pytest.MonkeyPatch, capsys) -> tuple[dict[str, Any], 
         }
 
     monkeypatch.setattr(compat, "ask_over_http", answer)
-    monkeypatch.setattr(http, "check_there", lambda url, model: None)
-    shape = ["--prompt-lengths", "32", "--contexts", "16", "--batches", "2", "--rounds", "6"]
+    monkeypatch.setattr(http, "check_there", lambda url, model: served)
+    shape = ["--prompt-lengths", "32", "--batches", "2", "--rounds", "6"]
+    shape += ["--contexts", *contexts] if contexts else []
     assert main(["bench", str(DEMO), "--http", "http://x", *shape, "--header", "A=b"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1]), asked
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"),
+    ("answer", "expected"),
     [
         (b"", r"no OpenAI-compatible server answers at http://127.0.0.1:\d+ \(.*; start one"),
         (b"HTTP/1.0 200 OK\r\n\r\n<html>", r"no OpenAI-compatible server answers at .*Expecting"),
         (b"HTTP/1.0 200 OK\r\n\r\n[]", "no OpenAI-compatible server answers at"),
         (b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "a"}]}', r"has no model demo; it has a\."),
-        (b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "demo"}]}', None),
-        (b"HTTP/1.0 401 Unauthorized\r\n\r\n", None),  # the client may know a key
+        (b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "demo"}]}', inf),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "demo", "max_model_len": 99}]}', 99),
+        (b"HTTP/1.0 401 Unauthorized\r\n\r\n", inf),  # the client may know a key
     ],
 )
-def test_a_server_that_cannot_be_asked_is_one_sentence(answer, sentence):
+def test_a_server_that_cannot_be_asked_is_one_sentence(answer, expected):
+    """Any other says how long a sequence may be, or not."""
+    refused = isinstance(expected, str)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
 
@@ -846,9 +858,8 @@ def test_a_server_that_cannot_be_asked_is_one_sentence(answer, sentence):
 
         thread = threading.Thread(target=serve)
         thread.start()
-        raised = pytest.raises(SettingError, match=sentence) if sentence else nullcontext()
-        with raised:
-            http.check_there(url, "demo")
+        with pytest.raises(SettingError, match=expected) if refused else nullcontext():
+            assert http.check_there(url, "demo") == expected
         thread.join()
     with pytest.raises(SettingError, match=r"no OpenAI-compatible server answers at .*refused"):
         http.check_there(url, None)
@@ -870,6 +881,13 @@ def test_no_prompt_reaches_a_server_twice(monkeypatch, capsys):
         assert "--ready-check-timeout-sec=0" in timed  # it would be the first prompt, too
     recorded = [f"--seed={row['seed']}" for row in document["cells"]]
     assert [recorded[0] in first[1], recorded[1] in first[3]] == [True, True]
+
+
+def test_a_decode_over_http_is_as_long_as_the_server_allows(monkeypatch, capsys):
+    document, _ = over_http(monkeypatch, capsys, served=100, contexts=())
+    _, decode = document["cells"]
+    assert decode["context"] == 100 - (1 + workload.UNTIMED + workload.STEPS)
+    assert "65 + 33 tokens, 2 at a time" in http.render(document)
 
 
 def test_over_http_prefill_counts_prompt_tokens_and_has_no_time_between_tokens(monkeypatch, capsys):
@@ -931,6 +949,23 @@ def test_a_golden_is_measured_against_its_twin(golden, algorithm, tmp_path):
     assert all(row["milliseconds"]["AttnRes"] > 0 for row in shares)
     others = [row for row in found["breakdown"] if row["engine"] == "baseline"]
     assert all(row["milliseconds"]["AttnRes"] == 0 for row in others)
+
+
+@pytest.mark.engine
+@pytest.mark.exhaustive
+def test_every_engine_loads_what_an_earlier_start_compiled(tmp_path):
+    """Stock vLLM, too, or its ratio would be one of other code."""
+    golden = GOLDENS / "fla_transformer_block"
+    write_twin(read(str(golden), has_weights=True), tmp_path / "twin")
+    flags = ("--max-model-len=64",)
+    for contender in (
+        process.stock("stock", tmp_path / "twin", flags),
+        process.attnres("attnres", golden, flags, {}),
+    ):
+        for again in (False, True):
+            log = tmp_path / f"{contender.name}.log"
+            with process.running(contender, log, tmp_path / contender.name, 2) as engine:
+                assert engine.at_start["compiled"] and engine.at_start["code_loaded"] == again
 
 
 @pytest.mark.engine

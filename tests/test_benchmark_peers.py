@@ -232,7 +232,7 @@ def test_rounds_are_in_turn_and_every_one_in_another_order(order):
     each = len(peers.TINY_WORKLOADS)
     turns = order[: -len(names) : each]
     assert order[-len(names) :] == ["ended"] * len(names)
-    assert turns == names + names[1:] + names[:1] + names[2:] + names[:2]
+    assert turns == names + names[::-1] + names[1:] + names[:1]
     assert found == {peer.name: facts(peer, 3 * each) for peer in peers.EAGER}
     assert samples == {
         (work, name): [2.0 + len(name)] * 3 for work in peers.TINY_WORKLOADS for name in names

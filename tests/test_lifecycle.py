@@ -290,7 +290,7 @@ def test_only_processes_of_vllm_end_with_their_parent(name, ends, monkeypatch):
 
 
 def test_the_coordinator_of_data_parallel_engines_ends_with_its_parent(monkeypatch):
-    """Forked, it finds vLLM's function where ours is put; spawned, it has to be told ours by name."""
+    """Forked, it finds ours in the place of vLLM's function; spawned, it is told ours by name."""
     done = []
     config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=2))
     vllms = staticmethod(lambda *args, **options: done.append((args, options)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 import torch
@@ -58,9 +59,9 @@ def measure(
     """Profile every cell in every engine, in turn.
 
     Returns:
-        A row for each, of the generation whose time was the median of ``REPEATS``: ``milliseconds``
-        by part, what no operator was seen for being the rest, ``all_milliseconds`` of every
-        generation, and for an engine with sites ``site_bytes``.  None with several workers, which
+        A row for each: ``milliseconds`` by part, the median of ``REPEATS`` generations, with
+        ``range_milliseconds``, the least and the most of them; what no operator was seen for is
+        the rest.  And for an engine with sites ``site_bytes``.  None with several workers, which
         are not seen, and with the torch backend, whose sites are operators like any other.
     """
     if any(engine.at_start["workers"] > 1 for engine in engines):
@@ -87,11 +88,13 @@ def measure(
 
 
 def _shares(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The parts of the generation whose time is the median, and the time of each."""
-    typical = sorted(found, key=lambda one: one["wall"])[len(found) // 2]
-    parts = {part: 1e3 * seconds for part, seconds in typical["seconds"].items()}
-    parts[REST] = 1e3 * typical["wall"] - sum(parts.values())
-    return {"milliseconds": parts, "all_milliseconds": [1e3 * one["wall"] for one in found]}
+    """What each part took, and how far generations differ in it."""
+    seen = [one["seconds"] | {REST: one["wall"] - sum(one["seconds"].values())} for one in found]
+    parts = {part: sorted(1e3 * one[part] for one in seen) for part in seen[0]}
+    return {
+        "milliseconds": {part: median(times) for part, times in parts.items()},
+        "range_milliseconds": {part: [times[0], times[-1]] for part, times in parts.items()},
+    }
 
 
 def _moved(engine: Engine, cell: Cell, translation: Translation) -> int | None:

@@ -30,6 +30,7 @@ class Bench:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        accept_compiled_code()
         begin = time.perf_counter()
         args = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
         self.engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
@@ -98,6 +99,8 @@ class Bench:
 
     def facts(self) -> dict[str, Any]:
         """What runs here, and what it took."""
+        from vllm.compilation.counter import compilation_counter
+
         config = self.engine.vllm_config
         ours = "attnres_serve.plugin" in sys.modules
         workers = config.parallel_config.world_size
@@ -108,6 +111,7 @@ class Bench:
             "architecture": config.model_config.architecture,
             "plugin_loaded": ours,
             "compiled": config.compilation_config.mode.name != "NONE",
+            "code_loaded": compilation_counter.num_aot_artifacts_loaded > 0,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "quantization": config.model_config.quantization,
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
@@ -169,6 +173,22 @@ class Bench:
                 own = event.self_device_time_total if on_device else event.self_cpu_time_total
                 seconds[part] += own / 1e6
         return {"seconds": seconds, "wall": wall}
+
+
+def accept_compiled_code() -> None:
+    """Let stock vLLM, too, load on CPU what an earlier start compiled.
+
+    vLLM 0.32 fails at it there, and compiles anew; a model of ours mends that for itself
+    (``compat.accept_compiled_code``).  Code that was loaded need not be as fast as code that was
+    compiled in the same process: without this only the first start would compare like with like.
+    """
+    try:
+        from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+    except ImportError:  # an older torch, with which vLLM keeps no such code
+        return
+    loaded: Any = BundledAOTAutogradSerializableCallable
+    if not hasattr(loaded, "finalize_loading"):
+        loaded.finalize_loading = lambda self, vllm_config: None
 
 
 def peak_memory() -> int:

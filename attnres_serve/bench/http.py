@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from http.client import HTTPException
+from math import inf
 from random import SystemRandom
 from typing import Any
 from urllib.error import HTTPError
@@ -34,9 +35,9 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
     """
     source = read(checkpoint, has_weights=False)
     url = own.http.rstrip("/")
-    check_there(url, own.model)
+    served = check_there(url, own.model)
     rounds = own.rounds or ROUNDS_OF_ONE
-    longest = source.translation.config["max_position_embeddings"]
+    longest = min(source.translation.config["max_position_embeddings"], served)
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)
     rows = []
@@ -72,8 +73,12 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
     }
 
 
-def check_there(url: str, model: str | None) -> None:
+def check_there(url: str, model: str | None) -> float:
     """Refuse a server that does not answer, or says that it has other models only.
+
+    Returns:
+        The longest sequence of the model, the first one if none is named; infinity where that is
+        not said.
 
     Raises:
         SettingError: with one sentence, where the client would tell of every request.
@@ -81,9 +86,9 @@ def check_there(url: str, model: str | None) -> None:
     try:
         asked = Request(f"{url}/v1/models", headers=remote.key())
         with urlopen(asked, timeout=TIMEOUT) as answer:
-            models = [entry["id"] for entry in json.load(answer)["data"]]
+            models = {entry["id"]: entry for entry in json.load(answer)["data"]}
     except HTTPError:
-        return  # it is there; a key may be among the client's own flags
+        return inf  # it is there; a key may be among the client's own flags
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "reason", error)
         raise SettingError(
@@ -91,6 +96,8 @@ def check_there(url: str, model: str | None) -> None:
         ) from None
     if model is not None and model not in models:
         raise SettingError(f"the server at {url} has no model {model}; it has {', '.join(models)}.")
+    entry = models[model] if model else next(iter(models.values()), {})
+    return entry.get("max_model_len") or inf
 
 
 def _ask(cell: Cell, asked: Mapping[str, Any], flags: list[str]) -> tuple[int, dict[str, Any]]:
@@ -131,9 +138,15 @@ def render(document: Mapping[str, Any]) -> str:
     for row in document["cells"]:
         cell = cell_of(row)
         counted = "prompt" if cell.phase == "prefill" else "output"
-        line = f"{cell.label:32}{row[f'{counted}_tokens_per_s']:10.1f}"
+        label = cell.label if cell.phase == "prefill" else _whole(cell)
+        line = f"{label:32}{row[f'{counted}_tokens_per_s']:10.1f}"
         for found in filter(None, (row[f"{metric}_s"] for metric in METRICS)):
             line += f"{1e3 * found['p50']:10.2f}{1e3 * found['p99']:9.2f} ms"
         lines.append(line)
-    lines.append("tokens/s: of prompts in prefill, of answers in decode.")
+    lines.append("tokens/s: of prompts in prefill, else of answers, the time of their prompts too.")
     return "\n".join(lines)
+
+
+def _whole(cell: Cell) -> str:
+    """A decode cell as the client asks it: requests that begin as others end, not all at once."""
+    return f"{cell.context} + {1 + cell.steps} tokens, {cell.batch} at a time"

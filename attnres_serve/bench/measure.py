@@ -9,7 +9,7 @@ from attnres_serve.bench.process import Engine
 from attnres_serve.bench.workload import UNTIMED, WARM_STEPS, WARM_TOKENS, Cell, draw_prompts
 from attnres_serve.errors import SettingError
 
-PROCEDURE = 4  # moves when a figure's meaning does: documents of two are not to be compared
+PROCEDURE = 5  # moves when a figure's meaning does: documents of two are not to be compared
 DISCARDED = 2  # rounds of every start before those that count
 SAME = (
     "dtype",
@@ -24,6 +24,7 @@ SAME = (
     "vocabulary",
     "threads",
     "compiled",
+    "code_loaded",
 )
 WARM = Cell("decode", 1, WARM_TOKENS, 0)
 One = TypeVar("One")

@@ -89,7 +89,7 @@ def _times(cell: Cell, starts: Sequence[Samples]) -> dict[str, Any]:
         [seconds for start in starts for seconds in getattr(start, what)]
         for what in ("rounds", "first", "steps")
     )
-    typical = median(rounds)
+    typical = geometric_mean([median(start.rounds) for start in starts])  # as of the ratios
     tokens = cell.context if cell.phase == "prefill" else cell.batch
     return {
         "median_s": typical,
@@ -144,11 +144,11 @@ def _card(document: Mapping[str, Any]) -> str:
         "rounds": f"{config['rounds']} of {len(document['cells'])} cells in each start, "
         f"interleaved, after {config['discarded_rounds']} that do not count",
         "memory": ", ".join(
-            f"{name} {amount(facts['peak_memory_bytes'])} at most"
-            for name, facts in engines.items()
-            if facts["peak_memory_bytes"] is not None
+            f"{name} {amount(facts['peak_memory_bytes'])}" for name, facts in engines.items()
         )
-        or "not known with several workers",
+        + " at most, the start included (processes of one model differ by a tenth)"
+        if all(facts["peak_memory_bytes"] is not None for facts in engines.values())
+        else "not known with several workers",
     }
     if document["quick"]:
         lines["note"] = "quick: eager and few rounds, a trial of the command and no evidence"
@@ -159,20 +159,25 @@ def _cells(document: Mapping[str, Any]) -> str:
     names = list(document["engines"])
     width = max(map(len, names)) + 2
     lines = [
-        f"{'':32}{'engine':{width}}{'median':>11}{'tokens/s':>11}{'ITL p99':>11}   "
-        "ratio   95 % interval"
+        f"{'':32}{'engine':{width}}{'TTFT, TPOT':>11}{'tokens/s':>11}"
+        f"{'p50':>11}{'p90':>11}{'p99':>11}   ratio   95 % interval"
     ]
     for row in document["cells"]:
         label = cell_of(row).label
         for name in names:
             times = row["engines"][name]
-            slowest = f"{1e3 * times['itl_s']['p99']:8.2f} ms" if times["itl_s"] else f"{'':11}"
             line = f"{label:32}{name:{width}}{1e3 * times['median_s']:8.2f} ms"
-            line += f"{times['tokens_per_s']:11.1f}{slowest}"
+            line += f"{times['tokens_per_s']:11.1f}"
+            each = times["itl_s"] or times["ttft_s"]  # of decode and of prefill
+            line += "".join(f"{1e3 * seconds:8.2f} ms" for seconds in each.values())
             if "ratio" in times:
-                line += f"{_told(times):>25}"
+                line += f"{told(times):>25}"
             lines.append(line)
             label = ""
+    lines.append(
+        "TTFT in prefill, TPOT in decode (the mean of the starts' medians); percentiles of every "
+        "prompt's TTFT and of every full step's ITL"
+    )
     return "\n".join(lines)
 
 
@@ -181,7 +186,7 @@ def _breakdown(document: Mapping[str, Any]) -> str:
     if found is None:
         return "Where the time goes is told for one worker and not for the torch backend."
     shown = [part for part in PARTS if any(part in row["milliseconds"] for row in found)]
-    lines = ["milliseconds under the profiler, in the first start"]
+    lines = ["milliseconds under the profiler, median of some generations of the first start"]
     lines.append(f"{'':32}{'engine':14}" + "".join(f"{part:>11}" for part in shown))
     for row in found:
         label = cell_of(row).label
@@ -212,12 +217,12 @@ def _baseline(config: Mapping[str, Any]) -> str:
 def _verdict(document: Mapping[str, Any]) -> str:
     quick = "A trial, no evidence: " if document["quick"] else ""
     lines = [
-        f"{phase:8} {quick}AttnRes takes {_told(found)} times as long as the baseline"
+        f"{phase:8} {quick}AttnRes takes {told(found)} times as long as the baseline"
         + ("; 1 is in the interval." if found["includes_1"] else ".")
         for phase, found in document["overhead"].items()
     ]
     lines += [
-        f"{phase:8} the control, a second baseline, takes {_told(found)} times as long."
+        f"{phase:8} the control, a second baseline, takes {told(found)} times as long."
         for phase, found in (document["control"] or {}).items()
     ]
     if document["config"]["starts"] == 1:
@@ -228,6 +233,6 @@ def _verdict(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _told(found: Mapping[str, Any]) -> str:
+def told(found: Mapping[str, Any]) -> str:
     low, high = found["ci95"]
     return f"{found['ratio']:.3f} ({low:.3f} to {high:.3f})"
