@@ -15,6 +15,7 @@ from typing import Any
 from attnres_serve.bench.plot import ratios
 from attnres_serve.bench.workload import cell_of
 from benchmarks.common import RESULTS, ROOT
+from benchmarks.tables import name_of
 
 COLOURS = {
     "single_pass": "#e45756",
@@ -41,8 +42,7 @@ def latency(figure: Any) -> None:
         for turn, name in enumerate(names):
             places = [row + 0.22 * (turn - (len(names) - 1) / 2) for row in range(len(cells))]
             found = [cell["engines"][name] for cell in cells]
-            label = name.replace("two_phase", "two-phase").replace("_", " ")
-            ratios(axes, places, found, color=COLOURS[name], label=label)
+            ratios(axes, places, found, color=COLOURS[name], label=name_of(name))
         axes.set_yticks(range(len(cells)), [cell_of(cell).label for cell in cells])
         axes.invert_yaxis()
         blocks = 2 * result["shape"]["layers"] // result["shape"]["block_size"]

@@ -6,8 +6,9 @@
 Measures the same shape, single pass, with as many starts and rounds.  What is allowed is the ratio
 on file and the stated loss.  Where the new ratio's interval lies above that, it is worse, noise set
 aside: status 1.  Where it lies below, there is no loss: status 0.  Where it has it inside, nothing
-is shown, and more starts are needed: status 2.  A figure by another procedure is refused.  A ratio
-is of one processor and of its versions; with others this judges them too, and says so.
+is shown, and it takes a quieter machine or a file of more starts: status 2.  A figure by another
+procedure is refused.  A ratio is of one processor and of its versions; with others this judges them
+too, and says so.
 """
 
 import argparse
@@ -28,7 +29,7 @@ LOSS = 0.03
 
 
 SAME, WORSE, UNDECIDED = 0, 1, 2  # also the statuses
-WORDS = {SAME: "no loss", WORSE: "a loss", UNDECIDED: "not decided, measure more --starts"}
+WORDS = {SAME: "no loss", WORSE: "a loss", UNDECIDED: "not decided, the interval is too wide"}
 
 
 def judge(before: float, now: dict[str, Any], loss: float) -> tuple[int, str]:
