@@ -296,7 +296,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
         "additional_config": {},
         "speculative_config": None,
         "load_config": SimpleNamespace(load_format="auto"),
-        "parallel_config": SimpleNamespace(worker_extension_cls=""),
+        "parallel_config": SimpleNamespace(worker_extension_cls="", data_parallel_size=1),
         "lora_config": None,
         "model_config": SimpleNamespace(
             model=str(model),
