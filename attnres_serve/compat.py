@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from attnres_serve import compiled_code
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FINAL_NORM, SITE_NORMS
 from attnres_serve.frames import with_room
@@ -282,21 +283,12 @@ def keep_order_of_mutations() -> None:
 
 
 def accept_compiled_code() -> None:
-    """Let vLLM take compiled code from its cache on CPU, where it compiles anew at every start.
+    """Let vLLM load what it compiled, see ``compiled_code``; called where a model is built.
 
-    vLLM 0.32 ends loading by a method that functions of its own compiler have.  On CPU the compiler
-    is inductor itself, whose functions need nothing more, and have no such method.  Called where a
-    model is built (idempotent).  A vLLM that was not tested may mean more by it: it compiles anew.
+    A vLLM that was not tested may mean more by what it misses: it compiles anew.
     """
-    if not on_cpu() or untested_version():
-        return
-    try:
-        from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
-    except ImportError:  # an older torch, with which vLLM keeps no such code
-        return
-    loaded: Any = BundledAOTAutogradSerializableCallable
-    if not hasattr(loaded, "finalize_loading"):
-        loaded.finalize_loading = lambda self, vllm_config: None
+    if on_cpu() and not untested_version():
+        compiled_code.accept()
 
 
 def is_norm(module) -> bool:

@@ -10,12 +10,16 @@ import gc
 import json
 import os
 import re
+import runpy
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+
+COMPILED_CODE = Path(__file__).parents[1] / "compiled_code.py"
 
 
 class Bench:
@@ -30,7 +34,9 @@ class Bench:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        accept_compiled_code()
+        # Stock vLLM, too, is to load what an earlier start compiled: such code need not be as fast
+        # as code of the same process, and only the first start would compare like with like.
+        runpy.run_path(str(COMPILED_CODE))["accept"]()
         begin = time.perf_counter()
         args = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
         self.engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
@@ -173,22 +179,6 @@ class Bench:
                 own = event.self_device_time_total if on_device else event.self_cpu_time_total
                 seconds[part] += own / 1e6
         return {"seconds": seconds, "wall": wall}
-
-
-def accept_compiled_code() -> None:
-    """Let stock vLLM, too, load on CPU what an earlier start compiled.
-
-    vLLM 0.32 fails at it there, and compiles anew; a model of ours mends that for itself
-    (``compat.accept_compiled_code``).  Code that was loaded need not be as fast as code that was
-    compiled in the same process: without this only the first start would compare like with like.
-    """
-    try:
-        from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
-    except ImportError:  # an older torch, with which vLLM keeps no such code
-        return
-    loaded: Any = BundledAOTAutogradSerializableCallable
-    if not hasattr(loaded, "finalize_loading"):
-        loaded.finalize_loading = lambda self, vllm_config: None
 
 
 def peak_memory() -> int:
