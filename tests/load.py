@@ -119,23 +119,24 @@ def tree(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def memory(pid: int) -> float:
-    """MiB of a process and all that it started, what they share counted once.
+def memory(pid: int) -> dict[str, float]:
+    """MiB of a process and of each that it started, what they share counted once.
 
     Without the files that they map: of those a process has the less, the more others map them.
     """
-    total = 0
+    found = {}
     for process in tree(pid):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):  # it has ended
             said = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            total += sum(map(int, re.findall(r"Pss_(?:Anon|Shmem): +(\d+) kB", said)))
-    return total / 1024
+            sizes = re.findall(r"Pss_(?:Anon|Shmem): +(\d+) kB", said)
+            found[f"{process.name()} {process.pid}"] = sum(map(int, sizes)) / 1024
+    return found
 
 
 @contextmanager
-def watched_memory(pid: int) -> Iterator[list[tuple[float, float]]]:
-    """Rows of seconds and MiB, which grow while the block runs."""
-    rows: list[tuple[float, float]] = []
+def watched_memory(pid: int) -> Iterator[list[tuple[float, dict[str, float]]]]:
+    """Rows of seconds and MiB by process, which grow while the block runs."""
+    rows: list[tuple[float, dict[str, float]]] = []
     stop, begin = Event(), time.monotonic()
 
     def watch() -> None:
@@ -151,7 +152,11 @@ def watched_memory(pid: int) -> Iterator[list[tuple[float, float]]]:
         thread.join()
 
 
-def slope(rows: list[tuple[float, float]], after: float) -> float:
-    """MiB per minute, of a line through what was seen after so many seconds."""
-    seconds, sizes = np.array([row for row in rows if row[0] > after]).T
-    return 60 * float(np.polyfit(seconds, sizes, 1)[0])
+def slopes(rows: list[tuple[float, dict[str, float]]], after: float) -> dict[str, float]:
+    """MiB per minute by process, of a line through what was seen after so many seconds."""
+    late = [row for row in rows if row[0] > after]
+    minutes = [seconds / 60 for seconds, _ in late]
+    return {
+        name: float(np.polyfit(minutes, [sizes.get(name, 0.0) for _, sizes in late], 1)[0])
+        for name in late[-1][1]
+    }

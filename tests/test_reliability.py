@@ -15,7 +15,7 @@ import pytest
 from bodies import BODIES, PATHS, post_malformed
 from faults import Watched, find, metrics, until, value
 from hypothesis import HealthCheck, given, settings
-from load import load, slope, watched_memory
+from load import load, slopes, watched_memory
 from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
 
 from attnres_serve.check import describe
@@ -238,18 +238,24 @@ def test_some_load(server):
 
 @pytest.mark.soak
 def test_much_load(server):
-    """The memory of the whole process tree stays, within 5 MiB a minute: a kB for every request.
+    """The memory of the processes together stays, within 2 MiB a minute: 0.7 kB for every request.
 
-    The first minute is not counted: there the KV cache is touched, and allocators and histograms
-    reach their size.
+    The first half is not counted.  There the KV cache is touched, histograms reach their size, and
+    the process that runs the model takes what its largest steps need, which it keeps: on an idle
+    machine the last of it after a minute and a half.
     """
-    rows = check_load(server, clients=64, seconds=180)
-    growth = slope(rows, after=60)
-    print(f"memory: {rows[0][1]:.0f} to {rows[-1][1]:.0f} MiB, slope {growth:.2f} MiB/min")
-    assert growth < 5.0
+    rows = check_load(server, clients=64, seconds=360)
+    growth = slopes(rows, after=180)
+    for name, size in rows[-1][1].items():
+        begin = rows[0][1].get(name, 0.0)
+        print(f"{name}: {begin:.0f} to {size:.0f} MiB, at last {growth[name]:.2f} MiB/min")
+    print(f"together: {sum(growth.values()):.2f} MiB/min")
+    assert sum(growth.values()) < 2.0
 
 
-def check_load(server: Server, clients: int, seconds: float) -> list[tuple[float, float]]:
+def check_load(
+    server: Server, clients: int, seconds: float
+) -> list[tuple[float, dict[str, float]]]:
     """No error other than the ones that were asked for; the next request is answered soon.
 
     Traces are among them, answered ones and left ones.
