@@ -14,6 +14,7 @@ from attnres_serve.errors import SettingError
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+EIGHT = Length(starts=8, rounds=4)  # fixed, because one document may be of several models
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -16,10 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from attnres_serve.bench import machine, report, session
+from attnres_serve.bench import machine, session
 from attnres_serve.bench.command import BASELINE, CONTROL
-from attnres_serve.bench.length import USUAL, Length, add_length
+from attnres_serve.bench.length import NARROW, USUAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
+from attnres_serve.bench.overhead import PHASES, half_width, overheads
 from attnres_serve.bench.process import stock
 from attnres_serve.bench.workload import STEPS, make_cells
 from benchmarks import slowed_engine
@@ -28,9 +29,8 @@ from benchmarks.latency import FLAGS, LONGEST, SHAPES, models
 
 SLOWED = "slowed"
 ENOUGH = 0.8  # of the runs must be judged rightly
-NARROW = 0.015  # half of an interval
 
-Run = dict[str, dict[str, dict[str, Any]]]  # by engine and phase, as in ``report.overheads``
+Run = dict[str, dict[str, dict[str, Any]]]  # by engine and phase, as in ``overheads``
 
 
 def repetition(shape: str, length: Length, eager: bool, cache: str) -> Run:
@@ -41,18 +41,13 @@ def repetition(shape: str, length: Length, eager: bool, cache: str) -> Run:
         contenders = [stock(name, twin, flags) for name in (BASELINE, CONTROL)] + [slowed]
         cells = make_cells(LONGEST, (128,), (1,), None, STEPS)
         found = session.run(contenders, cells, length, machine.cores(), None, cache)
-    return {name: report.overheads(found.results, name, BASELINE) for name in (CONTROL, SLOWED)}
-
-
-def half_width(found: dict[str, Any]) -> float:
-    low, high = found["ci95"]
-    return (high - low) / 2
+    return {name: overheads(found.results, name, BASELINE) for name in (CONTROL, SLOWED)}
 
 
 def summarise(runs: list[Run]) -> dict[str, dict[str, int]]:
     """By phase: in how many runs each of the verdicts was right."""
     rows = {}
-    for phase in report.PHASES:
+    for phase in PHASES:
         control = [run[CONTROL][phase] for run in runs]
         rows[phase] = {
             "control_includes_1": sum(found["includes_1"] for found in control),
@@ -99,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         config={
             "shape": options.shape,
             "planted": slowed_engine.SHARE,
-            **length.told(),
+            **length.told(length.starts),
             "procedure": PROCEDURE,
             "compiled": not options.enforce_eager,
             "flags": list(FLAGS),

@@ -24,13 +24,14 @@ from typing import Any
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.baseline import read, write_twin
 from attnres_serve.bench.command import BASELINE, CONTROL
-from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length
+from attnres_serve.bench.length import TRIAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
+from attnres_serve.bench.overhead import overheads
 from attnres_serve.bench.process import attnres, stock
 from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
 from attnres_serve.formats.translation import Translation
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
-from benchmarks.common import asked_length, publish
+from benchmarks.common import EIGHT, asked_length, publish
 
 LONGEST = 1024
 FLAGS = (
@@ -111,7 +112,7 @@ def measure(
         cells = make_cells(LONGEST, None, BATCHES, None, steps)
         found = session.run(contenders, cells, length, threads, translation)
     overhead = {
-        contender.name: report.overheads(found.results, contender.name, BASELINE)
+        contender.name: overheads(found.results, contender.name, BASELINE)
         for contender in contenders[1:]
     }
     return {"shape": asdict(shape), **report.content(found, BASELINE), "overhead": overhead}
@@ -122,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
     parser.add_argument("--algorithms", choices=ALGORITHMS, nargs="+", default=list(ALGORITHMS))
-    add_length(parser, USUAL)
+    add_length(parser, EIGHT)
     parser.add_argument("--steps", type=int, default=STEPS, help="of decode")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="default: all cores")
     parser.add_argument("--control", action="store_true", help="add a second baseline")
@@ -131,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     shapes = QUICK if options.quick else {name: SHAPES[name] for name in options.shape}
-    length = asked_length(parser, options, TRIAL if options.quick else USUAL)
+    length = asked_length(parser, options, TRIAL if options.quick else EIGHT)
     asked = options.algorithms, options.control, length, options.threads, options.steps
     results = {}
     for name, shape in shapes.items():
@@ -146,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
             "compiled": True,
             "flags": list(FLAGS),
             "threads": options.threads,
-            **length.told(),
+            **length.told(length.starts),
             "steps": options.steps,
             "procedure": PROCEDURE,
         },

@@ -20,6 +20,7 @@ from typing import Any
 from attnres_serve.bench import machine, report
 from attnres_serve.bench.length import Length
 from attnres_serve.bench.measure import PROCEDURE
+from attnres_serve.bench.overhead import PHASES
 from benchmarks import latency
 from benchmarks.common import RESULTS
 
@@ -104,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         asked = [ALGORITHM], False, length, config["threads"], config["steps"]
         now = latency.measure(shape, *asked)
         sys.stderr.write(f"{name}\n{report.tables(now)}\n")
-        for phase in report.PHASES:
+        for phase in PHASES:
             then = before["overhead"][ALGORITHM][phase]["ratio"]
             verdict, sentence = judge(then, now["overhead"][ALGORITHM][phase], options.loss)
             verdicts.add(verdict)

@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         config={
             "algorithm": options.algorithm,
             "compiled": not options.enforce_eager,
-            **length.told(),
+            **length.told(length.starts),
             "procedure": PROCEDURE,
             "flags": list(FLAGS),
         },

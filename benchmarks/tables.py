@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnres_serve.bench import report
 from attnres_serve.bench.breakdown import PARTS
+from attnres_serve.bench.overhead import PHASES, told
 from attnres_serve.bench.workload import cell_of
 from attnres_serve.check import amount
 from benchmarks.common import RESULTS
@@ -36,9 +36,9 @@ def ratios(result: Mapping[str, Any]) -> list[str]:
     for row in result["cells"]:
         engines = row["engines"]
         typical = f"{1e3 * engines[baseline]['median_s']:.1f} ms"
-        rows.append([label(row), typical, *(report.told(engines[name]) for name in others)])
-    for phase in report.PHASES:
-        found = (report.told(result["overhead"][name][phase]) for name in others)
+        rows.append([label(row), typical, *(told(engines[name]) for name in others)])
+    for phase in PHASES:
+        found = (told(result["overhead"][name][phase]) for name in others)
         rows.append([f"{phase}, mean of its cells", "", *found])
     return table(["phase", name_of(baseline), *map(name_of, others)], rows)
 

@@ -5,8 +5,8 @@
 
 One model in four engines, asked in turn with the same fresh prompts: with ``--disable-trace``, the
 baseline; with traces allowed; with a trace of other tokens before every request; and a second one
-of the first kind, the control, whose ratio should be 1.  As many starts as ``attnres-serve bench``
-makes, because what traces cost may be less than two processes differ by.
+of the first kind, the control, whose ratio should be 1.  In several starts, because what traces
+cost may be less than two processes differ by.
 
 The last line on stdout is one JSON document; the table goes to stderr.
 """
@@ -19,13 +19,14 @@ from typing import Any
 
 from attnres_serve.bench import machine, report, session
 from attnres_serve.bench.command import CONTROL
-from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length
+from attnres_serve.bench.length import TRIAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
+from attnres_serve.bench.overhead import overheads
 from attnres_serve.bench.process import attnres
 from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
 from attnres_serve.settings import TRACE_KEY
 from benchmarks import traced_engine
-from benchmarks.common import asked_length, publish
+from benchmarks.common import EIGHT, asked_length, publish
 from benchmarks.latency import FLAGS, LONGEST, QUICK, SHAPES, Shape, models
 
 DISABLED, ALLOWED, TRACED = "disabled", "allowed", "traced"
@@ -48,7 +49,7 @@ def measure(shape: Shape, length: Length, threads: int, steps: int, eager: bool)
         "shape": asdict(shape),
         **report.content(found, DISABLED),
         "overhead": {
-            contender.name: report.overheads(found.results, contender.name, DISABLED)
+            contender.name: overheads(found.results, contender.name, DISABLED)
             for contender in contenders[1:]
         },
     }
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="768x12")
-    add_length(parser, USUAL)
+    add_length(parser, EIGHT)
     parser.add_argument("--steps", type=int, default=STEPS, help="of decode")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="default: all cores")
     parser.add_argument("--quick", action="store_true", help="tiny, eager, one start: no evidence")
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     ((name, shape),) = QUICK.items() if options.quick else [(options.shape, SHAPES[options.shape])]
-    length = asked_length(parser, options, TRIAL if options.quick else USUAL)
+    length = asked_length(parser, options, TRIAL if options.quick else EIGHT)
     found = measure(shape, length, options.threads, options.steps, options.quick)
     sys.stderr.write(f"{name}\n{report.tables(found)}\n")
     for contender, phases in found["overhead"].items():
@@ -84,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
             "compiled": not options.quick,
             "flags": list(FLAGS),
             "threads": options.threads,
-            **length.told(),
+            **length.told(length.starts),
             "steps": options.steps,
             "procedure": PROCEDURE,
         },

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 from attnres_serve.bench import machine, report  # noqa: E402
 from attnres_serve.bench.length import USUAL, Length  # noqa: E402
 from attnres_serve.bench.measure import PROCEDURE, Results, Samples  # noqa: E402
+from attnres_serve.bench.overhead import PHASES, overheads  # noqa: E402
 from attnres_serve.bench.ratios import geometric_mean, mean_interval  # noqa: E402
 from attnres_serve.bench.workload import Cell  # noqa: E402
 from benchmarks import (  # noqa: E402 - not installed
@@ -108,8 +109,8 @@ def check_latency(document: dict[str, Any]) -> None:
 def check_overhead(shape: dict[str, Any], results: list[Results], baseline: str) -> None:
     assert shape["overhead"].keys() == set(shape["engines"]) - {baseline}
     for name, found in shape["overhead"].items():
-        expected = report.overheads(results, name, baseline)
-        for phase in report.PHASES:
+        expected = overheads(results, name, baseline)
+        for phase in PHASES:
             check_ratio(found[phase], expected[phase])
 
 
@@ -131,9 +132,10 @@ def check_scaling(document: dict[str, Any]) -> None:
 def check_detection(document: dict[str, Any]) -> None:
     """Every interval follows from the ratios of its starts, every count from the intervals."""
     assert document["results"] == detection.summarise(document["runs"])
-    overheads = [phases for run in document["runs"] for phases in run.values()]
-    for found in (found for phases in overheads for found in phases.values()):
-        assert len(found["start_ratios"]) == document["config"]["starts"]
+    engines = [phases for run in document["runs"] for phases in run.values()]
+    for found in (found for phases in engines for found in phases.values()):
+        config, made = document["config"], len(found["start_ratios"])
+        assert config["starts"] <= made <= (config.get("until") or config)["starts"]
         assert found["ratio"] == pytest.approx(geometric_mean(found["start_ratios"]))
         assert found["ci95"] == pytest.approx(mean_interval(found["start_ratios"]))
         assert found["includes_1"] == (found["ci95"][0] <= 1 <= found["ci95"][1])
@@ -160,7 +162,7 @@ def run(control: float, slowed: float, reach: float = 0.002) -> detection.Run:
         starts = [ratio * (1 + side * reach) for side in (-1, 1) * (USUAL.starts // 2)]
         low, high = mean_interval(starts)
         one = {"ratio": geometric_mean(starts), "ci95": [low, high], "start_ratios": starts}
-        found[name] = {key: {**one, "includes_1": low <= 1 <= high} for key in report.PHASES}
+        found[name] = {key: {**one, "includes_1": low <= 1 <= high} for key in PHASES}
     return found
 
 

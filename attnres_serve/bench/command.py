@@ -159,6 +159,7 @@ def measure(
 ) -> dict[str, Any]:
     """The document of a measurement in engines on this machine."""
     from attnres_serve.bench import baseline, machine, process, report, session, workload
+    from attnres_serve.bench.overhead import overheads
 
     has_weights = value_of("--load-format", flags) != "dummy"
     source = baseline.read(checkpoint, has_weights)
@@ -204,9 +205,9 @@ def measure(
             "algorithm": settings.algorithm(chosen),
             "threads": threads,
             "flags": machine.shown(flags),
-            **length.told(),
+            **length.told(len(found.results)),
         },
         **report.content(found, BASELINE),
-        "overhead": report.overheads(found.results, ATTNRES, BASELINE),
-        "control": report.overheads(found.results, CONTROL, BASELINE) if own.control else None,
+        "overhead": overheads(found.results, ATTNRES, BASELINE),
+        "control": overheads(found.results, CONTROL, BASELINE) if own.control else None,
     }

@@ -9,13 +9,12 @@ import numpy as np
 
 from attnres_serve.bench.breakdown import PARTS
 from attnres_serve.bench.measure import DISCARDED, PROCEDURE, Results, Samples
-from attnres_serve.bench.ratios import geometric_mean, interval, paired_ratios
+from attnres_serve.bench.overhead import half_width, ratio, told
+from attnres_serve.bench.ratios import geometric_mean, paired_ratios
 from attnres_serve.bench.session import Outcome
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.check import amount
 from attnres_serve.formats.translation import Translation
-
-PHASES = ("prefill", "decode")
 
 
 def model(translation: Translation) -> dict[str, Any]:
@@ -58,29 +57,9 @@ def cell_rows(results: Sequence[Results], baseline: str) -> list[dict[str, Any]]
         engines = {name: _times(cell, [start[name] for start in starts]) for name in starts[0]}
         for name in engines.keys() - {baseline}:
             pairs = [(start[name].rounds, start[baseline].rounds) for start in starts]
-            engines[name] |= _ratio([paired_ratios(*pair) for pair in pairs])
+            engines[name] |= ratio([paired_ratios(*pair) for pair in pairs])
         rows.append({**asdict(cell), "engines": engines})
     return rows
-
-
-def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str, dict[str, Any]]:
-    """One ratio for each phase: in every round the geometric mean over the phase's cells.
-
-    The cells' ratios, which belong to one round, are averaged before the interval is taken, so that
-    it knows what they have in common.
-    """
-    found = {}
-    for phase in PHASES:
-        starts = []
-        for start in results:
-            ratios = [
-                paired_ratios(engines[name].rounds, engines[baseline].rounds)
-                for cell, engines in start.items()
-                if cell.phase == phase
-            ]
-            starts.append([geometric_mean(cells) for cells in zip(*ratios, strict=True)])
-        found[phase] = _ratio(starts)
-    return found
 
 
 def _times(cell: Cell, starts: Sequence[Samples]) -> dict[str, Any]:
@@ -103,18 +82,6 @@ def _times(cell: Cell, starts: Sequence[Samples]) -> dict[str, Any]:
 def _percentiles(values: Sequence[float]) -> dict[str, float]:
     found = np.percentile(values, PERCENTILES)
     return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
-
-
-def _ratio(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What is said of the ratios of every round of every start."""
-    each = [median(rounds) for rounds in starts]
-    low, high = interval(starts)
-    return {
-        "ratio": geometric_mean(each),
-        "ci95": [low, high],
-        "includes_1": low <= 1 <= high,
-        "start_ratios": each,
-    }
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -230,9 +197,12 @@ def _verdict(document: Mapping[str, Any]) -> str:
             "Every engine was started once, and the intervals are over rounds: they do not know "
             "the luck of a process (where its memory lies), as those of several --starts do."
         )
+    until = document["config"]["until"]
+    reach = max(map(half_width, document["overhead"].values()))
+    if until and reach > until["half_width"]:
+        lines.append(
+            f"An interval reaches {reach:.1%} to a side, where {until['half_width']:.1%} was aimed "
+            f"at: {document['config']['starts']} starts were too few for how this machine differs "
+            "from one to the next."
+        )
     return "\n".join(lines)
-
-
-def told(found: Mapping[str, Any]) -> str:
-    low, high = found["ci95"]
-    return f"{found['ratio']:.3f} ({low:.3f} to {high:.3f})"

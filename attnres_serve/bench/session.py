@@ -1,5 +1,6 @@
 """Contenders started, measured and stopped, as often as the measurement has starts."""
 
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from attnres_serve.bench import breakdown
 from attnres_serve.bench.length import Length
 from attnres_serve.bench.measure import DISCARDED, Results, check_ran, measure, order
 from attnres_serve.bench.memory import pieces_held
+from attnres_serve.bench.overhead import widest
 from attnres_serve.bench.process import Contender, Engine, running
 from attnres_serve.bench.workload import Cell
 from attnres_serve.formats.translation import Translation
@@ -43,7 +45,7 @@ def run(
     translation: Translation | None,
     cache: str | None = None,
 ) -> Outcome:
-    """Start every contender, ask them in turn, and stop them; as often as ``length`` says.
+    """Start every contender, ask them in turn, and stop them; until ``length`` says it is enough.
 
     Args:
         contenders: the first is the baseline.
@@ -56,12 +58,14 @@ def run(
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
     """
+    baseline, *others = (contender.name for contender in contenders)
     turns = sum(cell.turns for cell in cells) * (length.rounds + DISCARDED)
-    profiles = breakdown.REPEATS * len(cells) if translation else 0
-    total = len(contenders) * (length.starts * (1 + turns) + profiles)
+    each = len(contenders) * (1 + turns)
+    profiles = len(contenders) * breakdown.REPEATS * len(cells) if translation else 0
     results: list[Results] = []
     facts: dict[str, dict[str, Any]] = {}
     shares = None
+    total = each * length.starts + profiles
     with tempfile.TemporaryDirectory() as folder, tqdm(total=total, unit="request") as bar:
         scratch = Path(folder)
         compiled = Path(cache or scratch / "cache").absolute()
@@ -70,7 +74,7 @@ def run(
             bar.set_postfix_str(what)
             bar.update()
 
-        for number in range(length.starts):
+        for number in itertools.count():
             with _started(contenders, number, threads, scratch, compiled, step) as engines:
                 results.append(measure(engines, cells, length.rounds, number, step))
                 # Before the profiler, whose events would be the largest part of the peak.
@@ -81,6 +85,11 @@ def run(
                     facts = at_end
                     if translation:
                         shares = breakdown.measure(engines, cells, translation, step)
+            if length.is_enough(number + 1, lambda: widest(results, others, baseline)):
+                break
+            if number + 1 >= length.starts:
+                bar.set_description(f"known to {widest(results, others, baseline):.1%}")
+                bar.total += each
     return Outcome(facts, results, shares)
 
 
