@@ -6,7 +6,7 @@
 #
 #   make test-versions                        the oldest and the newest vLLM, each in its environment
 #   make soak                                 a server under load and faults and asked by other
-#                                             projects' clients, for about fifteen minutes
+#                                             projects' clients, for about twenty minutes
 #   make bench-check                          is the overhead still the one on file?
 #   make test-vllm-0.30.0                     one of those with a file requirements/vllm-VERSION.txt
 #

@@ -4,7 +4,6 @@ Read against vLLM 0.28.0 to 0.32.0, see docs/versions.md.  vLLM itself is import
 functions, so that this module can be imported, and the version judged, without it.
 """
 
-import functools
 import multiprocessing
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -439,30 +438,6 @@ async def model_cards(state) -> list[dict[str, Any]]:
     """The entries of ``GET /v1/models``: the served model under all its names, and adapters."""
     listed = await state.openai_serving_models.show_available_models()
     return [card.model_dump() for card in listed.data]
-
-
-def are_items(items: list[Any]) -> bool:
-    """Whether a list is one of input items of ``/v1/responses``; it ends at the first wrong one."""
-    from pydantic import ValidationError
-
-    try:
-        _items().validate_python(items)
-    except ValidationError:
-        return False
-    return True
-
-
-@functools.cache
-def _items() -> Any:
-    """What reads input items as vLLM's route does."""
-    from typing import Annotated, get_args, get_origin
-
-    from pydantic import FailFast, TypeAdapter
-    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-
-    given = get_args(ResponsesRequest.model_fields["input"].annotation)
-    listed: Any = next(kind for kind in given if get_origin(kind) is list)
-    return TypeAdapter(Annotated[listed, FailFast()])
 
 
 async def require_json(request) -> None:

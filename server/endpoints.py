@@ -13,6 +13,7 @@ from attnres_serve.configs import spec_of
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.schedule import sites
 from attnres_serve.server import lifecycle, metrics, models, page, refusal, trace
+from attnres_serve.server.fail_fast import read_to_first_error
 from attnres_serve.server.guard import Guard
 from attnres_serve.server.limits import Limits
 from attnres_serve.server.policy import Policy
@@ -125,6 +126,7 @@ class EndpointPlugin:
         app.add_exception_handler(HTTPException, refusal.of_router)
         compat.read_http_by("attnres_serve.server.headers:BoundedHeaders")
         protect(app)
+        read_to_first_error(app)
 
     async def init_state(self, engine_client, state, args) -> None:
         """The routes reach the engine through ``state.engine_client``."""
@@ -134,7 +136,8 @@ class EndpointPlugin:
         if spec is not None:
             rows = max(site.num_sources for site in sites(spec))
             metrics.bank.set(rows * compat.bytes_of_a_row(engine_client.vllm_config))
-            state.attn_res_counting = asyncio.create_task(keep_counting(engine_client))
+            if compat.is_first_api_server(engine_client.vllm_config):
+                state.attn_res_counting = asyncio.create_task(keep_counting(engine_client))
 
 
 def protect(app: FastAPI) -> None:

@@ -6,7 +6,7 @@ only name the caller or say where to cache (``user``, ``metadata``, ``prompt_cac
 another shape than they should, because it reads them before their types are checked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
@@ -40,6 +40,7 @@ UNREAD_OF_RESPONSES: dict[str, tuple[Any, ...]] = {
     "stream_options": (None, {}, {"include_obfuscation": False}),
     "text.verbosity": (None, "medium"),
 }
+UNREAD_OF_MESSAGES = ("audio", "function_call", "refusal")
 # And where vLLM looks for no calls of tools in answers; on the other routes it says so itself.
 UNCALLED: dict[str, tuple[Any, ...]] = {"tools": (None, []), "tool_choice": (None, "auto", "none")}
 CALLED = ("function", "custom", "namespace")  # tools that a client runs; vLLM would run none
@@ -48,10 +49,14 @@ CALLED = ("function", "custom", "namespace")  # tools that a client runs; vLLM w
 def problem(path: str, asked: Mapping[str, Any], calls_tools: bool) -> str | None:
     """What is wrong with the fields of a body, in a sentence; None if nothing is."""
     if path in ROUTES:
-        return misshapen(asked) or unread(asked, UNREAD)
+        messages = _objects(asked.get("messages"))
+        return misshapen(asked) or unread(asked, UNREAD) or _first(unread_of_message, messages)
     if path == RESPONSES:
         own = UNREAD_OF_RESPONSES | ({} if calls_tools else UNCALLED)
-        return misshapen(asked, flat=True) or unread(asked, UNREAD | own)
+        items = _objects(asked.get("input"))
+        return (
+            misshapen(asked, flat=True) or unread(asked, UNREAD | own) or _first(half_read, items)
+        )
     return None
 
 
@@ -63,6 +68,34 @@ def unread(asked: Mapping[str, Any], fields: Mapping[str, tuple[Any, ...]]) -> s
     best_of, answers = asked.get("best_of"), asked.get("n")
     if best_of is not None and best_of != (1 if answers is None else answers):
         return "'best_of' is not supported by this server; ask for `n` answers and choose."
+    return None
+
+
+def unread_of_message(message: Mapping[str, Any]) -> str | None:
+    """The sentence about a field of a message that would be dropped, None if there is none."""
+    for name in UNREAD_OF_MESSAGES:
+        if message.get(name) is not None:
+            return f"{name!r} of a message is not supported by this server; leave it out."
+    return None
+
+
+def half_read(item: Mapping[str, Any]) -> str | None:
+    """The sentence about an item of ``/v1/responses`` that vLLM reads the first part of at most."""
+    content, summary = item.get("content"), item.get("summary")
+    if item.get("role") == "assistant" and isinstance(content, list):
+        part = content[0] if len(content) == 1 else None
+        if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
+            return (
+                "'input' has a message of the assistant whose `content` is not one part with a "
+                "`text`, and this server reads no other; send one."
+            )
+    if item.get("type") == "reasoning":
+        parts = content or summary
+        if isinstance(parts, list) and len(parts) > 1:
+            return (
+                "'input' has reasoning of several parts, of which this server reads the first; "
+                "send them as one."
+            )
     return None
 
 
@@ -83,6 +116,21 @@ def misshapen(asked: Mapping[str, Any], flat: bool = False) -> str | None:
     if not flat and not all(map(_is_tool, tools)):
         return "'tools' has to be a list of objects, each with a `function` that has a `name`."
     return None
+
+
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Those of a list, and of the lists in it."""
+    for one in value if isinstance(value, list) else []:
+        if isinstance(one, dict):
+            yield one
+        else:
+            yield from _objects(one)
+
+
+def _first(
+    say: Callable[[Mapping[str, Any]], str | None], objects: Iterable[Mapping[str, Any]]
+) -> str | None:
+    return next(filter(None, map(say, objects)), None)
 
 
 def _at(asked: Mapping[str, Any], name: str) -> Any:

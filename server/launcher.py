@@ -98,10 +98,14 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
 
 
 def check_environment() -> None:
-    """Raise SettingError if a variable of vLLM's would open what is closed here."""
+    """Raise SettingError if a variable of vLLM's would open what is closed here, or is to close."""
     for name, does in UNPROTECTED.items():
         if os.environ.get(name, "0") not in ("", "0"):
             raise SettingError(f"{name} is set, which {does}; unset it or run vLLM's own command.")
+    if not os.environ.get("VLLM_API_KEY", "key").strip():
+        raise SettingError(
+            "VLLM_API_KEY is set and empty; give it a key, or unset it to need none."
+        )
 
 
 def check_plugin() -> None:

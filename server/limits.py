@@ -5,6 +5,7 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -14,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attnres_serve import compat
 from attnres_serve.server import fields
 from attnres_serve.server.guard import PROBES
 from attnres_serve.server.policy import Policy
@@ -24,12 +24,7 @@ BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = "/v1/attn_res"  # but for this one, which asks the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
-# Pydantic makes errors, of several kB each, of all that is wrong before anything can answer: up to
-# 17 of an entry in some list or object, and 233 of an item of /v1/responses.
-ENTRIES = 10_000  # in all lists and objects together, without token ids
-ITEMS = 50  # of /v1/responses that may all be wrong
-# Fields that hold token ids: each id, or sequence of ids, is right or wrong by itself.
-TOKEN_IDS = ("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids")
+ENTRIES = 10_000  # in all lists and objects of a body together, numbers in lists aside
 # Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
 BATCHES = ("prompt", "messages", "items", "questions")
 
@@ -116,8 +111,8 @@ class Limits:
         if _separators(body) > ENTRIES and has_many_entries(asked):
             raise HTTPException(
                 400,
-                f"The lists and objects of this request have more than {ENTRIES} entries, without "
-                "the token ids of a prompt; ask in several requests.",
+                f"The lists and objects of this request have more than {ENTRIES} entries, token "
+                "ids and other numbers aside; ask in several requests.",
             )
         count, limit = sequences(asked), self.policy.max_sequences
         if count > limit:
@@ -127,9 +122,6 @@ class Limits:
                 f"takes at most {limit} at a time, so ask in several requests.",
             )
         if isinstance(asked, dict):
-            items = asked.get("input")
-            if isinstance(items, list) and len(items) > ITEMS and not compat.are_items(items):
-                raise HTTPException(400, "'input' has an item that is of no kind of OpenAI's.")
             problem = fields.problem(get_route_path(scope), asked, self.calls_tools)
             if problem is not None:
                 raise HTTPException(400, problem)
@@ -164,24 +156,17 @@ def _separators(body: bytes) -> int:
 def has_many_entries(asked: Any) -> bool:
     """Whether all lists and objects of a body together have more than ``ENTRIES`` entries.
 
-    Token ids do not count in the fields that hold them.
+    Numbers in lists, which may be token ids, do not count.
     """
-    if isinstance(asked, dict):
-        asked = {
-            name: value
-            for name, value in asked.items()
-            if name not in TOKEN_IDS or not (_are_ids(value) or _are_sequences(value))
-        }
-    counts = accumulate(sum(map(len, level)) for level in _levels(asked))
+    counts = accumulate(sum(map(_size, level)) for level in _levels(asked))
     return any(count > ENTRIES for count in counts)
 
 
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and {*map(type, value)} == {int} and min(value) >= 0
-
-
-def _are_sequences(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= ENTRIES and all(map(_are_ids, value))
+def _size(value: dict | list) -> int:
+    if isinstance(value, dict):
+        return len(value)
+    kinds = Counter(map(type, value))
+    return len(value) - kinds[int] - kinds[float]
 
 
 def sequences(asked: Any) -> float:

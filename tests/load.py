@@ -28,6 +28,14 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
 
 
+class Left(Exception):
+    """A client left before its answer was complete."""
+
+
+class Problem(Exception):
+    """An answer that should not be."""
+
+
 def load(url: str, clients: int, seconds: float, headers: dict[str, str] | None = None) -> Tally:
     """Ask by many clients at once; a third of the requests is left in the middle of its answer."""
     return asyncio.run(_load(url, clients, seconds, headers or {}))
@@ -48,15 +56,12 @@ async def _client(client: httpx.AsyncClient, end: float, tally: Tally) -> None:
     while time.monotonic() < end:
         leaves = random.random() < 1 / 3
         try:
-            problem = await random.choices(WAYS, SHARES)[0](client, leaves)
-        except httpx.HTTPError as error:
-            problem = repr(error)
-        if problem is not None:
-            tally.errors[problem] += 1
-        elif leaves:
-            tally.left += 1
-        else:
+            await random.choices(WAYS, SHARES)[0](client, leaves)
             tally.answered += 1
+        except Left:
+            tally.left += 1
+        except (httpx.HTTPError, Problem) as error:
+            tally.errors[repr(error)] += 1
 
 
 def _request() -> tuple[str, dict]:
@@ -69,45 +74,46 @@ def _request() -> tuple[str, dict]:
     return "/v1/completions", {"prompt": prompt, **most}
 
 
-async def _streamed(client: httpx.AsyncClient, leaves: bool) -> str | None:
+async def _streamed(client: httpx.AsyncClient, leaves: bool) -> None:
     path, body = _request()
     wanted = random.randrange(1, 12) if leaves else None
     lines = 0
     async with client.stream("POST", path, json={**body, "stream": True}) as answer:
         if answer.status_code != 200:
-            return f"{answer.status_code} {(await answer.aread()).decode()}"
+            raise Problem(f"{answer.status_code} {(await answer.aread()).decode()}")
         line = ""
         async for line in answer.aiter_lines():
             if line.startswith('data: {"error"'):
-                return line
+                raise Problem(line)
+            if line == "data: [DONE]":
+                return
             lines += line.startswith("data: ")
             if lines == wanted:
-                return None
-            if line == "data: [DONE]":
-                break
-    return None if line == "data: [DONE]" else f"a stream ended with {line!r}"
+                raise Left
+        raise Problem(f"a stream ended with {line!r}")
 
 
-async def _whole(client: httpx.AsyncClient, leaves: bool) -> str | None:
-    return await _posted(client, leaves, *_request())
+async def _whole(client: httpx.AsyncClient, leaves: bool) -> None:
+    await _posted(client, leaves, *_request())
 
 
-async def _traced(client: httpx.AsyncClient, leaves: bool) -> str | None:
+async def _traced(client: httpx.AsyncClient, leaves: bool) -> None:
     """A trace, of an answer or of a prompt alone; who leaves, waits for one or the other."""
     prompt = [random.randrange(3, 2000) for _ in range(random.randrange(1, 200))]
     body = {"prompt": prompt, "max_tokens": random.randrange(32), "sites": random.sample(SITES, 3)}
-    return await _posted(client, leaves, "/v1/attn_res/trace", body)
+    await _posted(client, leaves, "/v1/attn_res/trace", body)
 
 
-async def _posted(client: httpx.AsyncClient, leaves: bool, path: str, body: dict) -> str | None:
+async def _posted(client: httpx.AsyncClient, leaves: bool, path: str, body: dict) -> None:
     asked = client.post(path, json=body)
     if leaves:
         asked = asyncio.wait_for(asked, random.uniform(0.01, 0.3))
     try:
         answer = await asked
     except TimeoutError:
-        return None
-    return None if answer.status_code == 200 else f"{answer.status_code} {answer.text}"
+        raise Left from None
+    if answer.status_code != 200:
+        raise Problem(f"{answer.status_code} {answer.text}")
 
 
 WAYS, SHARES = (_streamed, _whole, _traced), (2, 2, 1)

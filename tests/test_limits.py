@@ -7,6 +7,7 @@ import math
 import pickle
 import re
 import time
+import tracemalloc
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -444,10 +445,9 @@ def body_of(**fields) -> bytes:
     return json.dumps(fields).encode()
 
 
-CROWDED = [  # what pydantic would make many errors of, millions in the largest body
-    *({"prompt": [-1] * 10**6}, {"prompt": [1.5] * 10**5}, {"prompt": [[1, -1]] * 10**5}),
-    *({"prompt": [True] * 10**5}, {"prompt": [[]] * 10**5}, {"bad_words": [1] * 10**6}),
-    *({"messages": [{}] * 10**5}, {"input": [{}] * 10**6}, {"sites": [-1] * 10**5}),
+CROWDED = [
+    *({"prompt": [[1, -1]] * 10**5}, {"prompt": [[]] * 10**5}, {"stop": ["a"] * 10**5}),
+    *({"messages": [{}] * 10**5}, {"input": [{}] * 10**6}),
     {"messages": [{"role": "user", "content": [{}] * 10**5}]},
     {"metadata": {str(number): 1 for number in range(10**5)}},
 ]
@@ -465,46 +465,75 @@ def test_many_entries_are_refused(asked):
     "asked",
     [
         *({"prompt": [1] * 10**6}, {"prompt": [[1] * 1000] * 200}, {"tokens": [0] * 10**6}),
-        *({"allowed_token_ids": [3] * 10**5}, {"prompt": "a, [{" * 10**5}),
+        *({"sampling_params": {"allowed_token_ids": [3] * 10**5}}, {"prompt": "a, [{" * 10**5}),
         {"messages": [{"role": "user", "content": "a, "}] * (limits.ENTRIES // 4)},
     ],
     ids=lambda asked: json.dumps(asked)[:40],
 )
-def test_token_ids_and_text_are_no_entries(asked):
+def test_numbers_and_text_are_no_entries(asked):
     answer = ask(app_of(), "POST", DATA[0], [BEARER, JSON], chunks=[body_of(**asked)])
     assert answer.status == 200
+
+
+MANY = limits.ENTRIES // 2 - 10
+WRONG = [  # of which pydantic would make ten thousands of errors and more, of some millions
+    *(("/v1/completions", {"prompt": wrong}) for wrong in ([-1] * 10**6, [1.5] * 10**5)),
+    *(("/v1/completions", {"prompt": wrong}) for wrong in ([True] * 10**5, [[]] * MANY)),
+    ("/v1/completions", {"prompt": "a", "bad_words": [1] * 10**6}),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {str(key): "a" for key in range(MANY)}}),
+    ("/v1/chat/completions", {"messages": [{}] * MANY}),
+    ("/v1/messages", {"messages": [{}] * MANY}),
+    ("/v1/responses", {"input": [{}] * MANY}),
+    *(
+        ("/v1/responses", {"input": [{name: [{}] * MANY}]})
+        for name in ("tools", "content", "output", "outputs", "queries", "summary")
+    ),
+    ("/v1/responses", {"input": [{"tools": [{}] * 100}] * 50}),
+    ("/tokenize", {"messages": [{}] * MANY}),
+    ("/inference/v1/generate", {"token_ids": ["a"] * MANY, "sampling_params": {}}),
+    ("/v1/attn_res/trace", {"prompt": [-1] * 10**6}),
+]
+
+
+@pytest.mark.parametrize(("path", "asked"), WRONG, ids=lambda one: str(one)[:50])
+def test_what_is_wrong_many_times_is_refused_soon(vllms_app, path, asked):
+    """And of little memory: what gets through to vLLM's own check ends at the first error."""
+    request, chunks = ("POST", path, [BEARER, JSON]), [body_of(**asked)]
+    begin = time.process_time()
+    answer = ask(vllms_app, *request, chunks=chunks)
+    assert time.process_time() - begin < 2
+    assert answer.status == 400 and len(error_of(answer)) < 2**20
+    tracemalloc.start()  # which makes it slower
+    ask(vllms_app, *request, chunks=chunks)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**26
 
 
 ITEMS = [
     {"role": "user", "content": "a"},
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    # vLLM adds what these lack before it reads them.
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+    {"type": "reasoning", "summary": []},
+    {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
     {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "a", "output": "a"},
 ]
 
 
-@pytest.mark.parametrize(("wrong", "status"), [([], 200), ([{}], 400), ([7], 400)], ids=str)
-def test_items_of_which_one_is_wrong_are_refused(wrong, status):
-    """Many of them: each wrong one is 233 errors of pydantic's."""
-    body = body_of(input=ITEMS * (limits.ITEMS // len(ITEMS) + 1) + wrong)
-    answer = ask(app_of(), "POST", fields.RESPONSES, [BEARER, JSON], chunks=[body])
-    assert answer.status == status
+@pytest.mark.parametrize("wrong", [None, {}, 7], ids=str)
+def test_what_is_right_is_read_as_before(vllms_app, wrong):
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-
-def test_many_wrong_entries_are_refused_soon(vllms_app):
-    """As many as get through to vLLM's own check: what each route makes of them is bounded."""
-    some = limits.ENTRIES // 2 - 10
-    for path, asked in (
-        ("/v1/completions", {"prompt": [-1] * some}),
-        ("/v1/chat/completions", {"messages": [{}] * some}),
-        ("/v1/responses", {"input": [{}] * some}),
-        ("/v1/responses", {"input": [{}] * limits.ITEMS}),
-        ("/v1/attn_res/trace", {"prompt": [-1] * some}),
-    ):
-        begin = time.process_time()
-        answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[body_of(**asked)])
-        assert answer.status == 400, path
-        assert time.process_time() - begin < 5, path
+    (route,) = (route for route in vllms_app.routes if route.path == fields.RESPONSES)
+    items = 100 * ITEMS + ([] if wrong is None else [wrong])
+    found, errors = route.body_field.validate({"input": items}, {}, loc=())
+    if wrong is None:
+        kinds = [type(item) for item in ResponsesRequest(input=items).input]
+        assert not errors and [type(item) for item in found.input] == kinds
+    else:
+        assert errors
 
 
 def test_many_sequences_are_refused():
@@ -746,6 +775,7 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning(served, capfd, flag):
         (["--api-key", KEY], {}, "--api-key beside --api-key-file"),
         (["--grpc"], {}, "--grpc"),
         (["--api-key", ""], {}, "an empty --api-key"),
+        ([], {"VLLM_API_KEY": " "}, "VLLM_API_KEY is set and empty"),
         ([], {"VLLM_SERVER_DEV_MODE": "1"}, "VLLM_SERVER_DEV_MODE"),
         ([], {"VLLM_USE_RUST_FRONTEND": "1"}, "VLLM_USE_RUST_FRONTEND"),
         ([], {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}, "VLLM_ENABLE_RESPONSES_API_STORE"),
@@ -915,7 +945,58 @@ def test_a_field_that_changes_nothing_passes(field):
     assert ask(app, "POST", fields.ROUTES[0], [BEARER, JSON], chunks=[body]).status == 200
 
 
+ASKED = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize("path", fields.ROUTES)
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "function_call"),
+        ({"role": "assistant", "audio": {"id": "a"}}, "audio"),
+        ({"role": "assistant", "refusal": "no"}, "refusal"),
+        ({"role": "assistant", "content": "a", "refusal": None}, None),
+    ],
+    ids=str,
+)
+def test_a_field_of_a_message_that_vllm_would_drop_is_refused_by_name(path, message, name):
+    """Also in a batch of chats."""
+    for messages in ([ASKED, message, ASKED], [[ASKED], [message, ASKED]]):
+        said = fields.problem(path, {"messages": messages}, calls_tools=True)
+        assert said is None if name is None else f"{name!r} of a message" in said
+
+
 # --- the same for /v1/responses
+
+
+TEXT = {"type": "output_text", "text": "a"}
+REASON = {"type": "reasoning_text", "text": "a"}
+SUMMARY = {"type": "summary_text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        *(
+            ({"type": "message", "role": "assistant", "content": content}, "the assistant")
+            for content in ([], [TEXT, TEXT], [{"type": "refusal", "refusal": "no"}], [7])
+        ),
+        ({"role": "assistant", "content": [TEXT, TEXT]}, "the assistant"),
+        ({"type": "reasoning", "summary": [], "content": [REASON, REASON]}, "several parts"),
+        ({"type": "reasoning", "summary": [SUMMARY, SUMMARY]}, "several parts"),
+        ({"type": "message", "role": "assistant", "content": [TEXT]}, None),
+        ({"role": "assistant", "content": "a"}, None),
+        ({"role": "user", "content": [{"type": "input_text", "text": "a"}] * 2}, None),
+        ({"type": "reasoning", "summary": [SUMMARY, SUMMARY], "content": [REASON]}, None),
+        ({"type": "reasoning", "summary": [SUMMARY], "content": []}, None),
+    ],
+    ids=str,
+)
+def test_an_item_of_which_vllm_would_read_a_part_or_fail_at_is_refused(item, said):
+    body = body_of(input=[ASKED, item, ASKED])
+    answer = ask(app_of(), "POST", fields.RESPONSES, [BEARER, JSON], chunks=[body])
+    assert answer.status == (400 if said else 200)
+    assert said is None or said in error_of(answer)
 
 
 DROPPED_OF_RESPONSES = [

@@ -370,17 +370,22 @@ def test_a_killed_process_ends_the_server(folder, name, command, two, title, bus
 
 @pytest.mark.soak
 def test_two_servers_of_two_engines(folder):
-    """They serve and trace, and all of it ends with the process that started them."""
+    """They serve, trace and count together, and end with the process that started them."""
     two = (*ENGINES, "--api-server-count", "2")
     with running(OURS, DEMO, folder / "servers", *FLAGS, *two, **CORES) as server, asked(server):
         text = server.complete("import os", max_tokens=4)["choices"][0]["text"]
-        for _ in range(8):  # some of them by the other server or engine
+        bank = STEP * describe(examine(DEMO))["bank_bytes_per_token"]
+        for number in range(1, 9):  # some of them by the other server or engine
             with httpx.Client(base_url=server.url, timeout=60) as client:
                 body = {"prompt": "import os", "max_tokens": 4, "temperature": 0}
                 answer = client.post("/v1/completions", json=body)
                 assert answer.json()["choices"][0]["text"] == text
                 (site,) = traced(client)["sites"]
                 assert [sum(row) for row in site["weights"]] == pytest.approx([1] * 3, abs=1e-3)
+                counted = client.get("/metrics").text
+                assert value(counted, "attnres_traces_total", outcome="served") == number
+                assert value(counted, "attnres_forward_passes_total") > 0
+                assert value(counted, "attnres_bank_bytes") == bank
         watched = Watched(server.process.pid)
         assert len(watched.processes) >= 6  # launcher, servers, engines, their coordinator
         server.process.kill()

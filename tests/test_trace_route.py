@@ -105,6 +105,13 @@ def app_of(client: Client) -> TestClient:
     return TestClient(app, raise_server_exceptions=False)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_of_several_servers_asks_for_passes(client, rank, monkeypatch):
+    monkeypatch.setattr(client.vllm_config.parallel_config, "_api_process_rank", rank)
+    state = app_of(client).app.state
+    assert hasattr(state, "attn_res_counting") == (rank == 0)
+
+
 @pytest.fixture
 def client() -> Client:
     return Client(BLOCK)
