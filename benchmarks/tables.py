@@ -66,13 +66,26 @@ def label(row: Mapping[str, Any]) -> str:
     return cell.label if cell.phase == "prefill" else f"decode, batch {cell.batch}"
 
 
-MADE = {"latency": (ratios, breakdown), "trace_cost": (ratios,)}
+def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each workload and peer, with its ratios to both references."""
+    references = {"hf_open_attnres": "over `generate`, eager", "vllm": "over plain vLLM"}
+    cells = []
+    for row in rows:
+        ratios = (told(row[f"over_{reference}"]) for reference in references)
+        named = row["workload"], name_of(row["peer"])
+        cells.append([*named, f"{row['median_s']:.2f}", f"{row['tokens_per_s']:.0f}", *ratios])
+    return table(["workload", "peer", "seconds", "tokens/s", *references.values()], cells)
+
+
+MADE = {"latency": (ratios, breakdown), "trace_cost": (ratios,), "peers": (peers,)}
 
 
 def of(document: Mapping[str, Any]) -> list[list[str]]:
     """The lines of every table of a document; none for those that have other figures."""
     made = MADE.get(document["benchmark"], ())
-    return [one(result) for one in made for result in document["results"].values()]
+    results = document["results"]
+    each = results.values() if isinstance(results, dict) else [results]
+    return [one(result) for one in made for result in each]
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ from benchmarks import (  # noqa: E402 - not installed
     detection,
     figures,
     latency,
+    peers,
     regression,
     scaling,
     startup,
@@ -141,12 +142,24 @@ def check_detection(document: dict[str, Any]) -> None:
         assert found["includes_1"] == (found["ci95"][0] <= 1 <= found["ci95"][1])
 
 
+def check_peers(document: dict[str, Any]) -> None:
+    rows = document["results"]
+    assert len(rows) == len(document["shapes"]) * len(peers.WORKLOADS) * len(peers.PEERS)
+    works = {work.name: work for work in peers.WORKLOADS}
+    for shape in document["shapes"]:
+        own = [row for row in rows if row["shape"] == shape]
+        assert all(len(row["seconds"]) == document["config"]["rounds"] for row in own)
+        samples = {(works[row["workload"]], row["peer"]): row["seconds"] for row in own}
+        assert own == peers.summarise(shape, samples)
+
+
 CHECKS = {
     "latency": check_latency,
     "startup": check_startup,
     "detection": check_detection,
     "scaling": check_scaling,
     "trace_cost": check_trace_cost,
+    "peers": check_peers,
 }
 RESULTS = [
     path
