@@ -74,7 +74,7 @@ def unread(asked: Mapping[str, Any], fields: Mapping[str, tuple[Any, ...]]) -> s
 def unread_of_message(message: Mapping[str, Any]) -> str | None:
     """The sentence about a field of a message that would be dropped, None if there is none."""
     for name in UNREAD_OF_MESSAGES:
-        if message.get(name) is not None:
+        if message.get(name) not in (None, ""):
             return f"{name!r} of a message is not supported by this server; leave it out."
     return None
 
@@ -83,8 +83,9 @@ def half_read(item: Mapping[str, Any]) -> str | None:
     """The sentence about an item of ``/v1/responses`` that vLLM reads the first part of at most."""
     content, summary = item.get("content"), item.get("summary")
     if item.get("role") == "assistant" and isinstance(content, list):
-        part = content[0] if len(content) == 1 else None
-        if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
+        first = content[0] if content else None
+        has_text = isinstance(first, dict) and isinstance(first.get("text"), str)
+        if (has_text and len(content) > 1) or ("type" in item and not has_text):
             return (
                 "'input' has a message of the assistant whose `content` is not one part with a "
                 "`text`, and this server reads no other; send one."
@@ -123,7 +124,7 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
     for one in value if isinstance(value, list) else []:
         if isinstance(one, dict):
             yield one
-        else:
+        elif isinstance(one, list):
             yield from _objects(one)
 
 

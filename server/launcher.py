@@ -77,7 +77,10 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     if given or "--config" not in vllm_arguments:  # a file may name another address
         check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
-    if value_of("--api-key", vllm_arguments) is not None:
+    given_key = value_of("--api-key", vllm_arguments) is not None
+    if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
+        raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
+    if given_key:
         print(
             "attnres-serve: whoever can list processes reads the key after --api-key; put it into "
             "VLLM_API_KEY, or into a file for --api-key-file.",
@@ -98,14 +101,10 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
 
 
 def check_environment() -> None:
-    """Raise SettingError if a variable of vLLM's would open what is closed here, or is to close."""
+    """Raise SettingError if a variable of vLLM's would open what is closed here."""
     for name, does in UNPROTECTED.items():
         if os.environ.get(name, "0") not in ("", "0"):
             raise SettingError(f"{name} is set, which {does}; unset it or run vLLM's own command.")
-    if not os.environ.get("VLLM_API_KEY", "key").strip():
-        raise SettingError(
-            "VLLM_API_KEY is set and empty; give it a key, or unset it to need none."
-        )
 
 
 def check_plugin() -> None:

@@ -5,7 +5,6 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -24,7 +23,12 @@ BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = "/v1/attn_res"  # but for this one, which asks the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
-ENTRIES = 10_000  # in all lists and objects of a body together, numbers in lists aside
+ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
+# Fields that hold token ids, of a body or of an object in it.
+TOKEN_IDS = (
+    *("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids"),
+    *("query", "items", "label_token_ids"),  # of /generative_scoring
+)
 # Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
 BATCHES = ("prompt", "messages", "items", "questions")
 
@@ -111,8 +115,8 @@ class Limits:
         if _separators(body) > ENTRIES and has_many_entries(asked):
             raise HTTPException(
                 400,
-                f"The lists and objects of this request have more than {ENTRIES} entries, token "
-                "ids and other numbers aside; ask in several requests.",
+                f"The lists and objects of this request have more than {ENTRIES} entries, without "
+                "token ids; ask in several requests.",
             )
         count, limit = sequences(asked), self.policy.max_sequences
         if count > limit:
@@ -156,17 +160,29 @@ def _separators(body: bytes) -> int:
 def has_many_entries(asked: Any) -> bool:
     """Whether all lists and objects of a body together have more than ``ENTRIES`` entries.
 
-    Numbers in lists, which may be token ids, do not count.
+    Token ids do not count in the fields that hold them.
     """
-    counts = accumulate(sum(map(_size, level)) for level in _levels(asked))
+    counts = accumulate(sum(map(len, level)) for level in _levels(_without_ids(asked)))
     return any(count > ENTRIES for count in counts)
 
 
-def _size(value: dict | list) -> int:
-    if isinstance(value, dict):
-        return len(value)
-    kinds = Counter(map(type, value))
-    return len(value) - kinds[int] - kinds[float]
+def _without_ids(asked: Any) -> Any:
+    """A body without its fields of token ids, the objects in it likewise."""
+    if not isinstance(asked, dict):
+        return asked
+    return {
+        name: _without_ids(value)
+        for name, value in asked.items()
+        if name not in TOKEN_IDS or not (_are_ids(value) or _are_sequences(value))
+    }
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and {*map(type, value)} == {int} and min(value) >= 0
+
+
+def _are_sequences(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= ENTRIES and all(map(_are_ids, value))
 
 
 def sequences(asked: Any) -> float:

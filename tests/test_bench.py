@@ -151,7 +151,7 @@ def to_itself(
 @pytest.mark.parametrize("freedom", [3, 100])
 @pytest.mark.parametrize(
     ("luck", "noise", "typical"),
-    [(0.006, 0.017, 6), (0.011, 0.013, 6), (0.021, 0.013, 10), (0.037, 0.013, 24)],
+    [(0.006, 0.017, 8), (0.011, 0.013, 8), (0.021, 0.013, 10), (0.037, 0.013, 24)],
 )
 def test_the_usual_length_knows_the_luck_of_a_process(luck, noise, typical, freedom):
     """By the noise that decode and prefill had on two machines (768 x 12, eager)."""
@@ -809,6 +809,9 @@ def test_the_verdict_says_how_far_to_trust_it():
     wide["config"] |= {"until": {"half_width": 0.015, "starts": 2}}
     jsonschema.validate(wide, SCHEMA)
     assert "to a side, where 1.5% was aimed at: 2 starts were too few" in report.render(wide)
+    narrow = wide | {"overhead": made["overhead"]}
+    assert "was aimed at" not in report.render(narrow)
+    assert "was aimed at" in report.render(narrow | {"control": wide["overhead"]})
     other = {"baseline": "twin", "baseline_differs_in": ["num_hidden_layers"]}
     shown = report.render(made | {"config": made["config"] | other})
     assert "twin, in stock vLLM; ANOTHER SHAPE: it differs in num_hidden_layers" in shown

@@ -30,7 +30,7 @@ from starlette.websockets import WebSocketDisconnect
 pytest.importorskip("vllm")
 
 from attnres_serve import cli, compat
-from attnres_serve.server import fields, launcher, limits
+from attnres_serve.server import fail_fast, fields, launcher, limits
 from attnres_serve.server.endpoints import protect
 from attnres_serve.server.guard import PAGE, PROBES, is_local
 from attnres_serve.server.headers import BoundedHeaders
@@ -446,8 +446,10 @@ def body_of(**fields) -> bytes:
 
 
 CROWDED = [
-    *({"prompt": [[1, -1]] * 10**5}, {"prompt": [[]] * 10**5}, {"stop": ["a"] * 10**5}),
-    *({"messages": [{}] * 10**5}, {"input": [{}] * 10**6}),
+    *({"prompt": [-1] * 10**6}, {"prompt": [1.5] * 10**5}, {"prompt": [[1, -1]] * 10**5}),
+    *({"prompt": [True] * 10**5}, {"prompt": [[]] * 10**5}, {"bad_words": [1] * 10**6}),
+    *({"messages": [{}] * 10**5}, {"input": [{}] * 10**6}, {"sites": [-1] * 10**5}),
+    *({"messages": [1] * 10**5}, {"sampling_params": {"stop": ["a"] * 10**5}}),
     {"messages": [{"role": "user", "content": [{}] * 10**5}]},
     {"metadata": {str(number): 1 for number in range(10**5)}},
 ]
@@ -470,16 +472,15 @@ def test_many_entries_are_refused(asked):
     ],
     ids=lambda asked: json.dumps(asked)[:40],
 )
-def test_numbers_and_text_are_no_entries(asked):
+def test_token_ids_and_text_are_no_entries(asked):
     answer = ask(app_of(), "POST", DATA[0], [BEARER, JSON], chunks=[body_of(**asked)])
     assert answer.status == 200
 
 
 MANY = limits.ENTRIES // 2 - 10
 WRONG = [  # of which pydantic would make ten thousands of errors and more, of some millions
-    *(("/v1/completions", {"prompt": wrong}) for wrong in ([-1] * 10**6, [1.5] * 10**5)),
-    *(("/v1/completions", {"prompt": wrong}) for wrong in ([True] * 10**5, [[]] * MANY)),
-    ("/v1/completions", {"prompt": "a", "bad_words": [1] * 10**6}),
+    *(("/v1/completions", {"prompt": [wrong] * MANY}) for wrong in (-1, 1.5, [])),
+    ("/v1/completions", {"prompt": "a", "bad_words": [1] * MANY}),
     ("/v1/completions", {"prompt": "a", "logit_bias": {str(key): "a" for key in range(MANY)}}),
     ("/v1/chat/completions", {"messages": [{}] * MANY}),
     ("/v1/messages", {"messages": [{}] * MANY}),
@@ -491,7 +492,7 @@ WRONG = [  # of which pydantic would make ten thousands of errors and more, of s
     ("/v1/responses", {"input": [{"tools": [{}] * 100}] * 50}),
     ("/tokenize", {"messages": [{}] * MANY}),
     ("/inference/v1/generate", {"token_ids": ["a"] * MANY, "sampling_params": {}}),
-    ("/v1/attn_res/trace", {"prompt": [-1] * 10**6}),
+    ("/v1/attn_res/trace", {"prompt": [-1] * MANY}),
 ]
 
 
@@ -508,6 +509,21 @@ def test_what_is_wrong_many_times_is_refused_soon(vllms_app, path, asked):
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 2**26
+
+
+def test_a_pydantic_that_cannot_end_early_is_told_of(vllms_app, monkeypatch):
+    said: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(compat, "logger", lambda: logger)
+    fail_fast.read_to_first_error(vllms_app)
+    assert not said
+
+    def older(schema, **more):
+        raise TypeError(f"unexpected keyword argument {next(iter(more))}")
+
+    monkeypatch.setattr(fail_fast, "SchemaValidator", older)
+    fail_fast.read_to_first_error(vllms_app)
+    assert len(said) == 1 and "_use_prebuilt" in said[0]
 
 
 ITEMS = [
@@ -775,7 +791,6 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning(served, capfd, flag):
         (["--api-key", KEY], {}, "--api-key beside --api-key-file"),
         (["--grpc"], {}, "--grpc"),
         (["--api-key", ""], {}, "an empty --api-key"),
-        ([], {"VLLM_API_KEY": " "}, "VLLM_API_KEY is set and empty"),
         ([], {"VLLM_SERVER_DEV_MODE": "1"}, "VLLM_SERVER_DEV_MODE"),
         ([], {"VLLM_USE_RUST_FRONTEND": "1"}, "VLLM_USE_RUST_FRONTEND"),
         ([], {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}, "VLLM_ENABLE_RESPONSES_API_STORE"),
@@ -793,6 +808,15 @@ def test_what_would_open_the_server_is_refused(
     assert cli.main(words) == 2 and not served
     err = capfd.readouterr().err.splitlines()
     assert said in err[-1] and err[-1].startswith("attnres-serve: ")
+
+
+def test_an_empty_key_ends_the_start_where_it_would_be_used(served, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", " ")
+    assert cli.main(["serve", GOLDEN, "--port", "0"]) == 2 and not served
+    assert "VLLM_API_KEY is set and empty" in capfd.readouterr().err
+    (tmp_path / "keys").write_text(KEY)
+    words = ["serve", GOLDEN, "--port", "0", "--api-key-file", str(tmp_path / "keys")]
+    assert cli.main(words) == 0 and served
 
 
 @pytest.mark.parametrize("points", [[], [EntryPoint("attnres", "no.such.module:x", "group")]])
@@ -956,6 +980,7 @@ ASKED = {"role": "user", "content": "a"}
         ({"role": "assistant", "audio": {"id": "a"}}, "audio"),
         ({"role": "assistant", "refusal": "no"}, "refusal"),
         ({"role": "assistant", "content": "a", "refusal": None}, None),
+        ({"role": "assistant", "content": "a", "refusal": ""}, None),
     ],
     ids=str,
 )
@@ -982,6 +1007,7 @@ SUMMARY = {"type": "summary_text", "text": "a"}
             for content in ([], [TEXT, TEXT], [{"type": "refusal", "refusal": "no"}], [7])
         ),
         ({"role": "assistant", "content": [TEXT, TEXT]}, "the assistant"),
+        ({"role": "assistant", "content": []}, None),
         ({"type": "reasoning", "summary": [], "content": [REASON, REASON]}, "several parts"),
         ({"type": "reasoning", "summary": [SUMMARY, SUMMARY]}, "several parts"),
         ({"type": "message", "role": "assistant", "content": [TEXT]}, None),

@@ -43,9 +43,9 @@ def ratio(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def half_width(found: Mapping[str, Any]) -> float:
-    """How far the interval of a ratio reaches, about, to either side."""
+    """How far the interval of a ratio reaches, about, to either side, as a share of the ratio."""
     low, high = found["ci95"]
-    return (high - low) / 2
+    return (high - low) / 2 / found["ratio"]
 
 
 def widest(results: Sequence[Results], names: Sequence[str], baseline: str) -> float:

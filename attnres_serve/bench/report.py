@@ -198,7 +198,8 @@ def _verdict(document: Mapping[str, Any]) -> str:
             "the luck of a process (where its memory lies), as those of several --starts do."
         )
     until = document["config"]["until"]
-    reach = max(map(half_width, document["overhead"].values()))
+    found = [*document["overhead"].values(), *(document["control"] or {}).values()]
+    reach = max(map(half_width, found))
     if until and reach > until["half_width"]:
         lines.append(
             f"An interval reaches {reach:.1%} to a side, where {until['half_width']:.1%} was aimed "
