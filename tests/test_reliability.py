@@ -406,8 +406,26 @@ def test_what_outlasts_the_timeout_is_cut_off(folder):
         assert seconds > 1
 
 
+@pytest.mark.soak
+def test_vllms_own_command_lets_requests_end(folder):
+    flags = (*FLAGS, "--shutdown-timeout", "20")
+    with (
+        running(VLLMS, DEMO, folder / "drained", *flags) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        answer = threads.submit(server.complete, "import os", max_tokens=300, ignore_eos=True)
+        until(lambda: value(metrics(server), "vllm:num_requests_running") == 1, 30)
+        server.process.send_signal(signal.SIGTERM)
+        assert answer.result()["usage"]["completion_tokens"] == 300
+        assert server.process.wait(20) == 0, tail(server.log)
+
+
 def test_a_second_sigterm_aborts(folder):
-    with running(OURS, DEMO, folder / "second", *FLAGS) as server, asked(server):
+    """And without traces there are none: a server of its own for that would take half a minute."""
+    flags = (*FLAGS, "--disable-trace")
+    with running(OURS, DEMO, folder / "second", *flags) as server, asked(server):
+        refused = server.client.post("/v1/attn_res/trace", json=TRACE)
+        assert refused.status_code == 403 and "--disable-trace" in refused.text
         watched = Watched(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, 5)
