@@ -12,6 +12,16 @@ import torch
 from torch import Tensor
 
 
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """What commands set for themselves, called within a test, ends with the test."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture
 def unwritten() -> Iterator[Callable[..., None]]:
     """Remember tensors; at the end of the test they must hold what they held."""

@@ -19,7 +19,7 @@ def start(folder: Path, cache: Path, **environment: str) -> str:
     cases = expected(GOLDEN)
     prompts = [case["prompt"] for case in cases]
     job = engine_job(GOLDEN, prompts, "single_pass", mode="compiled")
-    environment["VLLM_CACHE_ROOT"] = str(cache)
+    environment |= {"VLLM_CACHE_ROOT": str(cache), "VLLM_LOGGING_LEVEL": "INFO"}
     (answers,) = run_engine([job], folder, **environment)["results"]
     check_job(answers, cases)
     check_executed(answers, "single_pass", compiled=True)
