@@ -1,9 +1,12 @@
-"""Bodies are read up to their first wrong entry.
+"""Bodies are read up to their first wrong entry, and no further than an engine can take.
 
 Pydantic makes an error of everything that is wrong before anything can answer, and of an entry that
 may be of many kinds one for each kind: of a list of ``{}`` of 12 kB on ``/v1/responses`` 5 GB.
 What has no such end, objects and ``/invocations``, which reads its body itself, has the bound on
 entries alone (``limits``).
+
+And an integer has no end for pydantic, but 64 bits in what vLLM sends to its engine: a longer one
+would be a 500 and leave its request behind among those that run.
 """
 
 from collections.abc import Iterator
@@ -15,19 +18,19 @@ from pydantic_core import SchemaValidator
 from attnres_serve import compat
 
 LISTS = ("list", "tuple", "set", "frozenset")
+INTEGERS = {"ge": -(2**63), "le": 2**63 - 1}
 
 
 def read_to_first_error(app: FastAPI) -> None:
     """Have the routes of an app end a list in a body at the first entry that is wrong.
 
-    What is right is read as before.  Where pydantic or FastAPI cannot do that, the log says so.
+    And refuse integers beyond ``INTEGERS``.  What is right is read as before.  Where pydantic or
+    FastAPI cannot do that, the log says so.
     """
     try:
         for adapter in [field._type_adapter for field in _bodies(app.routes)]:
             # Validators that models have already would be taken for their schemas.
-            adapter.validator = SchemaValidator(
-                _fail_fast(adapter.core_schema), _use_prebuilt=False
-            )
+            adapter.validator = SchemaValidator(_bounded(adapter.core_schema), _use_prebuilt=False)
     except (AttributeError, TypeError) as error:
         compat.logger().warning(
             "AttnRes: bodies are read to their end, which takes long where much is wrong, because "
@@ -44,11 +47,15 @@ def _bodies(routes: Any) -> Iterator[Any]:
         yield from _bodies(getattr(getattr(route, "router", None), "routes", ()))
 
 
-def _fail_fast(schema: Any) -> Any:
-    """A schema of pydantic's, or a part of one, whose lists end at their first wrong entry."""
+def _bounded(schema: Any) -> Any:
+    """A schema of pydantic's, or a part of one, with ends of its lists and integers."""
     if isinstance(schema, list | tuple):
-        return type(schema)(map(_fail_fast, schema))
+        return type(schema)(map(_bounded, schema))
     if not isinstance(schema, dict):
         return schema
-    found = {key: _fail_fast(value) for key, value in schema.items()}
-    return found | {"fail_fast": True} if schema.get("type") in LISTS else found
+    found = {key: _bounded(value) for key, value in schema.items()}
+    if schema.get("type") in LISTS:
+        found["fail_fast"] = True
+    if schema.get("type") == "int":
+        found = INTEGERS | found
+    return found

@@ -5,6 +5,7 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -24,6 +25,7 @@ READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = "/v1/attn_res"  # but for this one, which asks the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
+DIGITS = re.compile(rb"\d{19}")  # fewer are within 64 bits
 # Fields that hold token ids, of a body or of an object in it.
 TOKEN_IDS = (
     *("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids"),
@@ -112,6 +114,10 @@ class Limits:
                     "has too long a number, or is not in UTF-8.",
                 ) from None
             return
+        if DIGITS.search(body) and has_long_integer(asked):
+            raise HTTPException(
+                400, "An integer of this request has more than 64 bits; send a smaller one."
+            )
         if _separators(body) > ENTRIES and has_many_entries(asked):
             raise HTTPException(
                 400,
@@ -149,7 +155,17 @@ def _levels(value: Any) -> Iterator[list[dict | list]]:
     held: Iterable[Any] = [value]
     while level := [one for one in held if isinstance(one, dict | list)]:
         yield level
-        held = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
+        held = chain.from_iterable(map(_held, level))
+
+
+def _held(one: dict | list) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one
+
+
+def has_long_integer(value: Any) -> bool:
+    """Whether there is one that vLLM cannot send to its engine, also where it reads no types."""
+    held = (entry for level in _levels([value]) for one in level for entry in _held(one))
+    return any(type(entry) is int and not -(2**63) <= entry < 2**64 for entry in held)
 
 
 def _separators(body: bytes) -> int:
