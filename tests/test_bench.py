@@ -202,7 +202,7 @@ def test_cells_fit_the_model():
         (((64,), (1,), None, 300), "--steps is 300, but prompt and answer have room for 256"),
         (((256,), (1,), None, 8), r"--prompt-lengths has 256; expected 1 to 255"),
         (((64,), (0,), None, 8), "--batches has 0; expected 1 to"),
-        (((64,), (1,), (250,), 8), "--contexts has 250; expected 1 to 245"),
+        (((64,), (1,), (250,), 8), "--contexts has 250; expected 1 to 243"),
     ],
 )
 def test_work_that_does_not_fit_is_refused(asked, sentence):
@@ -511,7 +511,7 @@ def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
         ([str(DEMO), "--starts=1", "--rounds=5"], "--rounds is 5; expected at least 6 with one"),
         ([str(DEMO), "--additional-config", "{}"], "--additional-config would be ours in one"),
         ([str(DEMO), "--max-model-len", "4k"], "--max-model-len is 4k; expected a whole number"),
-        ([str(DEMO), "--max_model_len=30", "--contexts", "99"], "--steps is 32, but prompt and"),
+        ([str(DEMO), "--max_model_len=30", "--contexts", "99"], "--steps is 48, but prompt and"),
         ([str(DEMO), "--out", "/nowhere/at/all"], "--out: /nowhere/at is not a folder"),
         ([str(DEMO), "--http", "http://x", "--plot", "x"], "--plot does not go with --http"),
         ([str(DEMO), "--http", "http://x", "--starts", "2"], "--starts does not go with --http"),
@@ -540,10 +540,10 @@ def outcome(*ratios: float, rounds: int = 9) -> Outcome:
             for number in range(rounds):
                 seconds = 0.01 * (1 + number)
                 for name, scale in (("baseline", 1.0), ("attnres", ratio)):
-                    steps = [scale * seconds] * (cell.max_tokens - 1)
-                    answer = {"first": [scale * seconds] * cell.batch, "steps": steps}
-                    answer["running"] = [cell.batch] * len(steps)
-                    results[-1][cell][name].add(cell, [answer])
+                    samples = results[-1][cell][name]
+                    samples.turns.append([scale * seconds] * 3)
+                    samples.first += [scale * seconds] * cell.batch
+                    samples.steps += [scale * seconds] * cell.steps
     facts_of = {"architecture": "A", "start_s": 1.0, "peak_memory_bytes": 10**9, "executed": {}}
     facts_of["kv_cache_tokens"] = 4096
     shares = [
@@ -602,7 +602,8 @@ def test_the_figures_follow_from_the_rounds():
         assert len(base["rounds_s"]) == made["config"]["starts"] * made["config"]["rounds"]
         starts = [base["rounds_s"][start : start + 9] for start in (0, 9, 18)]
         assert base["median_s"] == pytest.approx(geometric_mean(list(map(median, starts))))
-        ratios = paired_ratios(ours["rounds_s"], base["rounds_s"])
+        ratios = ours["round_ratios"]
+        assert ratios == pytest.approx(paired_ratios(ours["rounds_s"], base["rounds_s"]))
         each = [median(ratios[start : start + 9]) for start in (0, 9, 18)]
         assert ours["start_ratios"] == each
         assert ours["ratio"] == pytest.approx(geometric_mean(each))
@@ -619,7 +620,8 @@ def test_the_mean_over_cells_is_taken_within_a_round():
     (results,) = outcome(1.0).results
     more = replace(DECODE, batch=1)
     results[more] = {name: replace(samples) for name, samples in results[DECODE].items()}
-    results[DECODE]["attnres"].rounds = [2 * time for time in results[DECODE]["attnres"].rounds]
+    slow = results[DECODE]["attnres"]
+    slow.turns = [[2 * time for time in turns] for turns in slow.turns]
     found = overheads([results], "attnres", "baseline")["decode"]
     assert found["ratio"] == pytest.approx(geometric_mean([2.0, 1.0]))
 
@@ -634,18 +636,32 @@ def test_an_overhead_has_the_starts_as_its_sample():
 
 
 class Asked(process.Engine):
-    """An engine that answers at once, a prefill's first token after the seconds it is given."""
+    """An engine that answers at once, a prefill's first token after the seconds it is given.
+
+    Attributes:
+        said: what engines were asked to begin or to go on with, which is None.
+        step: seconds of a step of decode.
+    """
 
     def __init__(self, name: str, said: list, seconds: list[float]) -> None:
         super().__init__(process.Contender(name, ()), None, Path(), facts(vocabulary=50))
-        self.said, self.seconds = said, itertools.cycle(seconds)
+        self.said, self.seconds, self.step = said, itertools.cycle(seconds), 0.5
 
-    def ask(self, what: str, *, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
-        self.said.append((self.name, prompts))
-        steps = [0.5] * (max_tokens - 1)
-        warm = max_tokens == workload.WARM_STEPS
-        first = 0.0 if warm else next(self.seconds)
-        return {"first": [first], "steps": steps, "running": [len(prompts)] * len(steps)}
+    def ask(self, what: str, **asked: Any) -> Any:
+        if what == "generate":
+            assert asked["max_tokens"] == workload.WARM_STEPS
+            return None
+        self.said.append((self.name, asked.get("prompts")))
+        return getattr(self, what)(**asked)
+
+    def begin(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+        self.batch, self.left = len(prompts), max_tokens - 1
+        return {"first": [next(self.seconds)]}
+
+    def decode(self, most: int) -> dict[str, Any]:
+        self.left -= most
+        assert self.left >= 0, "more steps than tokens"
+        return {"steps": [self.step] * most, "running": [self.batch] * most}
 
 
 def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
@@ -654,8 +670,7 @@ def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
     found = measure.measure(engines, [PREFILL], 6, 0, lambda what: None)
     assert found[PREFILL]["a"].rounds == [9.0] * 6 and found[PREFILL]["b"].rounds == [3.0] * 6
     assert len(found[PREFILL]["a"].first) == 6 * PREFILL.turns
-    asked = [(name, prompts) for name, prompts in said if len(prompts[0]) == PREFILL.context]
-    pairs = list(zip(asked[::2], asked[1::2], strict=True))
+    pairs = list(zip(said[::2], said[1::2], strict=True))
     assert len(pairs) == (6 + measure.DISCARDED) * PREFILL.turns
     assert all(one[1] == other[1] and one[0] != other[0] for one, other in pairs)
     assert [one[0] for one, _ in pairs[:4]] == ["a", "b", "b", "a"]
@@ -700,8 +715,7 @@ def test_every_start_has_new_engines_started_in_another_order(monkeypatch):
     assert [start[PREFILL]["other"].rounds for start in found.results] == 4 * [[2.0, 2.0]]
     assert list(found.engines) == ["baseline", "other"] and found.breakdown is None
     turns = 4 * (2 + measure.DISCARDED) * PREFILL.turns
-    asked = {str(prompts) for _, prompts in said if len(prompts[0]) == PREFILL.context}
-    assert len(asked) == turns, "a prompt came twice"
+    assert len({str(prompts) for _, prompts in said}) == turns, "a prompt came twice"
     assert found.engines["other"]["start_s"] == len(said) / 4, "not of the first start"
 
 
@@ -735,19 +749,22 @@ def test_there_are_more_starts_until_the_ratios_are_known(ratios, starts, monkey
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_no_engine_is_asked_first_more_often(number):
     """Over the usual starts, of the rounds that count; a start of three has half of the orders."""
-    before: Counter[str] = Counter()
+    asked: dict[str, list[str]] = {"begin": [], "decode": []}
     for start in range(USUAL.starts):
         said: list = []
         engines = [Asked(name, said, [1.0]) for name in "abcd"[:number]]
         measure.measure(engines, [DECODE], USUAL.rounds, start, lambda what: None)
-        asked = [name for name, prompts in said if len(prompts[0]) == DECODE.context]
-        turns = [asked[at : at + number] for at in range(0, len(asked), number)]
-        for turn in turns[measure.DISCARDED :]:
+        for what, turns in (("begin", 1), ("decode", len(DECODE.slices))):
+            found = [name for name, prompts in said if (prompts is None) == (what == "decode")]
+            asked[what] += found[measure.DISCARDED * turns * number :]
+    for what, names in asked.items():
+        before: Counter[str] = Counter()
+        turns = [names[at : at + number] for at in range(0, len(names), number)]
+        for turn in turns:
             before.update(
                 "".join(sorted(pair)) + pair[0] for pair in itertools.combinations(turn, 2)
             )
-    half = USUAL.starts * USUAL.rounds / 2
-    assert all(abs(count - half) <= 1 for count in before.values()), before
+        assert all(abs(count - len(turns) / 2) <= 1 for count in before.values()), (what, before)
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
@@ -763,20 +780,59 @@ def test_no_engine_has_the_better_place(number):
     assert all(count == behind[pair[::-1]] for pair, count in behind.items())
 
 
+class Staggered(Asked):
+    """An engine whose prompts begin one after the other, and end so."""
+
+    few = 3
+
+    def decode(self, most: int) -> dict[str, Any]:
+        answer = super().decode(most)
+        alone = min(most, max(0, self.few - self.left))
+        if alone:
+            answer["steps"][-alone:] = [50.0] * alone
+            answer["running"][-alone:] = [1] * alone
+        answer["steps"][: workload.UNTIMED] = [100.0] * workload.UNTIMED
+        return answer
+
+
 def test_only_steps_of_the_whole_batch_count():
-    samples, few = Samples(), 3
-    steps = [100.0] * workload.UNTIMED + [1.0] * DECODE.steps + [50.0] * few
-    running = [DECODE.batch] * (len(steps) - few) + [1] * few
-    samples.add(DECODE, [{"first": [3.0], "steps": steps, "running": running}])
-    assert samples.rounds == [1.0]
-    assert samples.steps == [1.0] * DECODE.steps
+    engines = [Staggered(name, [], [1.0]) for name in "ab"]
+    found = measure.measure(engines, [DECODE], 2, 0, lambda what: None)[DECODE]
+    for samples in found.values():
+        assert samples.turns == [[0.5] * len(DECODE.slices)] * 2
+        assert samples.steps == [0.5] * 2 * (DECODE.steps - Staggered.few)
+    engines[0].few = DECODE.slices[-1] + workload.UNTIMED  # a whole slice, of one engine alone
+    found = measure.measure(engines, [DECODE], 2, 0, lambda what: None)[DECODE]
+    for samples in found.values():
+        assert samples.turns == [[0.5] * (len(DECODE.slices) - 1)] * 2
 
 
 def test_a_batch_that_does_not_run_together_is_refused():
-    steps = [1.0] * (workload.UNTIMED + DECODE.steps)
-    answer = {"first": [3.0], "steps": steps, "running": [4] * len(steps)}
+    engines = [Asked(name, [], [1.0]) for name in "ab"]
+    for other in engines:
+        other.begin = lambda prompts, max_tokens, own=other: Asked.begin(
+            own, prompts[:4], max_tokens
+        )
     with pytest.raises(SettingError, match="only 4 sequences ran together"):
-        Samples().add(DECODE, [answer])
+        measure.measure(engines, [DECODE], 1, 0, lambda what: None)
+
+
+def test_engines_decode_slice_by_slice_in_turn():
+    """A machine that slows down within a round slows the engines alike."""
+    said: list = []
+    engines = [Asked(name, said, [1.0]) for name in "ab"]
+    measure.measure(engines, [DECODE], 1, 0, lambda what: None)
+    slices = [name for name, prompts in said if prompts is None]
+    assert len(slices) == (1 + measure.DISCARDED) * 2 * len(DECODE.slices)
+    assert "".join(slices[:8]) == "abbabaab"
+
+
+@pytest.mark.parametrize("steps", range(1, 70))
+def test_every_step_is_in_a_slice(steps):
+    cell = replace(DECODE, steps=steps)
+    assert sum(cell.slices) == steps
+    assert max(cell.slices) <= workload.SLICE and max(cell.slices) - min(cell.slices) <= 1
+    assert cell.max_tokens == 1 + steps + len(cell.slices) * workload.UNTIMED
 
 
 def test_a_person_can_read_it():
@@ -933,8 +989,10 @@ def test_no_prompt_reaches_a_server_twice(monkeypatch, capsys):
 def test_a_decode_over_http_is_as_long_as_the_server_allows(monkeypatch, capsys):
     document, _ = over_http(monkeypatch, capsys, served=100, contexts=())
     _, decode = document["cells"]
-    assert decode["context"] == 100 - (1 + workload.UNTIMED + workload.STEPS)
-    assert "65 + 33 tokens, 2 at a time" in http.render(document)
+    assert decode["context"] == 100 - workload.cell_of(decode).max_tokens
+    assert f"{decode['context']} + {1 + workload.STEPS} tokens, 2 at a time" in http.render(
+        document
+    )
 
 
 def test_over_http_prefill_counts_prompt_tokens_and_has_no_time_between_tokens(monkeypatch, capsys):

@@ -62,6 +62,17 @@ def check_startup(document: dict[str, Any]) -> None:
     assert row == {**common.spread(seconds), "seconds": seconds}
 
 
+class Stored(Samples):
+    """The rounds of a document, and their ratios; up to procedure 5 a round has one turn."""
+
+    def __init__(self, times: dict[str, Any], part: slice) -> None:
+        super().__init__([[seconds] for seconds in times["rounds_s"][part]], [1.0])
+        self.stored = times.get("round_ratios", [])[part]
+
+    def ratios(self, baseline: Samples) -> list[float]:
+        return self.stored or super().ratios(baseline)
+
+
 def check_cells(
     point: dict[str, Any], config: dict[str, Any], baseline: str = latency.BASELINE
 ) -> list[Results]:
@@ -74,10 +85,7 @@ def check_cells(
         cell = Cell(row["phase"], row["batch"], row["context"], row["steps"])
         for number, start in enumerate(results):
             part = slice(number * rounds, (number + 1) * rounds)
-            start[cell] = {
-                name: Samples(rounds=row["engines"][name]["rounds_s"][part], first=[1.0])
-                for name in names
-            }
+            start[cell] = {name: Stored(row["engines"][name], part) for name in names}
         for name in names:
             times = row["engines"][name]
             assert len(times["rounds_s"]) == starts * rounds

@@ -13,7 +13,8 @@ import re
 import runpy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Bench:
         self.engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
         self.start_s = time.perf_counter() - begin
         self.number = 0
+        self.due = 0  # tokens that the prompts of ``begin`` still get
         gc.freeze()  # what the start left is not to be looked through between two steps
 
     def generate(
@@ -50,17 +52,25 @@ class Bench:
         max_tokens: int,
         on_decode: Callable[[], object] = lambda: None,
     ) -> dict[str, Any]:
-        """Run prompts together, greedily, until every one has ``max_tokens`` tokens.
+        """``begin`` and ``decode`` to the end: run prompts together, and time all of it.
+
+        Args:
+            prompts, max_tokens: as of ``begin``.
+            on_decode: called between the two.
+        """
+        first = self.begin(prompts, max_tokens)
+        on_decode()
+        return first | self.decode()
+
+    def begin(self, prompts: list[list[int]], max_tokens: int) -> dict[str, list[float]]:
+        """Run prompts together, greedily, until every one has its first token.
 
         Args:
             prompts: token ids.
             max_tokens: of each answer; the end of a sequence is ignored.
-            on_decode: called once every prompt has its first token, before the next step.
 
         Returns:
-            ``first``, seconds from the call to the first token, per prompt; ``steps``, seconds
-            between two steps of the engine from where every prompt has its first token; and
-            ``running``, how many prompts each of those steps gave a token.
+            ``first``, seconds from the call to the first token, per prompt.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -73,35 +83,54 @@ class Bench:
             output_kind=RequestOutputKind.DELTA,
         )
         gc.collect()
-        gc.disable()
+        self.due = len(prompts) * max_tokens
         first: dict[str, float] = {}
+        with uncollected():
+            begin = time.perf_counter()
+            for prompt in prompts:
+                self.number += 1
+                request = {"prompt_token_ids": prompt}
+                self.engine.add_request(str(self.number), request, params.clone())
+            while len(first) < len(prompts):
+                outputs = self._step()
+                seconds = time.perf_counter() - begin
+                for output in outputs:
+                    first.setdefault(output.request_id, seconds)
+        return {"first": list(first.values())}
+
+    def decode(self, most: int | None = None) -> dict[str, list[Any]]:
+        """Go on with the prompts of ``begin``.
+
+        Args:
+            most: steps, after which another engine may be asked before this one goes on; None for
+                all that are left.
+
+        Returns:
+            ``steps``, seconds of each step of the engine; and ``running``, how many prompts each
+            of them gave a token.
+
+        Raises:
+            RuntimeError: all ended with other than ``max_tokens`` tokens.
+        """
         steps: list[float] = []
         running: list[int] = []
-        tokens = 0
-        begin = last = time.perf_counter()
-        for prompt in prompts:
-            self.number += 1
-            self.engine.add_request(str(self.number), {"prompt_token_ids": prompt}, params.clone())
-        while self.engine.has_unfinished_requests():
-            outputs = self.engine.step()
-            now = time.perf_counter()
-            if not outputs:
-                continue
-            tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
-            if len(first) == len(prompts):
-                steps.append(now - last)
-                running.append(len(outputs))
-            else:
-                for output in outputs:
-                    first.setdefault(output.request_id, now - begin)
-                if len(first) == len(prompts):
-                    on_decode()
+        with uncollected():
+            last = time.perf_counter()
+            while len(steps) != most and self.engine.has_unfinished_requests():
+                outputs = self._step()
+                if outputs:
                     now = time.perf_counter()
-            last = now
-        gc.enable()
-        if tokens != len(prompts) * max_tokens:
-            raise RuntimeError(f"{tokens} tokens, expected {len(prompts)} x {max_tokens}")
-        return {"first": list(first.values()), "steps": steps, "running": running}
+                    steps.append(now - last)
+                    running.append(len(outputs))
+                    last = now
+        if self.due and not self.engine.has_unfinished_requests():
+            raise RuntimeError(f"{self.due} tokens are missing")
+        return {"steps": steps, "running": running}
+
+    def _step(self) -> list[Any]:
+        outputs = self.engine.step()
+        self.due -= sum(len(output.outputs[0].token_ids) for output in outputs)
+        return outputs
 
     def facts(self) -> dict[str, Any]:
         """What runs here, and what it took."""
@@ -179,6 +208,16 @@ class Bench:
                 own = event.self_device_time_total if on_device else event.self_cpu_time_total
                 seconds[part] += own / 1e6
         return {"seconds": seconds, "wall": wall}
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's garbage collector waits."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def peak_memory() -> int:

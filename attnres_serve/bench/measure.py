@@ -6,10 +6,11 @@ from statistics import median
 from typing import Any, TypeVar
 
 from attnres_serve.bench.process import Engine
+from attnres_serve.bench.ratios import paired_ratios
 from attnres_serve.bench.workload import UNTIMED, WARM_STEPS, WARM_TOKENS, Cell, draw_prompts
 from attnres_serve.errors import SettingError
 
-PROCEDURE = 5  # moves when a figure's meaning does: documents of two are not to be compared
+PROCEDURE = 6  # moves when a figure's meaning does: documents of two are not to be compared
 DISCARDED = 2  # rounds of every start before those that count
 SAME = (
     "dtype",
@@ -35,40 +36,25 @@ class Samples:
     """What one engine took in one cell of one start, in seconds.
 
     Attributes:
-        rounds: one figure for each round: of prefill the median time to the first token, of
-            decode the median step, so that a hiccup of the machine does not count.
+        turns: of each round one figure for each turn: of prefill the time to the first token, of
+            decode the median step of a slice, so that a hiccup of the machine does not count.
         first: time to the first token of every prompt of every round.
         steps: every timed step of every round, which is the inter-token latency of its sequences.
     """
 
-    rounds: list[float] = field(default_factory=list)
+    turns: list[list[float]] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
 
-    def add(self, cell: Cell, answers: Sequence[dict[str, Any]]) -> None:
-        """Take a round's answers of ``engine.Bench.generate``; only steps of the whole batch count.
+    @property
+    def rounds(self) -> list[float]:
+        """The median turn of each round."""
+        return [median(turns) for turns in self.turns]
 
-        Raises:
-            SettingError: the batch did not run together.
-        """
-        first = [seconds for answer in answers for seconds in answer["first"]]
-        steps = [seconds for answer in answers for seconds in _steps(cell, answer)]
-        self.first += first
-        self.steps += steps
-        self.rounds.append(median(first if cell.phase == "prefill" else steps))
-
-
-def _steps(cell: Cell, answer: dict[str, Any]) -> list[float]:
-    running = answer["running"][UNTIMED:]
-    timed = zip(answer["steps"][UNTIMED:], running, strict=True)
-    steps = [seconds for seconds, count in timed if count == cell.batch]
-    if 2 * len(steps) < cell.steps:
-        raise SettingError(
-            f"{cell.label}: only {max(running)} sequences ran together, so there is nothing to "
-            "time; ask for smaller --batches or --contexts, or give room by --max-num-seqs, "
-            "--max-num-batched-tokens or VLLM_CPU_KVCACHE_SPACE."
-        )
-    return steps
+    def ratios(self, baseline: "Samples") -> list[float]:
+        """Of each round the median ratio to the baseline's same turn, just before or after it."""
+        pairs = zip(self.turns, baseline.turns, strict=True)
+        return [median(paired_ratios(own, others)) for own, others in pairs]
 
 
 Results = dict[Cell, dict[str, Samples]]
@@ -100,19 +86,53 @@ def measure(
     for count in range(rounds + DISCARDED):
         number = start * (rounds + DISCARDED) + count
         for place, cell in enumerate(cells):
-            answers: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
+            first: dict[str, list[float]] = {engine.name: [] for engine in engines}
             for turn in range(number * cell.turns, (number + 1) * cell.turns):
                 prompts = draw_prompts(cell, vocabulary, turn)
                 warm = draw_prompts(WARM, vocabulary, turn)
                 for engine in order(engines, turn + place + start):
                     step(f"{engine.name}: {cell.label}")
                     engine.ask("generate", prompts=warm, max_tokens=WARM_STEPS)
-                    answer = engine.ask("generate", prompts=prompts, max_tokens=cell.max_tokens)
-                    answers[engine.name].append(answer)
-            for name, found in answers.items():
-                samples = results[cell][name] if count >= DISCARDED else Samples()
-                samples.add(cell, found)
+                    answer = engine.ask("begin", prompts=prompts, max_tokens=cell.max_tokens)
+                    first[engine.name] += answer["first"]
+            slices = _decode(engines, cell, number * len(cell.slices) + place + start)
+            if count < DISCARDED:
+                continue
+            for name, samples in results[cell].items():
+                samples.first += first[name]
+                samples.steps += [seconds for steps in slices[name] for seconds in steps]
+                samples.turns.append([median(steps) for steps in slices[name]] or first[name])
     return results
+
+
+def _decode(engines: Sequence[Engine], cell: Cell, turn: int) -> dict[str, list[list[float]]]:
+    """Let engines decode what they have begun, slice by slice in turn.
+
+    A slice is short, because what else a machine does changes within a second.
+
+    Returns:
+        By engine the timed steps of each slice, those in which the whole batch ran.
+
+    Raises:
+        SettingError: the batch did not run together.
+    """
+    slices: dict[str, list[list[float]]] = {engine.name: [] for engine in engines}
+    most = 0
+    for number, steps in enumerate(cell.slices):
+        for engine in order(engines, turn + number):
+            answer = engine.ask("decode", most=UNTIMED + steps)
+            running = answer["running"][UNTIMED:]
+            timed = zip(answer["steps"][UNTIMED:], running, strict=True)
+            slices[engine.name].append([took for took, count in timed if count == cell.batch])
+            most = max([most, *running])
+    whole = [turns for turns in zip(*slices.values(), strict=True) if all(turns)]
+    if 2 * sum(min(map(len, turns)) for turns in whole) < cell.steps:
+        raise SettingError(
+            f"{cell.label}: only {most} sequences ran together, so there is nothing to "
+            "time; ask for smaller --batches or --contexts, or give room by --max-num-seqs, "
+            "--max-num-batched-tokens or VLLM_CPU_KVCACHE_SPACE."
+        )
+    return {name: [turns[place] for turns in whole] for place, name in enumerate(slices)}
 
 
 def order(engines: Sequence[One], turn: int) -> list[One]:

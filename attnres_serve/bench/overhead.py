@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from attnres_serve.bench.measure import Results
-from attnres_serve.bench.ratios import geometric_mean, interval, paired_ratios
+from attnres_serve.bench.ratios import geometric_mean, interval
 
 PHASES = ("prefill", "decode")
 
@@ -21,7 +21,7 @@ def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str,
         starts = []
         for start in results:
             ratios = [
-                paired_ratios(engines[name].rounds, engines[baseline].rounds)
+                engines[name].ratios(engines[baseline])
                 for cell, engines in start.items()
                 if cell.phase == phase
             ]

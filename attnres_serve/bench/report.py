@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from attnres_serve.bench.breakdown import PARTS
 from attnres_serve.bench.measure import DISCARDED, PROCEDURE, Results, Samples
 from attnres_serve.bench.overhead import half_width, ratio, told
-from attnres_serve.bench.ratios import geometric_mean, paired_ratios
+from attnres_serve.bench.ratios import geometric_mean
 from attnres_serve.bench.session import Outcome
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.check import amount
@@ -56,8 +57,8 @@ def cell_rows(results: Sequence[Results], baseline: str) -> list[dict[str, Any]]
         starts = [start[cell] for start in results]
         engines = {name: _times(cell, [start[name] for start in starts]) for name in starts[0]}
         for name in engines.keys() - {baseline}:
-            pairs = [(start[name].rounds, start[baseline].rounds) for start in starts]
-            engines[name] |= ratio([paired_ratios(*pair) for pair in pairs])
+            rounds = [start[name].ratios(start[baseline]) for start in starts]
+            engines[name] |= ratio(rounds) | {"round_ratios": list(chain(*rounds))}
         rows.append({**asdict(cell), "engines": engines})
     return rows
 

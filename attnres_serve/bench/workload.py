@@ -10,10 +10,11 @@ from attnres_serve.errors import SettingError
 PROMPT_LENGTHS = (128, 512)
 BATCHES = (1, 8)
 CONTEXTS = (128,)
-STEPS = 32
+STEPS = 48
 PERCENTILES = (50, 90, 99)  # of TTFT and ITL
 PREFILLS = 5  # in one round: each is short, and their median is steadier than one of them
-UNTIMED = 2  # first steps of a decode cell: the prompts' prefill has had the caches
+SLICE = 6  # timed steps of decode that an engine takes before the next one is asked
+UNTIMED = 2  # steps at the beginning of a slice: the other engine has had the caches
 WARM_TOKENS, WARM_STEPS = 16, 4  # the request before a prefill: the other engine has had the caches
 
 
@@ -40,8 +41,15 @@ class Cell:
         return PREFILLS if self.phase == "prefill" else 1
 
     @property
+    def slices(self) -> list[int]:
+        """The timed steps of each slice of a round, none in prefill."""
+        number = -(-self.steps // SLICE)
+        ends = [self.steps * count // number for count in range(1, number + 1)]
+        return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+    @property
     def max_tokens(self) -> int:
-        return 1 if self.phase == "prefill" else 1 + UNTIMED + self.steps
+        return 1 + sum(UNTIMED + steps for steps in self.slices)
 
     @property
     def label(self) -> str:
@@ -73,7 +81,7 @@ def make_cells(
     Raises:
         SettingError: a number is out of its range.
     """
-    room = longest - (1 + UNTIMED + steps)
+    room = longest - Cell("decode", 1, 0, steps).max_tokens
     if room < 1 or longest < WARM_TOKENS + WARM_STEPS:
         raise SettingError(
             f"--steps is {steps}, but prompt and answer have room for {longest} tokens together; "
