@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contexts", type=int, nargs="+", metavar="T", help="tokens before decode (default: 128)"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="decode steps (default: 32)")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"decode steps (default: {workload.STEPS})"
+    )
     add_length(parser, USUAL)
     parser.add_argument("--threads", type=int, metavar="N", help="of each engine (default: cores)")
     parser.add_argument(
