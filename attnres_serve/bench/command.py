@@ -8,6 +8,7 @@ from typing import Any
 
 from attnres_serve import settings
 from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length, length_of
+from attnres_serve.bench.workload import STEPS
 from attnres_serve.errors import SettingError
 from attnres_serve.server.launcher import usual, value_of
 
@@ -37,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contexts", type=int, nargs="+", metavar="T", help="tokens before decode (default: 128)"
     )
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help=f"decode steps (default: {workload.STEPS})"
-    )
+    parser.add_argument("--steps", type=int, metavar="N", help=f"decode steps (default: {STEPS})")
     add_length(parser, USUAL)
     parser.add_argument("--threads", type=int, metavar="N", help="of each engine (default: cores)")
     parser.add_argument(
@@ -170,7 +169,7 @@ def measure(
     longest = value_of("--max-model-len", flags) or translation.config["max_position_embeddings"]
     if not str(longest).isdigit():
         raise SettingError(f"--max-model-len is {longest}; expected a whole number of tokens.")
-    steps = own.steps or (QUICK_STEPS if own.quick else workload.STEPS)
+    steps = own.steps or (QUICK_STEPS if own.quick else STEPS)
     cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
     threads = own.threads or machine.cores()
     if value_of("--max-model-len", flags) is None:  # its KV cache need not fit
