@@ -5,7 +5,6 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
-import re
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -25,7 +24,7 @@ READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = "/v1/attn_res"  # but for this one, which asks the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
-DIGITS = re.compile(rb"\d{19}")  # fewer are within 64 bits
+INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
 # Fields that hold token ids, of a body or of an object in it.
 TOKEN_IDS = (
     *("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids"),
@@ -114,15 +113,16 @@ class Limits:
                     "has too long a number, or is not in UTF-8.",
                 ) from None
             return
-        if DIGITS.search(body) and has_long_integer(asked):
-            raise HTTPException(
-                400, "An integer of this request has more than 64 bits; send a smaller one."
-            )
-        if _separators(body) > ENTRIES and has_many_entries(asked):
+        entries = _without_ids(asked)
+        if has_many_entries(entries):
             raise HTTPException(
                 400,
                 f"The lists and objects of this request have more than {ENTRIES} entries, without "
                 "token ids; ask in several requests.",
+            )
+        if has_long_integer(entries):
+            raise HTTPException(
+                400, "An integer of this request has more than 64 bits; send a smaller one."
             )
         count, limit = sequences(asked), self.policy.max_sequences
         if count > limit:
@@ -162,24 +162,16 @@ def _held(one: dict | list) -> Iterable[Any]:
     return one.values() if isinstance(one, dict) else one
 
 
-def has_long_integer(value: Any) -> bool:
-    """Whether there is one that vLLM cannot send to its engine, also where it reads no types."""
-    held = (entry for level in _levels([value]) for one in level for entry in _held(one))
-    return any(type(entry) is int and not -(2**63) <= entry < 2**64 for entry in held)
-
-
-def _separators(body: bytes) -> int:
-    """At least as many as there are entries."""
-    return sum(body.count(mark) for mark in (b",", b"[", b"{"))
-
-
-def has_many_entries(asked: Any) -> bool:
-    """Whether all lists and objects of a body together have more than ``ENTRIES`` entries.
-
-    Token ids do not count in the fields that hold them.
-    """
-    counts = accumulate(sum(map(len, level)) for level in _levels(_without_ids(asked)))
+def has_many_entries(value: Any) -> bool:
+    """Whether all lists and objects of a body together have more than ``ENTRIES`` entries."""
+    counts = accumulate(sum(map(len, level)) for level in _levels(value))
     return any(count > ENTRIES for count in counts)
+
+
+def has_long_integer(value: Any) -> bool:
+    """Whether there is one that is none of ``INTEGERS``, also where vLLM reads no types."""
+    held = (entry for level in _levels([value]) for one in level for entry in _held(one))
+    return any(type(entry) is int and entry not in INTEGERS for entry in held)
 
 
 def _without_ids(asked: Any) -> Any:
@@ -194,7 +186,12 @@ def _without_ids(asked: Any) -> Any:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and {*map(type, value)} == {int} and min(value) >= 0
+    return (
+        isinstance(value, list)
+        and {*map(type, value)} == {int}
+        and min(value) >= 0
+        and max(value) in INTEGERS
+    )
 
 
 def _are_sequences(value: Any) -> bool:

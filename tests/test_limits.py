@@ -521,6 +521,7 @@ LONG = [
     ("/v1/completions", {"prompt": "a", "repetition_detection": {"min_count": 1e25}}),
     ("/v1/chat/completions", {"messages": [], "min_tokens": str(2**70)}),
     ("/v1/chat/completions", {"messages": [], "kv_transfer_params": {"a": [{"b": 2**64}]}}),
+    ("/v1/completions", {"prompt": [[1, 2**64]]}),
     ("/invocations", {"prompt": "a", "priority": -(2**64)}),
 ]
 
@@ -530,6 +531,22 @@ def test_integers_that_an_engine_cannot_take_are_refused(vllms_app, path, asked)
     answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[body_of(**asked)])
     assert answer.status == 400
     assert re.search("64 bits|than or equal to|exceeded maximum size", error_of(answer))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-le"])
+def test_long_integers_in_any_encoding(encoding):
+    """Of those that JSON is read in."""
+    app = app_of()
+    for number, status in ((2**64, 400), (2**64 - 1, 200)):
+        body = body_of(prompt="a", vllm_xargs={"a": number}).decode().encode(encoding)
+        assert ask(app, "POST", DATA[1], [BEARER, JSON], chunks=[body]).status == status
+    assert len(app.state.reached) == 1
+
+
+def test_many_entries_are_not_looked_through_for_long_integers():
+    body = body_of(bad_words=[1] * 10**6, priority=2**64)
+    answer = ask(app_of(), "POST", DATA[1], [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and "entries" in error_of(answer)
 
 
 def test_numbers_that_an_engine_can_take_are_no_long_integers():
