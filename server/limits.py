@@ -10,6 +10,7 @@ from itertools import accumulate, chain, islice
 from typing import Any
 
 from starlette._utils import get_route_path
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,6 +26,7 @@ ASKING = "/v1/attn_res"  # but for this one, which asks the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
 INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
+PRIORITY = "X-Vllm-Priority"  # vLLM reads it in the place of a body's field
 # Fields that hold token ids, of a body or of an object in it.
 TOKEN_IDS = (
     *("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids"),
@@ -98,6 +100,10 @@ class Limits:
         return bytes(body)
 
     def _check(self, scope: Scope, body: bytes) -> None:
+        if _priority(scope) not in INTEGERS:
+            raise HTTPException(
+                400, f"The header {PRIORITY} has more than 64 bits; send a smaller number."
+            )
         try:
             asked = json.loads(body)  # by the parser that the routes use
             if body.count(b"[") + body.count(b"{") > DEPTH and is_deep(asked):
@@ -160,6 +166,14 @@ def _levels(value: Any) -> Iterator[list[dict | list]]:
 
 def _held(one: dict | list) -> Iterable[Any]:
     return one.values() if isinstance(one, dict) else one
+
+
+def _priority(scope: Scope) -> int:
+    """As vLLM reads it: of what is no integer it says nothing."""
+    try:
+        return int(Headers(scope=scope).get(PRIORITY, "0"))
+    except ValueError:
+        return 0
 
 
 def has_many_entries(value: Any) -> bool:

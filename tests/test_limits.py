@@ -549,6 +549,29 @@ def test_many_entries_are_not_looked_through_for_long_integers():
     assert answer.status == 400 and "entries" in error_of(answer)
 
 
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        *((str(2**64), 400), (str(-(2**63) - 1), 400), (" +18_446_744_073_709_551_616 ", 400)),
+        *((str(2**64 - 1), 200), (str(-(2**63)), 200), ("7", 200)),
+        *(("x", 200), ("", 200), ("9" * 5000, 200)),  # vLLM takes the field of the body
+    ],
+)
+def test_a_priority_in_a_header_is_one_that_an_engine_can_take(value, status):
+    app = app_of()
+    # vLLM reads the first one.
+    headers = [BEARER, JSON, (limits.PRIORITY, value), (limits.PRIORITY, str(2**64))]
+    answer = ask(app, "POST", DATA[1], headers)
+    assert answer.status == status and len(app.state.reached) == (status == 200)
+    assert status == 200 or limits.PRIORITY in error_of(answer)
+
+
+def test_the_header_of_a_priority_is_vllms():
+    from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER
+
+    assert limits.PRIORITY == PRIORITY_HEADER
+
+
 def test_numbers_that_an_engine_can_take_are_no_long_integers():
     for number in (2**64 - 1, -(2**63), 1e300, str(2**70), True):
         assert not limits.has_long_integer([{"a": [number]}, number])
