@@ -2,8 +2,7 @@
 
 Pydantic makes an error of everything that is wrong before anything can answer, and of an entry that
 may be of many kinds one for each kind: of a list of ``{}`` of 12 kB on ``/v1/responses`` 5 GB.
-What has no such end, objects and ``/invocations``, which reads its body itself, has the bound on
-entries alone (``limits``).
+What has no such end, objects, has the bound on entries alone (``limits``).
 
 And an integer has no end for pydantic, but 64 bits in what vLLM sends to its engine: a longer one
 would be a 500 and leave its request behind among those that run.
@@ -13,12 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 from pydantic_core import SchemaValidator
 
 from attnres_serve import compat
 
 LISTS = ("list", "tuple", "set", "frozenset")
 INTEGERS = {"ge": -(2**63), "le": 2**63 - 1}
+INVOCATIONS = "/invocations"  # reads its body by itself, to find out what is asked for
 
 
 def read_to_first_error(app: FastAPI) -> None:
@@ -28,7 +29,7 @@ def read_to_first_error(app: FastAPI) -> None:
     FastAPI cannot do that, the log says so.
     """
     try:
-        for adapter in [field._type_adapter for field in _bodies(app.routes)]:
+        for adapter in [*adapters(app.routes)]:
             # Validators that models have already would be taken for their schemas.
             adapter.validator = SchemaValidator(_bounded(adapter.core_schema), _use_prebuilt=False)
     except (AttributeError, TypeError) as error:
@@ -39,12 +40,24 @@ def read_to_first_error(app: FastAPI) -> None:
         )
 
 
-def _bodies(routes: Any) -> Iterator[Any]:
-    """What FastAPI reads bodies by, also of routes in routers in it."""
+def adapters(routes: Any) -> Iterator[TypeAdapter]:
+    """What bodies are read by, also of routes in routers in it."""
     for route in routes:
         if getattr(route, "body_field", None) is not None:
-            yield route.body_field
-        yield from _bodies(getattr(getattr(route, "router", None), "routes", ()))
+            yield route.body_field._type_adapter
+        elif getattr(route, "path", None) == INVOCATIONS:
+            yield from _held(route.endpoint)
+        yield from adapters(getattr(getattr(route, "router", None), "routes", ()))
+
+
+def _held(value: Any) -> Iterator[TypeAdapter]:
+    """Adapters that a function closes over, also in lists and in functions that it wraps."""
+    if isinstance(value, TypeAdapter):
+        yield value
+    for cell in getattr(value, "__closure__", None) or ():
+        yield from _held(cell.cell_contents)
+    for entry in value if isinstance(value, list | tuple) else ():
+        yield from _held(entry)
 
 
 def _bounded(schema: Any) -> Any:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
+from pydantic import ValidationError
 from serving import GOLDENS
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -570,6 +571,32 @@ def test_the_header_of_a_priority_is_vllms():
     from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER
 
     assert limits.PRIORITY == PRIORITY_HEADER
+
+
+@pytest.fixture
+def completions_of_invocations(vllms_app):
+    """What ``/invocations`` reads completions by; the other routes' is of an annotated type."""
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    found = fail_fast.adapters(vllms_app.routes)
+    (adapter,) = [adapter for adapter in found if adapter._type is CompletionRequest]
+    return adapter
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"top_k": str(2**64)}, {"top_k": -1e25}, {"bad_words": [1] * 1000}),
+        {"repetition_detection": {"max_pattern_size": 2, "min_count": str(2**64)}},
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_invocations_reads_within_the_same_bounds(completions_of_invocations, wrong):
+    read = completions_of_invocations.validate_python
+    with pytest.raises(ValidationError) as caught:
+        read({"prompt": "a", **wrong})
+    assert caught.value.error_count() == 1
+    assert read({"prompt": "a", "top_k": "7"}).top_k == 7
 
 
 def test_numbers_that_an_engine_can_take_are_no_long_integers():
