@@ -18,14 +18,13 @@ from pydantic_core import SchemaValidator
 from attnres_serve import compat
 
 LISTS = ("list", "tuple", "set", "frozenset")
-INTEGERS = {"ge": -(2**63), "le": 2**63 - 1}
 INVOCATIONS = "/invocations"  # reads its body by itself, to find out what is asked for
 
 
 def read_to_first_error(app: FastAPI) -> None:
     """Have the routes of an app end a list in a body at the first entry that is wrong.
 
-    And refuse integers beyond ``INTEGERS``.  What is right is read as before.  Where pydantic or
+    And refuse integers of more than 64 bits.  What is right is read as before.  Where pydantic or
     FastAPI cannot do that, the log says so.
     """
     try:
@@ -60,15 +59,22 @@ def _held(value: Any) -> Iterator[TypeAdapter]:
         yield from _held(entry)
 
 
-def _bounded(schema: Any) -> Any:
-    """A schema of pydantic's, or a part of one, with ends of its lists and integers."""
+def _bounded(schema: Any, most: int = 2**63 - 1) -> Any:
+    """A schema of pydantic's, or a part of one, with ends of its lists and integers.
+
+    Args:
+        schema: is left as it is.
+        most: of an integer.  Workers keep some with a sign (``seed``).
+    """
     if isinstance(schema, list | tuple):
-        return type(schema)(map(_bounded, schema))
+        return type(schema)(_bounded(one, most) for one in schema)
     if not isinstance(schema, dict):
         return schema
-    found = {key: _bounded(value) for key, value in schema.items()}
+    # What may be a float as well would become one beyond its end, without its last digits.
+    inner = 2**64 - 1 if schema.get("type") == "union" else 2**63 - 1
+    found = {key: _bounded(value, inner) for key, value in schema.items()}
     if schema.get("type") in LISTS:
         found["fail_fast"] = True
     if schema.get("type") == "int":
-        found = INTEGERS | found
+        found = {"ge": -(2**63), "le": most} | found
     return found

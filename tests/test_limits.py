@@ -599,6 +599,13 @@ def test_invocations_reads_within_the_same_bounds(completions_of_invocations, wr
     assert read({"prompt": "a", "top_k": "7"}).top_k == 7
 
 
+def test_an_integer_that_may_be_a_float_stays_one(vllms_app):
+    (route,) = (route for route in vllms_app.routes if route.path == "/v1/completions")
+    given = {"a": 2**63 + 1, "b": [2**64 - 1, -(2**63), 1.5]}
+    found, errors = route.body_field.validate({"prompt": "a", "vllm_xargs": given}, {}, loc=())
+    assert not errors and repr(found.vllm_xargs) == repr(given)
+
+
 def test_numbers_that_an_engine_can_take_are_no_long_integers():
     for number in (2**64 - 1, -(2**63), 1e300, str(2**70), True):
         assert not limits.has_long_integer([{"a": [number]}, number])
