@@ -369,13 +369,17 @@ struct Norm {
   }
 };
 
+// Ask for what a later token reads.  Into the second cache, not the first, which lets so few requests
+// wait at a time that the loops stand still behind them.
+inline void request(const void* line) { __builtin_prefetch(line, 0, 2); }
+
 // partial + delta, rounded to the activation dtype before it is a source; delta where it is fresh.
 // `next` is how far away the next token's delta is, which is requested early; 0 asks for nothing.
 template <class D>
 FLAT void update(
     typename D::Element* partial, const typename D::Element* delta, bool fresh, int64_t hidden,
     int64_t next = 0) {
-  for (int64_t at = 0; at < hidden; at += kStep) __builtin_prefetch(delta + at + next);
+  for (int64_t at = 0; at < hidden; at += kStep) request(delta + at + next);
   if (fresh) {
     std::memcpy(partial, delta, hidden * sizeof *delta);
     return;
@@ -403,7 +407,7 @@ FLAT void score(
 #pragma GCC unroll 4
     for (int64_t g = 0; g < G; ++g) {
       const Step x = load<D>(rows[g] + at, n);
-      __builtin_prefetch(rows[g] + at + next);
+      request(rows[g] + at + next);
       dots[low][g] += x.low * q.low;
       squares[low][g] += x.low * x.low;
       dots[high][g] += x.high * q.high;
@@ -448,26 +452,28 @@ FLAT void products(
 }
 
 template <class D>
-FLAT Vec square(const typename D::Element* row, int64_t hidden) {
+FLAT Vec square(const typename D::Element* row, int64_t hidden, int64_t next) {
   Vec squares[4] = {};
   unrolled<2>(hidden, [&](int64_t p, int64_t at, int64_t n) {
     const Step x = load<D>(row + at, n);
+    request(row + at + next);
     squares[2 * p] += x.low * x.low;
     squares[2 * p + 1] += x.high * x.high;
   });
   return (squares[0] + squares[1]) + (squares[2] + squares[3]);
 }
 
-// Logits of rows for all `queries`, to[row * row_stride + site * site_stride].
+// Logits of rows for all `queries`, to[row * row_stride + site * site_stride]; `next` as above.
 template <class D>
 void score_sites(
     float* to, int64_t row_stride, int64_t site_stride, const typename D::Element* const* rows,
-    int64_t count, const float* queries, int64_t sites, float eps, int64_t hidden) {
+    int64_t count, const float* queries, int64_t sites, float eps, int64_t hidden,
+    int64_t next = 0) {
   in_groups<kPair>(count, [&](int64_t row, auto pair) {
     constexpr int64_t R = pair;
     float scale[R];
     for (int64_t r = 0; r < R; ++r)
-      scale[r] = 1 / std::sqrt(sum(square<D>(rows[row + r], hidden)) / hidden + eps);
+      scale[r] = 1 / std::sqrt(sum(square<D>(rows[row + r], hidden, next)) / hidden + eps);
     in_groups(sites, [&](int64_t site, auto group) {
       constexpr int64_t G = group;
       float* cells[R];
@@ -729,10 +735,13 @@ std::tuple<Tensor, Tensor> open_group(
       float* weights = scratch(kWeights, sites * count);
       float* mixed = scratch(kMixed, kGroup * padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
-        update<D>(blocks(token, row), delta(token, 0), numbers.fresh, hidden);
+        const bool more = token + 1 < end;
+        update<D>(
+            blocks(token, row), delta(token, 0), numbers.fresh, hidden, more ? delta.stride : 0);
         for (int64_t i = 0; i < count; ++i) rows[i] = blocks(token, i);
         score_sites<D>(
-            weights, 1, count, rows.data(), later_count, folded, sites, key_eps, hidden);
+            weights, 1, count, rows.data(), later_count, folded, sites, key_eps, hidden,
+            more ? blocks.stride : 0);
         if (!completes)
           score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
         weights[row] += own_bias;
