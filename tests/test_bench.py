@@ -42,6 +42,7 @@ from attnres_serve.bench import (
     workload,
 )
 from attnres_serve.bench.baseline import read, read_other, twin_config, write_twin
+from attnres_serve.bench.engine import Bench
 from attnres_serve.bench.length import NARROW, TRIAL, USUAL, Length, Until, length_of
 from attnres_serve.bench.measure import Samples
 from attnres_serve.bench.overhead import overheads
@@ -780,6 +781,12 @@ def test_no_engine_has_the_better_place(number):
     assert all(count == behind[pair[::-1]] for pair, count in behind.items())
 
 
+def test_a_ratio_is_taken_within_a_turn():
+    """Not between medians of turns, which may be of different turns."""
+    ours, base = Samples([[1.0, 20.0, 3.0]] * 2), Samples([[2.0, 10.0, 30.0]] * 2)
+    assert ours.ratios(base) == [0.5, 0.5]  # of 0.5, 2 and 0.1; the medians are 3 and 10
+
+
 class Staggered(Asked):
     """An engine whose prompts begin one after the other, and end so."""
 
@@ -813,7 +820,7 @@ def test_a_batch_that_does_not_run_together_is_refused():
         other.begin = lambda prompts, max_tokens, own=other: Asked.begin(
             own, prompts[:4], max_tokens
         )
-    with pytest.raises(SettingError, match="only 4 sequences ran together"):
+    with pytest.raises(SettingError, match=r"fewer than half of the steps \(4 at most\)"):
         measure.measure(engines, [DECODE], 1, 0, lambda what: None)
 
 
@@ -825,6 +832,36 @@ def test_engines_decode_slice_by_slice_in_turn():
     slices = [name for name, prompts in said if prompts is None]
     assert len(slices) == (1 + measure.DISCARDED) * 2 * len(DECODE.slices)
     assert "".join(slices[:8]) == "abbabaab"
+
+
+class Crowded:
+    """An engine of vLLM's with room for one prompt: the others wait until that one has ended."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, int] = {}
+
+    def add_request(self, number: str, request: dict, params: Any) -> None:
+        self.left[number] = params.max_tokens
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> list[Any]:
+        number = next(iter(self.left))
+        self.left[number] -= 1
+        if not self.left[number]:
+            del self.left[number]
+        return [SimpleNamespace(request_id=number, outputs=[SimpleNamespace(token_ids=[1])])]
+
+
+def test_prompts_that_waited_end_before_the_next_begin():
+    bench = object.__new__(Bench)
+    bench.engine, bench.number, bench.due = Crowded(), 0, 0
+    bench.begin([[1], [2]], 3)
+    assert bench.decode(most=1) == {"steps": [pytest.approx(0, abs=1)], "running": [1]}
+    assert bench.engine.left
+    assert len(bench.begin([[3]], 2)["first"]) == 1
+    assert list(bench.engine.left) == ["3"] and bench.decode()["running"] == [1]
 
 
 @pytest.mark.parametrize("steps", range(1, 70))
@@ -987,10 +1024,13 @@ def test_no_prompt_reaches_a_server_twice(monkeypatch, capsys):
 
 
 def test_a_decode_over_http_is_as_long_as_the_server_allows(monkeypatch, capsys):
-    document, _ = over_http(monkeypatch, capsys, served=100, contexts=())
+    """And its answers are those that engines here would give."""
+    document, words = over_http(monkeypatch, capsys, served=100, contexts=())
     _, decode = document["cells"]
-    assert decode["context"] == 100 - workload.cell_of(decode).max_tokens
-    assert f"{decode['context']} + {1 + workload.STEPS} tokens, 2 at a time" in http.render(
+    length = Cell("decode", 2, decode["context"], workload.STEPS).max_tokens
+    assert decode["context"] + length == 100 and decode["steps"] == length - 1
+    assert f"--random-output-len={length}" in words[-1]
+    assert f"{decode['context']} + {1 + decode['steps']} tokens, 2 at a time" in http.render(
         document
     )
 

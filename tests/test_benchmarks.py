@@ -65,12 +65,15 @@ def check_startup(document: dict[str, Any]) -> None:
 class Stored(Samples):
     """The rounds of a document, and their ratios; up to procedure 5 a round has one turn."""
 
-    def __init__(self, times: dict[str, Any], part: slice) -> None:
+    def __init__(self, times: dict[str, Any], part: slice, procedure: int) -> None:
         super().__init__([[seconds] for seconds in times["rounds_s"][part]], [1.0])
-        self.stored = times.get("round_ratios", [])[part]
+        self.stored = times["round_ratios"][part] if procedure > 5 and "ratio" in times else None
 
     def ratios(self, baseline: Samples) -> list[float]:
-        return self.stored or super().ratios(baseline)
+        if self.stored is None:
+            return super().ratios(baseline)
+        assert len(self.stored) == len(self.turns)
+        return self.stored
 
 
 def check_cells(
@@ -85,7 +88,10 @@ def check_cells(
         cell = Cell(row["phase"], row["batch"], row["context"], row["steps"])
         for number, start in enumerate(results):
             part = slice(number * rounds, (number + 1) * rounds)
-            start[cell] = {name: Stored(row["engines"][name], part) for name in names}
+            start[cell] = {
+                name: Stored(row["engines"][name], part, config.get("procedure", 1))
+                for name in names
+            }
         for name in names:
             times = row["engines"][name]
             assert len(times["rounds_s"]) == starts * rounds

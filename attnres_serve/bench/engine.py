@@ -65,6 +65,9 @@ class Bench:
     def begin(self, prompts: list[list[int]], max_tokens: int) -> dict[str, list[float]]:
         """Run prompts together, greedily, until every one has its first token.
 
+        Those of an earlier call that are not done run to their end before: vLLM puts a prompt off
+        that finds no room in the KV cache, so that it needs more steps than tokens.
+
         Args:
             prompts: token ids.
             max_tokens: of each answer; the end of a sequence is ignored.
@@ -75,6 +78,7 @@ class Bench:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        self.decode()
         params = SamplingParams(
             temperature=0,
             max_tokens=max_tokens,
@@ -212,7 +216,7 @@ class Bench:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Python's garbage collector waits."""
+    """Python's garbage collector waits: it would make one step a model's that is not."""
     gc.disable()
     try:
         yield

@@ -47,7 +47,7 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
             "tokenizer": str(source.folder),
             "dataset-name": "random",
             "random-input-len": cell.context,
-            "random-output-len": 1 if cell.phase == "prefill" else 1 + cell.steps,
+            "random-output-len": cell.max_tokens,
             "num-prompts": rounds * cell.batch,
             "max-concurrency": cell.batch,
             "num-warmups": 0,  # the client's own are its first prompt, which the server then caches
@@ -117,7 +117,8 @@ def _ask(cell: Cell, asked: Mapping[str, Any], flags: list[str]) -> tuple[int, d
 
 
 def _row(cell: Cell, found: Mapping[str, Any]) -> dict[str, Any]:
-    row = {**asdict(cell), "requests": found["completed"], "seconds": found["duration"]}
+    row = {**asdict(cell), "steps": cell.max_tokens - 1}  # all are timed
+    row |= {"requests": found["completed"], "seconds": found["duration"]}
     row["prompt_tokens_per_s"] = found["total_input_tokens"] / found["duration"]
     row["output_tokens_per_s"] = found["output_throughput"]
     for metric in METRICS:

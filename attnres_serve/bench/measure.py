@@ -52,7 +52,7 @@ class Samples:
         return [median(turns) for turns in self.turns]
 
     def ratios(self, baseline: "Samples") -> list[float]:
-        """Of each round the median ratio to the baseline's same turn, just before or after it."""
+        """Of each round the median ratio to the baseline's in the same turn."""
         pairs = zip(self.turns, baseline.turns, strict=True)
         return [median(paired_ratios(own, others)) for own, others in pairs]
 
@@ -114,7 +114,7 @@ def _decode(engines: Sequence[Engine], cell: Cell, turn: int) -> dict[str, list[
         By engine the timed steps of each slice, those in which the whole batch ran.
 
     Raises:
-        SettingError: the batch did not run together.
+        SettingError: the batch did not run together in half of the steps.
     """
     slices: dict[str, list[list[float]]] = {engine.name: [] for engine in engines}
     most = 0
@@ -128,9 +128,9 @@ def _decode(engines: Sequence[Engine], cell: Cell, turn: int) -> dict[str, list[
     whole = [turns for turns in zip(*slices.values(), strict=True) if all(turns)]
     if 2 * sum(min(map(len, turns)) for turns in whole) < cell.steps:
         raise SettingError(
-            f"{cell.label}: only {most} sequences ran together, so there is nothing to "
-            "time; ask for smaller --batches or --contexts, or give room by --max-num-seqs, "
-            "--max-num-batched-tokens or VLLM_CPU_KVCACHE_SPACE."
+            f"{cell.label}: all sequences ran together in fewer than half of the steps ({most} at "
+            "most), so there is too little to time; ask for smaller --batches or --contexts, or "
+            "give room by --max-num-seqs, --max-num-batched-tokens or VLLM_CPU_KVCACHE_SPACE."
         )
     return {name: [turns[place] for turns in whole] for place, name in enumerate(slices)}
 
