@@ -48,9 +48,13 @@ def latency(figure: Any) -> None:
         blocks = 2 * result["shape"]["layers"] // result["shape"]["block_size"]
         axes.set_title(f"{shape}, {blocks} blocks")
         axes.set_xlabel("latency / standard residuals")
-        axes.legend(frameon=False, fontsize="small")
         axes.axvline(TARGET, color="black", linewidth=0.8, linestyle=":")
         axes.spines[["top", "right"]].set_visible(False)
+    named: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, names = axes.get_legend_handles_labels()
+        named |= zip(names, handles, strict=True)
+    figure.legend(named.values(), named, loc="outside lower center", ncols=4, frameon=False)
 
 
 def main(arguments: list[str] | None = None) -> int:
