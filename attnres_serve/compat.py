@@ -951,6 +951,63 @@ def calls_tools(args) -> bool:
     return getattr(args, "enable_auto_tool_choice", False)
 
 
+PRIORITY = "X-Vllm-Priority"  # vLLM reads it in the place of a body's field
+
+
+def priority(scope) -> int:
+    """The priority in a request's headers, as vLLM reads it: what is no integer is none."""
+    from starlette.datastructures import Headers
+
+    try:
+        return int(Headers(scope=scope).get(PRIORITY, "0"))
+    except ValueError:
+        return 0
+
+
+INVOCATIONS = "/invocations"  # reads its body by itself, to find out what is asked for
+
+
+def adapters_of_invocations(endpoint: Callable) -> list:
+    """The pydantic adapters that ``/invocations`` reads bodies by, which it closes over.
+
+    Raises:
+        TypeError: it closes over none.
+    """
+    found = list(_adapters(endpoint))
+    if not found:
+        raise TypeError(f"{INVOCATIONS} has no adapters")
+    return found
+
+
+def _adapters(value) -> Iterator:
+    """Those that a function closes over, also in lists and in functions that it wraps."""
+    from pydantic import TypeAdapter
+
+    if isinstance(value, TypeAdapter):
+        yield value
+    for cell in getattr(value, "__closure__", None) or ():
+        yield from _adapters(cell.cell_contents)
+    for entry in value if isinstance(value, list | tuple) else ():
+        yield from _adapters(entry)
+
+
+def longest_of_sampling(vllm_config) -> dict[str, int]:
+    """Entries that fields of sampling may have where workers have room for so many.
+
+    With more of them vLLM's second model runner raises in the worker, and the engine ends.  Of the
+    tokens at which a request stops, half of the room is left to the model's own.
+    """
+    if not vllm_config.use_v2_model_runner:
+        return {}
+    from vllm.v1.worker.gpu.sample import logit_bias as room
+
+    return {
+        "allowed_token_ids": room.MAX_NUM_ALLOWED_TOKEN_IDS,
+        "logit_bias": room.MAX_NUM_LOGIT_BIAS_TOKENS,
+        "stop_token_ids": room.MAX_NUM_STOP_TOKEN_IDS // 2,
+    }
+
+
 def run_server(
     model: str,
     defaults: dict[str, Any],

@@ -18,7 +18,6 @@ from pydantic_core import SchemaValidator
 from attnres_serve import compat
 
 LISTS = ("list", "tuple", "set", "frozenset")
-INVOCATIONS = "/invocations"  # reads its body by itself, to find out what is asked for
 
 
 def read_to_first_error(app: FastAPI) -> None:
@@ -31,7 +30,7 @@ def read_to_first_error(app: FastAPI) -> None:
         for adapter in [*adapters(app.routes)]:
             # Validators that models have already would be taken for their schemas.
             adapter.validator = SchemaValidator(_bounded(adapter.core_schema), _use_prebuilt=False)
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         compat.logger().warning(
             "AttnRes: bodies are read to their end, which takes long where much is wrong, because "
             "this pydantic or FastAPI is of another version than was tested (%s).",
@@ -44,26 +43,16 @@ def adapters(routes: Any) -> Iterator[TypeAdapter]:
     for route in routes:
         if getattr(route, "body_field", None) is not None:
             yield route.body_field._type_adapter
-        elif getattr(route, "path", None) == INVOCATIONS:
-            yield from _held(route.endpoint)
+        elif getattr(route, "path", None) == compat.INVOCATIONS:
+            yield from compat.adapters_of_invocations(route.endpoint)
         yield from adapters(getattr(getattr(route, "router", None), "routes", ()))
-
-
-def _held(value: Any) -> Iterator[TypeAdapter]:
-    """Adapters that a function closes over, also in lists and in functions that it wraps."""
-    if isinstance(value, TypeAdapter):
-        yield value
-    for cell in getattr(value, "__closure__", None) or ():
-        yield from _held(cell.cell_contents)
-    for entry in value if isinstance(value, list | tuple) else ():
-        yield from _held(entry)
 
 
 def _bounded(schema: Any, most: int = 2**63 - 1) -> Any:
     """A schema of pydantic's, or a part of one, with ends of its lists and integers.
 
     Args:
-        schema: is left as it is.
+        schema: is not changed; a copy is returned.
         most: of an integer.  Workers keep some with a sign (``seed``).
     """
     if isinstance(schema, list | tuple):

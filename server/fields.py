@@ -7,10 +7,13 @@ another shape than they should, because it reads them before their types are che
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
 RESPONSES = "/v1/responses"
+ABORTS = ("/inference/v1/abort_requests", "/abort_requests")
+UNTYPED = (*ABORTS, "/scale_elastic_ep")  # for which vLLM reads a body without its type
 # The values with which a field says what happens anyway; behind a dot is a field of a field.
 UNREAD: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -46,8 +49,40 @@ UNCALLED: dict[str, tuple[Any, ...]] = {"tools": (None, []), "tool_choice": (Non
 CALLED = ("function", "custom", "namespace")  # tools that a client runs; vLLM would run none
 
 
-def problem(path: str, asked: Mapping[str, Any], calls_tools: bool) -> str | None:
-    """What is wrong with the fields of a body, in a sentence; None if nothing is."""
+def problem(
+    path: str, asked: Any, calls_tools: bool, longest: Mapping[str, int] = MappingProxyType({})
+) -> str | None:
+    """What is wrong with the fields of a body, in a sentence; None if nothing is.
+
+    Args:
+        path: of the route.
+        asked: the body, as it was read.
+        calls_tools: whether calls of tools are looked for in answers.
+        longest: entries that fields of sampling may have at most.
+    """
+    if not isinstance(asked, dict):
+        return "The body has to be a JSON object." if path in UNTYPED else None
+    return overlong(asked, longest) or _of_route(path, asked, calls_tools)
+
+
+def sampling(asked: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The objects of a body that say how to sample: itself, and one of /inference/v1/generate."""
+    nested = asked.get("sampling_params")
+    return [asked, nested] if isinstance(nested, dict) else [asked]
+
+
+def overlong(asked: Mapping[str, Any], longest: Mapping[str, int]) -> str | None:
+    """The sentence about a field with more entries than a worker takes, None if there is none."""
+    for name, most in longest.items():
+        for value in (one.get(name) for one in sampling(asked)):
+            if isinstance(value, list | dict) and len(value) > most:
+                return f"{name!r} has {len(value)} entries; this server takes at most {most}."
+    return None
+
+
+def _of_route(path: str, asked: Mapping[str, Any], calls_tools: bool) -> str | None:
+    if path in ABORTS and not _are_texts(asked.get("request_ids")):
+        return "'request_ids' has to be a list of strings."
     if path in ROUTES:
         messages = _objects(asked.get("messages"))
         return misshapen(asked) or unread(asked, UNREAD) or _first(unread_of_message, messages)
@@ -140,6 +175,10 @@ def _at(asked: Mapping[str, Any], name: str) -> Any:
     if inner:
         return found.get(inner) if isinstance(found, dict) else None
     return found
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _is_tool(value: Any) -> bool:

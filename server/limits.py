@@ -5,16 +5,16 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, chain, islice
 from typing import Any
 
 from starlette._utils import get_route_path
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attnres_serve import compat
 from attnres_serve.server import fields
 from attnres_serve.server.guard import PROBES
 from attnres_serve.server.policy import Policy
@@ -23,10 +23,10 @@ from attnres_serve.server.refusal import refuse
 BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = "/v1/attn_res"  # but for this one, which asks the workers
+LONGEST = "attn_res_longest"  # in the app's state: see ``compat.longest_of_sampling``
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
 INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
-PRIORITY = "X-Vllm-Priority"  # vLLM reads it in the place of a body's field
 # Fields that hold token ids, of a body or of an object in it.
 TOKEN_IDS = (
     *("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids"),
@@ -100,9 +100,9 @@ class Limits:
         return bytes(body)
 
     def _check(self, scope: Scope, body: bytes) -> None:
-        if _priority(scope) not in INTEGERS:
+        if compat.priority(scope) not in INTEGERS:
             raise HTTPException(
-                400, f"The header {PRIORITY} has more than 64 bits; send a smaller number."
+                400, f"The header {compat.PRIORITY} has more than 64 bits; send a smaller number."
             )
         try:
             asked = json.loads(body)  # by the parser that the routes use
@@ -110,9 +110,10 @@ class Limits:
                 raise RecursionError
         except json.JSONDecodeError:
             return  # the routes say where
-        except (ValueError, RecursionError):  # they would not, in the shape of OpenAI's errors
+        except (ValueError, RecursionError) as error:  # they would not, in OpenAI's shape
             kinds = [value.lower() for name, value in scope["headers"] if name == b"content-type"]
-            if any(b"json" in kind for kind in kinds):
+            # What is too deep is not read by any route, whatever it is declared to be.
+            if isinstance(error, RecursionError) or any(b"json" in kind for kind in kinds):
                 raise HTTPException(
                     400,
                     f"The body is JSON that cannot be read: it is nested more than {DEPTH} deep, "
@@ -137,10 +138,16 @@ class Limits:
                 f"This request asks for {count:g} sequences, prompts times answers; this server "
                 f"takes at most {limit} at a time, so ask in several requests.",
             )
-        if isinstance(asked, dict):
-            problem = fields.problem(get_route_path(scope), asked, self.calls_tools)
-            if problem is not None:
-                raise HTTPException(400, problem)
+        if has_long_seed(asked):
+            raise HTTPException(
+                400,
+                "'seed' is that of the first answer, and that of the last one would have more than "
+                "63 bits; send a smaller one.",
+            )
+        longest = getattr(scope["app"].state, LONGEST, {})
+        problem = fields.problem(get_route_path(scope), asked, self.calls_tools, longest)
+        if problem is not None:
+            raise HTTPException(400, problem)
 
 
 def _counts(scope: Scope) -> bool:
@@ -166,14 +173,6 @@ def _levels(value: Any) -> Iterator[list[dict | list]]:
 
 def _held(one: dict | list) -> Iterable[Any]:
     return one.values() if isinstance(one, dict) else one
-
-
-def _priority(scope: Scope) -> int:
-    """As vLLM reads it: of what is no integer it says nothing."""
-    try:
-        return int(Headers(scope=scope).get(PRIORITY, "0"))
-    except ValueError:
-        return 0
 
 
 def has_many_entries(value: Any) -> bool:
@@ -204,7 +203,7 @@ def _are_ids(value: Any) -> bool:
         isinstance(value, list)
         and {*map(type, value)} == {int}
         and min(value) >= 0
-        and max(value) in INTEGERS
+        and max(value) in INTEGERS  # else they are looked through like all others
     )
 
 
@@ -220,10 +219,22 @@ def sequences(asked: Any) -> float:
     if not isinstance(asked, dict):
         return 1
     prompts = max(_entries(asked.get(name)) for name in BATCHES)
-    nested = asked.get("sampling_params")  # of /inference/v1/generate
-    where = [asked, nested] if isinstance(nested, dict) else [asked]
-    answers = max(_number(one.get(name)) for one in where for name in ("n", "best_of"))
-    return prompts * answers
+    return prompts * _largest(asked, "n", "best_of")
+
+
+def has_long_seed(asked: Any) -> bool:
+    """Whether one of several answers would have a seed that workers cannot keep.
+
+    Each has the next one.  As floats the sum is 2**63 also from 512 below it on, not later.
+    """
+    if not isinstance(asked, dict):
+        return False
+    answers = _largest(asked, "n")
+    return answers > 1 and _largest(asked, "seed") + answers >= 2**63
+
+
+def _largest(asked: Mapping[str, Any], *names: str) -> float:
+    return max(_number(one.get(name)) for one in fields.sampling(asked) for name in names)
 
 
 def _entries(value: Any) -> int:
@@ -235,7 +246,7 @@ def _entries(value: Any) -> int:
 def _number(value: Any) -> float:
     """The number that vLLM will read; it takes "3" and 3.0 for 3."""
     try:
-        return max(float(value), 1)
+        return max(1, float(value))  # and not the other way round: 1 for a NaN
     except OverflowError:
         return float("inf")
     except (TypeError, ValueError):

@@ -387,6 +387,8 @@ def test_a_client_that_leaves_while_it_sends():
         ({"messages": [[{"role": "user"}]] * 3}, 3),
         ({"query": "a", "items": ["b"] * 4}, 4),
         ({"state": "a", "questions": {"b": {}, "c": {}}}, 2),
+        ({"items": ["b"] * 4, "n": "nan"}, 4),
+        ({"n": math.nan, "sampling_params": {"n": 7}}, 7),
         ([1], 1),
         ("a", 1),
     ],
@@ -407,12 +409,16 @@ def test_what_is_no_json_is_left_to_the_route(body):
 
 @pytest.mark.parametrize("body", [b'"\xff"', b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"])
 def test_json_that_cannot_be_read(body):
-    """The routes would say so in another shape; what is not declared as JSON is their affair."""
+    """The routes would say so in another shape.
+
+    What is not declared as JSON is their affair, unless it is too deep for any reader.
+    """
     app = app_of()
     answer = ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body])
     assert answer.status == 400 and "cannot be read" in error_of(answer)
     assert not app.state.reached
-    assert ask(app, "POST", DATA[0], [BEARER], chunks=[body]).status == 200
+    undeclared = ask(app, "POST", DATA[0], [BEARER], chunks=[body]).status
+    assert undeclared == (400 if body.startswith(b"[") else 200)
 
 
 DEPTHS = (limits.DEPTH + 1, *range(150, 1000, 50), *range(950, 1000, 5))
@@ -561,16 +567,16 @@ def test_many_entries_are_not_looked_through_for_long_integers():
 def test_a_priority_in_a_header_is_one_that_an_engine_can_take(value, status):
     app = app_of()
     # vLLM reads the first one.
-    headers = [BEARER, JSON, (limits.PRIORITY, value), (limits.PRIORITY, str(2**64))]
+    headers = [BEARER, JSON, (compat.PRIORITY, value), (compat.PRIORITY, str(2**64))]
     answer = ask(app, "POST", DATA[1], headers)
     assert answer.status == status and len(app.state.reached) == (status == 200)
-    assert status == 200 or limits.PRIORITY in error_of(answer)
+    assert status == 200 or compat.PRIORITY in error_of(answer)
 
 
 def test_the_header_of_a_priority_is_vllms():
     from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER
 
-    assert limits.PRIORITY == PRIORITY_HEADER
+    assert compat.PRIORITY == PRIORITY_HEADER
 
 
 @pytest.fixture
@@ -623,9 +629,43 @@ def test_a_pydantic_that_cannot_end_early_is_told_of(vllms_app, monkeypatch):
     def older(schema, **more):
         raise TypeError(f"unexpected keyword argument {next(iter(more))}")
 
-    monkeypatch.setattr(fail_fast, "SchemaValidator", older)
-    fail_fast.read_to_first_error(vllms_app)
+    with monkeypatch.context() as context:
+        context.setattr(fail_fast, "SchemaValidator", older)
+        fail_fast.read_to_first_error(vllms_app)
     assert len(said) == 1 and "_use_prebuilt" in said[0]
+
+    for wrapped in ((), hollow(), winding()):
+        app = FastAPI()
+        app.add_api_route(compat.INVOCATIONS, closing_over(wrapped), methods=["POST"])
+        fail_fast.read_to_first_error(app)
+    assert len(said) == 4 and "no adapters" in said[1]
+
+
+def closing_over(value):
+    async def invocations() -> str:
+        return str(value)
+
+    return invocations
+
+
+def hollow():
+    """A function that closes over a name without a value."""
+
+    def inner():
+        return later
+
+    if inner is None:
+        later = 1
+    return inner
+
+
+def winding():
+    """A function that closes over itself."""
+
+    def inner():
+        return inner
+
+    return inner
 
 
 ITEMS = [
@@ -652,6 +692,54 @@ def test_what_is_right_is_read_as_before(vllms_app, wrong):
         assert not errors and [type(item) for item in found.input] == kinds
     else:
         assert errors
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("seed", "n", "status"),
+    [
+        *((2**63 - 1, 2, 400), (str(2**63 - 1), "2", 400), (2**63 - 200, 256, 400)),
+        *((2**63 - 1, 1, 200), (2**63 - 2000, 256, 200), (-(2**63), 2, 200), (None, 2, 200)),
+    ],
+)
+def test_no_answer_of_several_has_a_longer_seed_than_a_worker_keeps(seed, n, status, nested):
+    asked = {"seed": seed, "n": n}
+    body = body_of(sampling_params=asked) if nested else body_of(**asked)
+    answer = ask(app_of(), "POST", DATA[1], [BEARER, JSON], chunks=[body])
+    assert answer.status == status
+    assert status == 200 or "'seed'" in error_of(answer)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("name", ["allowed_token_ids", "logit_bias", "stop_token_ids"])
+def test_what_workers_have_no_room_for_is_refused(name, nested):
+    """Where the runner has such an end, it raises in the worker, which ends the engine."""
+    longest = compat.longest_of_sampling(SimpleNamespace(use_v2_model_runner=True))
+    assert set(longest) == {"allowed_token_ids", "logit_bias", "stop_token_ids"}
+    app = app_of()
+    for bounds, more, status in (({}, 1, 200), (longest, 0, 200), (longest, 1, 400)):
+        setattr(app.state, limits.LONGEST, bounds)
+        ids = range(longest[name] + more)
+        asked = {name: {str(one): 1 for one in ids} if name == "logit_bias" else [*ids]}
+        body = body_of(sampling_params=asked) if nested else body_of(**asked)
+        answer = ask(app, "POST", DATA[1], [BEARER, JSON], chunks=[body])
+        assert answer.status == status
+    assert name in error_of(answer) and str(longest[name]) in error_of(answer)
+
+
+def test_other_runners_have_room_for_all():
+    assert compat.longest_of_sampling(SimpleNamespace(use_v2_model_runner=False)) == {}
+
+
+@pytest.mark.parametrize("path", fields.UNTYPED)
+def test_bodies_that_vllm_reads_without_their_type(path):
+    for asked in ([], 7, None, "a"):
+        assert "object" in fields.problem(path, asked, calls_tools=False)
+        assert fields.problem("/v1/completions", asked, calls_tools=False) is None
+    if path in fields.ABORTS:
+        for wrong in ({}, {"request_ids": "a"}, {"request_ids": [1]}):
+            assert "request_ids" in fields.problem(path, wrong, calls_tools=False)
+        assert fields.problem(path, {"request_ids": ["a"]}, calls_tools=False) is None
 
 
 def test_many_sequences_are_refused():
