@@ -542,6 +542,48 @@ def _greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[
     return tokens_input(ids), greedy
 
 
+def refuse_beyond_workers(client) -> None:
+    """Have an engine refuse requests that its workers would raise at, which would end it.
+
+    vLLM's second model runner has room for so many tokens of a kind, and nothing before it counts
+    them.  A request that is given its id is whole: what it stops at and its bad words are tokens.
+    """
+    from vllm.exceptions import VLLMValidationError
+
+    if not client.vllm_config.use_v2_model_runner:
+        return
+    processor = client.input_processor
+    assign = processor.assign_request_id
+
+    def assign_if_workers_can(request) -> None:
+        problem = request.sampling_params and beyond_workers(request.sampling_params)
+        if problem:
+            raise VLLMValidationError(problem)
+        assign(request)
+
+    processor.assign_request_id = assign_if_workers_can
+
+
+def beyond_workers(sampling) -> str | None:
+    """What vLLM's second model runner has no room for in ``SamplingParams``, in a sentence."""
+    from vllm import envs
+    from vllm.v1.worker.gpu.sample import logit_bias as room
+
+    stops = sampling.all_stop_token_ids if sampling.min_tokens else ()
+    bad_tokens = sum(map(len, sampling.bad_words_token_ids or ()))
+    for what, found, most in (
+        ("ids in `allowed_token_ids`", sampling.allowed_token_ids, room.MAX_NUM_ALLOWED_TOKEN_IDS),
+        ("ids in `logit_bias`", sampling.logit_bias, room.MAX_NUM_LOGIT_BIAS_TOKENS),
+        ("ids to stop at beside `min_tokens`", stops, room.MAX_NUM_STOP_TOKEN_IDS),
+        ("tokens in `bad_words`", range(bad_tokens), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS),
+    ):
+        if found and len(found) > most:
+            return f"Found {len(found)} {what}; this server takes at most {most}."
+    if sampling.seed is not None and sampling.seed + sampling.n > 2**63:  # each has the next one
+        return "Found a `seed` with which that of the last of `n` answers has more than 63 bits."
+    return None
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether the engine refused a request for what it asks, for which vLLM's routes say 4xx.
 
@@ -989,23 +1031,6 @@ def _adapters(value) -> Iterator:
         yield from _adapters(cell.cell_contents)
     for entry in value if isinstance(value, list | tuple) else ():
         yield from _adapters(entry)
-
-
-def longest_of_sampling(vllm_config) -> dict[str, int]:
-    """Entries that fields of sampling may have where workers have room for so many.
-
-    With more of them vLLM's second model runner raises in the worker, and the engine ends.  Of the
-    tokens at which a request stops, half of the room is left to the model's own.
-    """
-    if not vllm_config.use_v2_model_runner:
-        return {}
-    from vllm.v1.worker.gpu.sample import logit_bias as room
-
-    return {
-        "allowed_token_ids": room.MAX_NUM_ALLOWED_TOKEN_IDS,
-        "logit_bias": room.MAX_NUM_LOGIT_BIAS_TOKENS,
-        "stop_token_ids": room.MAX_NUM_STOP_TOKEN_IDS // 2,
-    }
 
 
 def run_server(

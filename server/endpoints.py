@@ -15,7 +15,7 @@ from attnres_serve.schedule import sites
 from attnres_serve.server import lifecycle, metrics, models, page, refusal, trace
 from attnres_serve.server.fail_fast import read_to_first_error
 from attnres_serve.server.guard import Guard
-from attnres_serve.server.limits import LONGEST, Limits
+from attnres_serve.server.limits import Limits
 from attnres_serve.server.policy import Policy
 
 PERIOD = 10  # seconds between two questions to the workers about their forward passes
@@ -132,7 +132,7 @@ class EndpointPlugin:
         """The routes reach the engine through ``state.engine_client``."""
         state.attn_res_replays = asyncio.Lock()
         await state.attn_res_lifecycle.begin(engine_client, state)
-        setattr(state, LONGEST, compat.longest_of_sampling(engine_client.vllm_config))
+        compat.refuse_beyond_workers(engine_client)
         spec = spec_of(engine_client.vllm_config.model_config.hf_config)
         if spec is not None:
             rows = max(site.num_sources for site in sites(spec))

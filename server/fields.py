@@ -7,7 +7,6 @@ another shape than they should, because it reads them before their types are che
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
@@ -49,38 +48,10 @@ UNCALLED: dict[str, tuple[Any, ...]] = {"tools": (None, []), "tool_choice": (Non
 CALLED = ("function", "custom", "namespace")  # tools that a client runs; vLLM would run none
 
 
-def problem(
-    path: str, asked: Any, calls_tools: bool, longest: Mapping[str, int] = MappingProxyType({})
-) -> str | None:
-    """What is wrong with the fields of a body, in a sentence; None if nothing is.
-
-    Args:
-        path: of the route.
-        asked: the body, as it was read.
-        calls_tools: whether calls of tools are looked for in answers.
-        longest: entries that fields of sampling may have at most.
-    """
+def problem(path: str, asked: Any, calls_tools: bool) -> str | None:
+    """What is wrong with the fields of a body, in a sentence; None if nothing is."""
     if not isinstance(asked, dict):
         return "The body has to be a JSON object." if path in UNTYPED else None
-    return overlong(asked, longest) or _of_route(path, asked, calls_tools)
-
-
-def sampling(asked: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The objects of a body that say how to sample: itself, and one of /inference/v1/generate."""
-    nested = asked.get("sampling_params")
-    return [asked, nested] if isinstance(nested, dict) else [asked]
-
-
-def overlong(asked: Mapping[str, Any], longest: Mapping[str, int]) -> str | None:
-    """The sentence about a field with more entries than a worker takes, None if there is none."""
-    for name, most in longest.items():
-        for value in (one.get(name) for one in sampling(asked)):
-            if isinstance(value, list | dict) and len(value) > most:
-                return f"{name!r} has {len(value)} entries; this server takes at most {most}."
-    return None
-
-
-def _of_route(path: str, asked: Mapping[str, Any], calls_tools: bool) -> str | None:
     if path in ABORTS and not _are_texts(asked.get("request_ids")):
         return "'request_ids' has to be a list of strings."
     if path in ROUTES:

@@ -5,7 +5,7 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -23,7 +23,6 @@ from attnres_serve.server.refusal import refuse
 BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = "/v1/attn_res"  # but for this one, which asks the workers
-LONGEST = "attn_res_longest"  # in the app's state: see ``compat.longest_of_sampling``
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
 INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
@@ -138,14 +137,7 @@ class Limits:
                 f"This request asks for {count:g} sequences, prompts times answers; this server "
                 f"takes at most {limit} at a time, so ask in several requests.",
             )
-        if has_long_seed(asked):
-            raise HTTPException(
-                400,
-                "'seed' is that of the first answer, and that of the last one would have more than "
-                "63 bits; send a smaller one.",
-            )
-        longest = getattr(scope["app"].state, LONGEST, {})
-        problem = fields.problem(get_route_path(scope), asked, self.calls_tools, longest)
+        problem = fields.problem(get_route_path(scope), asked, self.calls_tools)
         if problem is not None:
             raise HTTPException(400, problem)
 
@@ -219,22 +211,10 @@ def sequences(asked: Any) -> float:
     if not isinstance(asked, dict):
         return 1
     prompts = max(_entries(asked.get(name)) for name in BATCHES)
-    return prompts * _largest(asked, "n", "best_of")
-
-
-def has_long_seed(asked: Any) -> bool:
-    """Whether one of several answers would have a seed that workers cannot keep.
-
-    Each has the next one.  As floats the sum is 2**63 also from 512 below it on, not later.
-    """
-    if not isinstance(asked, dict):
-        return False
-    answers = _largest(asked, "n")
-    return answers > 1 and _largest(asked, "seed") + answers >= 2**63
-
-
-def _largest(asked: Mapping[str, Any], *names: str) -> float:
-    return max(_number(one.get(name)) for one in fields.sampling(asked) for name in names)
+    nested = asked.get("sampling_params")  # of /inference/v1/generate
+    where = [asked, nested] if isinstance(nested, dict) else [asked]
+    answers = max(_number(one.get(name)) for one in where for name in ("n", "best_of"))
+    return prompts * answers
 
 
 def _entries(value: Any) -> int:

@@ -694,41 +694,85 @@ def test_what_is_right_is_read_as_before(vllms_app, wrong):
         assert errors
 
 
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize(
-    ("seed", "n", "status"),
-    [
-        *((2**63 - 1, 2, 400), (str(2**63 - 1), "2", 400), (2**63 - 200, 256, 400)),
-        *((2**63 - 1, 1, 200), (2**63 - 2000, 256, 200), (-(2**63), 2, 200), (None, 2, 200)),
-    ],
-)
-def test_no_answer_of_several_has_a_longer_seed_than_a_worker_keeps(seed, n, status, nested):
-    asked = {"seed": seed, "n": n}
-    body = body_of(sampling_params=asked) if nested else body_of(**asked)
-    answer = ask(app_of(), "POST", DATA[1], [BEARER, JSON], chunks=[body])
-    assert answer.status == status
-    assert status == 200 or "'seed'" in error_of(answer)
+BEYOND = {  # one more than there is room for; the model stops at two tokens of its own
+    "allowed_token_ids": {"allowed_token_ids": [*range(1025)]},
+    "logit_bias": {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+    "min_tokens": {"stop_token_ids": [*range(2, 129)], "min_tokens": 1},
+    "bad_words": {"bad_words": ["a" * 512, "b" * 513]},
+    "seed": {"seed": 2**63 - 2, "n": 3},
+}
+WITHIN: dict[str, dict] = {
+    "allowed_token_ids": {"allowed_token_ids": [*range(1024)]},
+    "logit_bias": {"logit_bias": dict.fromkeys(range(1024), 1.0)},
+    "stops": {"stop_token_ids": [*range(2, 128)], "min_tokens": 1},
+    "no min_tokens": {"stop_token_ids": [*range(2, 1000)]},
+    "bad_words": {"bad_words": ["a" * 512, "b" * 512]},
+    "seed": {"seed": 2**63 - 2, "n": 2},
+    "one answer": {"seed": 2**63 - 1},
+    "usual": {},
+}
 
 
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("name", ["allowed_token_ids", "logit_bias", "stop_token_ids"])
-def test_what_workers_have_no_room_for_is_refused(name, nested):
-    """Where the runner has such an end, it raises in the worker, which ends the engine."""
-    longest = compat.longest_of_sampling(SimpleNamespace(use_v2_model_runner=True))
-    assert set(longest) == {"allowed_token_ids", "logit_bias", "stop_token_ids"}
-    app = app_of()
-    for bounds, more, status in (({}, 1, 200), (longest, 0, 200), (longest, 1, 400)):
-        setattr(app.state, limits.LONGEST, bounds)
-        ids = range(longest[name] + more)
-        asked = {name: {str(one): 1 for one in ids} if name == "logit_bias" else [*ids]}
-        body = body_of(sampling_params=asked) if nested else body_of(**asked)
-        answer = ask(app, "POST", DATA[1], [BEARER, JSON], chunks=[body])
-        assert answer.status == status
-    assert name in error_of(answer) and str(longest[name]) in error_of(answer)
+class Letters:
+    """A tokenizer of a token for each letter; none is put before a word."""
+
+    max_token_id = 127
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [*text.strip().encode()]
 
 
-def test_other_runners_have_room_for_all():
-    assert compat.longest_of_sampling(SimpleNamespace(use_v2_model_runner=False)) == {}
+def processed(**asked) -> SimpleNamespace:
+    """A request as vLLM's input processor leaves it."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(**asked)
+    sampling.update_from_generation_config({"eos_token_id": [0, 1]}, 0)
+    sampling.update_from_tokenizer(Letters())
+    return SimpleNamespace(sampling_params=sampling)
+
+
+def engine(second_runner: bool) -> SimpleNamespace:
+    processor = SimpleNamespace(given=[])
+    processor.assign_request_id = processor.given.append
+    config = SimpleNamespace(use_v2_model_runner=second_runner)
+    client = SimpleNamespace(vllm_config=config, input_processor=processor)
+    compat.refuse_beyond_workers(client)
+    return client
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_ends_workers_is_refused(name):
+    from vllm.exceptions import VLLMValidationError
+
+    request = processed(**BEYOND[name])
+    client = engine(second_runner=True)
+    with pytest.raises(VLLMValidationError, match=name) as caught:
+        client.input_processor.assign_request_id(request)
+    assert compat.is_refusal(caught.value) and not client.input_processor.given
+    client = engine(second_runner=False)
+    client.input_processor.assign_request_id(request)
+    assert client.input_processor.given == [request]
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_what_workers_have_room_for_is_not(name):
+    request = processed(**WITHIN[name])
+    client = engine(second_runner=True)
+    client.input_processor.assign_request_id(request)
+    client.input_processor.assign_request_id(pooling := SimpleNamespace(sampling_params=None))
+    assert client.input_processor.given == [request, pooling]
+
+
+def test_every_request_of_vllms_is_given_its_id_before_it_is_queued():
+    """By the method that is replaced."""
+    import inspect
+
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    source = inspect.getsource(AsyncLLM.add_request)
+    assert "self.input_processor.assign_request_id(request)" in source
+    assert source.index("assign_request_id") < source.index("_add_request(request")
 
 
 @pytest.mark.parametrize("path", fields.UNTYPED)
