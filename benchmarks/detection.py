@@ -24,7 +24,7 @@ from attnres_serve.bench.overhead import PHASES, half_width, overheads
 from attnres_serve.bench.process import stock
 from attnres_serve.bench.workload import STEPS, make_cells
 from benchmarks import slowed_engine
-from benchmarks.common import asked_length, describe, write
+from benchmarks.common import asked_length, describe, on_file, write
 from benchmarks.latency import FLAGS, LONGEST, SHAPES, models
 
 SLOWED = "slowed"
@@ -58,23 +58,8 @@ def summarise(runs: list[Run]) -> dict[str, dict[str, int]]:
 
 
 def content(runs: list[Run]) -> dict[str, Any]:
-    """What a document says of the runs; ``runs_on_file`` reads it."""
+    """What a document says of the runs."""
     return {"results": summarise(runs), "runs": runs}
-
-
-def runs_on_file(path: Path, described: dict[str, Any]) -> list[Run]:
-    """The runs that a file has; none if it is not there.
-
-    Raises:
-        ValueError: it is of something else than ``described``.
-    """
-    if not path.exists():
-        return []
-    document = json.loads(path.read_text())
-    for key in ("hardware", "versions", "config"):
-        if document[key] != described[key]:
-            raise ValueError(f"{path} has another {key}; move it away to begin anew")
-    return document["runs"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         },
     )
     try:
-        runs = runs_on_file(options.out, described) if options.out else []
+        runs = on_file(options.out, described).get("runs", []) if options.out else []
     except (OSError, ValueError, KeyError) as error:
         parser.error(f"--out: {error}")
     with TemporaryDirectory() as cache:

@@ -6,10 +6,12 @@
 One thing is varied at a time around a Llama of 24 layers of 256 with eight blocks.  Each point is a
 pair of engines, the model and its standard-residual twin in stock vLLM, measured as
 ``attnres-serve bench`` does, but with half its starts: there are many points, and what counts is
-their course.  The last line on stdout is one JSON document; the table goes to stderr.
+their course.  A point is written to ``--out`` as soon as it is done, and the command, given again,
+goes on from there.  The last line on stdout is one JSON document; the table goes to stderr.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -23,8 +25,10 @@ from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres, stock
 from attnres_serve.bench.workload import Cell
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
-from benchmarks.common import asked_length, publish
+from benchmarks.common import asked_length, describe, on_file, write
 from benchmarks.latency import FLAGS, Shape, models
+
+Results = dict[str, dict[str, dict[str, Any]]]  # by what is varied and its value
 
 STEPS = 16
 FEWER = Length(starts=4, rounds=4)
@@ -68,6 +72,15 @@ def measure(
     return {"shape": asdict(shape), **report.content(found, BASELINE)}
 
 
+def measured(results: Results, shape: Shape, cells: Sequence[Cell]) -> dict[str, Any] | None:
+    """What there is of a point, which several courses may go through."""
+    for what, points in POINTS.items():
+        for value, point in points.items():
+            if point == (shape, cells) and value in results.get(what, {}):
+                return results[what][value]
+    return None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -75,21 +88,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0])
     add_length(parser, FEWER)
     parser.add_argument("--enforce-eager", action="store_true", help="start faster")
-    parser.add_argument("--out", type=Path, help="also write the document there")
+    parser.add_argument("--out", type=Path, help="write the document there, and go on from it")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     length = asked_length(parser, options, FEWER)
     flags = ["--enforce-eager"] if options.enforce_eager else []
-    results: dict[str, Any] = {}
-    for what in options.vary:
-        for value, (shape, cells) in POINTS[what].items():
-            found = measure(shape, cells, options.algorithm, length, flags)
-            results.setdefault(what, {})[value] = found
-            sys.stderr.write(f"{what} {value}\n{report.tables(found)}\n\n")
-    publish(
+    described = describe(
         "scaling",
         arguments,
-        options.out,
         config={
             "algorithm": options.algorithm,
             "compiled": not options.enforce_eager,
@@ -97,8 +103,20 @@ def main(arguments: list[str] | None = None) -> int:
             "procedure": PROCEDURE,
             "flags": list(FLAGS),
         },
-        results=results,
     )
+    try:
+        results = on_file(options.out, described).get("results", {}) if options.out else {}
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"--out: {error}")
+    for what in options.vary:
+        for value, (shape, cells) in POINTS[what].items():
+            found = measured(results, shape, cells)
+            found = found or measure(shape, cells, options.algorithm, length, flags)
+            results.setdefault(what, {})[value] = found
+            sys.stderr.write(f"{what} {value}\n{report.tables(found)}\n\n")
+            if options.out:
+                write(described | {"results": results}, options.out)
+    print(json.dumps(described | {"results": results}))
     return 0
 
 
