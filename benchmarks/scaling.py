@@ -81,6 +81,15 @@ def measured(results: Results, shape: Shape, cells: Sequence[Cell]) -> dict[str,
     return None
 
 
+def in_order(results: Results) -> Results:
+    """The points as they are listed, in whichever order they were measured."""
+    return {
+        what: {value: results[what][value] for value in points if value in results[what]}
+        for what, points in POINTS.items()
+        if what in results
+    }
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -115,8 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
             results.setdefault(what, {})[value] = found
             sys.stderr.write(f"{what} {value}\n{report.tables(found)}\n\n")
             if options.out:
-                write(described | {"results": results}, options.out)
-    print(json.dumps(described | {"results": results}))
+                write(described | {"results": in_order(results)}, options.out)
+    print(json.dumps(described | {"results": in_order(results)}))
     return 0
 
 

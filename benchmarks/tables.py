@@ -77,7 +77,26 @@ def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(["workload", "peer", "seconds", "tokens/s", *references.values()], cells)
 
 
-MADE = {"latency": (ratios, breakdown), "trace_cost": (ratios,), "peers": (peers,)}
+def course(points: Mapping[str, Any]) -> list[str]:
+    """A row for each cell of every point; the share of the sites is that under the profiler."""
+    rows = []
+    for value, point in points.items():
+        baseline, model = point["engines"]
+        profiles = [row for row in point["breakdown"] if row["engine"] == model]
+        for row, profile in zip(point["cells"], profiles, strict=True):
+            engines, parts = row["engines"], profile["milliseconds"]
+            typical = f"{1e3 * engines[baseline]['median_s']:.1f} ms"
+            share = f"{parts['AttnRes'] / sum(parts.values()):.1%}"
+            rows.append([value, cell_of(row).label, typical, told(engines[model]), share])
+    return table(["", "cell", "baseline", "AttnRes", "sites"], rows)
+
+
+MADE = {
+    "latency": (ratios, breakdown),
+    "trace_cost": (ratios,),
+    "peers": (peers,),
+    "scaling": (course,),
+}
 
 
 def of(document: Mapping[str, Any]) -> list[list[str]]:

@@ -342,6 +342,47 @@ def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
         assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_scaling_goes_on_where_it_was_interrupted(monkeypatch, capsys, tmp_path):
+    """And a shape that several courses go through is measured once."""
+    out, asked = tmp_path / "scaling.json", []
+
+    def measure(shape: scaling.Shape, cells: list[Cell], *_: Any) -> dict[str, Any]:
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append((shape, cells))
+        return {"shape": shape.layers, "number": len(asked)}
+
+    monkeypatch.setattr(scaling, "measure", measure)
+    monkeypatch.setattr(scaling.report, "tables", lambda found: "")
+    with pytest.raises(KeyboardInterrupt):
+        scaling.main(["--vary", "hidden", "depth", "--out", str(out)])
+    held = json.loads(out.read_text())["results"]
+    assert {what: len(points) for what, points in held.items()} == {"hidden": 3}
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        scaling.main(["--out", str(out)])
+    asked.clear()
+    monkeypatch.setattr(scaling, "measure", lambda *_: {"shape": 0, "number": 0})
+    assert scaling.main(["--out", str(out)]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads(out.read_text())
+    results = document["results"]
+    assert {what: [*points] for what, points in results.items()} == {
+        what: [*points] for what, points in scaling.POINTS.items()
+    }
+    assert results["hidden"] == held["hidden"]
+    assert results["depth"]["24"] == results["blocks"]["8"] == held["hidden"]["256"]
+    assert [point["number"] for point in results["depth"].values()] == [1, 1, 2, 3]
+
+
+def test_scaling_does_not_go_on_from_something_else(capsys, tmp_path):
+    out = tmp_path / "scaling.json"
+    out.write_text(json.dumps({"hardware": {}, "versions": {}, "config": {}}))
+    with pytest.raises(SystemExit):
+        scaling.main(["--out", str(out)])
+    assert "move it away to begin anew" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("benchmark", [detection, latency, scaling, trace_cost])
 def test_no_start_is_refused_in_one_sentence(benchmark, capsys):
     with pytest.raises(SystemExit):
