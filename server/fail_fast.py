@@ -24,28 +24,42 @@ def read_to_first_error(app: FastAPI) -> None:
     """Have the routes of an app end a list in a body at the first entry that is wrong.
 
     And refuse integers of more than 64 bits.  What is right is read as before.  Where pydantic or
-    FastAPI cannot do that, the log says so.
+    FastAPI cannot do that for a route, the log says so.
     """
-    try:
-        for adapter in [*adapters(app.routes)]:
-            # Validators that models have already would be taken for their schemas.
-            adapter.validator = SchemaValidator(_bounded(adapter.core_schema), _use_prebuilt=False)
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+    unbounded = {}
+    for route in routes_in(app.routes):
+        try:
+            for adapter in adapters(route):
+                # Validators that models have already would be taken for their schemas.
+                adapter.validator = SchemaValidator(
+                    _bounded(adapter.core_schema), _use_prebuilt=False
+                )
+        except Exception as error:  # whatever another version does not have
+            unbounded[route.path] = error
+    if unbounded:
         compat.logger().warning(
-            "AttnRes: bodies are read to their end, which takes long where much is wrong, because "
-            "this pydantic or FastAPI is of another version than was tested (%s).",
-            error,
+            "AttnRes: bodies for %s are read to their end, which takes long where much is wrong, "
+            "and their integers are not bounded, because this pydantic or FastAPI is of another "
+            "version than was tested (%s).",
+            ", ".join(unbounded),
+            next(iter(unbounded.values())),
         )
 
 
-def adapters(routes: Any) -> Iterator[TypeAdapter]:
-    """What bodies are read by, also of routes in routers in it."""
+def routes_in(routes: Any) -> Iterator[Any]:
+    """Those and the routes of routers among them."""
     for route in routes:
-        if getattr(route, "body_field", None) is not None:
-            yield route.body_field._type_adapter
-        elif getattr(route, "path", None) == compat.INVOCATIONS:
-            yield from compat.adapters_of_invocations(route.endpoint)
-        yield from adapters(getattr(getattr(route, "router", None), "routes", ()))
+        yield route
+        yield from routes_in(getattr(getattr(route, "router", None), "routes", ()))
+
+
+def adapters(route: Any) -> list[TypeAdapter]:
+    """What the bodies for a route are read by."""
+    if getattr(route, "body_field", None) is not None:
+        return [route.body_field._type_adapter]
+    if getattr(route, "path", None) == compat.INVOCATIONS:
+        return compat.adapters_of_invocations(route.endpoint)
+    return []
 
 
 def _bounded(schema: Any, most: int = 2**63 - 1) -> Any:

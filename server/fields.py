@@ -11,8 +11,11 @@ from typing import Any
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
 RESPONSES = "/v1/responses"
-ABORTS = ("/inference/v1/abort_requests", "/abort_requests")
-UNTYPED = (*ABORTS, "/scale_elastic_ep")  # for which vLLM reads a body without its type
+# Where vLLM reads a body without asking for its type.
+UNTYPED = (
+    *("/invocations", "/scale_elastic_ep"),
+    *("/inference/v1/abort_requests", "/abort_requests"),
+)
 # The values with which a field says what happens anyway; behind a dot is a field of a field.
 UNREAD: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -52,8 +55,6 @@ def problem(path: str, asked: Any, calls_tools: bool) -> str | None:
     """What is wrong with the fields of a body, in a sentence; None if nothing is."""
     if not isinstance(asked, dict):
         return "The body has to be a JSON object." if path in UNTYPED else None
-    if path in ABORTS and not _are_texts(asked.get("request_ids")):
-        return "'request_ids' has to be a list of strings."
     if path in ROUTES:
         messages = _objects(asked.get("messages"))
         return misshapen(asked) or unread(asked, UNREAD) or _first(unread_of_message, messages)
@@ -146,10 +147,6 @@ def _at(asked: Mapping[str, Any], name: str) -> Any:
     if inner:
         return found.get(inner) if isinstance(found, dict) else None
     return found
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _is_tool(value: Any) -> bool:

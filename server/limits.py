@@ -111,7 +111,7 @@ class Limits:
             return  # the routes say where
         except (ValueError, RecursionError) as error:  # they would not, in OpenAI's shape
             kinds = [value.lower() for name, value in scope["headers"] if name == b"content-type"]
-            # What is too deep is not read by any route, whatever it is declared to be.
+            # Some routes read what is not declared to be JSON, too, and fail at what is too deep.
             if isinstance(error, RecursionError) or any(b"json" in kind for kind in kinds):
                 raise HTTPException(
                     400,

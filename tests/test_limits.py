@@ -21,6 +21,7 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 from pydantic import ValidationError
+from pydantic_core import SchemaError
 from serving import GOLDENS
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -584,7 +585,8 @@ def completions_of_invocations(vllms_app):
     """What ``/invocations`` reads completions by; the other routes' is of an annotated type."""
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-    found = fail_fast.adapters(vllms_app.routes)
+    routes = fail_fast.routes_in(vllms_app.routes)
+    found = [adapter for route in routes for adapter in fail_fast.adapters(route)]
     (adapter,) = [adapter for adapter in found if adapter._type is CompletionRequest]
     return adapter
 
@@ -629,16 +631,29 @@ def test_a_pydantic_that_cannot_end_early_is_told_of(vllms_app, monkeypatch):
     def older(schema, **more):
         raise TypeError(f"unexpected keyword argument {next(iter(more))}")
 
-    with monkeypatch.context() as context:
-        context.setattr(fail_fast, "SchemaValidator", older)
-        fail_fast.read_to_first_error(vllms_app)
-    assert len(said) == 1 and "_use_prebuilt" in said[0]
+    def stricter(schema, **more):
+        raise SchemaError("unexpected keyword fail_fast")
+
+    for validator, reason in ((older, "_use_prebuilt"), (stricter, "fail_fast")):
+        said.clear()
+        with monkeypatch.context() as context:
+            context.setattr(fail_fast, "SchemaValidator", validator)
+            fail_fast.read_to_first_error(vllms_app)
+        assert len(said) == 1 and reason in said[0] and "/v1/completions" in said[0]
 
     for wrapped in ((), hollow(), winding()):
+        said.clear()
         app = FastAPI()
         app.add_api_route(compat.INVOCATIONS, closing_over(wrapped), methods=["POST"])
+        app.add_api_route("/other", taking_numbers, methods=["POST"])
         fail_fast.read_to_first_error(app)
-    assert len(said) == 4 and "no adapters" in said[1]
+        assert len(said) == 1 and compat.INVOCATIONS in said[0] and "/other" not in said[0]
+        answer = ask(app, "POST", "/other", [JSON], chunks=[b"[%d]" % 2**64])
+        assert answer.status == 422  # the others have their bounds
+
+
+async def taking_numbers(numbers: list[int]) -> int:
+    return len(numbers)
 
 
 def closing_over(value):
@@ -699,6 +714,7 @@ BEYOND = {  # one more than there is room for; the model stops at two tokens of 
     "logit_bias": {"logit_bias": dict.fromkeys(range(1025), 1.0)},
     "min_tokens": {"stop_token_ids": [*range(2, 129)], "min_tokens": 1},
     "bad_words": {"bad_words": ["a" * 512, "b" * 513]},
+    "max_tokens": {"max_tokens": 2**30 + 1},
     "seed": {"seed": 2**63 - 2, "n": 3},
 }
 WITHIN: dict[str, dict] = {
@@ -708,6 +724,7 @@ WITHIN: dict[str, dict] = {
     "no min_tokens": {"stop_token_ids": [*range(2, 1000)]},
     "bad_words": {"bad_words": ["a" * 512, "b" * 512]},
     "seed": {"seed": 2**63 - 2, "n": 2},
+    "max_tokens": {"max_tokens": 2**30},
     "one answer": {"seed": 2**63 - 1},
     "usual": {},
 }
@@ -764,7 +781,7 @@ def test_what_workers_have_room_for_is_not(name):
     assert client.input_processor.given == [request, pooling]
 
 
-def test_every_request_of_vllms_is_given_its_id_before_it_is_queued():
+def test_a_request_is_given_its_id_before_it_is_queued():
     """By the method that is replaced."""
     import inspect
 
@@ -780,10 +797,14 @@ def test_bodies_that_vllm_reads_without_their_type(path):
     for asked in ([], 7, None, "a"):
         assert "object" in fields.problem(path, asked, calls_tools=False)
         assert fields.problem("/v1/completions", asked, calls_tools=False) is None
-    if path in fields.ABORTS:
-        for wrong in ({}, {"request_ids": "a"}, {"request_ids": [1]}):
-            assert "request_ids" in fields.problem(path, wrong, calls_tools=False)
-        assert fields.problem(path, {"request_ids": ["a"]}, calls_tools=False) is None
+    assert fields.problem(path, {}, calls_tools=False) is None
+
+
+@pytest.mark.parametrize("body", [b"[]", b"7", b"null", b'"a"'])
+def test_invocations_of_no_object_are_refused(vllms_app, body):
+    """By vLLM's own app, in which what wraps the route would fail at them."""
+    answer = ask(vllms_app, "POST", "/invocations", [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and "object" in error_of(answer)
 
 
 def test_many_sequences_are_refused():
