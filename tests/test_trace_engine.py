@@ -20,7 +20,8 @@ BLOCK = "fla_transformer_block"
 LAYERS, IN_MID_BLOCK = 5, 3  # of the first stage
 TWO = {"distributed_executor_backend": "mp"}
 
-# Every algorithm and backend, eager and compiled, on three formats.
+# Every algorithm and backend, eager and compiled, on three formats.  (The single pass compiled has a
+# test of its own, for every version of vLLM.)
 JOBS = [
     (BLOCK, "single_pass", "cpp", "eager"),
     (BLOCK, "two_phase", "torch", "eager"),
@@ -28,7 +29,6 @@ JOBS = [
     ("nanogpt_block", "two_phase", "cpp", "eager"),
     (BLOCK, "two_phase", "cpp", "compiled"),
     ("qwen3_attnres_full", "score_on_write", "torch", "compiled"),
-    ("nanogpt_block", "single_pass", "cpp", "compiled"),
 ]
 
 
@@ -78,6 +78,11 @@ def test_beside_other_requests(mode, tmp_path):
 @pytest.mark.versions
 def test_compiled_in_every_version(tmp_path):
     check([job(BLOCK, "single_pass", "cpp", "compiled")], tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_compiled_with_gates(tmp_path):
+    check([job("nanogpt_block", "single_pass", "cpp", "compiled")], tmp_path)
 
 
 def test_two_workers_share_the_heads(tmp_path):
