@@ -1,19 +1,4 @@
-# The two commands: `make serve` and `make test`.  Each makes its environment first, if need be.
-#
-#   make serve                                the bundled demo checkpoint on 127.0.0.1:8000
-#   make serve MODEL=path ARGS="--port 9000"  another checkpoint, any flag of the server
-#   DEVICE=cuda make serve                    with vLLM's CUDA build
-#
-#   make test-versions                        the oldest and the newest vLLM, each in its environment
-#   make soak                                 a server under load and faults and asked by other
-#                                             projects' clients, for about twenty minutes
-#   make bench-check                          is the overhead still the one on file?
-#   make test-vllm-0.30.0                     one of those with a file requirements/vllm-VERSION.txt
-#
-#   make up MODEL=path                        the same in a container; `make down` ends it
-#   make image PROFILE=gpu                    the image for CUDA instead of the one for CPU
-#   make image-test                           lint docker/, build the CPU image and try it
-#   make release                              wheel and sdist of the last commit in dist/, checked
+# Environments are made first, if need be.  A comment behind ## is what bare `make` shows.
 
 SHELL := /bin/bash
 VENV ?= .venv
@@ -24,7 +9,7 @@ DEMO_ARGS := $(if $(filter $(DEMO),$(MODEL)),--enforce-eager --served-model-name
 VERSIONS ?= 0.28.0 0.32.0
 # A module's tests share engines, so each module runs in one of these processes.
 TEST_PROCESSES ?= 2
-PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile
+PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 export VENV
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 
@@ -34,69 +19,97 @@ COMPOSE ?= $(if $(filter podman,$(CONTAINER)),podman-compose,docker compose)
 PROFILE ?= cpu
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 
-.PHONY: serve test test-all soak test-versions bench-check check setup setup-test clean
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-families test-all soak mutants test-versions bench-check check setup setup-test clean
 .PHONY: image image-test up down release
 
-serve: setup
+help:
+	@echo 'Targets; each makes its environment first, if need be.'
+	@awk 'BEGIN { FS = ":.*## " } /^##@ / { print "\n" substr($$0, 5) } \
+	  /^[a-z%-]+:.*## / { sub("%", "VERSION", $$1); printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'Variables: MODEL=path, ARGS="--port 9000" (flags of the server), DEVICE=cuda (vLLM for CUDA).'
+	@echo 'The command itself, after a first `make serve` or `make setup`: $(VENV)/bin/attnres-serve --help'
+
+##@ Serve
+serve: setup ## serve MODEL on 127.0.0.1:8000; without one, the bundled demo
+	@echo "Other commands, in another terminal: $(VENV)/bin/attnres-serve check $(MODEL)"
+	@echo "All of them: $(VENV)/bin/attnres-serve --help"
 	exec $(VENV)/bin/attnres-serve serve "$(MODEL)" $(DEMO_ARGS) $(ARGS)
 
-test: setup-test
-	$(VENV)/bin/python $(PYTEST) -m "not exhaustive and not soak" $(ARGS_TEST)
+##@ Develop
+test: setup-test ## all tests but the slowest
+	$(VENV)/bin/python $(PYTEST) -m "not exhaustive and not families and not soak" $(ARGS_TEST)
 
-test-all: setup-test
+test-families: setup-test ## every family of backbones; `test` has one of each kind
+	$(VENV)/bin/python $(PYTEST) -m "families and not exhaustive" $(ARGS_TEST)
+
+test-all: setup-test ## every combination
 	$(VENV)/bin/python $(PYTEST) -m "not soak" $(ARGS_TEST)
 
-soak: setup-test
+soak: setup-test ## a server under load, faults and other projects' clients, about twenty minutes
 	@requirements/setup.sh soak
 	$(VENV)/bin/python -m pytest -m soak -s $(ARGS_TEST)
 
-test-versions: $(addprefix test-vllm-,$(VERSIONS))
+mutants: setup-test ## plant faults, one at a time: which do the tests catch?  docs/build/mutants.md
+	$(VENV)/bin/python -m tests.mutants $(ARGS_TEST)
 
-test-vllm-%:
+test-versions: $(addprefix test-vllm-,$(VERSIONS)) ## the oldest and the newest vLLM, each in its environment
+
+test-vllm-%: ## one that has a file requirements/vllm-VERSION.txt
 	@DEVICE=cpu VLLM=$* VENV=$(VENV)-$* requirements/setup.sh test
 	$(VENV)-$*/bin/python $(PYTEST) -m "versions or (not engine and not exhaustive)" $(ARGS_TEST)
 
-bench-check: setup-test
-	$(VENV)/bin/python -m benchmarks.regression $(ARGS)
+bench-check: setup-test ## is the overhead still the one on file?
+	$(VENV)/bin/python -m benchmarks.serving.regression $(ARGS)
 
-check: setup-test
+check: setup-test ## linters, types and the tests without an engine, a few minutes
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python $(PYTEST) -q -m "not engine and not exhaustive"
 
-setup:
+setup: ## make or renew the environment, and no more
 	@requirements/setup.sh serve
 
 setup-test: setup
 	@requirements/setup.sh test
 
+##@ Containers and releases
 # podman's own format has no HEALTHCHECK; docker does not read the variable.
-image:
+image: ## build the image for CPU; PROFILE=gpu for CUDA
 	@[ -n "$(CONTAINER)" ] || { echo "image: no engine of docker or podman answers here." >&2; exit 1; }
 	BUILDAH_FORMAT=docker $(CONTAINER) build -f $(DOCKERFILE) --build-arg VERSION=$(VERSION) \
 	  --build-arg REVISION=$$(git describe --always --dirty --abbrev=40 --exclude='*') $(ARGS_BUILD) \
 	  -t attnres-serve:$(VERSION)-$(PROFILE) -t attnres-serve:$(PROFILE) .
 
-image-test: setup-test
-	$(VENV)/bin/python -m pytest -q tests/test_containers.py
+# A tag moves; a digest does not.
+.PHONY: image-release
+image-release: ## the image on BASE_IMAGE=NAME@sha256:DIGEST
+	@grep -Eq '^[^@]+@sha256:[0-9a-f]{64}$$' <<<"$(BASE_IMAGE)" || { echo "image-release: BASE_IMAGE is" \
+	  "'$(BASE_IMAGE)'; expected NAME@sha256: and 64 hexadecimal digits (docker/README.md)." >&2; exit 1; }
+	$(MAKE) image ARGS_BUILD="--build-arg BASE_IMAGE=$(BASE_IMAGE) $(ARGS_BUILD)"
+
+image-test: setup-test ## lint docker/, build the image for CPU and try it
+	$(VENV)/bin/python -m pytest -q tests/project/test_containers.py tests/project/test_deploy.py
 	docker/test.sh $(IMAGE)
 
-up: image docker/api_key
+up: image docker/api_key ## serve MODEL in a container
 	@[ -d "$(MODEL)" ] || { echo "up: there is no folder '$(MODEL)'; name one with MODEL=." >&2; exit 1; }
 	MODEL="$(abspath $(MODEL))" ARGS="$(ARGS)" $(COMPOSE) -f docker/compose.yaml --profile $(PROFILE) up -d
 
-down:
+down: ## end it
 	$(COMPOSE) -f docker/compose.yaml --profile $(PROFILE) down
 
 docker/api_key:
 	head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > $@
 	chmod 644 $@
 
-release: setup-test
+release: setup-test ## wheel and sdist of the last commit in dist/, checked
 	@git diff --quiet HEAD || { echo "release: there are changes that are not committed." >&2; exit 1; }
 	$(VENV)/bin/python requirements/release.py dist
-	ATTNRES_DIST=dist $(VENV)/bin/python -m pytest -q tests/test_release.py
+	$(VENV)/bin/python requirements/sbom.py dist
+	ATTNRES_DIST=dist $(VENV)/bin/python -m pytest -q tests/project/test_release.py
 
-clean:
+clean: ## remove environments and builds
 	rm -rf $(VENV) $(VENV)-0.* $(VENV)-soak build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

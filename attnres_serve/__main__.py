@@ -1,7 +1,34 @@
-"""``python -m attnres_serve``."""
+"""The entry of the ``attnres-serve`` command and of ``python -m attnres_serve``.
 
+Imports next to nothing, because a signal has to find a process that can hear it.
+"""
+
+import signal
 import sys
 
-from attnres_serve.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command; ``serve`` under its supervisor, except where it only prints help."""
+    arguments = sys.argv[1:]
+    helps = any(word.split("=")[0] in ("-h", "--help") for word in arguments)
+    if arguments[:1] != ["serve"] or helps:
+        from attnres_serve import cli
+
+        return cli.main()
+    # Kept for the supervisor, also while this process begins again.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    from attnres_serve.server.start import preload, supervisor
+
+    preload.begin_again_with_libraries()
+    return supervisor.supervise(arguments, _serve)
+
+
+def _serve() -> int:
+    from attnres_serve import cli
+    from attnres_serve.compat.workarounds import quick_exit
+
+    quick_exit.end_now(cli.main())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

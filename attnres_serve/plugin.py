@@ -8,13 +8,13 @@ machine.
 import logging
 from pathlib import Path
 
-from attnres_serve import compat
+from attnres_serve.compat import engine_config, host, registry
 
 
 def register() -> None:
     """Teach vLLM the AttnRes architectures and how to recognise their checkpoints (idempotent)."""
     try:
-        problem = compat.unsupported_version()
+        problem = host.unsupported_version()
         if problem:
             logging.getLogger("vllm").warning(problem)
             return
@@ -29,19 +29,17 @@ def register() -> None:
 
 
 def _register() -> None:
-    from attnres_serve import configs, parent, vector_math
-    from attnres_serve.checkpoint import recognise
+    from attnres_serve.checkpoints.validate import translate
+    from attnres_serve.compat import prepare
     from attnres_serve.families import FAMILIES
+    from attnres_serve.model import config as model_config
 
-    if compat.is_process_of_vllm():
-        parent.end_with_parent()
-    vector_math.settle()
-    configs.register_model_types()
-    compat.install_config_parser(recognise, configs.build)
+    prepare.process()
+    model_config.register_model_types()
+    registry.install_config_parser(translate, model_config.build)
     for family in FAMILIES.values():
-        compat.register_architecture(
-            family.architecture, f"attnres_serve.backbones:{family.architecture}", on_config
-        )
+        target = f"attnres_serve.model.causal_lm:{family.architecture}"
+        registry.register_architecture(family.architecture, family.cls, target, on_config)
 
 
 # Formats whose names for linear layers are not the base family's.
@@ -56,39 +54,45 @@ def on_config(vllm_config) -> None:
         CheckpointError: weights that do not fit the configuration.
     """
     from attnres_serve import settings
-    from attnres_serve.checkpoint import examine, examine_hub
+    from attnres_serve.checkpoints.validate import validate, validate_hub
+    from attnres_serve.compat import backbone_limits
     from attnres_serve.errors import SettingError
+    from attnres_serve.families import BY_ARCHITECTURE
 
-    warning = compat.untested_version()
+    warning = host.untested_version()
     if warning:
-        compat.logger().warning(warning)
+        host.logger().warning(warning)
     settings.algorithm(vllm_config.additional_config)
     settings.backend(vllm_config.additional_config)
     settings.traces(vllm_config.additional_config)
-    method = compat.speculation_method(vllm_config)
+    method = engine_config.speculation_method(vllm_config)
     if method is not None and method not in settings.SPECULATION:
         raise SettingError(
             f"speculative decoding by {method!r} is not supported with AttnRes; supported: "
             f"{', '.join(settings.SPECULATION)}."
         )
-    if compat.pools(vllm_config):
+    if engine_config.pools(vllm_config):
         raise SettingError(
             "embeddings, classification and scoring are not supported with AttnRes; serve it with "
             "--runner generate and without --convert."
         )
     config = vllm_config.model_config.hf_config
     found = getattr(config, "attn_res_format", None)
-    if compat.uses_lora(vllm_config) and found in OWN_NAMES:
+    if engine_config.uses_lora(vllm_config) and found in OWN_NAMES:
         raise SettingError(
             f"LoRA adapters are not supported on {OWN_NAMES[found]} checkpoints: their names are "
             f"{OWN_NAMES[found]}'s, and vLLM would apply only a part of them; convert the model to "
             "the house format."
         )
-    compat.require_safetensors(vllm_config)
-    compat.install_worker_extension(vllm_config)
-    compat.end_coordinator_with_parent(vllm_config)
-    source = compat.reads_weights_from(vllm_config)
+    (architecture,) = config.architectures
+    backbone_limits.require_whole_residual(vllm_config, BY_ARCHITECTURE[architecture].module)
+    engine_config.require_safetensors(vllm_config)
+    engine_config.install_worker_extension(vllm_config)
+    from attnres_serve.compat import prepare
+
+    prepare.engine(vllm_config)
+    source = engine_config.reads_weights_from(vllm_config)
     if source is not None and Path(source[0]).is_dir():
-        examine(Path(source[0]))
+        validate(Path(source[0]))
     elif source is not None:
-        examine_hub(*source)
+        validate_hub(*source)

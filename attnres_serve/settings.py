@@ -1,6 +1,7 @@
 """Settings of ours inside vLLM's ``additional_config``, and so inside its compile-cache key."""
 
 import argparse
+import os
 from typing import Any
 
 from attnres_serve.errors import SettingError
@@ -43,7 +44,7 @@ def algorithm(additional_config: Any) -> str:
     """The algorithm to run, from vLLM's ``additional_config``.
 
     ``auto`` is single_pass: the fewest calls, and on CPU the fastest in decode
-    (docs/performance.md).
+    (docs/measure/results.md).
 
     Raises:
         SettingError: for an unknown value, or an unknown key that begins with ``attnres_``.
@@ -90,3 +91,12 @@ def _choice(additional_config: Any, wanted: str) -> str:
 
 # Methods that propose tokens without looking inside the target model.
 SPECULATION = ("ngram",)
+
+
+def authorization() -> dict[str, str]:
+    """The header of a request to a server, with the key in OPENAI_API_KEY; empty without a key.
+
+    OpenAI's clients look for their key in that variable too.
+    """
+    key = os.environ.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}

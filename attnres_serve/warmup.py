@@ -6,8 +6,10 @@ the command line.  Both are kept in caches; leaving it out only makes the first 
 
 import sys
 
-from attnres_serve import compat, plugin
+from attnres_serve import plugin
+from attnres_serve.compat import host, registry
 from attnres_serve.kernels import backends
+from attnres_serve.kernels.interface import BackendError
 
 
 def main(architectures: list[str]) -> int:
@@ -20,15 +22,15 @@ def main(architectures: list[str]) -> int:
         The exit status.
     """
     status = 0
-    if compat.on_cpu():
+    if host.on_cpu():
         try:
             backends.load("cpp")
-        except backends.BackendError as error:
+        except BackendError as error:
             print(f"{error} AttnRes runs on the slower torch backend.", file=sys.stderr)
             status = 1
     plugin.register()
     for architecture in architectures:
-        compat.inspect_model_class(architecture)
+        registry.inspect_model_class(architecture)
     return status
 
 

@@ -6,7 +6,7 @@ unread, and take them for those to a later call.
 
 from typing import Any
 
-from attnres_serve import compat
+from attnres_serve.compat import decoder, host, replay
 
 
 class WorkerExtension:
@@ -14,18 +14,18 @@ class WorkerExtension:
 
     def attn_res_executed(self) -> dict[str, dict[str, int]]:
         """Forward passes of this worker by algorithm, eager and compiled."""
-        return compat.inner_model(self).attn_res_executed()
+        return decoder.inner_model(self).attn_res_executed()
 
     def attn_res_backend(self) -> str | None:
         """What computes the sites of this worker; None with standard residuals."""
-        return compat.inner_model(self).attn_res_backend
+        return decoder.inner_model(self).attn_res_backend
 
     def attn_res_untraceable(self) -> str | None:
         """Why there are no traces on this worker, in one sentence; None if there are."""
         try:
-            return compat.untraceable(self)
+            return replay.untraceable(self)
         except Exception:  # the attention of a vLLM that was not tested may be another
-            compat.logger().exception("AttnRes: traces are off")
+            host.logger().exception("AttnRes: traces are off")
             return "there are no traces on this server; its log says why."
 
     def attn_res_trace(
@@ -38,18 +38,18 @@ class WorkerExtension:
             worker; for each its index, weights and RMS of the sources, both as the bytes of
             ``[tokens, sources]`` float32.
         """
-        from attnres_serve import trace
-        from attnres_serve.residual import SiteOrderError
+        from attnres_serve.inspect import record
+        from attnres_serve.model.site_norm import SiteOrderError
 
         try:
-            traces = trace.record(self, ids, positions, sites)
-        except (trace.TraceError, SiteOrderError) as error:
-            compat.logger().exception("AttnRes: a trace failed")
+            traces = record.record(self, ids, positions, sites)
+        except (record.TraceError, SiteOrderError) as error:
+            host.logger().exception("AttnRes: a trace failed")
             return {"problem": str(error), "sites": []}
         except Exception:  # its text may name files and addresses, and clients read the problem
-            compat.logger().exception("AttnRes: a trace failed")
+            host.logger().exception("AttnRes: a trace failed")
             return {"problem": "the trace failed; the server's log says why.", "sites": []}
-        if not compat.is_first_tensor_rank():  # the others hold the same
+        if not decoder.is_first_tensor_rank():  # the others hold the same
             traces = {}
         found = [
             [index, *(tensor.float().numpy().tobytes() for tensor in site)]

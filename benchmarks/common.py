@@ -1,4 +1,4 @@
-"""What the benchmarks share: how long they measure, and the document that they print."""
+"""Shared by the benchmarks: how long they measure, and the document that they print."""
 
 import argparse
 import json

@@ -3,8 +3,10 @@
 #
 #   CONTAINER  docker or podman (default: the first that answers); none of them is no failure
 #   TIMEOUT    seconds a start may take (default 600)
+#   RELEASE    1: the image has to be made on a base that is named by digest
 #
-# Without IMAGE it is built first (`make image`, several minutes and GB).
+# Without IMAGE it is attnres-serve:cpu, and is built first (`make image`, several minutes and GB);
+# with RELEASE=1 it is the one that `make image-release` made.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,11 +18,8 @@ if [ -z "$tool" ]; then
   echo "image-test: skipped, because no engine of ${CONTAINER:-docker or podman} answers here."
   exit 0
 fi
-image=${1:-}
-if [ -z "$image" ]; then
-  make image CONTAINER="$tool"
-  image=attnres-serve:cpu
-fi
+image=${1:-attnres-serve:cpu}
+if [ -z "${1:-}${RELEASE:-}" ]; then make image CONTAINER="$tool"; fi
 
 name=attnres-serve-test-$$
 folder=$(mktemp -d)
@@ -57,6 +56,10 @@ wait_until_healthy() {
 expect "user, entrypoint and version of the image" \
   '^10001:10001 \[attnres-entrypoint\] [0-9]+\.[0-9]+\.[0-9]+$' \
   "$("$tool" inspect --format '{{.Config.User}} {{.Config.Entrypoint}} {{index .Config.Labels "org.opencontainers.image.version"}}' "$image")"
+if [ "${RELEASE:-}" = 1 ]; then
+  expect "the base of a release" '@sha256:[0-9a-f]{64}$' \
+    "$("$tool" inspect --format '{{index .Config.Labels "org.opencontainers.image.base.name"}}' "$image")"
+fi
 
 key=$(head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \n')
 echo "$key" > "$folder/api_key"
@@ -73,6 +76,15 @@ chmod 644 "$folder/api_key" # for uid 10001, whatever the umask
   --env VLLM_CPU_KVCACHE_SPACE=1 \
   "$image" serve /model --served-model-name demo >/dev/null
 wait_until_healthy "first start, compiled"
+
+# /health answers before the last lines of a start are written.
+for _ in $(seq 60); do
+  start=$("$tool" logs "$name" 2>&1 | sed -n '1,/^  metrics /p')
+  if grep -q '^  metrics ' <<<"$start"; then break; fi
+  sleep 1
+done
+expect "the end of the start" '^  metrics +http' "$start"
+[ "$(wc -l <<<"$start")" -le 15 ] || fail "a start of more than 15 lines: $start"
 
 body='{"model": "demo", "prompt": "import os\n\n\ndef ", "max_tokens": 24, "temperature": 0'
 expect "without the key" '^401$' "$(curl --silent --output /dev/null --write-out '%{http_code}' \

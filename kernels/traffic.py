@@ -1,9 +1,9 @@
 """How many bytes a launch moves: everything it reads and everything it writes, each address once.
 
-A *vector* is tokens x hidden elements of the activation dtype; docs/performance.md has the formulae
-in vectors.  Queries and norm weights, taken to be in the activation dtype, are counted too.  What
-caches serve again is not: a row that a program reads once more for other sites, or that it reads
-back after writing it.
+A *vector* is tokens x hidden elements of the activation dtype; docs/measure/bytes.md has the
+formulae in vectors.  Queries and norm weights, taken to be in the activation dtype, are counted
+too.  What caches serve again is not: a row that a program reads once more for other sites, or that
+it reads back after writing it.
 
 The functions of launches come first, then those of groups of sites, for which a plan can be made.
 """
@@ -33,14 +33,14 @@ class SiteRow(NamedTuple):
 def single_pass(tokens: int, blocks: int, hidden: int, dtype: torch.dtype, *, fresh: bool) -> int:
     """One site on one launch; ``blocks`` rows besides the partial sum's, that is its ``row``."""
     vectors = blocks + (3 if fresh else 4)  # delta, old sum (not fresh); new sum, result
-    return vectors * tokens * hidden * dtype.itemsize + _query_and_weight(hidden, dtype)
+    return _bytes(vectors, tokens, hidden, dtype) + _query_and_weight(hidden, dtype)
 
 
 def inter_block(tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.dtype) -> int:
     """Phase 1: rows and queries in, answers and log-sum-exps out."""
     vectors = blocks + sites
     small = sites * (hidden + tokens) * _FLOAT32
-    return vectors * tokens * hidden * dtype.itemsize + small
+    return _bytes(vectors, tokens, hidden, dtype) + small
 
 
 def open_group(
@@ -48,21 +48,21 @@ def open_group(
 ) -> int:
     """The first site on top of ``blocks`` rows, and phase 1 of the ``sites - 1`` later ones."""
     vectors = blocks + sites + (2 if fresh else 3)  # delta, old sum (not fresh); new sum
-    small = (sites * hidden + (sites - 1) * tokens) * _FLOAT32 + hidden * dtype.itemsize
-    return vectors * tokens * hidden * dtype.itemsize + small
+    small = (sites * hidden + (sites - 1) * tokens) * _FLOAT32 + _bytes(1, 1, hidden, dtype)
+    return _bytes(vectors, tokens, hidden, dtype) + small
 
 
 def merge(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool, late: int = 0) -> int:
     """Phase 2 of one site, which reads ``late`` rows that were finished after phase 1."""
     vectors = late + (4 if fresh else 5)  # delta, answer, old sum (not fresh); new sum, result
     small = tokens * _FLOAT32 + _query_and_weight(hidden, dtype)
-    return vectors * tokens * hidden * dtype.itemsize + small
+    return _bytes(vectors, tokens, hidden, dtype) + small
 
 
 def score_rows(tokens: int, count: int, sites: int, hidden: int, dtype: torch.dtype) -> int:
     """Logits of ``count`` finished rows."""
     small = sites * (hidden + count * tokens) * _FLOAT32
-    return count * tokens * hidden * dtype.itemsize + small
+    return _bytes(count, tokens, hidden, dtype) + small
 
 
 def mix_scored(
@@ -80,7 +80,7 @@ def mix_scored(
     """
     vectors = blocks - skipped + (3 if fresh else 4)  # as of the single pass
     small = tokens * blocks * _FLOAT32 + _query_and_weight(hidden, dtype)
-    return vectors * tokens * hidden * dtype.itemsize + small
+    return _bytes(vectors, tokens, hidden, dtype) + small
 
 
 def single_pass_group(tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: torch.dtype) -> int:
@@ -127,4 +127,9 @@ def block_rows(blocks: int, sites: int) -> list[SiteRow]:
 
 
 def _query_and_weight(hidden: int, dtype: torch.dtype) -> int:
-    return hidden * (_FLOAT32 + dtype.itemsize)
+    return hidden * _FLOAT32 + _bytes(1, 1, hidden, dtype)
+
+
+def _bytes(vectors: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:
+    itemsize: int = dtype.itemsize
+    return vectors * tokens * hidden * itemsize

@@ -80,6 +80,9 @@ fi
 echo "$device" > "$venv/.device"
 echo "$vllm" > "$venv/.vllm"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+# A gigabyte comes over the network: bars on a terminal, a line for every package in a log.
+progress=(--progress-bar off)
+if [ -t 1 ]; then progress=(); fi
 
 if [ "$device" = cpu ]; then
   torch=$(grep '^torch==' "${lists[0]}")
@@ -92,11 +95,11 @@ if [ "$device" = cpu ]; then
   echo "setup: installing the pinned packages of ${lists[*]} into $venv (a few minutes)"
   # --no-deps: the list is complete, and torchvision and its like must stay out (see cpu.in).
   pins > "$venv/pins.txt"
-  pip install --quiet --no-deps "${extra[@]}" -r "$venv/pins.txt"
+  pip install "${progress[@]}" --no-deps "${extra[@]}" -r "$venv/pins.txt"
 else
   echo "setup: installing vLLM for CUDA into $venv (several minutes)"
-  pip install --quiet -r requirements/cuda.txt
-  [ "$what" = test ] && pip install --quiet --no-deps -r requirements/test.txt
+  pip install "${progress[@]}" -r requirements/cuda.txt
+  [ "$what" = test ] && pip install "${progress[@]}" --no-deps -r requirements/test.txt
 fi
 if [ "$what" != soak ]; then
   pip install --quiet --no-deps --no-build-isolation -e .

@@ -1,26 +1,30 @@
 """``attnres-serve serve``: vLLM's own OpenAI server with our endpoint plugin and safe defaults.
 
-What can be judged without vLLM, the checkpoint and the port, is judged first: a mistake costs a
-second, not a minute.
+The checkpoint and the port can be validated without vLLM, so they are validated first: a mistake
+costs a second, not a minute.
 """
 
 import argparse
 import errno
 import os
-import re
 import signal
 import socket
 import sys
 from importlib.metadata import entry_points
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import attnres_serve
-from attnres_serve import compat, hub, settings
-from attnres_serve.checkpoint import require
+from attnres_serve import settings
+from attnres_serve.checkpoints import hub, needs
+from attnres_serve.checkpoints.validate import validate_model
+from attnres_serve.compat import compiler, openai_server, start_events
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.server import policy
+from attnres_serve.flags import value_of, with_config
+from attnres_serve.model import backend as backend_choice
+from attnres_serve.server.bounds import policy
+from attnres_serve.server.start import facts
+from attnres_serve.server.start.console import wants_log
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -50,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are ours; every other one is vLLM's."""
     settings.add_arguments(parser)
     policy.add_arguments(parser)
+    parser.add_argument(
+        "--verbose", action="store_true", help="show vLLM's whole log, not a start in a dozen lines"
+    )
     parser.add_argument("--host", default=None, help=f"address to bind (default: {DEFAULT_HOST})")
     parser.add_argument("--port", type=int, default=None, help=f"(default: {DEFAULT_PORT})")
 
@@ -68,11 +75,16 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     check_environment()
     keys = policy.read_keys(own.api_key_file) if own.api_key_file else []
     name = bundled_demo() if checkpoint is None else checkpoint
-    model = check_checkpoint(
-        name,
-        value_of("--revision", vllm_arguments),
-        has_weights=value_of("--load-format", vllm_arguments) != "dummy",
-    )
+    words = with_config(vllm_arguments)
+    other = value_of("--model", words) or (words[0] if words[:1] and words[0][:1] != "-" else None)
+    if other is not None:
+        raise SettingError(
+            f"found the model {other!r} among the flags; give the checkpoint once, right after "
+            "`serve`."
+        )
+    model = check_checkpoint(name, words)
+    backend_choice.require(own.attnres_backend)
+    compiler.require(words)
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
     if given or "--config" not in vllm_arguments:  # a file may name another address
         check_port(**{**DEFAULTS, **given})
@@ -90,7 +102,13 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    compat.run_server(
+    start_events.tell(
+        "checked",
+        title=facts.title(),
+        log=wants_log(words, os.environ),
+        headless="--headless" in words,
+    )
+    openai_server.run_server(
         model,
         DEFAULTS | SERVER_DEFAULTS,
         [*address, *vllm_arguments],
@@ -133,38 +151,26 @@ def bundled_demo() -> str:
     return str(folder)
 
 
-def usual(word: str) -> str:
-    """A flag as it is usually spelt; vLLM takes --max_model_len for --max-model-len."""
-    if not word.startswith("--"):
-        return word
-    # Behind a dot comes a key of what the flag is made of: --hf-overrides.rope_theta.
-    name = re.split("[.=]", word, maxsplit=1)[0]
-    return name.replace("_", "-") + word[len(name) :]
-
-
-def value_of(flag: str, vllm_arguments: list[str]) -> str | None:
-    """The value that a flag of vLLM's is given, None where it is not given."""
-    value = None
-    for word, following in pairwise([*vllm_arguments, None]):
-        name, equals, given = usual(word or "").partition("=")
-        if name == flag:
-            value = given if equals else following
-    return value  # of several the last counts, as for vLLM's parser
-
-
-def check_checkpoint(name: str, revision: str | None = None, has_weights: bool = True) -> str:
-    """Judge a checkpoint by its files; returns what to pass to vLLM as the model.
+def check_checkpoint(name: str, words: list[str] | None = None) -> str:
+    """Validate a checkpoint by its files; return the name to pass to vLLM as the model.
 
     Args:
         name: a folder, or a Hugging Face model id.
-        revision: branch, tag or commit of a model id.
-        has_weights: whether its weights will be read; otherwise config.json alone must fit.
+        words: flags of vLLM's, with those of a file.  ``--revision`` is that of a model id; with
+            ``--load-format dummy`` no weights are read, and config.json alone must fit.
 
     Raises:
-        CheckpointError: it cannot be served exactly as it was trained.
+        CheckpointError: it cannot be served exactly as it was trained, or lacks what it needs.
+        SettingError: a flag asks of it what it cannot do.
     """
-    require(name, revision, has_weights)
-    return str(hub.local_path(name) or name)
+    words = words or []
+    has_weights = value_of("--load-format", words) != "dummy"
+    found = validate_model(name, value_of("--revision", words), has_weights)
+    folder = hub.local_path(name)
+    translation = found.translated(name)
+    needs.validate(name, translation, folder, words)
+    start_events.tell("model", facts=facts.of_checkpoint(name, translation))
+    return str(folder or name)
 
 
 def check_port(host: str, port: int) -> None:

@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from attnres_serve import compat
-from attnres_serve.server.guard import METRICS, PROBES, is_of_page
+from attnres_serve.compat import engine_config, host, openai_app, requests, start_events
+from attnres_serve.server.bounds.guard import METRICS, PROBES, is_of_page
 from attnres_serve.server.refusal import refuse
 
 ANSWERED = PROBES | {METRICS}  # to the end, as the page is
@@ -29,10 +29,10 @@ router = APIRouter(tags=["Attention Residuals"])
 
 
 class Lifecycle:
-    """Where one server is between its start and its end.
+    """The state of a server between its start and its end.
 
     Attributes:
-        running: requests that are being answered, but for those that ask for no key.
+        running: requests that are being answered, except those that ask for no key.
         stopping: whether a signal was heard.
     """
 
@@ -53,30 +53,33 @@ class Lifecycle:
             client: vLLM's engine client.
             state: of vLLM's app.
         """
+        start_events.tell("warm")
         self._client, self._state = client, state
         self._loop = asyncio.get_running_loop()
-        compat.on_shutdown(client, self.drain)
+        openai_app.on_shutdown(client, self.drain)
         self._warming = asyncio.create_task(self._warm_up())
         await asyncio.wait([self._warming], timeout=WARM_UP)
         self._watch = asyncio.create_task(self._end_when_dead())
+        if start_events.is_heard():
+            self._ready = asyncio.create_task(self._tell_when_open())
 
     async def _warm_up(self) -> None:
         try:
-            await compat.generate(self._client, [0], 2, "attn-res-warm-up", ignore_eos=True)
+            await requests.generate(self._client, [0], 2, "attn-res-warm-up", ignore_eos=True)
         except Exception as error:
-            if not compat.is_refusal(error):
+            if not requests.is_refusal(error):
                 self._cold = "The request that warms up failed; the server's log says why."
-                compat.logger().exception("AttnRes: the request that warms up failed.")
+                host.logger().exception("AttnRes: the request that warms up failed.")
                 return
             # A model of another kind, or a context of one token.
-            compat.logger().warning("AttnRes: the request that warms up was refused: %s", error)
+            host.logger().warning("AttnRes: the request that warms up was refused: %s", error)
         self._cold = None
 
     def unready(self) -> str | None:
         """Why no request should be sent here, in one sentence; None if it may."""
-        if self._client.errored:
-            return "The engine is dead."
-        return "The server is stopping." if self.stopping else self._cold
+        if self.stopping:
+            return "The server is stopping."
+        return "The engine is dead." if self._client.errored else self._cold
 
     def drain(self, timeout: float) -> float:
         """Refuse new requests and wait for those that run; called in a thread of vLLM's.
@@ -89,12 +92,13 @@ class Lifecycle:
         """
         if not self.stopping:
             self.stopping = True
-            if compat.is_only_api_server(self._client.vllm_config):
+            if engine_config.is_only_api_server(self._client.vllm_config):
                 arm = self._abort_on_a_signal
                 self._loop.call_soon_threadsafe(self._loop.call_later, AGAIN, arm)
         end = time.monotonic() + timeout
         while self.running and time.monotonic() < end and not self._client.errored:
             time.sleep(0.05)
+        start_events.tell("drained")
         return 0 if self.running else GRACE
 
     def _abort_on_a_signal(self) -> None:
@@ -102,25 +106,30 @@ class Lifecycle:
             self._loop.add_signal_handler(number, self._abort, number)
 
     def _abort(self, number: int) -> None:
-        compat.logger().warning("AttnRes: a second signal, so running requests are cut off.")
+        host.logger().warning("AttnRes: a second signal, so running requests are cut off.")
         os._exit(128 + number)  # engine and workers end with this process (``parent``)
 
+    async def _tell_when_open(self) -> None:
+        while not getattr(getattr(self._state, "server", None), "started", False):
+            await asyncio.sleep(0.05)
+        start_events.tell("ready", url=openai_app.url_of(self._state), problem=self.unready())
+
     async def _end_when_dead(self) -> None:
-        """What vLLM's watchdog does, sooner; the exit status is ``compat.on_shutdown``'s."""
+        """Do what vLLM's watchdog does, sooner; the exit status is ``compat.on_shutdown``'s."""
         while (server := getattr(self._state, "server", None)) is None:
-            await asyncio.sleep(compat.LOOK)
+            await asyncio.sleep(requests.LOOK)
         server.config.timeout_graceful_shutdown = GRACE  # a client may never read its answer
         while not self._client.errored:
-            await asyncio.sleep(compat.LOOK)
-        if self.stopping or compat.outlives_engine():
+            await asyncio.sleep(requests.LOOK)
+        if self.stopping or openai_app.outlives_engine():
             return
-        compat.logger().error("AttnRes: the engine is dead, so the server ends, with status 1.")
+        host.logger().error("AttnRes: the engine is dead, so the server ends, with status 1.")
         await asyncio.sleep(FAREWELL)
         server.should_exit = True
 
 
 def is_answered(path: str) -> bool:
-    """Whether a request is answered to the end, and waited for by nobody.
+    """True if a request is answered during a drain too, which does not wait for it.
 
     What asks for no key must not hold up the end: a client may take its time to read.
     """

@@ -1,4 +1,4 @@
-"""What ``/metrics`` says beside vLLM's own figures.
+"""Our metrics, which ``/metrics`` shows beside vLLM's.
 
 Plain metrics of prometheus_client's, as vLLM's are: they are also right where several API servers
 answer on one port, which a collector of our own would not be.
@@ -19,6 +19,8 @@ bank = Gauge(
     "Memory for the block bank in the largest step, on every worker",
     multiprocess_mode="max",
 )
+
+SERVED = (traces, passes, bank)
 
 for _outcome in OUTCOMES:  # so that the first one is an increase
     traces.labels(_outcome)

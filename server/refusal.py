@@ -34,7 +34,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 async def of_router(_: Request, error: Exception) -> JSONResponse:
-    """What the router refuses, such as a path without a route; vLLM's handlers leave it alone."""
+    """Answer what the router refuses, such as a path without a route; vLLM's handlers do not."""
     assert isinstance(error, HTTPException)
     answer = refuse(error.status_code, error.detail)
     answer.headers.update(error.headers or {})
@@ -42,7 +42,7 @@ async def of_router(_: Request, error: Exception) -> JSONResponse:
 
 
 def refuse(status: int, message: str, **headers: str) -> JSONResponse:
-    """One sentence for the client; a name in ``headers`` has ``_`` in the place of ``-``."""
+    """One sentence for the client; a name in ``headers`` has ``_`` instead of ``-``."""
     error = {
         "message": message,
         "type": HTTPStatus(status).phrase,

@@ -10,30 +10,21 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from attnres_serve import hub
-from attnres_serve.check import amount
-from attnres_serve.checkpoint import recognise, require
+from attnres_serve.checkpoints import hub
+from attnres_serve.checkpoints.check import amount
+from attnres_serve.checkpoints.convert.source import Source, Stream
+from attnres_serve.checkpoints.files import read_config
+from attnres_serve.checkpoints.names import is_left_over, site_of
+from attnres_serve.checkpoints.read import header
+from attnres_serve.checkpoints.validate import translate, validate_model
+from attnres_serve.checkpoints.write import shards, write_shards
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
-from attnres_serve.folder import read_config
 from attnres_serve.formats.translation import Translation
-from attnres_serve.safetensors_file import shards, write_shards
-from attnres_serve.source import Source, Stream
-from attnres_serve.tensors import is_left_over, site_of
-from attnres_serve.weights import header
-
-SHAPE = (
-    "hidden_size",
-    "num_hidden_layers",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-)
 
 
 def read(checkpoint: str, has_weights: bool) -> Source:
-    """A checkpoint, judged.
+    """Validate a checkpoint.
 
     Args:
         checkpoint: folder, or a model id whose files are in the Hugging Face cache.
@@ -44,8 +35,8 @@ def read(checkpoint: str, has_weights: bool) -> Source:
         CheckpointError: it cannot be served exactly as it was trained.
     """
     folder = hub.on_this_machine(checkpoint)
-    found = require(str(folder), has_weights=has_weights)
-    return Source(folder, found.config, found.translated(checkpoint), dict(found.headers))
+    found = validate_model(str(folder), has_weights=has_weights)
+    return Source(folder, found.config, found.translated(checkpoint), found.headers)
 
 
 @dataclass(frozen=True)
@@ -56,13 +47,13 @@ class Other:
     config: dict[str, Any]
 
     def differs_from(self, translation: Translation) -> list[str]:
-        """The keys of SHAPE whose values are not those of the AttnRes model."""
-        ours = translation.config
-        return [key for key in SHAPE if self.config.get(key, ours.get(key)) != ours.get(key)]
+        """The sizes whose values are not those of the AttnRes model."""
+        ours, sizes = translation.config, FAMILIES[translation.base].sizes
+        return [key for key in sizes if self.config.get(key, ours.get(key)) != ours.get(key)]
 
 
 def read_other(name: str) -> Other:
-    """Judge a baseline that was named.
+    """Validate a baseline that was named.
 
     Raises:
         CheckpointError: it does not exist or cannot be read.
@@ -70,7 +61,7 @@ def read_other(name: str) -> Other:
     """
     folder = hub.on_this_machine(name)
     config = read_config(folder)
-    translation = recognise(config, False, folder)
+    translation = translate(config, False, folder)
     if translation is not None and translation.spec is not None:
         raise SettingError(
             f"--baseline {name} has Attention Residuals ({translation.format}); expected a model "
@@ -86,9 +77,9 @@ def twin_config(translation: Translation) -> dict[str, Any]:
         CheckpointError: stock vLLM has no class for it.
     """
     family = FAMILIES[translation.base]
-    if family.attention_gate:
+    if not family.is_stock:
         raise CheckpointError(
-            f"the {translation.format} format gates what attention returns, and stock vLLM has no "
+            f"the {translation.format} format {family.peculiarity}, and stock vLLM has no "
             "such model with standard residuals to compare with; name one with --baseline PATH."
         )
     own = {"architectures": [family.cls], "model_type": family.hf}
@@ -119,9 +110,8 @@ def write_twin(source: Source, target: Path) -> None:
     try:
         target.mkdir()
         (target / "config.json").write_text(json.dumps(config))
-        bar = tqdm(
-            total=size, unit="B", unit_scale=True, desc="baseline's weights", disable=not size
-        )
+        hidden = None if size else True  # None is hidden where there is no terminal
+        bar = tqdm(total=size, unit="B", unit_scale=True, desc="baseline's weights", disable=hidden)
         with bar:
             write_shards(target, shards(headers), tensors, bar.update)
     except OSError as error:
@@ -129,7 +119,7 @@ def write_twin(source: Source, target: Path) -> None:
 
 
 def _of_the_base(source: Source, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
-    layers = source.translation.config["num_hidden_layers"]
+    layout = source.translation.layout
     for path, name, tensor in source.in_house_names(tensors):
-        if site_of(name, layers) is None and not is_left_over(name, source.translation.config):
+        if site_of(name, layout) is None and not is_left_over(name, source.translation.config):
             yield path, name, tensor

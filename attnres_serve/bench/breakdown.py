@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from attnres_serve import plan
 from attnres_serve.bench.measure import WARM, order
 from attnres_serve.bench.process import Engine
 from attnres_serve.bench.workload import WARM_STEPS, Cell, draw_prompts
+from attnres_serve.depth import groups as site_groups
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
 from attnres_serve.kernels import traffic
-from attnres_serve.schedule import sites
-from attnres_serve.spec import AttnResSpec
-from attnres_serve.tensors import base_shapes
 
 SITES, ATTENTION, MLP, PRODUCTS = "AttnRes", "attention", "MLP", "matrix products"
 NORMS, HEAD, REST = "norms", "head", "rest"
@@ -25,23 +25,22 @@ PRODUCT = r"^(?!graph_)\S*(linear|gemm|(?<![a-z])(add)?mm|matmul)\S* "
 
 
 def rules(translation: Translation) -> list[list[str]]:
-    """What an operator's name and shapes tell of its part, the first that fits.
+    """Rules that tell an operator's part by its name and shapes; the first that fits counts.
 
-    A matrix product is known by the size that only its part has: the MLP's intermediate size, the
-    head's vocabulary; the others are attention's.  (Where attention has the MLP's size too, both
+    A matrix product is known by the sizes that only its part has: the MLP's, the head's vocabulary;
+    the others are attention's.  (Where attention has the MLP's size too, both
     are "matrix products".)  A loop that inductor fused is known by the operations in its name; what
     it fused across parts counts for the first of them.
     """
-    shapes = base_shapes(translation.base, translation.config)
-    heads = [shapes[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkvo"]
-    inner, vocabulary = translation.config["intermediate_size"], translation.config["vocab_size"]
-    sizes = {*heads[3], sum(rows for rows, _ in heads[:3])}
-    shared = not sizes.isdisjoint((inner, 2 * inner))
+    sizes = FAMILIES[translation.base].product_sizes(translation.config)
+    vocabulary, inner = translation.config["vocab_size"], "|".join(map(str, sorted(sizes["mlp"])))
+    shared = not sizes["attention"].isdisjoint(sizes["mlp"])
     return [
         [SITES, r"^attnres_serve::"],
         [HEAD, rf"{PRODUCT}.*\b{vocabulary}\b"],
-        [PRODUCTS if shared else MLP, rf"{PRODUCT}.*\b({inner}|{2 * inner})\b"],
+        [PRODUCTS if shared else MLP, rf"{PRODUCT}.*\b({inner})\b"],
         [PRODUCTS if shared else ATTENTION, PRODUCT],
+        [MLP, r"^\S*(moe|experts)"],
         [ATTENTION, r"^(?!graph_)\S*(attention|attn|kv_cache|rotary)"],
         [MLP, r"^\S*(silu|gelu)"],
         [NORMS, r"^\S*(rms_norm|rsqrt|layer_norm)|^aten::(pow|mean|rsqrt|sum)\b"],
@@ -88,7 +87,7 @@ def measure(
 
 
 def _shares(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What each part took, and how far generations differ in it."""
+    """Time of each part, and how far generations differ in it."""
     seen = [one["seconds"] | {REST: one["wall"] - sum(one["seconds"].values())} for one in found]
     parts = {part: sorted(1e3 * one[part] for one in seen) for part in seen[0]}
     return {
@@ -114,7 +113,7 @@ def _moved(engine: Engine, cell: Cell, translation: Translation) -> int | None:
 def site_bytes(
     spec: AttnResSpec, algorithm: str, tokens: int, hidden: int, dtype: torch.dtype, most: int
 ) -> int:
-    """What the sites of one step read and write, by the formulae of ``kernels.traffic``.
+    """Bytes that the sites of one step read and write, by the formulae of ``kernels.traffic``.
 
     Args:
         spec: the model's depth attention.
@@ -136,9 +135,9 @@ def site_bytes(
     if algorithm == "score_on_write":
         count = len(rows)
         return traffic.score_on_write_group(tokens, list(rows.values()), *shape, sites=count)
-    size = plan.most_sites(most, hidden, dtype.itemsize, in_place=True)
+    size = site_groups.most_sites(most, hidden, dtype.itemsize, in_place=True)
     total = 0
-    for group in plan.phase_1_groups(mixing, size):
+    for group in site_groups.phase_1_groups(mixing, size):
         members = [rows[site] for site in group]
         one = traffic.two_phase_group if len(members) > 1 else traffic.single_pass_group
         total += one(tokens, members, *shape)

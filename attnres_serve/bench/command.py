@@ -2,15 +2,27 @@
 
 import argparse
 import json
+import sys
 import tempfile
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres_serve import settings
+from attnres_serve.bench import server
+from attnres_serve.bench.budget import MINUTES, Budget
 from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length, length_of
+from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.bench.workload import STEPS
+from attnres_serve.checkpoints import hub, needs, validate
+from attnres_serve.compat import compiler
+from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import SettingError
-from attnres_serve.server.launcher import usual, value_of
+from attnres_serve.flags import names, require_known, usual, value_of
+from attnres_serve.model import backend as backend_choice
+
+if TYPE_CHECKING:
+    from attnres_serve.checkpoints.convert.source import Source
 
 ATTNRES, BASELINE, CONTROL = "attnres", "baseline", "control"
 QUICK_STEPS = 16
@@ -40,12 +52,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, metavar="N", help=f"decode steps (default: {STEPS})")
     add_length(parser, USUAL)
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="MINUTES",
+        help="end before a start that would overrun it; the first start is always finished "
+        f"(default: {MINUTES:.0f}; with --starts or --quick: none)",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="also tell where the time goes, by torch's profiler in the first start; takes as long "
+        "as some starts, which the budget does not count",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="of each engine (default: cores)")
     parser.add_argument(
         "--control", action="store_true", help="a second baseline, whose ratio should be 1"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="eager, one start, few rounds: a trial, no evidence"
+        "--quick",
+        action="store_true",
+        help="eager, one start, few rounds: a trial, no evidence, and no ratio on a busy machine",
     )
     parser.add_argument(
         "--cache", metavar="FOLDER", help="keep compiled code there (default: compile anew)"
@@ -75,36 +102,44 @@ def run(
     Raises:
         CheckpointError, SettingError: with one sentence.
     """
-    from attnres_serve.bench import machine, report
-
     if checkpoint is None:
         raise SettingError(
             "bench needs a checkpoint as its first argument, the flags behind it: attnres-serve "
             "bench CHECKPOINT ..."
         )
+    if not own.http:
+        require_known(flags, vllm_source.flags_of_engine(), names(add_arguments))
     flags = [usual(word) for word in flags]
     for name in ("steps", "threads"):
         value = getattr(own, name)
         if value is not None and value < 1:
             raise SettingError(f"--{name} is {value}; expected at least 1.")
     length = length_of(own.starts, own.rounds, TRIAL if own.quick else USUAL)
+    budget = budget_of(own, length)
     for flag, path in (("out", own.out), ("plot", own.plot)):
         if path and not Path(path).parent.is_dir():
             raise SettingError(f"--{flag}: {Path(path).parent} is not a folder; make it first.")
     if own.http:
         _refuse_with_http(own)
+        longest = server.check_there(own.http, own.model, flags)
         from attnres_serve.bench import http
 
-        document = http.measure(checkpoint, own, flags)
+        document = http.measure(checkpoint, own, flags, longest)
         shown = http.render(document)
     else:
         if own.plot:
-            from attnres_serve.bench import plot
-
-            plot.require_matplotlib("--plot")
+            require_matplotlib("--plot")
         _refuse_without_http(own, flags)
-        document = measure(checkpoint, own, flags, length)
+        folder = hub.on_this_machine(checkpoint)
+        found = _validate(checkpoint, folder, own, flags)
+        from attnres_serve.bench import report
+        from attnres_serve.checkpoints.convert.source import Source
+
+        source = Source(folder, found.config, found.translated(checkpoint), found.headers)
+        document = measure(source, own, flags, length, budget)
         shown = report.render(document)
+    from attnres_serve.bench import machine
+
     document = {"command": machine.command_line(["attnres-serve", *command]), **document}
     print(shown)
     print(json.dumps(document))
@@ -114,15 +149,38 @@ def run(
         except OSError as error:
             raise SettingError(f"{own.out} cannot be written ({error}).") from None
     if own.plot:
+        from attnres_serve.bench import plot
+
         plot.draw(document, Path(own.plot))
     return 0
+
+
+def budget_of(own: argparse.Namespace, length: Length) -> Budget:
+    """The time budget that was asked for, or the usual one, counted from here on.
+
+    Raises:
+        SettingError: it is no time, or there is nothing that it could end.
+    """
+    minutes: float | None = own.budget
+    if minutes is None:
+        is_usual = own.starts is None and not own.quick
+        return Budget(60 * MINUTES if is_usual else inf)
+    if not 0 < minutes < inf:
+        raise SettingError(f"--budget is {minutes:g}; expected a number of minutes above 0.")
+    if length.starts == 1:
+        raise SettingError(
+            "--budget does not go with one start (--quick, --starts 1), which is always finished; "
+            "leave one of the two out."
+        )
+    return Budget(60 * minutes)
 
 
 def _refuse_with_http(own: argparse.Namespace) -> None:
     """Refuse what only engines of our own could do."""
     given = vars(own)
-    ours = ("quick", "starts", "control", "plot", "threads", "cache", *settings.CHOICES)
-    found = [name for name in ours if given[name]] + ["baseline"] * (own.baseline != "auto")
+    ours = ("quick", "starts", "budget", "profile", "control", "plot", "threads", "cache")
+    found = [name for name in (*ours, *settings.CHOICES) if given[name]]
+    found += ["baseline"] * (own.baseline != "auto")
     if found:
         raise SettingError(
             f"--{found[0].replace('_', '-')} does not go with --http, which measures a server as "
@@ -147,28 +205,56 @@ def _refuse_without_http(own: argparse.Namespace, flags: list[str]) -> None:
         )
     if own.threads and process.has_workers(flags):
         raise SettingError("--threads is for one worker; bind several by vLLM's variables.")
-    if own.threads and not process.on_cpu():
+    if own.threads and not vllm_source.is_cpu_build():
         raise SettingError("--threads is for engines on CPU.")
     if own.threads and own.threads > machine.cores():
         raise SettingError(
             f"--threads is {own.threads}; expected at most {machine.cores()}, the cores there are."
         )
+    longest = value_of("--max-model-len", flags)
+    if longest is not None and not longest.isdigit():
+        raise SettingError(f"--max-model-len is {longest}; expected a whole number of tokens.")
+
+
+def _validate(
+    checkpoint: str, folder: Path, own: argparse.Namespace, flags: list[str]
+) -> validate.Checkpoint:
+    """Refuse what an engine would end at after the seconds of its start; torch is not imported."""
+    backend_choice.require(own.attnres_backend)
+    found = validate.validate_model(str(folder), has_weights=_has_weights(flags))
+    translation = found.translated(checkpoint)
+    needs.validate_heads(checkpoint, translation)
+    needs.validate_context(checkpoint, translation, flags)
+    if not own.quick:
+        compiler.require(flags)
+    return found
+
+
+def _has_weights(flags: list[str]) -> bool:
+    return value_of("--load-format", flags) != "dummy"
 
 
 def measure(
-    checkpoint: str, own: argparse.Namespace, flags: list[str], length: Length
+    source: "Source", own: argparse.Namespace, flags: list[str], length: Length, budget: Budget
 ) -> dict[str, Any]:
-    """The document of a measurement in engines on this machine."""
-    from attnres_serve.bench import baseline, machine, process, report, session, workload
+    """The document of a measurement in engines on this machine.
+
+    Args:
+        source: the checkpoint; without weights it has no headers.
+        own: what ``add_arguments`` defines.
+        flags: of vLLM's engine.
+        length: of the measurement.
+        budget: its time.
+
+    Raises:
+        CheckpointError, SettingError: with one sentence.
+    """
+    from attnres_serve.bench import baseline, busy, machine, process, report, session, workload
     from attnres_serve.bench.overhead import overheads
 
-    has_weights = value_of("--load-format", flags) != "dummy"
-    source = baseline.read(checkpoint, has_weights)
     other = None if own.baseline == "auto" else baseline.read_other(own.baseline)
     translation = source.translation
     longest = value_of("--max-model-len", flags) or translation.config["max_position_embeddings"]
-    if not str(longest).isdigit():
-        raise SettingError(f"--max-model-len is {longest}; expected a whole number of tokens.")
     steps = own.steps or (QUICK_STEPS if own.quick else STEPS)
     cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
     threads = own.threads or machine.cores()
@@ -176,9 +262,12 @@ def measure(
         flags = [*flags, f"--max-model-len={workload.room(cells)}"]
     if own.quick and "--enforce-eager" not in flags:
         flags = [*flags, "--enforce-eager"]
-    if not process.on_cpu() and value_of("--gpu-memory-utilization", flags) is None:
+    if not vllm_source.is_cpu_build() and value_of("--gpu-memory-utilization", flags) is None:
         flags = [*flags, f"--gpu-memory-utilization={0.9 / (2 + own.control):.2f}"]  # all stay up
     chosen = settings.given(own)
+    load = busy.load_of_others() if own.quick else 0.0
+    if (warning := busy.warning(load)) is not None:
+        print(warning, file=sys.stderr)
     with tempfile.TemporaryDirectory() as scratch:
         twin = other.folder if other else Path(scratch) / "twin"
         if other is None:
@@ -189,9 +278,18 @@ def measure(
         ]
         if own.control:
             contenders.append(process.stock(CONTROL, twin, flags))
-        found = session.run(contenders, cells, length, threads, translation, own.cache)
+        found = session.run(
+            contenders,
+            cells,
+            length,
+            threads,
+            translation if own.profile else None,
+            own.cache,
+            budget,
+            tells_ratios=not own.quick,
+        )
     gpu = found.engines[ATTNRES]["gpu"]
-    return {
+    document = {
         "benchmark": "bench",
         "quick": own.quick,
         "versions": machine.versions(),
@@ -200,15 +298,19 @@ def measure(
             "checkpoint": source.folder.name,
             "baseline": twin.name if other else "auto",
             "baseline_differs_in": other.differs_from(source.translation) if other else [],
-            "weights": "checkpoint" if has_weights else "dummy",
+            "weights": "checkpoint" if _has_weights(flags) else "dummy",
             **report.model(translation),
             **report.setting(found.engines[ATTNRES]),
             "algorithm": settings.algorithm(chosen),
             "threads": threads,
             "flags": machine.shown(flags),
-            **length.told(len(found.results)),
+            "profile": own.profile,
+            **length.told(len(found.results), found.rounds),
         },
+        "end": report.end(found, budget, BASELINE),
+        "trust": None,
         **report.content(found, BASELINE),
         "overhead": overheads(found.results, ATTNRES, BASELINE),
         "control": overheads(found.results, CONTROL, BASELINE) if own.control else None,
     }
+    return busy.judge(document, load) if own.quick else document

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-COMPILED_CODE = Path(__file__).parents[1] / "compiled_code.py"
+WORKAROUNDS = Path(__file__).parents[1] / "compat" / "workarounds"
+COMPILED_CODE = WORKAROUNDS / "compiled_code.py"
 
 
 class Bench:
@@ -137,7 +138,7 @@ class Bench:
         return outputs
 
     def facts(self) -> dict[str, Any]:
-        """What runs here, and what it took."""
+        """Facts about the engine that runs here, its time to start and its memory among them."""
         from vllm.compilation.counter import compilation_counter
 
         config = self.engine.vllm_config
@@ -243,8 +244,8 @@ def main(flags: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM logs to stdout
     bench = Bench(flags)
-    # Room for the frames of all that an answer calls, as ``attnres_serve.frames`` makes it: without
-    # it a model's time depends by a tenth on where a chunk of CPython's ends.
+    # Room for the frames of all that an answer calls, as the workaround ``python_frames`` makes it:
+    # without it a model's time depends by a tenth on where a chunk of CPython's ends.
     _call.__code__ = _call.__code__.replace(co_stacksize=1 << 15)
     answers.write(json.dumps(bench.facts()) + "\n")
     for line in sys.stdin:

@@ -1,41 +1,37 @@
 """The same cells over HTTP: vLLM's own benchmark client against any OpenAI-compatible server."""
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from http.client import HTTPException
-from math import inf
 from random import SystemRandom
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
-from attnres_serve import compat, remote
 from attnres_serve.bench import machine, workload
 from attnres_serve.bench.baseline import read
 from attnres_serve.bench.length import ROUNDS_OF_ONE
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
+from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
 
 METRICS = ("ttft", "tpot", "itl")
-TIMEOUT = 30  # seconds for the list of models
 
 
-def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+def measure(
+    checkpoint: str, own: argparse.Namespace, flags: list[str], served: float
+) -> dict[str, Any]:
     """The document of a measurement of a server.
 
     Args:
         checkpoint: is read for its tokenizer.
         own: what ``command.add_arguments`` defines.
         flags: further flags of vLLM's client.
+        served: tokens of the longest sequence there (``server.check_there``).
 
     Raises:
         SettingError: the server cannot be asked, or a request failed.
     """
     source = read(checkpoint, has_weights=False)
     url = own.http.rstrip("/")
-    served = check_there(url, own.model)
     rounds = own.rounds or ROUNDS_OF_ONE
     longest = min(source.translation.config["max_position_embeddings"], served)
     steps = own.steps or workload.STEPS
@@ -73,33 +69,6 @@ def measure(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> dict[
     }
 
 
-def check_there(url: str, model: str | None) -> float:
-    """Refuse a server that does not answer, or says that it has other models only.
-
-    Returns:
-        The longest sequence of the model, the first one if none is named; infinity where that is
-        not said.
-
-    Raises:
-        SettingError: with one sentence, where the client would tell of every request.
-    """
-    try:
-        asked = Request(f"{url}/v1/models", headers=remote.key())
-        with urlopen(asked, timeout=TIMEOUT) as answer:
-            models = {entry["id"]: entry for entry in json.load(answer)["data"]}
-    except HTTPError:
-        return inf  # it is there; a key may be among the client's own flags
-    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "reason", error)
-        raise SettingError(
-            f"no OpenAI-compatible server answers at {url} ({reason}); start one, or mend --http."
-        ) from None
-    if model is not None and model not in models:
-        raise SettingError(f"the server at {url} has no model {model}; it has {', '.join(models)}.")
-    entry = models[model] if model else next(iter(models.values()), {})
-    return entry.get("max_model_len") or inf
-
-
 def _ask(cell: Cell, asked: Mapping[str, Any], flags: list[str]) -> tuple[int, dict[str, Any]]:
     """Run the client once; returns its seed, which no other run has, and what it found.
 
@@ -107,7 +76,7 @@ def _ask(cell: Cell, asked: Mapping[str, Any], flags: list[str]) -> tuple[int, d
     """
     seed = SystemRandom().randrange(2**31)
     words = [f"--{flag}={value}" for flag, value in {**asked, "seed": seed}.items()]
-    found = compat.ask_over_http([*words, "--ignore-eos", *flags])
+    found = bench_client.ask_over_http([*words, "--ignore-eos", *flags])
     if found.get("failed") or found["completed"] != asked["num-prompts"]:
         raise SettingError(
             f"{found['completed']} of {asked['num-prompts']} requests to {asked['base-url']} "

@@ -1,4 +1,4 @@
-"""How long a measurement is: how often the engines are started, and how often they are asked then.
+"""Length of a measurement: how often engines are started, and how often they are asked then.
 
 Two processes of one model differ by a percent and more, by where their memory lies, so that rounds
 of one start cannot tell a small cost from luck, however many they are.  By how much differs from
@@ -6,7 +6,7 @@ machine to machine: the ratio of two processes of a Llama of 768 x 12 scattered 
 3.7 % on another.  So the usual measurement goes on until its intervals are narrow: eight starts of
 four rounds on the first machine, some twenty-four on the other.  More rounds hardly narrow them.
 That its width decides when to stop makes an interval hold a little less often than in 95 % of runs:
-93 to 96 % of those that a computer drew (``tests/test_bench.py``).  Not so where luck stopped it
+93 to 96 % of those that a computer drew (``test_bench.py``).  Not so where luck stopped it
 early: where processes scatter by 2 %, one run in six stops at eight, and 90 % of those hold.
 
 It is looked at after even numbers of starts, in which every engine was started before another as
@@ -27,7 +27,7 @@ NARROW = 0.015  # half of an interval
 
 @dataclass(frozen=True)
 class Until:
-    """What a measurement goes on for.
+    """The end that a measurement goes on for.
 
     Attributes:
         half_width: of every ratio's interval, as a share; it is enough where none is wider.
@@ -53,7 +53,7 @@ class Length:
     until: Until | None = None
 
     def is_enough(self, starts: int, half_width: Callable[[], float]) -> bool:
-        """Whether a measurement may end.
+        """True if a measurement may end.
 
         Args:
             starts: that were made.
@@ -63,14 +63,19 @@ class Length:
             return starts >= self.starts
         return starts >= self.starts and starts % 2 == 0 and half_width() <= self.until.half_width
 
-    def told(self, starts: int) -> dict[str, Any]:
-        """What a document says of it, and over what its intervals are (``ratios``).
+    def told(self, starts: int, rounds: int | None = None) -> dict[str, Any]:
+        """Content of a document about the length, and what its intervals are over (``ratios``).
 
         Args:
             starts: that were made.
+            rounds: that were made in each; None for as many as there should be.
         """
         method = "bootstrap over rounds" if starts == 1 else "Student's over starts"
-        return {**asdict(self), "starts": starts, "interval": method}
+        return asdict(self) | {
+            "starts": starts,
+            "rounds": rounds or self.rounds,
+            "interval": method,
+        }
 
 
 USUAL = Length(starts=8, rounds=4, until=Until(NARROW, starts=32))

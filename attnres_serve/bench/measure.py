@@ -1,6 +1,7 @@
 """Engines asked in turn, cell by cell, all with the same fresh prompts."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
@@ -33,7 +34,7 @@ One = TypeVar("One")
 
 @dataclass
 class Samples:
-    """What one engine took in one cell of one start, in seconds.
+    """Times of one engine in one cell of one start, in seconds.
 
     Attributes:
         turns: of each round one figure for each turn: of prefill the time to the first token, of
@@ -52,7 +53,7 @@ class Samples:
         return [median(turns) for turns in self.turns]
 
     def ratios(self, baseline: "Samples") -> list[float]:
-        """Of each round the median ratio to the baseline's in the same turn."""
+        """The median ratio of each round to the baseline's figure in the same turn."""
         pairs = zip(self.turns, baseline.turns, strict=True)
         return [median(paired_ratios(own, others)) for own, others in pairs]
 
@@ -66,16 +67,19 @@ def measure(
     rounds: int,
     start: int,
     step: Callable[[str], object],
-) -> Results:
+) -> Iterator[Results]:
     """Ask engines in turn, in another order from turn to turn and from cell to cell.
 
     Args:
         engines: running; the first is the baseline.
         cells: what to ask for.
-        rounds: how often, beside those discarded.
+        rounds: of a start, beside those discarded; more may be taken of the last one.
         start: which start of the engines this is; prompts go on from the last one's, and orders
             are moved by one, because those of a start may be as many as there are.
         step: told, before each request, what it is.
+
+    Yields:
+        The same results after every round that counts, without end.
 
     Raises:
         SettingError: the engines are not alike, or one ran something else than its name says.
@@ -83,7 +87,7 @@ def measure(
     check_alike(engines)
     vocabulary = engines[0].at_start["vocabulary"]
     results: Results = {cell: {engine.name: Samples() for engine in engines} for cell in cells}
-    for count in range(rounds + DISCARDED):
+    for count in itertools.count():
         number = start * (rounds + DISCARDED) + count
         for place, cell in enumerate(cells):
             first: dict[str, list[float]] = {engine.name: [] for engine in engines}
@@ -102,7 +106,8 @@ def measure(
                 samples.first += first[name]
                 samples.steps += [seconds for steps in slices[name] for seconds in steps]
                 samples.turns.append([median(steps) for steps in slices[name]] or first[name])
-    return results
+        if count >= DISCARDED:
+            yield results
 
 
 def _decode(engines: Sequence[Engine], cell: Cell, turn: int) -> dict[str, list[list[float]]]:

@@ -1,4 +1,4 @@
-"""What an engine costs against the baseline: one ratio for each phase, with its interval."""
+"""Overhead of an engine over the baseline: one ratio for each phase, with its interval."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -11,13 +11,14 @@ PHASES = ("prefill", "decode")
 
 
 def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str, dict[str, Any]]:
-    """One ratio for each phase: in every round the geometric mean over the phase's cells.
+    """One ratio for each phase that was measured: in every round the geometric mean over its cells.
 
     The cells' ratios, which belong to one round, are averaged before the interval is taken, so that
     it knows what they have in common.
     """
     found = {}
-    for phase in PHASES:
+    measured = {cell.phase for cell in results[0]}
+    for phase in filter(measured.__contains__, PHASES):
         starts = []
         for start in results:
             ratios = [
@@ -31,7 +32,7 @@ def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str,
 
 
 def ratio(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What is said of the ratios of every round of every start."""
+    """Summary of the ratios of every round of every start."""
     each = [median(rounds) for rounds in starts]
     low, high = interval(starts)
     return {
@@ -43,7 +44,7 @@ def ratio(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def half_width(found: Mapping[str, Any]) -> float:
-    """How far the interval of a ratio reaches, about, to either side, as a share of the ratio."""
+    """Half of the width of a ratio's interval, about, as a share of the ratio."""
     low, high = found["ci95"]
     return (high - low) / 2 / found["ratio"]
 

@@ -1,11 +1,11 @@
 """The document of a measurement as a picture: ratios with their intervals, and where time goes."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench.breakdown import PARTS, SITES
+from attnres_serve.bench.pictures import require_matplotlib as require_matplotlib
 from attnres_serve.bench.workload import cell_of
 from attnres_serve.errors import SettingError
 
@@ -16,16 +16,13 @@ COLOURS = dict(
         strict=True,
     )
 )
+CONTROL = "#8c8c8c"
 SUFFIXES = (".png", ".svg")
-
-
-def require_matplotlib(flag: str) -> None:
-    """Raise SettingError if it is not installed; ``flag`` is what asks for it."""
-    if find_spec("matplotlib") is None:
-        raise SettingError(
-            f"{flag} needs matplotlib, which is not installed; install it, or attnres-serve with "
-            "the extra plot."
-        )
+WIDTH = 8.5  # inches
+ROW = 0.42  # inches of a row
+TIGHT = {"fontsize": "small", "handlelength": 1, "columnspacing": 1}
+BUSY = "no ratio: the machine was too busy"
+LONGEST_NAME = 60  # of a checkpoint, in letters
 
 
 def draw(document: Mapping[str, Any], path: Path) -> None:
@@ -41,25 +38,34 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     shares = document["breakdown"]
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
-    costs, times = figure.subplots(1, 2)
-    config = document["config"]
-    figure.suptitle(
-        f"{config['checkpoint']}: AttnRes ({config['algorithm']}, {config['backend']}) against "
-        f"standard residuals, {config['dtype']}, {'compiled' if config['compiled'] else 'eager'}"
-        + (" (a trial, no evidence)" if document["quick"] else "")
-    )
-    _draw_ratios(costs, document)
+    panels = [_ratios_of(document), *([shares] if shares else [])]
+    heights = [1 + ROW * len(rows) for rows in panels]
+    figure = Figure(figsize=(WIDTH, 1 + sum(heights)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    figure.suptitle(_title(document), fontsize="medium")
+    _draw_ratios(axes[0], panels[0])
     if shares:
-        _draw_shares(times, shares)
-    else:
-        times.set_axis_off()
+        _draw_shares(axes[1], shares)
+        figure.legend(loc="outside lower center", ncols=len(PARTS), frameon=False, **TIGHT)
     try:
         stem = path.with_suffix("") if path.suffix in SUFFIXES else path
         for suffix in SUFFIXES:
             figure.savefig(f"{stem}{suffix}", dpi=150)
     except OSError as error:
         raise SettingError(f"{path} cannot be written ({error}).") from None
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    """The title, in lines that the picture has room for; a long name loses its middle."""
+    config, name = document["config"], document["config"]["checkpoint"]
+    if len(name) > LONGEST_NAME:
+        half = LONGEST_NAME // 2
+        name = f"{name[:half]}…{name[-half:]}"
+    trial = "\na trial, no evidence" if document["quick"] else ""
+    return (
+        f"{name}\nAttnRes ({config['algorithm']}, {config['backend']}) against standard residuals, "
+        f"{config['dtype']}, {'compiled' if config['compiled'] else 'eager'}{trial}"
+    )
 
 
 def _label(row: Mapping[str, Any]) -> str:
@@ -79,16 +85,40 @@ def ratios(
     axes.axvline(1, color="black", linewidth=0.8)
 
 
-def _draw_ratios(axes: Any, document: Mapping[str, Any]) -> None:
-    rows = document["cells"]
-    found = [row["engines"]["attnres"] for row in rows]
-    ratios(axes, range(len(rows)), found, color=COLOURS[SITES])
-    for place, one in enumerate(found):
-        ratio = one["ratio"]
-        axes.annotate(f"{ratio:.3f}", (ratio, place), (0, 7), textcoords="offset points")
-    axes.set_yticks(range(len(rows)), map(_label, rows))
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel("latency, AttnRes / baseline, with 95 % interval")
+def _ratios_of(document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """A label, a colour and what there is of a ratio, for every cell and its control."""
+    found = []
+    for row in document["cells"]:
+        engines = row["engines"]
+        found.append((_label(row), COLOURS[SITES], engines["attnres"]))
+        if "control" in engines:
+            found.append(("control", CONTROL, engines["control"]))
+    return found
+
+
+def _draw_ratios(axes: Any, rows: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
+    for place, (_, colour, one) in enumerate(rows):
+        if "ratio" not in one:
+            axes.text(
+                0.5, place, BUSY, ha="center", va="center", transform=axes.get_yaxis_transform()
+            )
+            continue
+        ratios(axes, [place], [one], color=colour)
+        axes.annotate(
+            f"{one['ratio']:.3f}",
+            (one["ratio"], place),
+            (0, 7),
+            textcoords="offset points",
+            ha="center",
+            color=colour,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
+    axes.margins(x=0.1)  # for the figures at its ends
+    if not any("ratio" in one for _, _, one in rows):
+        axes.set_xticks([])
+    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.7)
+    axes.set_xlabel("latency over the baseline's, with 95 % interval")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -97,26 +127,14 @@ def _draw_shares(axes: Any, shares: list[Mapping[str, Any]]) -> None:
     for row in shares:
         total = sum(row["milliseconds"].values())
         slowest[_label(row)] = max(total, slowest.get(_label(row), 0.0))
-    for place, row in enumerate(shares):
-        left = 0.0
-        for part in PARTS:
-            width = row["milliseconds"].get(part, 0.0) / slowest[_label(row)]
-            axes.barh(place, width, left=left, color=COLOURS[part], height=0.8)
-            left += width
+    left = [0.0] * len(shares)
+    for part in PARTS:
+        if not any(part in row["milliseconds"] for row in shares):
+            continue
+        widths = [row["milliseconds"].get(part, 0.0) / slowest[_label(row)] for row in shares]
+        axes.barh(range(len(shares)), widths, left=left, color=COLOURS[part], label=part)
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(shares)), (f"{_label(row)}: {row['engine']}" for row in shares))
-    axes.invert_yaxis()
-    axes.set_xlabel("share of the slower engine's time, under the profiler")
-    shown = [part for part in PARTS if any(part in row["milliseconds"] for row in shares)]
-    handles = [axes.barh(0, 0, color=COLOURS[part]) for part in shown]
-    axes.legend(
-        handles,
-        shown,
-        fontsize="small",
-        ncols=len(shown),
-        loc="upper center",
-        bbox_to_anchor=(0.4, 1.1),
-        frameon=False,
-        handlelength=1,
-        columnspacing=0.8,
-    )
+    axes.set_ylim(len(shares) - 0.4, -0.6)
+    axes.set_xlabel("share of the slowest engine's time, under the profiler")
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,11 +1,11 @@
 """Engines in processes of their own: started, asked in turn, stopped."""
 
-import importlib.metadata
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,10 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attnres_serve import heap, settings
+from attnres_serve import settings
+from attnres_serve.compat import log_lines, source
+from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
+ROOM = 300  # characters of an error in a sentence
 PARALLEL = (
     "--tensor-parallel-size",
     "-tp",
@@ -98,7 +101,7 @@ class Engine:
         kept = Path(tempfile.gettempdir()) / f"attnres-bench-{os.getpid()}-{self.name}.log"
         kept.write_bytes(self.log.read_bytes())
         status = self.process.wait()
-        why = f"by signal {-status}" if status < 0 else _last_error(self.log)
+        why = f"by signal {-status}" if status < 0 else _reason(self.log)
         return SettingError(f"the engine of {self.name} ended ({why}); its log is {kept}.")
 
 
@@ -158,12 +161,12 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
         "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1",  # names for the breakdown's profiler
         "HF_HUB_OFFLINE": "1",
     }
-    if on_cpu():
-        own |= heap.keep_freed()
-    if on_cpu() and not any("kv-cache-memory" in word for word in contender.flags):
+    if source.is_cpu_build():
+        own |= malloc.keep_freed()
+    if source.is_cpu_build() and not any("kv-cache-memory" in word for word in contender.flags):
         # vLLM's default is half the memory, for each of them.
         own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-    if on_cpu() and not has_workers(contender.flags):
+    if source.is_cpu_build() and not has_workers(contender.flags):
         torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
         openmp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
         own |= {
@@ -175,24 +178,18 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
 
 
 def has_workers(flags: Sequence[str]) -> bool:
-    """Whether an engine with these flags runs the model in processes of its own."""
+    """True if an engine with these flags runs the model in processes of its own."""
     return any(word.partition("=")[0] in PARALLEL for word in flags)
 
 
-def on_cpu() -> bool:
-    """Whether vLLM's CPU build is installed, told without importing it."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return "+cpu" in importlib.metadata.version("vllm")
-    return True
+def _reason(log: Path) -> str:
+    """The last error of a log; the last line of a log without one."""
+    lines = map(log_lines.plain, log.read_text(errors="replace").splitlines())
+    texts = [text for line in lines if (text := log_lines.parse(line)[1]).strip()]
+    return _beginning(log_lines.last_reason(texts) or texts[-1]) if texts else "without a word"
 
 
-def _last_error(log: Path) -> str:
-    """The last error that a log tells of, with the line behind it, which may have the reason."""
-    lines = log.read_text(errors="replace").splitlines()
-    for number in range(len(lines) - 1, -1, -1):
-        if "rror: " in lines[number]:
-            told = " ".join(line.strip() for line in lines[number : number + 2])
-            return told.split("] ", 1)[-1][:300]
-    return "without a word"
+def _beginning(text: str) -> str:
+    """As many of its words as a sentence has room for; the log has them all."""
+    words = textwrap.shorten(text, ROOM, placeholder="", break_on_hyphens=False)
+    return words or text.strip()[:ROOM]  # of a single word its beginning

@@ -4,7 +4,7 @@ A round's ratio has the noise of the machine in it, and all rounds of a start ha
 processes in common.  So a start gives one ratio, the median of its rounds, and the starts are the
 sample: their mean on the log scale, with Student's interval.  A bootstrap of so few would be too
 narrow.  The log of a ratio is the difference of two processes, so it scatters alike to both sides,
-and Student's interval holds for such also where tails are heavy (``tests/test_bench.py``).
+and Student's interval holds for such even if tails are heavy (``tests/bench/test_bench.py``).
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def student(freedom: int) -> float:
-    """What the absolute value of Student's t is below with a probability of 95 %."""
+    """The bound below which the absolute value of Student's t is with a probability of 95 %."""
     angles = np.linspace(0, np.pi / 2, 10_001)
     density = np.cos(angles) ** (freedom - 1)  # of the angle whose tangent is t / sqrt(freedom)
     below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

@@ -1,25 +1,28 @@
-"""What was measured, as one document and as a card and tables for a person."""
+"""A measurement as one document, and as a card and tables for a person."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
+from math import inf
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from attnres_serve.bench import busy
 from attnres_serve.bench.breakdown import PARTS
+from attnres_serve.bench.budget import Budget, clock_time
 from attnres_serve.bench.measure import DISCARDED, PROCEDURE, Results, Samples
-from attnres_serve.bench.overhead import half_width, ratio, told
+from attnres_serve.bench.overhead import ratio, told, widest
 from attnres_serve.bench.ratios import geometric_mean
-from attnres_serve.bench.session import Outcome
+from attnres_serve.bench.session import BUDGET, STARTS, Outcome
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
-from attnres_serve.check import amount
+from attnres_serve.checkpoints.check import amount
 from attnres_serve.formats.translation import Translation
 
 
 def model(translation: Translation) -> dict[str, Any]:
-    """What a document says of the model."""
+    """Content of a document about the model."""
     config, spec = translation.config, translation.spec
     return {
         "format": translation.format,
@@ -31,7 +34,7 @@ def model(translation: Translation) -> dict[str, Any]:
 
 
 def setting(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What it says of the engines, told by that of an AttnRes model."""
+    """Content of a document about the engines, told by the facts of an AttnRes model's."""
     return {key: facts[key] for key in ("dtype", "compiled", "backend")} | {
         "discarded_rounds": DISCARDED,
         "procedure": PROCEDURE,
@@ -39,7 +42,7 @@ def setting(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content(found: Outcome, baseline: str) -> dict[str, Any]:
-    """What was measured, engine by engine and cell by cell."""
+    """Results, engine by engine and cell by cell."""
     facts = ("architecture", "start_s", "peak_memory_bytes", "kv_cache_tokens", "executed")
     return {
         "engines": {
@@ -47,6 +50,17 @@ def content(found: Outcome, baseline: str) -> dict[str, Any]:
         },
         "cells": cell_rows(found.results, baseline),
         "breakdown": found.breakdown,
+    }
+
+
+def end(found: Outcome, budget: Budget, baseline: str) -> dict[str, Any]:
+    """The reason why a measurement ended, and how wide its intervals were then."""
+    others = [name for name in found.engines if name != baseline]
+    return {
+        "by": found.ended_by,
+        "budget_s": None if budget.seconds == inf else budget.seconds,
+        "took_s": found.took_s,
+        "half_width": widest(found.results, others, baseline),
     }
 
 
@@ -64,7 +78,7 @@ def cell_rows(results: Sequence[Results], baseline: str) -> list[dict[str, Any]]
 
 
 def _times(cell: Cell, starts: Sequence[Samples]) -> dict[str, Any]:
-    """What an engine took, all starts together."""
+    """Times of an engine, all starts together."""
     rounds, first, steps = (
         [seconds for start in starts for seconds in getattr(start, what)]
         for what in ("rounds", "first", "steps")
@@ -87,7 +101,9 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
 
 def render(document: Mapping[str, Any]) -> str:
     """The document for a person."""
-    return "\n\n".join([_card(document), tables(document), _verdict(document)])
+    has_profile = document["config"]["profile"]
+    shown = tables(document) if has_profile else _cells(document)
+    return "\n\n".join([_card(document), shown, _verdict(document)])
 
 
 def tables(document: Mapping[str, Any]) -> str:
@@ -188,23 +204,37 @@ def _verdict(document: Mapping[str, Any]) -> str:
         f"{phase:8} {quick}AttnRes takes {told(found)} times as long as the baseline"
         + ("; 1 is in the interval." if found["includes_1"] else ".")
         for phase, found in document["overhead"].items()
+        if found is not None
     ]
     lines += [
         f"{phase:8} the control, a second baseline, takes {told(found)} times as long."
         for phase, found in (document["control"] or {}).items()
+        if found is not None
     ]
-    if document["config"]["starts"] == 1:
+    if document["trust"]:
+        lines += busy.verdict(document["trust"])
+    if document["config"]["starts"] == 1 and any(document["overhead"].values()):
         lines.append(
             "Every engine was started once, and the intervals are over rounds: they do not know "
             "the luck of a process (where its memory lies), as those of several --starts do."
         )
-    until = document["config"]["until"]
-    found = [*document["overhead"].values(), *(document["control"] or {}).values()]
-    reach = max(map(half_width, found))
-    if until and reach > until["half_width"]:
-        lines.append(
-            f"An interval reaches {reach:.1%} to a side, where {until['half_width']:.1%} was aimed "
-            f"at: {document['config']['starts']} starts were too few for how this machine differs "
-            "from one to the next."
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_ending(document["end"], document["config"])])
+
+
+def _ending(end: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Why a measurement ended before its intervals were narrow, if it did."""
+    until, starts = config["until"], config["starts"]
+    reach = f"The widest interval reaches {end['half_width']:.1%} to a side"
+    aim = f", where {until['half_width']:.1%} is the aim" if until else ""
+    made = f"{starts} start{'s' if starts > 1 else ''}"
+    if end["by"] == BUDGET:
+        minutes = f"The budget of {end['budget_s'] / 60:.3g} minutes"
+        took = clock_time(end["took_s"])
+        if end["took_s"] > end["budget_s"]:
+            why = f"{minutes} was spent before the first start was finished, which took {took}."
+        else:
+            why = f"{minutes} ended the measurement after {made} ({took}): another had no room."
+        return [f"{why} {reach}{aim}. A larger --budget narrows it."]
+    if until and end["by"] == STARTS:
+        return [f"{reach}{aim}: {made} were too few for how this machine differs between starts."]
+    return []

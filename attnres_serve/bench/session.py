@@ -1,6 +1,5 @@
 """Contenders started, measured and stopped, as often as the measurement has starts."""
 
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,21 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from attnres_serve.bench import breakdown
-from attnres_serve.bench.length import Length
+from attnres_serve.bench.budget import Budget, clock_time, next_start
+from attnres_serve.bench.length import FEWEST_ROUNDS, ROUNDS_OF_ONE, Length
 from attnres_serve.bench.measure import DISCARDED, Results, check_ran, measure, order
 from attnres_serve.bench.memory import pieces_held
 from attnres_serve.bench.overhead import widest
 from attnres_serve.bench.process import Contender, Engine, running
+from attnres_serve.bench.progress import Progress
 from attnres_serve.bench.workload import Cell
 from attnres_serve.formats.translation import Translation
+
+STARTS, WIDTH, BUDGET = "starts", "width", "budget"  # what ends a measurement
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a session found.
+    """Results of a session.
 
     Attributes:
         engines: what each engine says of itself at the end of the first start
@@ -30,11 +31,22 @@ class Outcome:
         results: of every start the samples by cell and engine.
         breakdown: where the time goes in the first start, by cell and engine; None where
             ``breakdown.measure`` cannot tell, or was not asked.
+        ended_by: STARTS, as many as were asked for or the most there may be; WIDTH, every interval
+            is narrow enough; or BUDGET, another start would have overrun it.
+        took_s: seconds of the budget that were spent.
     """
 
     engines: dict[str, dict[str, Any]]
     results: list[Results]
     breakdown: list[dict[str, Any]] | None
+    ended_by: str
+    took_s: float
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of each start that count."""
+        samples = next(iter(self.results[0].values()))
+        return len(next(iter(samples.values())).turns)
 
 
 def run(
@@ -44,8 +56,13 @@ def run(
     threads: int,
     translation: Translation | None,
     cache: str | None = None,
+    budget: Budget | None = None,
+    tells_ratios: bool = True,
 ) -> Outcome:
-    """Start every contender, ask them in turn, and stop them; until ``length`` says it is enough.
+    """Start every contender, ask them in turn, and stop them, again and again.
+
+    It ends when ``length`` says it is enough, or before a start that ``budget`` has no room for.
+    At least one start is finished.
 
     Args:
         contenders: the first is the baseline.
@@ -54,29 +71,30 @@ def run(
         threads: of each engine on CPU.
         translation: what the AttnRes contenders' config.json means; None leaves the profile out.
         cache: folder that keeps what was compiled; None for one that the starts of this run share.
+        budget: None for none.  The profile's time does not count.
+        tells_ratios: whether ratios are shown while it runs.
 
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
     """
-    baseline, *others = (contender.name for contender in contenders)
-    turns = sum(cell.turns for cell in cells) * (length.rounds + DISCARDED)
-    each = len(contenders) * (1 + turns)
-    profiles = len(contenders) * breakdown.REPEATS * len(cells) if translation else 0
+    budget = budget or Budget()
+    names = [contender.name for contender in contenders]
+    requests = len(names) * (1 + sum(cell.turns for cell in cells) * (length.rounds + DISCARDED))
     results: list[Results] = []
+    took: list[float] = []
     facts: dict[str, dict[str, Any]] = {}
-    shares = None
-    total = each * length.starts + profiles
-    with tempfile.TemporaryDirectory() as folder, tqdm(total=total, unit="request") as bar:
+    shares, ended_by = None, None
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Progress(budget, names, requests, tells_ratios) as progress,
+    ):
         scratch = Path(folder)
         compiled = Path(cache or scratch / "cache").absolute()
-
-        def step(what: str) -> None:
-            bar.set_postfix_str(what)
-            bar.update()
-
-        for number in itertools.count():
-            with _started(contenders, number, threads, scratch, compiled, step) as engines:
-                results.append(measure(engines, cells, length.rounds, number, step))
+        while ended_by is None:
+            number, begin = len(results), budget.spent
+            progress.start()
+            with _started(contenders, number, threads, scratch, compiled, progress.step) as engines:
+                results.append(_ask(engines, cells, length, number, begin, progress))
                 # Before the profiler, whose events would be the largest part of the peak.
                 at_end = {engine.name: engine.ask("facts") for engine in engines}
                 for engine in engines:
@@ -84,13 +102,75 @@ def run(
                 if number == 0:
                     facts = at_end
                     if translation:
-                        shares = breakdown.measure(engines, cells, translation, step)
-            if length.is_enough(number + 1, lambda: widest(results, others, baseline)):
-                break
-            if number + 1 >= length.starts:
-                bar.set_description(f"known to {widest(results, others, baseline):.1%}")
-                bar.total += each
-    return Outcome(facts, results, shares)
+                        with budget.paused():
+                            shares = breakdown.measure(engines, cells, translation, progress.step)
+            took.append(budget.spent - begin)
+            progress.end_of_start(results)
+            ended_by = _end(length, results, names, budget, took)
+    return Outcome(facts, results, shares, ended_by, budget.spent)
+
+
+def _ask(
+    engines: Sequence[Engine],
+    cells: Sequence[Cell],
+    length: Length,
+    number: int,
+    begin: float,
+    progress: Progress,
+) -> Results:
+    """The rounds of one start, which began when ``begin`` seconds of the budget were spent."""
+    budget, up = progress.budget, progress.budget.spent
+    for made, found in enumerate(measure(engines, cells, length.rounds, number, progress.step), 1):
+        each = (budget.spent - up) / (made + DISCARDED)
+        if number == 0 and made == 1:
+            expected = budget.spent + (max(length.rounds, FEWEST_ROUNDS) - made) * each
+            if expected > budget.seconds:
+                progress.say(
+                    f"One start of all engines takes about {clock_time(expected)} minutes, more "
+                    f"than the budget of {clock_time(budget.seconds)}. It is finished, and the "
+                    "measurement ends with it."
+                )
+        elif number == 0:
+            progress.show([found])
+        if made >= length.rounds and (number > 0 or not _goes_on(made, each, begin, budget)):
+            return found
+    raise AssertionError("rounds have no end")
+
+
+def _goes_on(made: int, each: float, begin: float, budget: Budget) -> bool:
+    """True if the first start takes another round, because there is no room for a second start.
+
+    It takes as many as an interval needs, and more while there is room, up to those of a single
+    start.
+
+    Args:
+        made: rounds.
+        each: seconds of a round.
+        begin: seconds of the budget that were spent when the start began.
+        budget: what is left of it.
+    """
+    if budget.has_room_for(budget.spent - begin):
+        return False
+    return made < FEWEST_ROUNDS or (made < ROUNDS_OF_ONE and budget.has_room_for(each))
+
+
+def _end(
+    length: Length,
+    results: Sequence[Results],
+    names: Sequence[str],
+    budget: Budget,
+    took: Sequence[float],
+) -> str | None:
+    """The reason to end a measurement after these starts; None if it goes on."""
+    baseline, *others = names
+
+    def half_width() -> float:
+        return widest(results, others, baseline)
+
+    if length.is_enough(len(results), half_width):
+        is_narrow = length.until is not None and half_width() <= length.until.half_width
+        return WIDTH if is_narrow else STARTS
+    return None if budget.has_room_for(next_start(took)) else BUDGET
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is measured: cells of equal requests, with prompts that nobody has seen before."""
+"""Cells of equal requests, with prompts that no engine has seen before."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def turns(self) -> int:
-        """How often every engine is asked in one round."""
+        """Number of times that every engine is asked in one round."""
         return PREFILLS if self.phase == "prefill" else 1
 
     @property

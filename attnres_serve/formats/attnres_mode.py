@@ -6,11 +6,12 @@ tell; see ``resolver``.
 
 from typing import Any
 
+from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.refused import variant
 from attnres_serve.formats.translation import Translation
-from attnres_serve.formats.unsupported import variant
-from attnres_serve.spec import AttnResSpec, is_count
 
 ARCHITECTURES = {
     "qwen3_attnres": ("qwen3", "Qwen3AttnResForCausalLM"),
@@ -62,14 +63,16 @@ def translate(config: dict[str, Any], name: str, **options: Any) -> Translation:
     base, _ = ARCHITECTURES[config["model_type"]]
     translated = base_config(config, base, KEYS)
     refuse_windows(config)
-    layers: Any = config["num_hidden_layers"]
     blocks: Any = config.get("attnres_num_blocks")
     if mode == "block" and not is_count(blocks):
         raise CheckpointError(
             f"attnres_num_blocks is {blocks!r}; expected a whole number of blocks, at least 1."
         )
-    size = 2 * -(-layers // blocks) if mode == "block" else 1
-    spec = AttnResSpec.uniform(layers, size, config.get("rms_norm_eps", 1e-6), **options)
+    layout, eps = FAMILIES[base].layout(config), config.get("rms_norm_eps", 1e-6)
+    if mode == "full":
+        spec = AttnResSpec.uniform(layout, 1, eps, **options)
+    else:
+        spec = AttnResSpec.by_layers(layout, -(-layout.num_layers // blocks), eps, **options)
     return Translation(name, base, translated, spec)
 
 

@@ -8,10 +8,12 @@ architecture and FLA's own keys agree and it brings no code of its own (``auto_m
 import re
 from typing import Any
 
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec, is_count, is_number
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.keys import refuse_unknown
 from attnres_serve.formats.translation import Translation, kept
-from attnres_serve.spec import AttnResSpec, is_count, is_number
 
 NAME = "fla"
 OWN_KEYS = {"attnres_block_size", "hidden_size", "num_hidden_layers", "num_heads", "norm_eps"}
@@ -87,11 +89,13 @@ def translate(config: dict[str, Any]) -> Translation:
             "embedding, so remove the key if the model was trained without it."
         )
     qk_norm = config.get("qk_norm", False)
+    name = "qwen3" if qk_norm else "qwen2" if config.get("qkv_bias", False) else "llama"
+    base = _base_config(config)
     return Translation(
         format=NAME,
-        base="qwen3" if qk_norm else "qwen2" if config.get("qkv_bias", False) else "llama",
-        config=_base_config(config),
-        spec=_spec(config),
+        base=name,
+        config=base,
+        spec=_spec(config, FAMILIES[name].layout(base)),
         qk_norm_eps=QK_NORM_EPS if qk_norm else None,
     )
 
@@ -102,7 +106,7 @@ def rename(name: str) -> str:
     return name
 
 
-def _spec(config: dict[str, Any]) -> AttnResSpec | None:
+def _spec(config: dict[str, Any], layout: Layout) -> AttnResSpec | None:
     size = config["attnres_block_size"]
     if size is None:
         return None
@@ -111,7 +115,7 @@ def _spec(config: dict[str, Any]) -> AttnResSpec | None:
             f"attnres_block_size is {size!r}; FLA counts sublayers and allows null (standard "
             "residuals), 1 (Full AttnRes) or an even number."
         )
-    return AttnResSpec.uniform(config["num_hidden_layers"], size, config["norm_eps"])
+    return AttnResSpec.uniform(layout, size, config["norm_eps"])
 
 
 def _base_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ model on a Llama or Qwen base can be written in this format.
 
 from typing import Any
 
+from attnres_serve.depth.spec import AttnResSpec, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import PREFIX
 from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.translation import Translation
-from attnres_serve.spec import AttnResSpec, is_number
 
 NAME = "house"
-PREFIX = "attnres_"
 
 
 def claims(config: dict[str, Any]) -> bool:
@@ -30,9 +30,10 @@ def translate(config: dict[str, Any]) -> Translation:
     if base not in FAMILIES:
         raise CheckpointError(
             f"model_type {config['model_type']!r} names the base family {base!r}; the supported "
-            f"ones are {', '.join(PREFIX + name for name in FAMILIES)}."
+            f"ones are {', '.join(family.model_type for family in FAMILIES.values())}."
         )
-    expected = FAMILIES[base].architecture
+    family = FAMILIES[base]
+    expected = family.architecture
     if config.get("architectures") != [expected]:
         raise CheckpointError(
             f"architectures is {config.get('architectures')!r}; model_type "
@@ -44,16 +45,15 @@ def translate(config: dict[str, Any]) -> Translation:
             'example {"block_size": 4}, counted in sublayers.'
         )
     if (qk_norm_eps := config.get("qk_norm_eps")) is not None and (
-        base != "qwen3" or not is_number(qk_norm_eps) or qk_norm_eps <= 0
+        not family.has_head_norms or not is_number(qk_norm_eps) or qk_norm_eps <= 0
     ):
+        with_norms = [family.model_type for family in FAMILIES.values() if family.has_head_norms]
         raise CheckpointError(
             f"qk_norm_eps is {qk_norm_eps!r}; expected a positive number, and only with "
-            f"{PREFIX}qwen3, whose heads have a query and a key norm."
+            f"{' or '.join(with_norms)}, whose heads have a query and a key norm."
         )
     translated = base_config(config, base, ("attn_res", "qk_norm_eps"))
-    spec = AttnResSpec.from_house(
-        config["attn_res"], config.get("num_hidden_layers"), config.get("rms_norm_eps", 1e-6)
-    )
+    spec = AttnResSpec.from_house(config["attn_res"], family.layout(config), family.epsilon(config))
     return Translation(NAME, base, translated, spec, qk_norm_eps)
 
 

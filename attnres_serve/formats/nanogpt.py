@@ -10,9 +10,11 @@ key norms fixed; ``c_attn`` holds queries, keys and values one after the other.
 import re
 from typing import Any
 
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec, is_count, is_number
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation, kept
-from attnres_serve.spec import AttnResSpec, is_count, is_number
 
 NAME = "nanogpt"
 OWN_KEYS = {"n_embd", "n_head", "n_layer", "block_size", "use_attn_res", "attn_res_block_size"}
@@ -110,11 +112,12 @@ def translate(config: dict[str, Any]) -> Translation:
         "attention_bias": config["bias"],
         "mlp_bias": config["bias"],
     }
+    name = "gated_llama" if config["use_attn_gate"] else "llama"
     return Translation(
         format=NAME,
-        base="gated_llama" if config["use_attn_gate"] else "llama",
+        base=name,
         config=base,
-        spec=_spec(config),
+        spec=_spec(config, FAMILIES[name].layout(base)),
     )
 
 
@@ -133,16 +136,16 @@ def rename(name: str) -> str:
     return f"model.layers.{layer}.{own}"
 
 
-def _spec(config: dict[str, Any]) -> AttnResSpec | None:
+def _spec(config: dict[str, Any], layout: Layout) -> AttnResSpec | None:
     if not config["use_attn_res"]:
         return None
-    size, sublayers = config["attn_res_block_size"], 2 * config["n_layer"]
+    size, sublayers = config["attn_res_block_size"], layout.num_sublayers
     if not is_count(size) or size % 2 or sublayers % size:
         raise CheckpointError(
             f"attn_res_block_size is {size!r}; nanoGPT counts sublayers and allows an even number "
             f"that divides all {sublayers} of them."
         )
-    return AttnResSpec.uniform(config["n_layer"], size, KEY_NORM_EPS)
+    return AttnResSpec.uniform(layout, size, KEY_NORM_EPS)
 
 
 def _check_types(config: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@
 
 from typing import Any
 
+from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
 from attnres_serve.formats.translation import Translation
-from attnres_serve.spec import AttnResSpec, is_count
 
 NAME = "qwen3_ar"
 KEYS = ("attn_res_block_size", "attn_res_output_route")
@@ -35,7 +36,8 @@ def translate(config: dict[str, Any]) -> Translation:
     spec = None
     if layers is not None:
         eps = config.get("rms_norm_eps", 1e-6)
-        spec = AttnResSpec.uniform(config["num_hidden_layers"], 2 * layers, eps, final_mix)
+        layout = FAMILIES["qwen3"].layout(config)
+        spec = AttnResSpec.by_layers(layout, layers, eps, final_mix)
     return Translation(NAME, "qwen3", base, spec)
 
 

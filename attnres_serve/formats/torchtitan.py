@@ -6,10 +6,11 @@ be more blocks than the key says.
 
 from typing import Any
 
+from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
 from attnres_serve.formats.translation import Translation
-from attnres_serve.spec import AttnResSpec, is_count
 
 NAME = "torchtitan"
 KEY = "attn_res_num_blocks"
@@ -29,7 +30,8 @@ def translate(config: dict[str, Any]) -> Translation:
         )
     layers = config["num_hidden_layers"]
     per_block = max(layers // config[KEY], 1)
-    spec = AttnResSpec.uniform(layers, 2 * per_block, config.get("rms_norm_eps", 1e-6))
+    layout = FAMILIES["qwen3"].layout(config)
+    spec = AttnResSpec.by_layers(layout, per_block, config.get("rms_norm_eps", 1e-6))
     return Translation(NAME, "qwen3", base, spec)
 
 

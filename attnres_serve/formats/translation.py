@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from attnres_serve.spec import AttnResSpec
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.families import FAMILIES
 
 # Keys that Hugging Face writes the same for every model.
 COMMON = (
@@ -40,3 +42,8 @@ class Translation:
     config: dict[str, Any]
     spec: AttnResSpec | None
     qk_norm_eps: float | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The sublayers of the decoder."""
+        return FAMILIES[self.base].layout(self.config)

@@ -5,16 +5,17 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
-from attnres_serve import compat, remote, trace_answer
+from attnres_serve import settings
+from attnres_serve.compat import engines
+from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
-from attnres_serve.schedule import Site
-from attnres_serve.trace_answer import Trace
+from attnres_serve.inspect import answer as trace_answer
+from attnres_serve.inspect.answer import Trace
 
 
 def ask_engine(
     flags: list[str],
     sites: list[Site],
-    layers: int,
     given: list[int],
     max_tokens: int,
     decode: Callable[[list[int]], str],
@@ -25,7 +26,6 @@ def ask_engine(
     Args:
         flags: of vLLM's engine.
         sites: those of the model that mix.
-        layers: of the model.
         given: the prompt.
         max_tokens: how long its answer may be.
         decode: the text of token ids.
@@ -37,12 +37,12 @@ def ask_engine(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the bar is what is to be read
     bar.set_description("starting the engine")
     ids = given
-    with compat.engine_here(flags) as engine:
+    with engines.engine_here(flags) as engine:
         _raise_first(engine.collective_rpc("attn_res_untraceable"))
         bar.update()
         if max_tokens:
             bar.set_description("generating")
-            answer = compat.generate_here(engine, given, max_tokens, bar.update)
+            answer = engines.generate_here(engine, given, max_tokens, bar.update)
             bar.update(max_tokens - len(answer))  # it may end early
             ids = given + answer
         bar.set_description("tracing")
@@ -56,7 +56,7 @@ def ask_engine(
     texts = [decode([token]) for token in ids]
     content = trace_answer.head(name, ids, len(given), range(len(ids)), texts)
     content["sites"] = [
-        trace_answer.traced_site(site, layers, *found[site.index], len(ids)) for site in sites
+        trace_answer.traced_site(site, *found[site.index], len(ids)) for site in sites
     ]
     return Trace.model_validate(content)
 
@@ -86,7 +86,7 @@ def ask_server(url: str, prompt: str, max_tokens: int, bar: tqdm) -> Trace:
         answer = httpx.post(
             f"{url.rstrip('/')}/v1/attn_res/trace",
             json={"prompt": prompt, "max_tokens": max_tokens},
-            headers=remote.key(),
+            headers=settings.authorization(),
             timeout=None,  # a long answer takes its time
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:

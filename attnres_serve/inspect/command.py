@@ -1,25 +1,26 @@
 """``attnres-serve inspect``: flags, and the file they ask for."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve import hub, tokenizer
-from attnres_serve.checkpoint import examine
+from attnres_serve.bench.pictures import require_matplotlib
+from attnres_serve.checkpoints import hub, needs, tokenizer
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.schedule import sites
-from attnres_serve.server.launcher import value_of
+from attnres_serve.flags import value_of
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from attnres_serve.trace_answer import Trace
+    from attnres_serve.inspect.answer import Trace
 
 # Tokens x sites: in a model of a hundred sites a gigabyte of numbers.
 MAX_ROWS = 2**18
-# Flags of vLLM's that would make the engine another one than what is judged here.
+# Flags of vLLM's that would make the engine differ from what is validated here.
 OURS = ("--model", "--tokenizer", "--worker-extension-cls")
 
 
@@ -49,7 +50,14 @@ WRITERS: dict[str, Callable[["Trace", int, Path], None]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to look at")
+    parser.add_argument("--prompt", metavar="TEXT", help="what to look at; - reads it from stdin")
+    parser.add_argument("--prompt-file", metavar="FILE", help="a file with the prompt")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="TRACE.json",
+        help="draw a trace that was written before, without an engine or a server",
+    )
     parser.add_argument(
         "--max-tokens",
         type=int,
@@ -87,7 +95,7 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
 
     Args:
         checkpoint: folder, or a model id whose files are in the Hugging Face cache; None with
-            ``--url``.
+            ``--url`` and ``--from``.
         own: what ``add_arguments`` defines.
         flags: any other, which are vLLM's engine's.
 
@@ -99,14 +107,17 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     path = Path(own.out)
     write = _writer(path)
     _check(checkpoint, own, flags)
-    if checkpoint is None:
+    if own.source:
+        steps, ask = 1, _read(own.source)
+    elif checkpoint is None:
         steps, ask = 1, _ask_server(own)
     else:
         steps, ask = 2 + own.max_tokens, _ask_engine(checkpoint, own, flags)
     with tqdm(total=steps + 1, unit="step") as bar:
         trace = ask(bar)
-        token = trace.total_tokens - 1 if own.token is None else own.token
-        _check_token(token, trace.total_tokens)
+        positions = [one.position for one in trace.tokens]
+        token = positions[-1] if own.token is None else own.token
+        _check_token(token, positions)
         bar.set_description("writing")
         try:
             write(trace, token, path)
@@ -118,10 +129,10 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
 
 
 def _writer(path: Path) -> Callable[["Trace", int, Path], None]:
-    """What writes such a file.
+    """The function that writes a file of this kind.
 
     Raises:
-        SettingError: nothing does, or it could not.
+        SettingError: no function does, or it could not.
     """
     write = WRITERS.get(path.suffix.lower())
     if write is None:
@@ -131,20 +142,26 @@ def _writer(path: Path) -> Callable[["Trace", int, Path], None]:
     if not path.parent.is_dir():
         raise SettingError(f"--out: {path.parent} is not a folder; make it first.")
     if write is _write_figure:
-        from attnres_serve.bench import plot
-
-        plot.require_matplotlib(f"--out {path.name}")
+        require_matplotlib(f"--out {path.name}")
     return write
 
 
 def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> None:
     """Refuse what can be seen on the command line alone."""
-    if (checkpoint is None) == (own.url is None):
+    if [checkpoint, own.url, own.source].count(None) != 2:
         raise SettingError(
-            "give a checkpoint right after `inspect`, or --url URL of a server, and not both."
+            "give a checkpoint right after `inspect`, --url URL of a server, or --from TRACE.json, "
+            "one of them."
         )
-    if not own.prompt:
-        raise SettingError("--prompt is empty; give some text.")
+    if own.source:
+        asked = ("prompt", "prompt_file", "max_tokens", "max_model_len")
+        words = [f"--{name.replace('_', '-')}" for name in asked if getattr(own, name)] + flags
+        if words:
+            raise SettingError(f"{words[0]} is for a new trace; with --from there is one already.")
+    else:
+        from attnres_serve.inspect import given
+
+        own.prompt = given.prompt(own.prompt, own.prompt_file)
     if own.max_tokens < 0:
         raise SettingError(f"--max-tokens is {own.max_tokens}; expected 0 or more.")
     suffix = Path(own.out).suffix.lower()
@@ -158,12 +175,24 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
             raise SettingError(f"{flag} does not go with inspect; name a checkpoint that is whole.")
 
 
-def _check_token(token: int, length: int) -> None:
-    if not 0 <= token < length:
+def _check_token(token: int, positions: Sequence[int]) -> None:
+    if token not in positions:
         raise SettingError(
-            f"--token is {token}; expected one of the {length} tokens of prompt and answer, "
-            f"0 to {length - 1}."
+            f"--token is {token}; expected one of the {len(positions)} tokens that are traced, at "
+            f"the positions {positions[0]} to {positions[-1]}."
         )
+
+
+def _read(path: str) -> Callable[["tqdm"], "Trace"]:
+    from attnres_serve.inspect import given
+
+    trace = given.trace(path)
+
+    def tell(bar: "tqdm") -> "Trace":
+        bar.update()
+        return trace
+
+    return tell
 
 
 def _ask_server(own: argparse.Namespace) -> Callable[["tqdm"], "Trace"]:
@@ -175,21 +204,26 @@ def _ask_server(own: argparse.Namespace) -> Callable[["tqdm"], "Trace"]:
 def _ask_engine(
     checkpoint: str, own: argparse.Namespace, flags: list[str]
 ) -> Callable[["tqdm"], "Trace"]:
-    """What starts an engine, once everything that can be judged before is."""
+    """The function that starts an engine; everything that can be validated before is."""
     folder = hub.on_this_machine(checkpoint)
-    translation = examine(folder).translated(checkpoint)
+    translation = validate(folder).translated(checkpoint)
+    needs.validate_heads(checkpoint, translation)
+    if own.max_model_len is not None:
+        needs.validate_context(
+            checkpoint, translation, [*flags, f"--max-model-len={own.max_model_len}"]
+        )
     spec, config = translation.spec, translation.config
     if spec is None:
         raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
     mixing = [site for site in sites(spec) if site.mixes]
     words = tokenizer.load(folder)
-    given = words.encode(own.prompt, verbose=False)  # how long it may be is judged below
+    given = words.encode(own.prompt, verbose=False)  # its length is validated below
     if not given:
         raise SettingError("--prompt has no token; give some text.")
     length = len(given) + own.max_tokens
     _check_length(length, own, config["max_position_embeddings"], len(mixing))
     if own.token is not None:
-        _check_token(own.token, length)
+        _check_token(own.token, range(length))
     from attnres_serve.inspect import ask
 
     ours = [
@@ -201,10 +235,7 @@ def _ask_engine(
     ]
     if value_of("--served-model-name", flags) is None:
         ours.append(f"--served-model-name={checkpoint}")
-    layers = config["num_hidden_layers"]
-    return partial(
-        ask.ask_engine, [*ours, *flags], mixing, layers, given, own.max_tokens, words.decode
-    )
+    return partial(ask.ask_engine, [*ours, *flags], mixing, given, own.max_tokens, words.decode)
 
 
 def _check_length(length: int, own: argparse.Namespace, context: int, rows: int) -> None:

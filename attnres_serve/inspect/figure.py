@@ -21,7 +21,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from attnres_serve.trace_answer import Trace, TracedSite
+from attnres_serve.inspect.answer import Trace, TracedSite
 
 # Of Okabe and Ito's colours, which are told apart in every kind of colour blindness.
 KINDS = {
@@ -101,7 +101,7 @@ def grid(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def blocks(sites: Sequence[TracedSite]) -> Iterator[tuple[int, int, int]]:
-    """Of every block its number, and the first and last row of its sites."""
+    """The number of every block, and the first and last row of its sites."""
     numbered = enumerate(sum(name != "partial" for name in site.sources) for site in sites)
     for number, group in groupby(numbered, key=lambda item: item[1]):
         rows = [row for row, _ in group]
@@ -144,7 +144,7 @@ def _root(sources: int) -> tuple[int, str]:
 
 
 def _is_full(sites: Sequence[TracedSite]) -> bool:
-    """Whether blocks are single sublayers, which need no marks of their own."""
+    """True if blocks are single sublayers, which need no marks of their own."""
     return sum(site.sources[-1] == "partial" for site in sites) <= 1
 
 
@@ -262,7 +262,7 @@ def _label_layers(axes: Axes, sites: Sequence[TracedSite]) -> None:
 
 
 def _are_marked(sites: Sequence[TracedSite]) -> bool:
-    """Whether blocks are more than single sublayers, and not too many to be told apart."""
+    """True if blocks are more than single sublayers, and not too many to be told apart."""
     return not _is_full(sites) and len(list(blocks(sites))) <= MOST_BLOCKS
 
 

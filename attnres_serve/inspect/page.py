@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "server" / "page"
+FOLDER = Path(__file__).parents[1] / "server" / "static"
 SERVER_ONLY = re.compile(r"<!-- server -->.*?<!-- /server -->\n", re.S)
 STYLE = re.compile(r'<link rel="stylesheet" href="attn_res/([^"]+)">')
 SCRIPT = re.compile(r'<script src="attn_res/([^"]+)"></script>')
@@ -53,6 +53,6 @@ def _script(name: str) -> str:
 
 
 def _hashes(texts: list[str]) -> str:
-    """What lets a browser run these texts and no other."""
+    """Hashes that let a browser run these texts and no other."""
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in texts)
     return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)

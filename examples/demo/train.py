@@ -35,7 +35,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-PROMPTS = ("def __init__(self, ", "import os\nimport sys\n\ndef main(")
+# Prompts whose likeliest continuations do not go round in a circle.
+PROMPTS = (
+    "import os\n\n\ndef ",
+    "def write(self, data):\n    ",
+    "def read_file(path):\n    with open(",
+)
+# What a request without sampling parameters of its own gets; at 1 this small a model strays.
+SAMPLING = {"do_sample": True, "temperature": 0.4, "top_p": 0.9}
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -214,7 +221,7 @@ def write_checkpoint(folder: Path, model: AttnResLlama, tokenizer: Tokenizer) ->
             "dtype": "bfloat16",
             **special_ids,
         },
-        "generation_config.json": special_ids,
+        "generation_config.json": special_ids | SAMPLING,
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.shape.max_position_embeddings,
@@ -234,7 +241,7 @@ def write_checkpoint(folder: Path, model: AttnResLlama, tokenizer: Tokenizer) ->
 def write_card(path: Path, model: AttnResLlama, tokenizer: Tokenizer, facts: dict) -> None:
     """Fill in the model card: the facts of the run, and what the model itself shows."""
     query_norms = [query.norm().item() for query in model.queries()[1:]]
-    samples = [continue_greedily(model, tokenizer, prompt, 48) for prompt in PROMPTS]
+    samples = [continue_greedily(model, tokenizer, prompt, 40) for prompt in PROMPTS]
     packages = ("torch", "tokenizers", "safetensors", "numpy")
     template = (HERE / "card.md").read_text(encoding="utf-8")
     card = template.format(
@@ -247,6 +254,7 @@ def write_card(path: Path, model: AttnResLlama, tokenizer: Tokenizer, facts: dic
         cores=os.cpu_count(),
         python=platform.python_version(),
         versions=", ".join(f"{name} {version(name)}" for name in packages),
+        sampling=SAMPLING,
         samples="\n\n".join(f"```python\n{sample}\n```" for sample in samples),
     )
     path.write_text(card, encoding="utf-8")

@@ -1,0 +1,190 @@
+"""``attnres-serve check``: what would be served, told by config.json and headers alone."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from attnres_serve import formats
+from attnres_serve.checkpoints import hub, needs
+from attnres_serve.checkpoints.files import Header
+from attnres_serve.checkpoints.names import is_left_over, site_of
+from attnres_serve.checkpoints.validate import Checkpoint, validate
+from attnres_serve.depth.sites import sites
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Of a specification, where they are not as usual: name, and what a person reads.
+OPTIONS = {
+    "cumulative": "cumulative sums",
+    "recency_bias": "recency bias",
+    "logit_scale": "logit scale {}",
+    "shared_queries": "one query for every {}",
+}
+NO_TEMPLATE = "none; for chats, give `serve` one with --chat-template FILE"
+ATTNRES_BYTES = 4  # queries, key norms and biases are float32 in every model that is served
+
+
+def check(name: str, as_json: bool) -> None:
+    """Print what would be served.
+
+    Args:
+        name: a folder, or a model id whose files are in the Hugging Face cache.
+        as_json: print one JSON object; for a checkpoint that cannot be served, it says why not.
+
+    Raises:
+        CheckpointError: it cannot be served exactly as it was trained.
+    """
+    facts: dict[str, Any] = {}
+    try:
+        folder = hub.on_this_machine(name)
+        checkpoint = validate(folder)
+        translation = checkpoint.translated(name)
+        facts = describe(checkpoint) | needs.facts(folder)
+        needs.validate(name, translation, folder)
+    except CheckpointError as error:
+        if as_json:
+            print(json.dumps({"checkpoint": name, "served": False, "reason": str(error), **facts}))
+        elif facts:
+            print(f"{name} has the right tensors, but cannot be served here.\n\n{render(facts)}")
+        raise
+    if as_json:
+        print(json.dumps({"checkpoint": name, "served": True, **facts}))
+    else:
+        print(f"{name} can be served.\n\n{render(facts)}\n\nServe it: {needs.command(name)}")
+
+
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The facts about a checkpoint that was validated.
+
+    Sizes are in bytes.  ``weights_bytes`` is the memory for the weights as they are served;
+    ``bank_bytes_per_token`` is that of the finished blocks and the partial sum where a site reads
+    most of them, for every token of a step; ``kv_cache_bytes_per_token`` is that of the KV cache
+    for every token of the context.  ``parameters`` is None for quantised weights, whose elements
+    are not parameters.
+    """
+    translation = checkpoint.translation
+    assert translation is not None, "only an AttnRes checkpoint has these facts"
+    config, spec = translation.config, translation.spec
+    quantised = bool(config.get("quantization_config"))
+    own, base = _split(checkpoint)
+    elements = sum(header.elements for header in base)
+    attnres = sum(header.elements for header in own)
+    dtype = served_dtype(config, base)
+    stored = sum(header.stored_bytes for header in base)
+    all_sites = sites(spec) if spec else ()
+    rows = max((site.num_sources for site in all_sites), default=0)
+    family = FAMILIES[translation.base]
+    return {
+        "format": translation.format,
+        "backbone": translation.base,
+        "architecture": family.architecture,
+        "hidden_size": config["hidden_size"],
+        "head_size": needs.head_size(config),
+        "layers": config["num_hidden_layers"],
+        "vocabulary": config["vocab_size"],
+        "context": needs.context(config),
+        "blocks": spec.num_blocks if spec else 0,
+        "block_starts": list(spec.block_starts) if spec else [],
+        "final_mix": spec.final_mix if spec else None,
+        **{name: getattr(spec, name) if spec else None for name in OPTIONS},
+        "sites": len(all_sites),
+        "sources": rows,
+        "parameters": None if quantised else elements + attnres,
+        "attnres_parameters": attnres,
+        "stored_dtype": stored_dtype(base),
+        "quantised": quantised,
+        "dtype": dtype,
+        "weights_bytes": (stored if quantised else elements * BYTES[dtype])
+        + ATTNRES_BYTES * attnres,
+        "bank_bytes_per_token": rows * config["hidden_size"] * BYTES[dtype],
+        "kv_cache_bytes_per_token": family.cache_elements(config) * BYTES[dtype],
+    }
+
+
+def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header]]:
+    """The headers of the AttnRes tensors, and those of the base model."""
+    translation = checkpoint.translation
+    assert translation is not None
+    rename, layout = formats.by_name(translation.format).rename, translation.layout
+    own, base = [], []
+    for name, header in checkpoint.headers.items():
+        house = rename(name)
+        if site_of(house, layout):
+            own.append(header)
+        elif not is_left_over(house, translation.config):
+            base.append(header)
+    return own, base
+
+
+def stored_dtype(headers: list[Header]) -> str:
+    """The type that most bytes of the weights have."""
+    totals: dict[str, int] = {}
+    for header in headers:
+        totals[header.dtype] = totals.get(header.dtype, 0) + header.stored_bytes
+    most = max(totals, key=lambda dtype: totals[dtype], default="nothing")
+    return DTYPES.get(most, most)
+
+
+def served_dtype(config: Mapping[str, Any], headers: list[Header]) -> str:
+    """What vLLM's ``--dtype auto`` makes of a model where bfloat16 is supported."""
+    stated = config.get("dtype") or config.get("torch_dtype") or stored_dtype(headers)
+    return "float16" if str(stated).removeprefix("torch.") == "float16" else "bfloat16"
+
+
+def render(facts: Mapping[str, Any]) -> str:
+    """The facts as lines for a person."""
+    blocks = "none (standard residuals)"
+    if facts["blocks"]:
+        starts = ", ".join(map(str, facts["block_starts"]))
+        blocks = f"{facts['blocks']}, beginning at the sublayers {starts}"
+        if facts["blocks"] == facts["sites"] - 1:
+            blocks = f"{facts['blocks']}, one for every sublayer (Full AttnRes)"
+    options = [
+        words.format(facts[name])
+        for name, words in OPTIONS.items()
+        if facts[name] and (name, facts[name]) != ("logit_scale", 1)
+    ]
+    parameters = "not counted (quantised)"
+    if facts["parameters"] is not None:
+        parameters = (
+            f"{facts['parameters']:,}, of them {facts['attnres_parameters']:,} of AttnRes itself"
+        )
+    lines = {
+        "format": facts["format"],
+        "backbone": facts["backbone"],
+        "architecture": facts["architecture"],
+        "hidden size": f"{facts['hidden_size']}, in heads of {facts['head_size']}",
+        "layers": facts["layers"],
+        "blocks": blocks,
+        "sites": f"{facts['sites']}, of at most {facts['sources']} sources",
+        "final mix": "yes" if facts["final_mix"] else "no",
+        "variant": ", ".join(options),
+        "context": f"{facts['context']} tokens",
+        "vocabulary": f"{facts['vocabulary']} tokens",
+        "tokenizer": facts.get("tokenizer") or "none",
+        "chat template": "yes" if facts.get("chat_template") else NO_TEMPLATE,
+        "parameters": parameters,
+        "dtype": f"stored in {facts['stored_dtype']}, served in {facts['dtype']} by default",
+        "weights": f"{amount(facts['weights_bytes'])} of memory",
+        "block bank": f"{amount(facts['bank_bytes_per_token'])} for every token of a step",
+        "KV cache": f"{amount(facts['kv_cache_bytes_per_token'])} for every token of the context",
+    }
+    if not facts["blocks"]:
+        for name in ("sites", "final mix", "block bank"):
+            del lines[name]
+    if not options:
+        del lines["variant"]
+    if "tokenizer" not in facts:  # only those of the tensors
+        del lines["tokenizer"], lines["chat template"]
+    return "\n".join(f"{name:14}{value}" for name, value in lines.items())
+
+
+def amount(size: int) -> str:
+    """Bytes for a person, in powers of 1000."""
+    value, units = float(size), iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while value >= 1000 and unit != "TB":
+        value, unit = value / 1000, next(units)
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,1 @@
+"""``attnres-serve convert``: a checkpoint that computes what another one computes."""

@@ -1,0 +1,216 @@
+"""What ``attnres-serve convert`` will write, planned from names, shapes and types alone.
+
+The plan is validated as the checkpoint that it will be, by the same rules as for serving, before a
+byte is written.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnres_serve.checkpoints import read as weights
+from attnres_serve.checkpoints.convert.source import Source, Stream
+from attnres_serve.checkpoints.files import INDEX, PICKLES, Header
+from attnres_serve.checkpoints.names import site_of, tensor_name
+from attnres_serve.checkpoints.validate import Checkpoint, validate_content
+from attnres_serve.checkpoints.write import shards
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import EMBEDDING
+from attnres_serve.formats import house
+from attnres_serve.formats.resolve import resolve
+from attnres_serve.formats.translation import Translation
+
+# Taken over as they are.
+KEPT = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "*.model",
+    "*.tiktoken",
+    "chat_template*",
+    "generation_config.json",
+    "LICENSE*",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be written.
+
+    Attributes:
+        source: what it is made from.
+        keeps_format: whether names and config.json stay as they are, and only pickles go.
+        added: tensors that the source has not, by their house names.
+        result: the checkpoint that it will be.
+        shards: the tensors of every file of weights, by the file's name.
+        kept: files of the source that are taken over as they are.
+        left: names of those that are not.
+    """
+
+    source: Source
+    keeps_format: bool
+    added: dict[str, Tensor]
+    result: Checkpoint
+    shards: dict[str, dict[str, Header]]
+    kept: list[Path]
+    left: list[str]
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is written, config.json and headers left aside."""
+        tensors = sum(header.stored_bytes for header in self.result.headers.values())
+        return tensors + sum(path.stat().st_size for path in self.kept)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor in the order of ``shards``."""
+        stream = _rewritten(self.source, self.source.tensors(), self.keeps_format, self.added)
+        return ((name, tensor) for _, name, tensor in stream)
+
+
+def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
+    """Plan a conversion and validate what will come of it.
+
+    Args:
+        source: what to convert.
+        to_house: whether into the house format; otherwise pickles become safetensors.
+        block_size: sublayers per block of the queries to add; None adds none.
+
+    Raises:
+        CheckpointError: nothing would change, or the result could not be served exactly.
+    """
+    added: dict[str, Tensor] = {}
+    if block_size is not None:
+        source, added = _with_zero_queries(source, block_size)
+    keeps_format = not added and (not to_house or source.translation.format == house.NAME)
+    if keeps_format and not source.has_pickles:
+        mend = "" if source.translation.format == house.NAME else "; did you mean `--to house`?"
+        raise CheckpointError(
+            f"{source.folder} is in safetensors already, in the {source.translation.format} format"
+            f"{mend or '.'}"
+        )
+    config = source.config if keeps_format else house_config(source.translation)
+    if not keeps_format:
+        _refuse_renamed_quantisation(source)
+    source.check_tied_head()
+    stream = _rewritten(source, source.without_values(), keeps_format, added)
+    headers = {name: weights.header(name, tensor, path) for path, name, tensor in stream}
+    result = validate_content(config, lambda: headers)
+    kept, left = _other_files(source)
+    return Plan(source, keeps_format, added, result, shards(headers), kept, left)
+
+
+def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[str, Tensor]]:
+    """A standard model as the AttnRes model that begins as it, and the tensors it needs for that.
+
+    Zero queries make every mix a plain mean, whose scale the norm behind it takes away, up to its
+    eps.
+    """
+    config = source.translation.config
+    layout, hidden = source.translation.layout, config["hidden_size"]
+    eps = FAMILIES[source.translation.base].epsilon(config)
+    spec = AttnResSpec.uniform(layout, block_size, eps)
+    rename = source.format.rename
+    found = [header.dtype for name, header in source.headers.items() if rename(name) == EMBEDDING]
+    if not found:
+        raise CheckpointError(f"{source.folder} lacks the tensor {EMBEDDING} (in house names).")
+    dtype = weights.TORCH_DTYPES[found[0]]
+    added: dict[str, Tensor] = {}
+    for site in sites(spec):
+        added[tensor_name(site.index, "proj", layout)] = torch.zeros((1, hidden), dtype=dtype)
+        added[tensor_name(site.index, "norm", layout)] = torch.ones(hidden, dtype=dtype)
+    return replace(source, translation=replace(source.translation, spec=spec)), added
+
+
+def house_config(translation: Translation) -> dict[str, Any]:
+    """The config.json of a model in the house format.
+
+    Raises:
+        CheckpointError: the house format cannot say all of it.
+    """
+    spec = translation.spec
+    if spec is None:
+        raise CheckpointError(
+            "the model has standard residuals, which the house format does not describe; add "
+            "`--add-zero-queries --block-size S` to make an AttnRes model that begins as it."
+        )
+    options = spec.to_house()
+    starts = list(spec.block_starts)
+    size = (starts[1:] or [spec.num_sublayers])[0]
+    if starts == list(range(0, spec.num_sublayers, size)):
+        options = {"block_size": size} | {k: v for k, v in options.items() if k != "block_starts"}
+    family = FAMILIES[translation.base]
+    config: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "attn_res": options,
+    }
+    if translation.qk_norm_eps is not None:
+        config["qk_norm_eps"] = translation.qk_norm_eps
+    base = _of_the_base(translation.config)
+    config |= base
+    found = resolve(config)
+    same = found and replace(found, format=translation.format, config=translation.config)
+    if found is None or same != translation or _of_the_base(found.config) != base:
+        raise CheckpointError(
+            f"the house format cannot describe this model of the {translation.format} format "
+            "exactly, so it cannot be converted; serve it as it is."
+        )
+    return config
+
+
+def _of_the_base(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a config.json is the base family's."""
+    own = ("architectures", "model_type", "attn_res", "qk_norm_eps")
+    return {key: value for key, value in config.items() if key not in own}
+
+
+def _refuse_renamed_quantisation(source: Source) -> None:
+    rename = source.format.rename
+    if source.config.get("quantization_config") and any(rename(n) != n for n in source.headers):
+        raise CheckpointError(
+            "the model is quantised, and its quantization_config names modules as the "
+            f"{source.translation.format} format does; convert the model before it is quantised."
+        )
+
+
+def _rewritten(
+    source: Source,
+    tensors: Iterable[tuple[Path, str, Tensor]],
+    keeps_format: bool,
+    added: dict[str, Tensor],
+) -> Stream:
+    """The source's tensors under the names they will have, and behind them those that are added."""
+    layout = source.translation.layout
+    if keeps_format:
+        yield from (found for found in tensors if not source.is_tied_head(found[1]))
+    else:
+        for path, name, tensor in source.in_house_names(tensors):
+            site = site_of(name, layout)
+            is_query = site is not None and site[1] == "proj"
+            yield path, name, tensor.reshape(1, -1) if is_query else tensor
+    for name, tensor in added.items():
+        yield source.files[-1], name, tensor
+
+
+def _other_files(source: Source) -> tuple[list[Path], list[str]]:
+    """The files that are taken over, and the names of those that are not."""
+    weights_files = {path.name for path in source.files}
+    known = {"config.json", INDEX, weights.PICKLE_INDEX, *weights_files}
+    others = [path for path in sorted(source.folder.iterdir()) if path.name not in known]
+    kept = [
+        path
+        for path in others
+        if path.is_file()
+        and path.suffix not in (*PICKLES, ".py")
+        and any(path.match(pattern) for pattern in KEPT)
+    ]
+    return kept, [path.name for path in others if path not in kept]

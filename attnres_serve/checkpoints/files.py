@@ -1,0 +1,145 @@
+"""A checkpoint folder: its config.json and the headers of its safetensors files."""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.checkpoints.tensors import Stored
+from attnres_serve.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# What trainers leave beside the weights.
+_NOT_WEIGHTS = re.compile(r"training_args|trainer_state|optimizer|scheduler|scaler|rng_state")
+
+
+@dataclass(frozen=True)
+class Header(Stored):
+    """What a file of weights says of one tensor.
+
+    Attributes:
+        file: where it is.
+    """
+
+    file: Path
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bits_per_element(self) -> int:
+        width = re.search(r"\d+", self.dtype)
+        return int(width[0]) if width else 8  # BOOL
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.elements * self.bits_per_element // 8
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of ``folder``/config.json.
+
+    Raises:
+        CheckpointError: no such folder, no such file, or not a JSON object.
+    """
+    if not folder.exists():
+        raise CheckpointError(f"{folder} does not exist; give the path of a checkpoint folder.")
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is a file; give the folder that holds config.json and the safetensors files."
+        )
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no config.json, so it is not a checkpoint folder.")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} holds a {type(config).__name__}; expected a JSON object.")
+    return config
+
+
+def read_headers(folder: Path) -> dict[str, Header]:
+    """Every tensor in the folder's safetensors files, none of them read.
+
+    Raises:
+        CheckpointError: no safetensors file, a damaged one, or a shard missing.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    headers: dict[str, Header] = {}
+    for path in safetensors_files(folder):
+        try:
+            # Headers are the same for every framework, and numpy is imported faster than torch.
+            with safe_open(path, framework="np") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
+                    if name in headers:
+                        raise CheckpointError(f"the tensor {name} is in more than one file.")
+                    found = tensors.get_slice(name)
+                    headers[name] = Header(tuple(found.get_shape()), found.get_dtype(), path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path} is damaged or truncated ({error}); copy or download it again."
+            ) from None
+    return headers
+
+
+def pickles(folder: Path) -> list[Path]:
+    """The pickles of a folder that may hold weights."""
+    found = (path for path in folder.iterdir() if path.suffix in PICKLES)
+    return sorted(path for path in found if not _NOT_WEIGHTS.match(path.name))
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The files of weights that are served.
+
+    Raises:
+        CheckpointError: there are none, or a shard is missing.
+    """
+    if (folder / INDEX).is_file():
+        return indexed_files(folder / INDEX)
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    if old := pickles(folder):
+        raise CheckpointError(
+            f"{folder} has its weights in {old[0].name}, a pickle, which can run code when it is "
+            "read; make safetensors of it, reading tensors only, with `attnres-serve convert "
+            f"{shlex.quote(str(folder))} DST`."
+        )
+    raise CheckpointError(f"{folder} has no *.safetensors file, so there are no weights to serve.")
+
+
+def indexed_files(index: Path) -> list[Path]:
+    """The files that an index of shards names, all of which exist.
+
+    Raises:
+        CheckpointError: the index is damaged, or a file is missing.
+    """
+    names = sorted(set(weight_map(index).values()))
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent} lacks the file {missing[0]}, which {index.name} names; copy or "
+            "download it again."
+        )
+    return [index.parent / name for name in names]
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """From the name of every tensor to the file that an index of shards says it is in.
+
+    Raises:
+        CheckpointError: the index is damaged.
+    """
+    try:
+        table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(tensor): str(file) for tensor, file in table.items()}
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise CheckpointError(f"{index} is damaged; copy or download it again.") from None

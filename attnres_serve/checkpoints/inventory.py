@@ -1,0 +1,210 @@
+"""The tensors of a checkpoint, validated against those that its model needs.
+
+The headers of a checkpoint's files and the weights that stream to a model both go through an
+``Inventory``, so that a checkpoint is refused by the same rules wherever it is read.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from attnres_serve import formats
+from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.names import (
+    PARTS,
+    TIED,
+    expected_parts,
+    parts_of,
+    same_tensor,
+    tensor_name,
+)
+from attnres_serve.checkpoints.tensors import (
+    Stored,
+    check_dtype,
+    check_part,
+    check_spare_bias,
+    check_tied,
+)
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.formats.format import Format
+from attnres_serve.formats.refused import variant
+from attnres_serve.formats.translation import Translation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOOKS_LIKE_ATTNRES = re.compile(
+    r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres|null_source|pre_gate"
+)
+
+
+class Inventory:
+    """The tensors of a checkpoint that have come, by house names.
+
+    Attributes:
+        base: what the base model needs.
+        stored: shape and type of every tensor.
+        own_names: the checkpoint's own name of every tensor.
+    """
+
+    def __init__(self, format_module: Format, base: BaseTensors, spec: AttnResSpec | None) -> None:
+        """Begin with no tensor.
+
+        Args:
+            format_module: the format of the checkpoint.
+            base: what the base model needs.
+            spec: the depth attention, None for a model with standard residuals.
+        """
+        self.base = base
+        self.stored: dict[str, Stored] = {}
+        self.own_names: dict[str, str] = {}
+        self._format = format_module
+        self._sites = {
+            tensor_name(site, part, base.layout): (site, part)
+            for site, part in expected_parts(spec)
+        }
+        self._tied: dict[str, Tensor] = {}
+
+    def take(self, own: str, stored: Stored) -> dict[str, tuple[int, str] | None]:
+        """Enter a tensor and check it.
+
+        Args:
+            own: its name in the checkpoint.
+            stored: its shape and type.
+
+        Returns:
+            The house names of the equal parts that it holds along its first dimension, one unless
+            the format fuses weights, each with the site and the part (a key of ``PARTS``) that it
+            is for; None in their place for a tensor of the base model.
+
+        Raises:
+            CheckpointError: it is left over, misshapen, of a type that cannot be read, or a second
+                tensor for the same weight.
+        """
+        names = self.enter(own, stored)
+        for name in names:
+            self.check(name)
+        return {name: self._sites.get(name) for name in names}
+
+    def enter(self, own: str, stored: Stored) -> list[str]:
+        """Enter a tensor, of which so far only the name is checked, and that it is not quantised.
+
+        Args:
+            own: its name in the checkpoint.
+            stored: its shape and type.
+
+        Returns:
+            The house names of its parts, as ``take`` has them.
+
+        Raises:
+            CheckpointError: its parts are not equal, its type cannot be read, it is a second tensor
+                for the same weight, or an AttnRes tensor without a site.
+        """
+        parts = parts_of(self._format, own, stored.shape)
+        if not self.base.quantisation:
+            check_dtype(own, stored.dtype)
+        names = []
+        for part, shape in parts.items():
+            name = self._format.rename(part)
+            if name in self.own_names:
+                raise CheckpointError(same_tensor(self.own_names[name], part))
+            if name not in self._sites and _LOOKS_LIKE_ATTNRES.search(name):
+                raise CheckpointError(
+                    f"the checkpoint holds the AttnRes tensor {part}{variant(part)}, for which its "
+                    "configuration has no site; the configuration and the weights do not belong "
+                    "together."
+                )
+            self.stored[name], self.own_names[name] = Stored(shape, stored.dtype), part
+            names.append(name)
+        return names
+
+    def check(self, name: str) -> None:
+        """Check a tensor that was entered.
+
+        Args:
+            name: its house name.
+
+        Raises:
+            CheckpointError: it is left over, misshapen or of a type that cannot be read.
+        """
+        own, stored = self.own_names[name], self.stored[name]
+        if name in self._sites:
+            hidden = self.base.config["hidden_size"]
+            check_part(own, stored, *self._sites[name], hidden, self.base.layout)
+        else:
+            self.base.check(name, own, stored)
+
+    def close(self, here: Callable[[str], bool] = lambda name: True) -> None:
+        """Check whether everything has come that the model needs.
+
+        Args:
+            here: whether a tensor, by its house name, is needed here, and not on another pipeline
+                stage only.
+
+        Raises:
+            CheckpointError: a tensor is missing, an AttnRes tensor is misshapen, or what a
+                quantisation wrote is not whole.
+        """
+        for name, (site, part) in self._sites.items():
+            if not here(name):
+                continue
+            if name not in self.stored:
+                raise CheckpointError(
+                    f"the checkpoint lacks the {PARTS[part]} of {self.base.layout.site_name(site)} "
+                    f"({name} in house names); a missing one is never taken as zero, so save the "
+                    "model with all of them."
+                )
+            self.check(name)
+        self.base.check_whole(self.stored, self.own_names, here)
+
+    def has_telling_values(self, name: str) -> bool:
+        """Whether names and shapes leave open if the model is the one that config.json describes.
+
+        Args:
+            name: the house name of a tensor that was entered.
+        """
+        if name in TIED:
+            return self.base.is_tied and all(other in self.stored for other in TIED)
+        return self.base.is_spare_bias(name)
+
+    def check_values(self, name: str, tensor: "Tensor") -> None:
+        """Check the values of a tensor that was entered, if they matter.
+
+        Args:
+            name: its house name.
+            tensor: the tensor, of any shape and dtype.
+
+        Raises:
+            CheckpointError: the head is tied to the embedding and has other values, or a bias that
+                the model does not have is not zero.
+        """
+        if name in TIED and self.base.is_tied:
+            # A loader may free the first of the two with its file.
+            self._tied[name] = tensor.to("cpu", copy=not self._tied)
+            check_tied(self._tied)
+        elif self.base.is_spare_bias(name):
+            check_spare_bias(self.own_names[name], tensor)
+
+
+def validate_headers(translation: Translation, headers: Mapping[str, Stored]) -> Inventory:
+    """Validate that tensors are exactly those that a model needs, by their headers.
+
+    All are entered before one is checked: a tensor under a wrong name is missing and left over, and
+    what is missing tells more.
+
+    Args:
+        translation: what the resolver made of config.json.
+        headers: the tensors by the checkpoint's own names.
+
+    Raises:
+        CheckpointError: one is missing, left over, misshapen or of a type that cannot be read.
+    """
+    base = BaseTensors(translation.base, translation.config)
+    inventory = Inventory(formats.by_name(translation.format), base, translation.spec)
+    for own, header in headers.items():
+        inventory.enter(own, header)
+    inventory.close()
+    for name in inventory.stored:
+        inventory.check(name)
+    return inventory

@@ -1,0 +1,120 @@
+"""Names of tensors: a checkpoint's own, and those of the house format."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import EMBEDDING, HEAD, Shape
+from attnres_serve.formats.format import Format
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_ATTNRES = re.compile(
+    r"^model\.(?:layers\.(?P<layer>\d+)\.(?P<kind>\w+?)_res"
+    r"|(?P<final>output_attn)_res)_(?:(?P<part>proj|norm)\.weight|(?P<bias>bias))$"
+)
+
+TIED = (EMBEDDING, HEAD)
+
+# What names call a kind of sublayer, where not by its own name.
+_HOUSE_KINDS = {"attention": "self_attention"}
+_KINDS = {house: kind for kind, house in _HOUSE_KINDS.items()}
+
+PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
+
+
+def site_of(name: str, layout: Layout) -> tuple[int, str] | None:
+    """Site and part (a key of ``PARTS``) of an AttnRes tensor.
+
+    Returns None for tensors of the base model; a site behind the final one for a sublayer that the
+    model has not, of a kind that it has.
+    """
+    match = _ATTNRES.match(name)
+    if not match:
+        return None
+    part, final = match["part"] or match["bias"], layout.num_sublayers
+    if match["final"]:
+        return final, part
+    kind = _KINDS.get(match["kind"], match["kind"])
+    if kind not in layout.kinds or match["kind"] in _HOUSE_KINDS:
+        return None
+    site = layout.find(int(match["layer"]), kind)
+    return final + 1 if site is None else site, part
+
+
+def tensor_name(site: int, part: str, layout: Layout) -> str:
+    """The inverse of ``site_of``."""
+    leaf = part if part == "bias" else f"{part}.weight"
+    if site == layout.num_sublayers:
+        return f"model.output_attn_res_{leaf}"
+    sublayer = layout.sublayers[site]
+    kind = _HOUSE_KINDS.get(sublayer.kind, sublayer.kind)
+    return f"model.layers.{sublayer.layer}.{kind}_res_{leaf}"
+
+
+def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
+    """Site and part of every AttnRes tensor of a checkpoint.
+
+    Site 0's are among them though they never matter, as every format has them.
+    """
+    if spec is None:
+        return []
+    parts = [part for part in PARTS if part != "bias" or spec.recency_bias]
+    owners = dict.fromkeys(site.tensors for site in sites(spec) if site.mixes)
+    return [(site, part) for site in owners for part in parts]
+
+
+def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]:
+    """The parts that a tensor of a checkpoint holds, by names that the format's ``rename`` knows.
+
+    One, the tensor itself, unless the format fuses weights.
+
+    Raises:
+        CheckpointError: a fused tensor is not made of equal parts.
+    """
+    parts = getattr(format_module, "parts", None)
+    names = parts(name) if parts else (name,)
+    if len(names) == 1:
+        return {name: shape}
+    if not shape or shape[0] % len(names):
+        raise CheckpointError(
+            f"{name} has the shape {list(shape)}; it should hold {len(names)} parts of equal size, "
+            "one after the other along the first dimension."
+        )
+    return dict.fromkeys(names, (shape[0] // len(names), *shape[1:]))
+
+
+def split(format_module: Format, name: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
+    """The parts that ``parts_of`` names, cut out of a tensor.
+
+    Raises:
+        CheckpointError: as ``parts_of`` does.
+    """
+    names = list(parts_of(format_module, name, tuple(tensor.shape)))
+    return zip(names, cut(tensor, len(names)), strict=True)
+
+
+def cut(tensor: "Tensor", count: int) -> tuple["Tensor", ...]:
+    """The equal parts of a tensor along its first dimension; of one part the tensor itself."""
+    return tensor.chunk(count) if count > 1 else (tensor,)
+
+
+def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
+    table, the copy of a tied head."""
+    tied = name == HEAD and config.get("tie_word_embeddings")
+    return bool(tied) or name.endswith("rotary_emb.inv_freq")
+
+
+def same_tensor(first: str, second: str) -> str:
+    """The sentence about two tensors of a checkpoint that mean the same weight."""
+    return (
+        f"the checkpoint holds both {first} and {second}, two names of one weight; which of them "
+        "was trained cannot be told, so save the model with one."
+    )

@@ -1,0 +1,156 @@
+"""What a server needs of a checkpoint besides its tensors, told by its files and config.json."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.compat import source
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.flags import usual, value_of
+from attnres_serve.formats.translation import Translation
+
+# Files of which one is enough for a tokenizer of one kind or another.
+TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model*", "tekken.json", "*.tiktoken", "tiktoken.model"),
+    *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece*.model", "tokenization_*.py"),
+)
+WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # tokens are bytes
+SUFFIXES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}  # that vLLM takes in numbers of tokens
+# Flags and variables with which vLLM takes more tokens than config.json states, or fewer.
+OTHER_CONTEXT = ("--hf-overrides", "--disable-sliding-window", "--rope-scaling")
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """The name of the file of the tokenizer, None without one, and whether there is a template."""
+    return {"tokenizer": tokenizer(folder), "chat_template": has_chat_template(folder)}
+
+
+def validate(
+    name: str, translation: Translation, folder: Path | None, words: list[str] | None = None
+) -> None:
+    """Refuse a checkpoint that vLLM's server would fail at, after the seconds of its start.
+
+    Args:
+        name: what the checkpoint is called.
+        translation: what the resolver made of it.
+        folder: where its files are; None for a model id, whose tokenizer is not looked for.
+        words: flags of vLLM's server.
+
+    Raises:
+        CheckpointError: there is no tokenizer, or this device computes no heads of that size.
+        SettingError: ``--max-model-len`` is longer than the model's context.
+    """
+    words = words or []
+    validate_heads(name, translation)
+    validate_context(name, translation, words)
+    other = value_of("--tokenizer", words)
+    place = folder if other is None else Path(other)
+    another_kind = value_of("--tokenizer-mode", words) not in (None, "auto", "hf", "slow")
+    if another_kind or "--skip-tokenizer-init" in map(usual, words):
+        return
+    if place is not None and place.is_dir() and tokenizer(place) is None:
+        raise CheckpointError(
+            f"{place} has no tokenizer, for example tokenizer.json; copy its files beside the "
+            "weights, name another folder with --tokenizer, or serve token ids alone with "
+            "--skip-tokenizer-init."
+        )
+
+
+def validate_heads(name: str, translation: Translation) -> None:
+    """Refuse heads that vLLM's attention on this device does not compute.
+
+    Raises:
+        CheckpointError: their size is none of those that it has a kernel for.
+    """
+    size, sizes = head_size(translation.config), source.head_sizes()
+    if sizes and size not in sizes:
+        raise CheckpointError(
+            f"{name} has heads of the size {size}, and vLLM's attention on CPU computes those of "
+            f"{', '.join(map(str, sizes))}; serve it on a GPU."
+        )
+
+
+def validate_context(name: str, translation: Translation, words: list[str]) -> None:
+    """Refuse a ``--max-model-len`` that vLLM refuses.
+
+    Raises:
+        SettingError: it is longer than the model's context.
+    """
+    asked = _tokens(value_of("--max-model-len", words))
+    free = os.environ.get(LONGER, "0").strip().lower() in ("1", "true")
+    others = [word for word in map(usual, words) if word.startswith(OTHER_CONTEXT)]
+    if asked is None or free or others:
+        return
+    config = translation.config
+    rope = _rope(config)
+    # By YaRN's own numbers in vLLM 0.28, by max_position_embeddings in later ones: the longer.
+    stretched = rope.get("original_max_position_embeddings", 0) * (rope.get("factor") or 1)
+    longest = int(max(context(config), config.get("model_max_length") or 0, stretched))
+    if asked > longest:
+        raise SettingError(
+            f"--max-model-len is {asked}, and {name} has a context of {longest} tokens; give at "
+            f"most that, or set {LONGER}=1 to serve positions that it was not trained for."
+        )
+
+
+def tokenizer(folder: Path) -> str | None:
+    """The name of a file by which a folder has a tokenizer, None if there is none."""
+    for pattern in TOKENIZERS:
+        if found := sorted(folder.glob(pattern)):
+            return found[0].name
+    bytewise = _read(folder / "tokenizer_config.json").get("tokenizer_class") in WITHOUT_FILES
+    return "tokenizer_config.json" if bytewise else None
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether vLLM finds out by itself how a chat becomes a prompt."""
+    files = ("chat_template.jinja", "chat_template.json")
+    inside = _read(folder / "tokenizer_config.json").get("chat_template")
+    return bool(inside) or any((folder / name).is_file() for name in files)
+
+
+def context(config: Mapping[str, Any]) -> int:
+    """Tokens of the longest sequence, as vLLM counts them.
+
+    Args:
+        config: that of the base family.
+    """
+    rope = _rope(config)
+    kind = rope.get("rope_type", rope.get("type"))
+    # Of these two, max_position_embeddings is what comes out of the factor.
+    factor = 1 if kind in ("llama3", "yarn") else rope.get("factor") or 1
+    return int(config["max_position_embeddings"] * factor)
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """Numbers of one head of attention; ``config`` is that of the base family."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def command(name: str) -> str:
+    """The command that serves a checkpoint."""
+    return f"attnres-serve serve {shlex.quote(name)}"
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
+def _tokens(value: str | None) -> int | None:
+    """A number of tokens as vLLM reads it; None where it is none, or left to vLLM."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmKM]?)", (value or "").strip())
+    return int(float(found[1]) * SUFFIXES.get(found[2], 1)) if found else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where it cannot be had: whoever needs it says so."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

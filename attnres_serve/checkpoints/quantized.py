@@ -1,0 +1,190 @@
+"""What a quantisation makes of the weight of a linear layer, checked by names, shapes and types.
+
+Methods differ in how they pack numbers.  What is checked here holds for all of them: something is
+the weight, numbers that are no floats have a scale, and the parts that vLLM makes one layer of are
+quantised alike.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from attnres_serve.checkpoints.names import same_tensor
+from attnres_serve.checkpoints.tensors import FLOATS, Stored, check_shape
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import Shape
+
+_WEIGHT = re.compile(r"_?q?weight(_packed|_qdata)?")
+_SCALE = re.compile(r"_?(weight_)?scales?(_inv)?")
+_OF_THE_WEIGHT = re.compile(r"_?q?weight|_?scales|qzeros|g_idx")
+_CACHE_SCALE = re.compile(
+    r"(?P<stem>.+\.self_attn\.)((attn|qkv_proj)\.)?((kv|[qkv]|prob)_scale|[qkv]_zero_point)"
+)
+# What each method stores beside the packed weight, where a scale alone does not make it whole.
+_BESIDE = {"gptq": ("scales", "qzeros"), "awq": ("scales", "qzeros")}
+_WHOLE = ("I8", "F8_E4M3", "F8_E5M2")  # one element for every weight
+
+
+def is_weight(name: str) -> bool:
+    """Whether a tensor is the weight of a layer, and not what lies beside it."""
+    return _WEIGHT.fullmatch(name.rpartition(".")[2]) is not None
+
+
+def is_cache_scale(name: str, needed: Mapping[str, Shape]) -> bool:
+    """Whether a tensor is a scale of an 8-bit KV cache, of a layer that the model has."""
+    found = _CACHE_SCALE.fullmatch(name)
+    return found is not None and f"{found['stem']}q_proj.weight" in needed
+
+
+def may_have_spare_biases(quantisation: Mapping[str, Any]) -> bool:
+    """Whether exporters of this method write a bias of zeros for every layer that has none."""
+    return quantisation.get("quant_method") == "gptq"
+
+
+def check_leaf(own: str, leaf: str, stored: Stored, weight: Shape) -> None:
+    """Raise CheckpointError if a tensor below a linear layer is larger than the layer.
+
+    vLLM would cut it without a word.  Some methods turn the matrix round.
+
+    Args:
+        own: the tensor's own name.
+        leaf: what it is called below the layer.
+        stored: its shape and type.
+        weight: the shape of the layer's weight, unquantised.
+    """
+    if leaf == "weight" and stored.dtype in (*FLOATS, *_WHOLE):
+        check_shape(own, stored.shape, weight)
+    if not (_WEIGHT.fullmatch(leaf) or _SCALE.fullmatch(leaf)) or prod(stored.shape) == 1:
+        return
+    orders = [weight] if leaf.startswith("weight") else [weight, weight[::-1]]
+    if not any(_fits(stored.shape, order) for order in orders):
+        raise CheckpointError(
+            f"the tensor {own} has the shape {list(stored.shape)}, which is larger than the "
+            f"weight that it belongs to, {list(weight)} by config.json; the configuration and the "
+            "weights do not belong together."
+        )
+
+
+def _fits(shape: Shape, most: Shape) -> bool:
+    sizes = zip(shape, most, strict=False)
+    return len(shape) <= len(most) and all(size <= whole for size, whole in sizes)
+
+
+def check_linear(
+    stem: str, leaves: Mapping[str, Stored], own: Mapping[str, str], method: Any
+) -> str | None:
+    """Raise CheckpointError unless a linear layer has a weight that can be read.
+
+    Args:
+        stem: the layer's house name.
+        leaves: its tensors by what they are called below it.
+        own: their own names.
+        method: ``quant_method`` of the quantisation.
+
+    Returns:
+        The leaf that is the weight, None where there is none.
+    """
+    held = [leaf for leaf in leaves if _WEIGHT.fullmatch(leaf)]
+    if len(held) > 1:
+        raise CheckpointError(same_tensor(own[held[0]], own[held[1]]))
+    if not held:
+        return None
+    (weight,) = held
+    scales = [leaf for leaf in leaves if _SCALE.fullmatch(leaf)]
+    dtype = leaves[weight].dtype
+    if dtype in FLOATS and scales:
+        raise CheckpointError(
+            f"the tensor {own[weight]} holds {dtype}, but {own[scales[0]]} beside it is the scale "
+            "of a quantised weight; save the model as the quantisation wrote it."
+        )
+    if dtype == "I8" and scales and leaves[scales[0]].dtype not in FLOATS:
+        raise CheckpointError(
+            f"the tensor {own[scales[0]]} holds {leaves[scales[0]].dtype}; expected "
+            f"{', '.join(FLOATS)}, as the scale of integers is."
+        )
+    missing = [] if dtype in FLOATS or scales else ["a scale (weight_scale or the like)"]
+    if weight == "qweight":
+        missing = [leaf for leaf in _BESIDE.get(method, ()) if leaf not in leaves] or missing
+    if missing:
+        raise CheckpointError(
+            f"the tensor {own[weight]} holds {dtype}, and the checkpoint lacks {missing[0]} of "
+            f"{stem}, without which its numbers mean nothing; save the model with all that the "
+            "quantisation wrote."
+        )
+    return weight
+
+
+def check_fused(
+    layers: Mapping[str, Mapping[str, Stored]], fused: Sequence[tuple[str, ...]]
+) -> None:
+    """Raise CheckpointError where parts of one layer of vLLM's are quantised in different ways.
+
+    A tensor of one part would be taken as that of all.
+
+    Args:
+        layers: the tensors of every linear layer, as ``check_linear`` has them.
+        fused: the names of those that vLLM makes one layer of.
+    """
+    for stem in layers:
+        prefix, _, first_part = stem.rpartition(".")
+        group = next((group for group in fused if group[0] == first_part), ())
+        parts = [name for part in group if (name := f"{prefix}.{part}") in layers]
+        for first, second in pairwise(parts):
+            if _manner(layers[first]) != _manner(layers[second]):
+                raise CheckpointError(
+                    f"{first} and {second} (in house names), which are one layer in vLLM, are "
+                    "quantised in different ways; quantise both in the same way, or neither."
+                )
+
+
+def _manner(leaves: Mapping[str, Stored]) -> set[tuple[str, str]]:
+    return {
+        (leaf, "float" if found.dtype in FLOATS else found.dtype)
+        for leaf, found in leaves.items()
+        if _OF_THE_WEIGHT.match(leaf)
+    }
+
+
+def check_entries(quantisation: Mapping[str, Any], modules: Mapping[str, str]) -> None:
+    """Raise CheckpointError if a quantisation names layers by names that vLLM does not have.
+
+    vLLM compares ``ignore``, ``targets`` and their like with the base family's names: whole, as
+    parts, as patterns.  An entry is right if it means the same layers by either name.
+
+    Args:
+        quantisation: the ``quantization_config``.
+        modules: the checkpoint's own names of linear layers, by their house names.
+    """
+    renamed = [(own, house) for house, own in modules.items() if own != house]
+    for entry in _entries(quantisation) if renamed else ():
+        for own, house in renamed:
+            if _matches(entry, own) != _matches(entry, house):
+                raise CheckpointError(
+                    f"quantization_config has the entry {entry!r}, which fits only one of {own} "
+                    f"and {house}, the checkpoint's and vLLM's names of one layer; convert the "
+                    "model to the house format before it is quantised, or quantise it by entries "
+                    "that fit both names, such as the class Linear."
+                )
+
+
+def _entries(value: Any) -> Iterator[str]:
+    """What may name layers in a JSON value: strings in lists, and others with dots or stars."""
+    if isinstance(value, Mapping):
+        yield from (key for key in value if isinstance(key, str) and re.search("[.*]", key))
+        value = [v for v in value.values() if not isinstance(v, str) or re.search("[.*]", v)]
+    for item in value if isinstance(value, list) else ():
+        yield from (item,) if isinstance(item, str) else _entries(item)
+
+
+def _matches(entry: str, name: str) -> tuple[bool, ...]:
+    """In which of the ways that vLLM's methods have an entry means a layer."""
+    try:
+        pattern = bool(
+            re.match(entry.removeprefix("re:").removeprefix("+:").removeprefix("-:"), name)
+        )
+    except re.error:
+        pattern = False
+    return entry == name, entry in name, pattern, fnmatchcase(name, entry)

@@ -1,0 +1,152 @@
+"""Files of weights, safetensors and pickles, opened for their tensors and for nothing else.
+
+Tensors are mapped from their file, so that they cost no memory until they are read.
+"""
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from attnres_serve.checkpoints.files import (
+    PICKLES,
+    Header,
+    indexed_files,
+    pickles,
+    safetensors_files,
+)
+from attnres_serve.errors import CheckpointError
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+# Where trainers that save more than the weights put them.
+_HOLDERS = ("model", "state_dict", "model_state_dict")
+_LR_ATTNRES = re.compile(r"(^|\.)attn_residuals\.\d+\.query$")
+
+
+def files(folder: Path) -> list[Path]:
+    """The files that hold the weights of a folder: safetensors where there are any, else pickles.
+
+    Raises:
+        CheckpointError: there are none, one is missing, or which pickle is meant is not clear.
+    """
+    if any(folder.glob("*.safetensors*")):
+        return safetensors_files(folder)
+    if (folder / PICKLE_INDEX).is_file():
+        return indexed_files(folder / PICKLE_INDEX)
+    found = pickles(folder)
+    if folder / "pytorch_model.bin" in found:
+        return [folder / "pytorch_model.bin"]
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{folder} holds the pickles {found[0].name} and {found[1].name} without an index; "
+            "leave only the one that holds the weights."
+        )
+    return found or safetensors_files(folder)
+
+
+def tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of one file, one after the other.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds what is no plain tensor.
+    """
+    if path.suffix in PICKLES:
+        yield from read_pickle(path).items()
+        return
+    try:
+        with safe_open(path, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - safe_open is not a mapping
+                yield name, opened.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or truncated ({error}); copy or download it again."
+        ) from None
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of ``torch.save``; nothing in it is ever run.
+
+    Raises:
+        CheckpointError: it is damaged, holds more than tensors, or is of no supported format.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about protocols and archives; what matters is raised
+            content = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL ([\w.]+)|(?:class|function) ([\w.]+)", str(error))
+        reason = f" (it asks for {asked[1] or asked[2]})" if asked else ""
+        raise CheckpointError(
+            f"{path} holds more than tensors{reason}, so it was not read and nothing in it was "
+            "run; save the state_dict alone where the model was trained, or better safetensors."
+        ) from None
+    except Exception as error:  # damaged archives raise anything
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise CheckpointError(
+            f"{path} cannot be read as tensors ({type(error).__name__}: {reason}); copy or "
+            "download it again, or save the model as safetensors."
+        ) from None
+    return _state_dict(content, path)
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    if isinstance(content, dict):
+        for key in _HOLDERS:
+            if isinstance(content.get(key), dict):
+                content = content[key]
+                break
+    if not isinstance(content, dict) or not content:
+        raise CheckpointError(
+            f"{path} holds no tensors by name; expected a state_dict as torch.save writes it."
+        )
+    for name, tensor in content.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(
+                f"{path} holds {name!r}, a {type(tensor).__name__}, among its tensors; save the "
+                "state_dict alone."
+            )
+        if _LR_ATTNRES.search(name):
+            raise CheckpointError(
+                f"{path} is a checkpoint of the LR-AttnRes format (it holds {name}), which is not "
+                "supported: it has no config.json, so neither its blocks nor its base model are "
+                "known; write the model in the house format (docs/use/formats.md)."
+            )
+    return {name: tensor.detach() for name, tensor in content.items()}
+
+
+def header(name: str, tensor: Tensor, file: Path) -> Header:
+    """What safetensors will say of a tensor.
+
+    Raises:
+        CheckpointError: it is sparse, quantised or of a type that has no place there.
+    """
+    if tensor.layout != torch.strided or tensor.dtype not in DTYPES:
+        raise CheckpointError(
+            f"the tensor {name} in {file} is a {tensor.layout} tensor of {tensor.dtype}; expected "
+            "a dense one of plain numbers."
+        )
+    return Header(tuple(tensor.shape), DTYPES[tensor.dtype], file)

@@ -1,0 +1,114 @@
+"""Which tensors a checkpoint must hold, by the names of the house format."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnres_serve.depth.layout import Layout
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+from attnres_serve.checkpoints.names import PARTS, TIED
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint, as far as it is known before it is read.
+
+    Attributes:
+        shape: its shape.
+        dtype: its type as safetensors calls it, for example ``BF16``.
+    """
+
+    shape: Shape
+    dtype: str
+
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def check_part(
+    name: str, stored: Stored, site: int, part: str, hidden: int, layout: Layout
+) -> None:
+    """Raise CheckpointError if the AttnRes tensor ``name`` is not what its part must be."""
+    shapes: dict[str, list[Shape]] = {
+        "proj": [(1, hidden), (hidden,)],
+        "norm": [(hidden,)],
+        "bias": [(), (1,)],
+    }
+    allowed, shape = shapes[part], stored.shape
+    if tuple(shape) not in allowed:
+        raise CheckpointError(
+            f"{name}, the {PARTS[part]} of {layout.site_name(site)}, has the shape "
+            f"{list(shape)}; expected {list(allowed[0])}."
+        )
+    if stored.dtype not in FLOATS:
+        raise CheckpointError(
+            f"{name}, the {PARTS[part]} of {layout.site_name(site)}, holds {stored.dtype}; "
+            f"expected {', '.join(FLOATS)}: queries and key norms are not quantised."
+        )
+
+
+def check_tied(stored: Mapping[str, "Tensor"]) -> None:
+    """Raise CheckpointError if a head that is tied to the embedding is stored with other values.
+
+    Args:
+        stored: those tensors of ``TIED`` that the checkpoint holds, by their house names.
+    """
+    if len(stored) < len(TIED):
+        return
+    import torch
+
+    embedding, head = (stored[name] for name in TIED)
+    same_kind = embedding.dtype == head.dtype and embedding.shape == head.shape
+    if not (same_kind and torch.equal(_bits(embedding), _bits(head))):
+        raise CheckpointError(
+            "config.json ties the head to the embedding (tie_word_embeddings), but the checkpoint "
+            "holds a head of its own with other values (lm_head.weight in house names); set "
+            "tie_word_embeddings to false if it was trained untied, or remove the tensor."
+        )
+
+
+def check_spare_bias(name: str, tensor: "Tensor") -> None:
+    """Raise CheckpointError if a bias that the model has not is more than zeros.
+
+    vLLM would leave it out without a word.
+    """
+    if tensor.any():
+        raise CheckpointError(
+            f"the checkpoint holds the bias {name}, which is not zero and which the model does not "
+            "have by config.json; the configuration and the weights do not belong together."
+        )
+
+
+def _bits(tensor: "Tensor") -> "Tensor":
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def check_dtype(name: str, dtype: str) -> None:
+    """Raise CheckpointError for a tensor that is quantised in a way that nothing tells.
+
+    A quantization_config tells it of linear layers only, and not of a norm or a bias.
+
+    Args:
+        name: its name.
+        dtype: its type as safetensors calls it.
+    """
+    if dtype not in FLOATS:
+        raise CheckpointError(
+            f"the tensor {name} holds {dtype}; expected {', '.join(FLOATS)}, as "
+            "no quantization_config says how to read it otherwise."
+        )
+
+
+def check_shape(name: str, found: Shape, expected: Shape) -> None:
+    """Raise CheckpointError if a tensor has not the shape that its configuration gives it."""
+    if tuple(found) != tuple(expected):
+        raise CheckpointError(
+            f"the tensor {name} has the shape {list(found)}, but config.json makes it "
+            f"{list(expected)}; the configuration and the weights do not belong together."
+        )

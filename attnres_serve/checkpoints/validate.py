@@ -1,0 +1,184 @@
+"""Validates a checkpoint without an engine: by its config.json and the names and shapes of its
+tensors."""
+
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnres_serve import formats
+from attnres_serve.checkpoints import hub
+from attnres_serve.checkpoints.files import INDEX, Header, read_config, read_headers, weight_map
+from attnres_serve.checkpoints.inventory import Inventory, validate_headers
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.formats.resolve import resolve
+from attnres_serve.formats.translation import Translation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was validated.
+
+    Attributes:
+        config: the content of config.json.
+        translation: what the resolver made of it, None where this is no AttnRes checkpoint.
+        headers: its tensors by their own names; none where it is no AttnRes checkpoint, or a model
+            id whose headers cannot be had.
+        inventory: the same tensors by house names, None where there are no headers.
+    """
+
+    config: dict[str, Any]
+    translation: Translation | None
+    headers: Mapping[str, Header]
+    inventory: Inventory | None = None
+
+    def translated(self, name: str) -> Translation:
+        """What the resolver made of it, where it must be an AttnRes checkpoint.
+
+        Args:
+            name: what it is called.
+
+        Raises:
+            CheckpointError: it is none.
+        """
+        if self.translation is None:
+            raise CheckpointError(
+                f"{name} is not an AttnRes checkpoint that can be served: found model_type "
+                f"{self.config.get('model_type')!r} and architectures "
+                f"{self.config.get('architectures')!r}; {formats.SUPPORTED}."
+                f"{_way_to_attnres(name, self.config)}"
+            )
+        return self.translation
+
+
+def _way_to_attnres(name: str, config: dict[str, Any]) -> str:
+    """How a plain model becomes an AttnRes one that computes the same; empty for another model."""
+    if config.get("model_type") not in FAMILIES:
+        return ""
+    command = f"attnres-serve convert {shlex.quote(name)} DST --add-zero-queries --block-size 4"
+    return f" Make an AttnRes model of it, with queries to train, by `{command}`."
+
+
+def tensor_names(name: str | Path, revision: str | None = None) -> Collection[str] | None:
+    """Names of a checkpoint's tensors, None where it has no safetensors files that can be had.
+
+    Args:
+        name: a folder, or a Hugging Face model id.
+        revision: branch, tag or commit of a model id.
+
+    Raises:
+        CheckpointError: a file of a local folder is damaged.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        return hub.read_shared_headers(str(name), revision)
+    index = folder / INDEX
+    if index.is_file():  # enough to tell names, even if the files themselves are elsewhere
+        return weight_map(index)
+    return read_headers(folder) if any(folder.glob("*.safetensors")) else None
+
+
+def translate(
+    config: dict[str, Any],
+    own_code: bool,
+    name: str | Path,
+    revision: str | None = None,
+) -> Translation | None:
+    """``resolve`` with the tensors of the checkpoint ``name`` at hand."""
+    return resolve(config, own_code, lambda: tensor_names(name, revision))
+
+
+def validate_content(
+    config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]
+) -> Checkpoint:
+    """Validate what a checkpoint says of itself, wherever that is from.
+
+    Args:
+        config: the content of config.json.
+        headers: gives its tensors; called, once, only if this may be an AttnRes checkpoint.
+
+    Raises:
+        CheckpointError: for anything that cannot be served exactly.
+    """
+    headers = cache(headers)
+    translation = resolve(config, names=headers)
+    if translation is None:
+        return Checkpoint(config, None, {})
+    return Checkpoint(config, translation, headers(), validate_headers(translation, headers()))
+
+
+def validate(folder: Path) -> Checkpoint:
+    """Validate a checkpoint folder by its config.json and the headers of its safetensors files.
+
+    Of the tensors themselves only a head is read that is stored although it is tied, and biases
+    that the model does not have where its quantisation writes some.
+
+    Raises:
+        CheckpointError: for anything that cannot be served exactly.
+    """
+    found = validate_content(read_config(folder), lambda: read_headers(folder))
+    if found.inventory is not None:
+        _check_values(found.inventory, found.headers)
+    return found
+
+
+def validate_hub(name: str, revision: str | None = None) -> Checkpoint:
+    """The same for a Hugging Face model id, as far as the headers of its files can be had.
+
+    Raises:
+        CheckpointError: for anything that cannot be served exactly, or a model that does not exist.
+    """
+    config = hub.read_config(name, revision)
+    translation = translate(config, False, name, revision)
+    headers = None if translation is None else hub.read_shared_headers(name, revision)
+    if translation is None or headers is None:
+        return Checkpoint(config, translation, {})
+    return Checkpoint(config, translation, headers, validate_headers(translation, headers))
+
+
+def validate_model(name: str, revision: str | None = None, has_weights: bool = True) -> Checkpoint:
+    """Validate a folder, or a Hugging Face model id, that must be an AttnRes checkpoint.
+
+    Args:
+        name: the folder or the model id.
+        revision: branch, tag or commit of a model id.
+        has_weights: whether its weights will be read; otherwise config.json alone must fit.
+
+    Raises:
+        CheckpointError: it cannot be served exactly as it was trained.
+    """
+    folder = hub.local_path(name)
+    if not has_weights:
+        config = hub.read_config(name, revision) if folder is None else read_config(folder)
+        found = Checkpoint(config, translate(config, False, folder or name, revision), {})
+    elif folder is None:
+        found = validate_hub(name, revision)
+    else:
+        found = validate(folder)
+    found.translated(name)
+    return found
+
+
+def _check_values(inventory: Inventory, headers: Mapping[str, Header]) -> None:
+    """Check the tensors whose values decide, after their headers.
+
+    Raises:
+        CheckpointError: a tied head has other values than the embedding, or a bias that the model
+            does not have is not zero.
+    """
+    for name, own in inventory.own_names.items():
+        if own in headers and inventory.has_telling_values(name):
+            inventory.check_values(name, _read(headers, own))
+
+
+def _read(headers: Mapping[str, Header], name: str) -> "Tensor":
+    from safetensors import safe_open  # torch is not imported for the usual checkpoint
+
+    with safe_open(headers[name].file, framework="pt") as tensors:
+        return tensors.get_tensor(name)

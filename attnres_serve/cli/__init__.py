@@ -1,0 +1,287 @@
+"""The ``attnres-serve`` command."""
+
+import argparse
+import os
+import signal
+import sys
+import textwrap
+from itertools import pairwise
+
+from attnres_serve import __version__, flags
+from attnres_serve.bench import command as bench
+from attnres_serve.checkpoints import check
+from attnres_serve.cli import completion
+from attnres_serve.compat import openai_server, source
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.inspect import command as inspect
+from attnres_serve.server import launcher
+from attnres_serve.verify import command as verify
+
+
+def examples(*lines: str) -> str:
+    return "\n  ".join(["Examples:", *(f"attnres-serve {line}" for line in lines)])
+
+
+EXAMPLES = examples(
+    "check path/to/checkpoint",
+    "serve path/to/checkpoint --port 9000",
+    'inspect path/to/checkpoint --prompt "import os" --out trace.png',
+)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps paragraphs without breaking a flag, and leaves examples as they are written."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            part if part.startswith("Examples:") else "\n".join(self._split_lines(part, width))
+            for part in text.split("\n\n")
+        )
+
+
+class PrintCompletion(argparse.Action):
+    """Print the script and end, as ``--version`` does."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        try:
+            print(completion.script(build_parser(), values))
+        except ModuleNotFoundError as error:
+            parser.exit(
+                2,
+                f"attnres-serve: {error.name} is not installed; install it, or attnres-serve with "
+                "the extra completion.\n",
+            )
+        parser.exit()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="attnres-serve",
+        description="Serve Attention Residuals models with vLLM.",
+        formatter_class=HelpFormatter,
+        epilog=f"{EXAMPLES}\n\nEach command has a --help with examples of its own.",
+    )
+    parser.add_argument("--version", action="version", version=f"attnres-serve {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=completion.SHELLS,
+        help="print a script by which the shell completes commands and flags; for bash, put "
+        '`eval "$(attnres-serve --print-completion bash)"` into ~/.bashrc',
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, **options) -> argparse.ArgumentParser:
+        return commands.add_parser(name, formatter_class=HelpFormatter, **options)
+
+    serve = add(
+        "serve",
+        help="serve a checkpoint over HTTP",
+        usage="attnres-serve serve [CHECKPOINT] [--attnres-algorithm ALGORITHM] [flags]",
+        description="Serve a checkpoint with vLLM's OpenAI-compatible server.",
+        epilog="Any other flag is vLLM's. --help=groups lists their groups, --help=ModelConfig "
+        "shows one, --help=max-model-len what has such a name, --help=all everything.\n\n"
+        + examples(
+            "serve path/to/checkpoint",
+            "serve path/to/checkpoint --port 9000 --max-model-len 4096",
+            "serve path/to/checkpoint --enforce-eager --served-model-name demo",
+            "serve path/to/checkpoint --host 0.0.0.0 --api-key-file keys.txt",
+        ),
+        allow_abbrev=False,
+    )
+    launcher.add_arguments(serve)
+    judge = add(
+        "check",
+        help="say what would be served, or why not",
+        description="Judge a checkpoint by its config.json and the headers of its safetensors "
+        "files, and whether it has what a server needs, as `serve` does. Exit status: 0 it can be "
+        "served, 1 it cannot.",
+        epilog=examples("check path/to/checkpoint", "check path/to/checkpoint --json"),
+    )
+    judge.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="folder, or id of a model in the cache"
+    )
+    judge.add_argument("--json", action="store_true", help="print one JSON object")
+    convert = add(
+        "convert",
+        help="make safetensors, the house format or zero queries",
+        description="Write a checkpoint that computes what SRC computes into the new folder DST. "
+        "Pickles (.bin, .pt) become safetensors, reading tensors only; values and types stay as "
+        "they are.",
+        epilog=examples(
+            "convert pickles safetensors",
+            "convert published house --to house --dry-run",
+            "convert plain-llama attnres --add-zero-queries --block-size 4",
+        ),
+    )
+    convert.add_argument("source", metavar="SRC", help="folder, or id of a model in the cache")
+    convert.add_argument("target", metavar="DST", help="folder to make")
+    convert.add_argument("--to", choices=["house"], help="write this format, whatever SRC has")
+    convert.add_argument(
+        "--add-zero-queries",
+        action="store_true",
+        help="give a model with standard residuals zero queries and unit key norms: an AttnRes "
+        "model that computes the same up to the norms' eps, in the house format",
+    )
+    convert.add_argument(
+        "--block-size", type=int, metavar="S", help="sublayers per block of the added queries"
+    )
+    convert.add_argument("--dry-run", action="store_true", help="only say what would be written")
+    verify.add_arguments(
+        add(
+            "verify",
+            help="prove that a checkpoint is served as it was trained",
+            description="Serve a checkpoint in float32 and compare it with a float64 model, as a "
+            "whole and part by part. Exit status: 0 it holds, 1 it does not, 2 it was refused or "
+            "could not be compared.",
+            epilog=examples(
+                "verify path/to/checkpoint",
+                "verify converted --reference original --text sample.txt",
+            ),
+        )
+    )
+    bench.add_arguments(
+        add(
+            "bench",
+            help="measure latency against standard residuals",
+            usage="attnres-serve bench CHECKPOINT [options] [flags of vLLM's engine]",
+            description="Measure prefill and decode of a checkpoint against the same model with "
+            "standard residuals in stock vLLM, in one interleaved run. The last line is one JSON "
+            "document. Exit status: 0 measured, 2 refused.",
+            epilog="Any other flag is vLLM's engine's and given to both, for example "
+            "--max-model-len, --dtype, --enforce-eager, --tensor-parallel-size.\n\n"
+            + examples(
+                "bench path/to/checkpoint --quick",
+                "bench path/to/checkpoint --out result.json --plot result",
+                "bench path/to/checkpoint --http http://127.0.0.1:8000",
+            ),
+            allow_abbrev=False,
+        )
+    )
+    inspect.add_arguments(
+        add(
+            "inspect",
+            help="draw what the sites of a prompt attend to",
+            usage="attnres-serve inspect CHECKPOINT --prompt TEXT [options] [flags of vLLM's "
+            "engine]\n       attnres-serve inspect --url URL --prompt TEXT [options]"
+            "\n       attnres-serve inspect --from TRACE.json [options]",
+            description="Trace a prompt in an engine of its own, or on a running server, and draw "
+            "it: the weights of every site on its sources, for a token and on average, the "
+            "magnitude of the sources and the entropy of the weights. Exit status: 0 written, 2 "
+            "refused.",
+            epilog="Any other flag is vLLM's engine's, for example --dtype, "
+            "--tensor-parallel-size, --served-model-name.\n\n"
+            + examples(
+                'inspect path/to/checkpoint --prompt "import os" --out trace.json',
+                "inspect --from trace.json --out trace.png",
+                "inspect --url http://127.0.0.1:8000 --prompt-file question.txt --out page.html",
+            ),
+            allow_abbrev=False,
+        )
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        Its exit status: 0 done, 1 for a checkpoint that ``check`` or ``verify`` finds wanting, 2
+        for input that is refused otherwise, 130 after an interruption, 141 where nobody reads what
+        it says.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `| head` leaves it
+        if arguments[:1] == ["serve"]:  # vLLM's own affair
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
+    # which it does not know, for it.
+    checkpoint, command = None, list(arguments)
+    by_place = arguments[:1] in (["serve"], ["bench"], ["inspect"])
+    if by_place and len(arguments) > 1 and not arguments[1].startswith("-"):
+        checkpoint = arguments.pop(1)
+    if (topic := _topic(arguments)) is not None:
+        return _show_flags(topic)
+    parser = build_parser()
+    own, others = parser.parse_known_args(arguments)
+    if others and own.command not in ("serve", "bench", "inspect"):
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    try:
+        if own.command == "serve":
+            flags.require_known(
+                others, source.flags_of_server(), flags.names(launcher.add_arguments)
+            )
+            launcher.serve(checkpoint, own, others)
+        elif own.command == "check":
+            check.check(own.checkpoint, own.json)
+        elif own.command == "verify":
+            return verify.run(own)
+        elif own.command == "bench":
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # as of convert
+            return bench.run(checkpoint, own, others, command)
+        elif own.command == "inspect":
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            own_flags = flags.names(inspect.add_arguments)
+            flags.require_known(others, source.flags_of_engine(), own_flags)
+            return inspect.run(checkpoint, own, others)
+        else:
+            _convert(own)
+    except (CheckpointError, SettingError) as error:
+        print(f"attnres-serve: {error}", file=sys.stderr)
+        return 1 if own.command == "check" else 2
+    except ModuleNotFoundError as error:
+        if own.command == "serve":  # vLLM's own affair
+            raise
+        print(
+            f"attnres-serve: {error.name} is not installed; install vLLM, or attnres-serve with "
+            "the extra cpu or cuda.",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        print("attnres-serve: interrupted.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _topic(arguments: list[str]) -> str | None:
+    """The topic that ``serve --help=TOPIC`` asks for, of vLLM's flags; None for another command."""
+    for word, following in pairwise([*arguments, "-"] if arguments[:1] == ["serve"] else []):
+        if word.startswith("--help="):
+            return word.partition("=")[2]
+        if word in ("-h", "--help"):
+            return None if following.startswith("-") else following
+    return None
+
+
+def _show_flags(topic: str) -> int:
+    try:
+        openai_server.print_flags(topic)
+    except SettingError as error:
+        print(f"attnres-serve: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _convert(own: argparse.Namespace) -> None:
+    if own.add_zero_queries != (own.block_size is not None):
+        raise SettingError(
+            "--add-zero-queries and --block-size S (in sublayers; 1 is Full AttnRes) go together; "
+            "give both or neither."
+        )
+    from attnres_serve.checkpoints.convert.command import convert  # imports torch
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it leaves nothing behind
+    convert(own.source, own.target, own.to == "house", own.block_size, own.dry_run)

@@ -1,0 +1,67 @@
+"""Settings with which some of vLLM's layers do more to the residual than a depth state allows.
+
+A layer is named by the module of vLLM that defines it, for example
+``vllm.model_executor.models.deepseek_v2``.
+"""
+
+from attnres_serve.errors import SettingError
+
+# Parts of module names.  A test compares them with the installed vLLM.
+SCALES_RESIDUAL_IN_FLOAT16 = ("deepseek_v2", "AXK1", "openpangu")
+SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5")
+FUSES_ALL_REDUCE = ("deepseek_v32", "glm5next", "minimax_m3", "step3p5")
+
+
+def require_whole_residual(vllm_config, module: str) -> None:
+    """Refuse the settings that a base family's layers cannot have with AttnRes.
+
+    Args:
+        vllm_config: vLLM's, complete but for its workers.
+        module: name of the module that defines the family's layers.
+
+    Raises:
+        SettingError: the first such setting, in one sentence.
+    """
+    for problem in (float16_problem, sequence_parallel_problem, fused_all_reduce_problem):
+        found = problem(vllm_config, module)
+        if found is not None:
+            raise SettingError(found)
+
+
+def float16_problem(vllm_config, module: str) -> str | None:
+    """DeepSeek's first layer divides the residual by the routed scaling factor in float16."""
+    import torch
+
+    dtype = vllm_config.model_config.dtype
+    if dtype != torch.float16 or not _is_one_of(module, SCALES_RESIDUAL_IN_FLOAT16):
+        return None
+    return (
+        "--dtype is float16, in which vLLM's layers of this family scale the residual, and AttnRes "
+        "has none to scale; choose bfloat16 or float32."
+    )
+
+
+def sequence_parallel_problem(vllm_config, module: str) -> str | None:
+    """Tensor, data and expert parallelism together split the tokens of a residual over workers."""
+    splits = vllm_config.parallel_config.use_sequence_parallel_moe
+    if not splits or not _is_one_of(module, SPLITS_RESIDUAL):
+        return None
+    return (
+        "expert parallelism with tensor and data parallelism splits the residual of this family's "
+        "layers over workers, which AttnRes does not support; leave one of the three out."
+    )
+
+
+def fused_all_reduce_problem(vllm_config, module: str) -> str | None:
+    """Some layers add and norm within their all-reduce and go around the norm that is a site."""
+    workers = vllm_config.parallel_config.tensor_parallel_size
+    if workers == 1 or not _is_one_of(module, FUSES_ALL_REDUCE):
+        return None
+    return (
+        f"--tensor-parallel-size is {workers}, with which vLLM's layers of this family norm within "
+        "their all-reduce and leave out the sites of AttnRes; serve it on one worker."
+    )
+
+
+def _is_one_of(module: str, parts: tuple[str, ...]) -> bool:
+    return not set(module.split(".")).isdisjoint(parts)

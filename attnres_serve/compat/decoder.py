@@ -1,0 +1,158 @@
+"""vLLM's model objects inside a worker: norms, layers, parameters and pipeline stages."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+
+def is_norm(module) -> bool:
+    """Whether a module is one of vLLM's two RMSNorms: of weight w, or of weight 1 + w."""
+    from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+
+    return isinstance(module, RMSNorm | GemmaRMSNorm)
+
+
+def adds_one(norm) -> bool:
+    """Whether the weight w of a norm stands for 1 + w."""
+    from vllm.model_executor.layers.layernorm import GemmaRMSNorm
+
+    return isinstance(norm, GemmaRMSNorm)
+
+
+def is_plain_norm(module) -> bool:
+    """Whether a module is an RMSNorm with a weight over the whole of its rows, and no more.
+
+    A subclass may compute anything: the one of K2 Horizon norms groups of a row.
+    """
+    from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+
+    if not is_norm(module):
+        return False
+    base: type = GemmaRMSNorm if adds_one(module) else RMSNorm
+    kept = (getattr(type(module), name) is getattr(base, name) for name in _COMPUTE)
+    if not all(kept):
+        return False
+    return adds_one(module) or (module.has_weight and module.variance_size_override is None)
+
+
+_COMPUTE = ("forward", "forward_native")  # methods of a norm
+
+
+def is_elsewhere(module) -> bool:
+    """Whether a module stands for one of another pipeline stage."""
+    from torch import nn
+
+    return isinstance(module, nn.Identity)  # vLLM's PPMissingLayer is one
+
+
+def empty_intermediate_tensors(rows: int, hidden: int) -> Callable:
+    """The factory of what a pipeline stage receives: hidden states and the packed depth state."""
+    import torch
+    from vllm.sequence import IntermediateTensors
+
+    def make(batch_size: int, dtype: torch.dtype, device: torch.device) -> IntermediateTensors:
+        return IntermediateTensors(
+            {
+                "hidden_states": torch.zeros((batch_size, hidden), dtype=dtype, device=device),
+                "residual": torch.zeros((batch_size, rows, hidden), dtype=dtype, device=device),
+            }
+        )
+
+    return make
+
+
+def forward_one_token(model, weight) -> None:
+    """Run a decoder's own, uncompiled forward on one token of zeros.
+
+    Args:
+        model: the decoder.
+        weight: of one of its norms, whose size, type and device those of activations are.
+    """
+    import torch
+    from vllm.distributed import get_pp_group
+
+    positions = torch.zeros(1, dtype=torch.long, device=weight.device)
+    if get_pp_group().is_first_rank:
+        embeds = torch.zeros((1, weight.numel()), dtype=weight.dtype, device=weight.device)
+        type(model).forward(model, None, positions, None, inputs_embeds=embeds)
+    else:
+        received = model.make_empty_intermediate_tensors(1, weight.dtype, weight.device)
+        type(model).forward(model, None, positions, received)
+
+
+def is_on_this_stage(model, name: str) -> bool:
+    """Whether a tensor, by its house name, belongs to a module of this pipeline stage."""
+    from vllm.model_executor.models.utils import PPMissingLayer
+
+    module = model
+    for part in name.split("."):
+        if isinstance(module, PPMissingLayer):
+            return False
+        module = getattr(module, part, None)
+    return True
+
+
+def parameter(model, name: str) -> Any:
+    """The parameter that holds a tensor, by its house name, or that it is fused into; or None."""
+    fused = {part: whole for whole, parts in model.packed_modules_mapping.items() for part in parts}
+    found = model
+    for part in name.split("."):
+        found = getattr(found, fused.get(part, part), None)
+    return found
+
+
+def unfilled(model, loaded: Collection[str]) -> list[str]:
+    """Parameters of a quantised model that no tensor of a checkpoint filled.
+
+    vLLM asks so only of models that are not quantised.  Left out is what a checkpoint need not
+    hold: scales of a KV cache, what is quantised while it loads or made from the configuration,
+    and what is empty.
+
+    Args:
+        model: the model, before its weights are processed.
+        loaded: names of the parameters that were loaded.
+    """
+    from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+
+    spared: set[int] = set()
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        online = getattr(method, "uses_meta_device", False)
+        for name, parameter in module.named_parameters(recurse=False):
+            if online or isinstance(method, BaseKVCacheMethod) or name == "input_scale_ub":
+                spared.add(id(parameter))
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if name not in loaded and id(parameter) not in spared and parameter.numel()
+    ]
+
+
+def all_workers(flag: bool) -> bool:
+    """Whether the flag is true on every worker of this engine."""
+    import torch
+    from vllm.distributed import get_world_group
+
+    group = get_world_group()
+    if group.world_size == 1:
+        return flag
+    flags = torch.tensor([int(flag)])
+    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(flags)
+
+
+def inner_model(worker):
+    """The model object that a worker runs, without LoRA's or graphs' wrappers."""
+    return worker.model_runner.get_model()
+
+
+def is_first_tensor_rank() -> bool:
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return get_tensor_model_parallel_rank() == 0
+
+
+def attention_layers(worker) -> list:
+    """The attention layers of a worker's pipeline stage."""
+    from vllm.model_executor.layers.attention import Attention
+
+    return [layer for layer in inner_model(worker).modules() if isinstance(layer, Attention)]

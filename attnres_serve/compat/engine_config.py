@@ -1,0 +1,95 @@
+"""What is read from an engine's ``VllmConfig``, and what is set in it."""
+
+from attnres_serve.compat import host
+from attnres_serve.kernels import fingerprint
+
+
+def require_safetensors(vllm_config) -> None:
+    """Keep vLLM from falling back to pickles where a checkpoint has no safetensors files."""
+    from_object_storage = getattr(vllm_config.model_config, "model_weights", "")
+    if vllm_config.load_config.load_format == "auto" and not from_object_storage:
+        vllm_config.load_config.load_format = "safetensors"
+
+
+def reads_weights_from(vllm_config) -> tuple[str, str | None] | None:
+    """The folder or model id, and its revision, whose safetensors files will be read, if any."""
+    model = vllm_config.model_config
+    if vllm_config.load_config.load_format != "safetensors":
+        return None
+    return model.model, model.revision
+
+
+def speculation_method(vllm_config) -> str | None:
+    config = vllm_config.speculative_config
+    return config.method if config is not None else None
+
+
+WORKER_EXTENSION = "attnres_serve.worker.WorkerExtension"
+
+
+def install_worker_extension(vllm_config) -> None:
+    """Reach the workers by ``collective_rpc``; an extension of the user's own has precedence."""
+    if not vllm_config.parallel_config.worker_extension_cls:
+        vllm_config.parallel_config.worker_extension_cls = WORKER_EXTENSION
+
+
+def has_worker_extension(vllm_config) -> bool:
+    return vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
+
+
+def uses_lora(vllm_config) -> bool:
+    return vllm_config.lora_config is not None
+
+
+def pools(vllm_config) -> bool:
+    """Whether vLLM would make an embedding model or a classifier of the model."""
+    return vllm_config.model_config.runner_type == "pooling"
+
+
+def tell_origin(vllm_config) -> None:
+    """Have vLLM's compile-cache key tell what this worker's code is compiled from and for."""
+    told = [fingerprint.source()]
+    if host.on_cpu():
+        told += [fingerprint.processor(), fingerprint.vectors()]
+    set_additional(vllm_config, "compiled_by_attnres", " ".join(told))
+
+
+def set_additional(vllm_config, key: str, value: str) -> None:
+    """Set a key of ``additional_config``, which goes into vLLM's compile-cache key."""
+    vllm_config.additional_config = {**(vllm_config.additional_config or {}), key: value}
+
+
+def longest_answer(vllm_config, max_tokens: int) -> int:
+    """``max_tokens``, or less where the server's generation config bounds every answer.
+
+    vLLM does so in its routes: by --override-generation-config, or a folder of --generation-config.
+    """
+    model = vllm_config.model_config
+    if model.generation_config in ("auto", "vllm"):
+        bound = model.override_generation_config.get("max_new_tokens")
+    else:
+        bound = model.get_diff_sampling_param().get("max_tokens")
+    return max_tokens if bound is None else min(max_tokens, bound)
+
+
+def is_first_api_server(vllm_config) -> bool:
+    """Of those that --api-server-count starts."""
+    return vllm_config.parallel_config._api_process_rank == 0
+
+
+def is_only_api_server(vllm_config) -> bool:
+    """Whether no launcher stands above this server, who would end it by a signal of its own."""
+    return vllm_config.parallel_config._api_process_count == 1
+
+
+def bytes_of_a_row(vllm_config) -> int:
+    """Memory of one row of the bank in the largest step."""
+    model = vllm_config.model_config
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    return tokens * model.hf_config.hidden_size * model.dtype.itemsize
+
+
+def reasons(error) -> str:
+    """What a ValidationError of vLLM's configuration says."""
+    reasons = "; ".join(str(detail["msg"]) for detail in error.errors())
+    return reasons.removeprefix("Value error, ")

@@ -1,0 +1,134 @@
+"""Engines of vLLM's in this process."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attnres_serve.compat import decoder, engine_config, host, requests
+from attnres_serve.depth.layout import Layout
+from attnres_serve.errors import SettingError
+from attnres_serve.families import layout_of
+
+
+@contextmanager
+def recorded_engine(
+    checkpoint: str, longest: int, own: dict[str, str], dtype: str
+) -> Iterator[tuple[Layout, Callable]]:
+    """An eager engine in this process whose norms are listened to.
+
+    Args:
+        checkpoint: folder.
+        longest: tokens of the longest prompt; each prompt is one forward pass.
+        own: settings of ours for ``additional_config``.
+        dtype: of weights and activations.
+
+    Yields:
+        The layout of the decoder, and a function from token ids to, per site, what it received and
+        what it gave, ``[T, d]`` each, and the logits ``[T, vocabulary]``.
+
+    Raises:
+        SettingError: vLLM refused the configuration.
+    """
+    _keep_engine_here()
+    import torch
+    from pydantic import ValidationError
+    from vllm import LLM, SamplingParams
+
+    try:
+        llm = LLM(
+            checkpoint,
+            dtype=dtype,
+            max_model_len=longest + 1,
+            max_num_batched_tokens=max(longest + 1, 256),
+            max_num_seqs=1,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            distributed_executor_backend="uni",
+            additional_config=own,
+        )
+    except ValidationError as error:
+        raise SettingError(engine_config.reasons(error)) from None
+    model = decoder.inner_model(llm.llm_engine.model_executor.driver_worker.worker)
+    config = llm.llm_engine.vllm_config.model_config.hf_config
+    # A model with standard residuals, of vLLM's own class, has only the fields.
+    layout = layout_of(getattr(config, "attn_res_config", None) or config.to_dict())
+    paths = [*(sublayer.norm for sublayer in layout.sublayers), layout.final_norm]
+    norms = [model.model.get_submodule(path) for path in paths]
+    received: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
+
+    def before(module, args) -> None:  # the norm may write over what it received
+        received.append(args[0].clone())
+
+    def after(module, args, output) -> None:
+        given.append((output[0] if isinstance(output, tuple) else output).clone())
+
+    handles = [norm.register_forward_pre_hook(before) for norm in norms]
+    handles += [norm.register_forward_hook(after) for norm in norms]
+
+    def record(ids: list[int]):
+        received.clear()
+        given.clear()
+        once = SamplingParams(temperature=0, max_tokens=1)
+        llm.generate([{"prompt_token_ids": ids}], once, use_tqdm=False)
+        if [len(tensor) for tensor in given] != [len(ids)] * len(norms):
+            raise RuntimeError("the engine did not run the prompt in one forward pass")
+        return [*received], [*given], torch.as_tensor(model.compute_logits(given[-1]))
+
+    try:
+        yield layout, record
+    finally:
+        for handle in handles:
+            handle.remove()
+        llm.llm_engine.engine_core.shutdown()
+
+
+def _keep_engine_here() -> None:
+    """Let the engine that is made next run in this process, for one sequence at a time."""
+    import os
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when the engine is made
+    # The default, most of the machine's memory, may not be free.
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+@contextmanager
+def engine_here(flags: list[str]) -> Iterator[Any]:
+    """An engine in this process, for the time of the context.
+
+    Args:
+        flags: of vLLM's engine.
+
+    Raises:
+        SettingError: vLLM refused them.
+    """
+    problem = host.unsupported_version()
+    if problem:
+        raise SettingError(problem)
+    _keep_engine_here()
+    from pydantic import ValidationError
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="attnres-serve inspect"))
+    args = EngineArgs.from_cli_args(parser.parse_args(flags))
+    try:
+        engine = LLMEngine.from_engine_args(args)
+    except ValidationError as error:
+        raise SettingError(engine_config.reasons(error)) from None
+    try:
+        yield engine
+    finally:
+        engine.engine_core.shutdown()
+
+
+def generate_here(engine, ids: list[int], max_tokens: int, on_token: Callable) -> list[int]:
+    """The same as ``generate`` by an engine in this process; ``on_token`` is called for each."""
+    engine.add_request("0", *requests.greedy(ids, max_tokens))
+    tokens: list[int] = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens = list(output.outputs[0].token_ids)
+            on_token()
+    return tokens

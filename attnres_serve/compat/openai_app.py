@@ -1,0 +1,141 @@
+"""vLLM's FastAPI app: its routes, headers, state and end."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def served_names(state) -> list[str]:
+    """The names of the served model, from the state of vLLM's app."""
+    return [model.name for model in state.openai_serving_models.base_model_paths]
+
+
+async def model_cards(state) -> list[dict[str, Any]]:
+    """The entries of ``GET /v1/models``: the served model under all its names, and adapters."""
+    listed = await state.openai_serving_models.show_available_models()
+    return [card.model_dump() for card in listed.data]
+
+
+def on_shutdown(client, drain: Callable[[float], float]) -> None:
+    """Let requests end before vLLM stops its engine, and let the server of a dead engine fail.
+
+    vLLM calls ``client.shutdown`` in a thread when a signal is heard, with the seconds of
+    --shutdown-timeout, and at the end of the server in any case.  A server that ends because its
+    engine did would have the status 0.
+
+    Args:
+        client: vLLM's engine client.
+        drain: told how long it may wait; returns how long the engine may then take to end.
+    """
+    stop = client.shutdown
+    called = False
+
+    def shutdown(timeout: float | None = None) -> None:
+        nonlocal called
+        died = False
+        if not called:
+            called = True
+            timeout = drain(timeout or 0)
+            died = client.errored
+            # vLLM would log that its engine is dead, where that has ended before the handler does.
+            handler = getattr(client, "output_handler", None)
+            if timeout and handler is not None and not died:
+                handler.get_loop().call_soon_threadsafe(handler.cancel)
+        stop(timeout=timeout)
+        if died:
+            raise SystemExit(1)
+
+    client.shutdown = shutdown
+
+
+def outlives_engine() -> bool:
+    """Whether the server is to stay when its engine is dead, as vLLM's variable says."""
+    from vllm import envs
+
+    return envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH
+
+
+def url_of(state) -> str:
+    """The address by which a client on this machine reaches a server that listens.
+
+    Args:
+        state: of vLLM's app.
+    """
+    args = state.args
+    if getattr(args, "uds", None):
+        return f"unix:{args.uds}:"
+    host = args.host or ""
+    if host in ("", "0.0.0.0", "::"):  # every address of the machine
+        host = "localhost"
+    host = f"[{host}]" if ":" in host else host
+    port = state.server.servers[0].sockets[0].getsockname()[1]  # of --port 0 the one that was free
+    scheme = "https" if args.ssl_keyfile else "http"
+    return f"{scheme}://{host}:{port}{(args.root_path or '').rstrip('/')}"
+
+
+def read_http_by(protocol: str) -> None:
+    """Name the class that reads HTTP where uvicorn would choose its own for httptools.
+
+    vLLM leaves the choice to uvicorn, and sets the bounds of headers for h11 alone.
+    """
+    from importlib.util import find_spec
+
+    from uvicorn.config import HTTP_PROTOCOLS
+
+    if find_spec("httptools"):
+        HTTP_PROTOCOLS["auto"] = protocol
+
+
+def header_bounds(config) -> tuple[int, int]:
+    """Bytes and number of a request's headers by vLLM's flags, as it leaves them with uvicorn."""
+    return config.h11_max_incomplete_event_size, config.h11_max_header_count
+
+
+def closed_routes(args) -> dict[str, str]:
+    """Routes that vLLM has on every server, and the flag without which they have no use."""
+    elastic = getattr(args, "enable_elastic_ep", False)
+    return {} if elastic else {"/scale_elastic_ep": "--enable-elastic-ep"}
+
+
+def calls_tools(args) -> bool:
+    """Whether vLLM looks for calls of tools in what the model answers."""
+    return getattr(args, "enable_auto_tool_choice", False)
+
+
+PRIORITY = "X-Vllm-Priority"  # vLLM reads it instead of a body's field
+
+
+def priority(scope) -> int:
+    """The priority in a request's headers, as vLLM reads it: what is no integer is none."""
+    from starlette.datastructures import Headers
+
+    try:
+        return int(Headers(scope=scope).get(PRIORITY, "0"))
+    except ValueError:
+        return 0
+
+
+INVOCATIONS = "/invocations"  # reads its body by itself, to find out what is asked for
+
+
+def adapters_of_invocations(endpoint: Callable) -> list:
+    """The pydantic adapters that ``/invocations`` reads bodies by, which it closes over.
+
+    Raises:
+        TypeError: it closes over none.
+    """
+    found = list(_adapters(endpoint))
+    if not found:
+        raise TypeError(f"{INVOCATIONS} has no adapters")
+    return found
+
+
+def _adapters(value) -> Iterator:
+    """Those that a function closes over, also in lists and in functions that it wraps."""
+    from pydantic import TypeAdapter
+
+    if isinstance(value, TypeAdapter):
+        yield value
+    for cell in getattr(value, "__closure__", None) or ():
+        yield from _adapters(cell.cell_contents)
+    for entry in value if isinstance(value, list | tuple) else ():
+        yield from _adapters(entry)

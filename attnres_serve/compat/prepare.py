@@ -1,0 +1,66 @@
+"""The moments at which workarounds are due; the rest of the project calls none of them by name."""
+
+from attnres_serve.compat import host, start_events
+from attnres_serve.compat.workarounds import (
+    amx,
+    compiled_code,
+    hybrid_prefix_caching,
+    inductor,
+    malloc,
+    mla_blocks,
+    orphans,
+    python_frames,
+    quick_exit,
+    rotary,
+    shared_memory,
+    torch_vector_math,
+    worker_limits,
+)
+from attnres_serve.errors import SettingError
+
+
+def process() -> None:
+    """Called in every process that loads vLLM's plugins (idempotent)."""
+    if orphans.is_process_of_vllm():
+        orphans.end_with_parent()
+        if start_events.is_heard():  # other servers' processes end as vLLM has them end
+            quick_exit.instead_of_finalization()
+        if host.on_cpu():
+            rotary.rotate_every_head()  # for every model; this process imports the layer anyway
+    if host.on_cpu():
+        hybrid_prefix_caching.off_by_default()
+    torch_vector_math.settle()
+
+
+def engine(vllm_config) -> None:
+    """Called where an engine's configuration is made, before any worker starts (idempotent).
+
+    Raises:
+        SettingError: prefix caching was asked for, and the model cannot run with it here.
+    """
+    if host.on_cpu() and vllm_config.cache_config.enable_prefix_caching:
+        problem = hybrid_prefix_caching.problem(vllm_config.model_config)
+        if problem is not None:
+            raise SettingError(problem)
+    orphans.end_coordinator_with_parent(vllm_config)
+
+
+def worker(vllm_config) -> None:
+    """Called where a model is about to be built, before anything is compiled (idempotent)."""
+    amx.permit_amx()
+    shared_memory.forget_shared_memory()
+    python_frames.give_loops_room()
+    if host.on_cpu():
+        malloc.keep_freed()
+        rotary.rotate_every_head()
+        mla_blocks.accept_multiples()
+    if not vllm_config.model_config.enforce_eager:
+        inductor.keep_order_of_mutations()
+        # A vLLM that was not tested may mean more by what it misses: it compiles anew.
+        if host.on_cpu() and not host.untested_version():
+            compiled_code.accept()
+
+
+def server(client) -> None:
+    """Called when a server's engine runs, with vLLM's engine client."""
+    worker_limits.refuse_beyond_workers(client)

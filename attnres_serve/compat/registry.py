@@ -1,0 +1,92 @@
+"""vLLM's tables of configuration formats, architectures and model classes."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def install_config_parser(
+    translate: Callable[[dict[str, Any], bool, str | Path, str | None], Any], build: Callable
+) -> None:
+    """Let AttnRes checkpoints be recognised wherever vLLM reads a config.json.
+
+    The parser of the format "hf" is replaced in vLLM's own table.  (Registering an AutoConfig for a
+    name as general as ``transformer`` would hijack foreign repositories; a format of our own would
+    need a flag.)
+
+    Args:
+        translate: from a config.json, "may run the repository's code", the model's folder or id and
+            its revision to a translation or None.
+        build: from a translation and the model's name to a Hugging Face config.
+    """
+    from transformers import PreTrainedConfig
+    from vllm.transformers_utils import config as vllm_config
+
+    table = vllm_config._CONFIG_FORMAT_TO_CONFIG_PARSER
+    parser: Any = table["hf"]
+    if getattr(parser, "understands_attnres", False):
+        return
+
+    class AttnResConfigParser(parser):
+        understands_attnres = True
+
+        def parse(self, model, trust_remote_code, revision=None, code_revision=None, **kwargs):
+            try:
+                content, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
+            except Exception:
+                content = {}  # vLLM's own parser will say what is wrong
+            overrides = kwargs.get("hf_overrides")
+            if isinstance(overrides, dict):  # in the checkpoint's own keys, so before translation
+                content = {**content, **overrides}
+            translation = translate(content, trust_remote_code, model, revision)
+            if translation is None:
+                return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
+            return content, build(translation, str(model))
+
+    table["hf"] = AttnResConfigParser
+
+
+# Where vLLM, or a version of it, keeps architectures that it treats otherwise: module and variable.
+_LISTS = (
+    ("vllm.config.vllm", "DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES"),
+    ("vllm.config.kernel", "FLASHINFER_MOE_EP_ARCHITECTURES"),
+)
+
+
+def register_architecture(architecture: str, base: str, target: str, on_config: Callable) -> None:
+    """Register a model class by name.
+
+    Args:
+        architecture: our name for it.
+        base: that of vLLM's class which it is made of.  What vLLM does by that name holds for ours.
+        target: module and name of the class.
+        on_config: what to run when a VllmConfig for it is made.
+    """
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
+
+    of_base = MODELS_CONFIG_MAP.get(base)
+
+    def both(vllm_config) -> None:
+        of_base.verify_and_update_config(vllm_config)
+        on_config(vllm_config)
+
+    MODELS_CONFIG_MAP[architecture] = type(
+        "AttnResConfigHook",
+        (of_base or VerifyAndUpdateConfig,),
+        {"verify_and_update_config": staticmethod(both if of_base else on_config)},
+    )
+    for module, name in _LISTS:
+        names: frozenset[str] = getattr(importlib.import_module(module), name, frozenset())
+        if base in names:
+            setattr(sys.modules[module], name, names | {architecture})
+    ModelRegistry.register_model(architecture, target)
+
+
+def inspect_model_class(architecture: str) -> None:
+    """Fill vLLM's cache of what model classes can do; a start without it takes 8 s more."""
+    from vllm import ModelRegistry
+
+    ModelRegistry.models[architecture].inspect_model_cls()

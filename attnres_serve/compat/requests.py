@@ -1,0 +1,117 @@
+"""What a running server asks of its engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+async def require_json(request) -> None:
+    """Refuse a body that is not declared as JSON, as vLLM's own routes do."""
+    from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+
+    await validate_json_request(request)
+
+
+async def until_disconnect(handler: Callable, body, request) -> Any:
+    """What ``handler(body, request)`` answers; it is cancelled when the client goes away."""
+    from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+
+    return await with_cancellation(handler)(body, request)
+
+
+async def tokenize(
+    request, prompt: str | None, messages: list[dict[str, Any]] | None
+) -> list[int] | tuple[int, str]:
+    """Token ids of a prompt or a chat as vLLM's routes make them; or a status and why not."""
+    from pydantic import ValidationError
+    from vllm.entrypoints.serve.tokenize.protocol import (
+        TokenizeChatRequest,
+        TokenizeCompletionRequest,
+        TokenizeResponse,
+    )
+
+    try:
+        asked = (
+            TokenizeCompletionRequest(prompt=prompt)
+            if messages is None
+            else TokenizeChatRequest(messages=messages)
+        )
+    except ValidationError as error:
+        return 400, f"messages: {error.errors()[0]['msg']}."
+    found = await request.app.state.serving_tokenization.create_tokenize(asked, request)
+    if isinstance(found, TokenizeResponse):
+        return list(found.tokens)
+    return found.error.code, found.error.message
+
+
+LOOK = 0.5  # seconds between two looks at an engine, whether it is dead
+
+
+async def ask_workers(client, method: str, *args) -> list[Any]:
+    """What every worker answers.
+
+    vLLM fails the requests of an engine that dies, but never ends such a call.
+
+    Raises:
+        EngineDeadError: the engine is dead.
+    """
+    import asyncio
+
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    asked = asyncio.ensure_future(client.collective_rpc(method, args=args))
+    try:
+        while not (await asyncio.wait([asked], timeout=LOOK))[0]:
+            if client.errored:
+                raise EngineDeadError
+        return asked.result()
+    finally:
+        asked.cancel()
+
+
+async def generate(
+    client, ids: list[int], max_tokens: int, name: str, ignore_eos: bool = False
+) -> list[int]:
+    """Greedy continuation of a prompt by the engine; a cancelled one is aborted there.
+
+    Raises:
+        RuntimeError: the engine gave it up; what there is of it is not the answer.
+    """
+    tokens: list[int] = []
+    async for output in client.generate(*greedy(ids, max_tokens, ignore_eos), name):
+        tokens = list(output.outputs[0].token_ids)
+        if output.outputs[0].finish_reason in ("abort", "error"):
+            raise RuntimeError("the engine ended a request before its answer was complete")
+    return tokens
+
+
+def greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[Any, Any]:
+    """Prompt and parameters of a greedy request."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    return tokens_input(ids), greedy
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the engine refused a request for what it asks, for which vLLM's routes say 4xx.
+
+    It is a ValueError up to some version and of vLLM's own class in 0.32; a fault of the engine is
+    an error of another kind in all of them.
+    """
+    from vllm import exceptions
+
+    return isinstance(error, (ValueError, getattr(exceptions, "VLLMClientError", ValueError)))
+
+
+async def is_asleep(client) -> bool:
+    """Whether the engine sleeps, which it can only where --enable-sleep-mode is on."""
+    return client.vllm_config.model_config.enable_sleep_mode and await client.is_sleeping()
+
+
+def token_texts(client, ids: list[int]) -> list[str | None]:
+    """The text of each token by itself; None without a tokenizer."""
+    if client.vllm_config.model_config.skip_tokenizer_init:
+        return [None] * len(ids)
+    tokenizer = client.get_tokenizer()
+    return [tokenizer.decode([token]) for token in ids]

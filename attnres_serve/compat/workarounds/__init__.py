@@ -1,0 +1,1 @@
+"""One fault of CPython, glibc, torch or vLLM per file, with the version at which it can go."""

@@ -1,0 +1,67 @@
+"""The end of a process of vLLM's without the end of its interpreter.
+
+Python takes itself apart object by object: a worker that has compiled a model needs 5 s of a core
+for that, which is when its engine kills it, and Triton then lists what it believes was leaked.
+"""
+
+import atexit
+import multiprocessing
+import os
+import sys
+import threading
+from multiprocessing import util
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import NoReturn
+
+LAST = -100  # priority among multiprocessing's finalizers; its own are 0 and above
+PATIENCE = 2.0  # seconds for threads to end; vLLM kills a worker after 5
+
+
+def instead_of_finalization() -> None:
+    """Have this process of multiprocessing's end by ``end_now`` once its target has returned.
+
+    A target that raises ends as it would without: multiprocessing shows what it raised.  So does a
+    process that was forked: its interpreter is not finalized, and what is registered with atexit is
+    its parent's.
+    """
+    if isinstance(multiprocessing.current_process(), SpawnProcess):
+        util.Finalize(None, _end_orderly, exitpriority=LAST)
+
+
+def _end_orderly() -> None:
+    error = sys.exc_info()[1]  # what the target raised
+    code = getattr(error, "code", 0) or 0
+    if error is None or (isinstance(error, SystemExit) and isinstance(code, int)):
+        wait_for_threads(code)
+        end_now(code)
+
+
+def wait_for_threads(status: int) -> None:
+    """Wait as the interpreter would for threads that are no daemons; end without after a while."""
+    done = threading.Event()
+
+    def end_late() -> None:
+        if not done.wait(PATIENCE):
+            end_now(status)
+
+    threading.Thread(target=end_late, daemon=True).start()
+    threading._shutdown()  # type: ignore[attr-defined]
+    done.set()
+
+
+def end_now(status: int) -> NoReturn:
+    """Run what is registered with atexit, write what is buffered, and end this process."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it, or it is closed
+            status = status or 1
+    forget_openmp(os.getpid())
+    os._exit(status)
+
+
+def forget_openmp(pid: int) -> None:
+    """Remove what Intel's OpenMP keeps in shared memory for a process until it ends by itself."""
+    Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}").unlink(missing_ok=True)

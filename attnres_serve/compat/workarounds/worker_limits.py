@@ -1,0 +1,55 @@
+"""Requests that raise inside a worker of vLLM's second model runner, and so end the engine."""
+
+
+def refuse_beyond_workers(client) -> None:
+    """Have an engine refuse requests that its workers would raise at, which would end it.
+
+    vLLM's second model runner has room for so many tokens of a kind and keeps counts in 32 bits,
+    and nothing before it looks.  A request that is given its id is whole: what it stops at and its
+    bad words are tokens.
+    """
+    if not client.vllm_config.use_v2_model_runner:
+        return
+    from vllm.exceptions import VLLMValidationError
+
+    processor, room = client.input_processor, _room_of_workers()
+    assign = processor.assign_request_id
+
+    def assign_if_workers_can(request) -> None:
+        problem = request.sampling_params and beyond_workers(request.sampling_params, room)
+        if problem:
+            raise VLLMValidationError(problem)
+        assign(request)
+
+    processor.assign_request_id = assign_if_workers_can
+
+
+def _room_of_workers() -> dict[str, int]:
+    from vllm import envs
+    from vllm.v1.worker.gpu.sample import bad_words, logit_bias
+
+    fixed = getattr(bad_words, "MAX_BAD_WORDS_TOTAL_TOKENS", 1024)  # before there was a variable
+    return {
+        "ids in `allowed_token_ids`": logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS,
+        "ids in `logit_bias`": logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS,
+        "ids to stop at beside `min_tokens`": logit_bias.MAX_NUM_STOP_TOKEN_IDS,
+        "tokens in `bad_words`": getattr(envs, "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS", fixed),
+        "tokens as `max_tokens`": 2**30,  # with the prompt's, 2**31
+    }
+
+
+def beyond_workers(sampling, room: dict[str, int]) -> str | None:
+    """What of a request's ``SamplingParams`` workers have no room for, in a sentence."""
+    found = (
+        len(sampling.allowed_token_ids or ()),
+        len(sampling.logit_bias or ()),
+        len(sampling.all_stop_token_ids) if sampling.min_tokens else 0,
+        sum(map(len, sampling.bad_words_token_ids or ())),
+        sampling.max_tokens or 0,  # at least as many as ``min_tokens``
+    )
+    for count, (what, most) in zip(found, room.items(), strict=True):
+        if count > most:
+            return f"Found {count} {what}; this server takes at most {most}."
+    if sampling.seed is not None and sampling.seed + sampling.n > 2**63:  # each has the next one
+        return "Found a `seed` with which that of the last of `n` answers has more than 63 bits."
+    return None

@@ -1,0 +1,1 @@
+"""Depth attention as numbers: specification, sites and groups of sites."""

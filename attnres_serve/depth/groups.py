@@ -1,0 +1,76 @@
+"""Which sites share a phase 1, chosen by the bytes they move.
+
+In vectors of ``T x d`` elements, a group of ``S`` sites whose first has ``n`` finished blocks moves
+``(S - 1) (n - 2)`` vectors fewer than as many single passes: each later site reads one answer
+instead of ``n`` blocks, and that answer has to be written first (docs/measure/bytes.md).  Blocks
+that end inside the group are read by the later sites one by one.  So the sites of a block are
+one group (none where the embedding is all that is finished, as they would only lose), and those of
+several blocks where these are short and many: in Full AttnRes, where every sublayer is a block, a
+stage of ``L`` sublayers costs far less than ``L`` vectors a site.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+from attnres_serve.depth.sites import Site
+
+# What the answers of a group may take; where a group follows another, both are kept for a moment.
+# Memory that the KV cache does not get; and a block of 24 sites in five groups still saves 19 of
+# the 23 readings of its finished blocks.
+SCRATCH_BYTES = 512 << 20
+
+Group = tuple[Site, ...]
+
+
+def phase_1_groups(sites: Sequence[Site], most: int) -> list[Group]:
+    """The groups of a pipeline stage's sites that move the fewest bytes.
+
+    Args:
+        sites: those of the stage that mix, in the order in which they run.
+        most: sites that a group may have, at least 1, see ``most_sites``.
+
+    Returns:
+        The groups, all sites in order.  Those of a block stay together unless they are more than
+        ``most`` or in the first block.
+    """
+    units = [
+        unit
+        for number, block in groupby(sites, key=lambda site: site.num_blocks)
+        for unit in _cut(tuple(block), most if number > 1 else 1)
+    ]
+    saved: list[int] = [0]  # by the number of units that are in groups
+    groups: list[list[Group]] = [[]]
+    for end in range(1, len(units) + 1):
+        options = []
+        for begin in range(end - 1, -1, -1):
+            group = tuple(site for unit in units[begin:end] for site in unit)
+            if len(group) > most and begin < end - 1:
+                break
+            gain = (len(group) - 1) * (group[0].num_blocks - 2)
+            options.append((saved[begin] + gain, begin, group))
+        best, begin, group = max(options, key=lambda option: option[:2])
+        saved.append(best)
+        groups.append([*groups[begin], group])
+    return groups[-1]
+
+
+def most_sites(tokens: int, hidden: int, itemsize: int, in_place: bool) -> int:
+    """Sites of a group whose answers fit into ``SCRATCH_BYTES``; 1 where none does.
+
+    Args:
+        tokens: the most of one step.
+        hidden: hidden size.
+        itemsize: bytes of an element of an activation.
+        in_place: of the backend.  On a bank the first site needs no answer, and the others' are in
+            the activation dtype; on separate tensors every site has one, in float32.
+    """
+    if in_place:
+        return 1 + SCRATCH_BYTES // (tokens * hidden * itemsize)
+    return max(1, SCRATCH_BYTES // (tokens * hidden * 4))
+
+
+def _cut(block: Group, most: int) -> list[Group]:
+    """A block in as few pieces as possible, of about one size."""
+    pieces = -(-len(block) // most)
+    ends = [len(block) * piece // pieces for piece in range(pieces + 1)]
+    return [block[begin:end] for begin, end in pairwise(ends)]

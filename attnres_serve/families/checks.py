@@ -1,0 +1,175 @@
+"""What a family's config.json may say, where vLLM or Hugging Face's class would stumble over it."""
+
+from typing import Any
+
+from attnres_serve.depth.spec import is_count
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import Check, Config, Family
+
+_DTYPES = ("float32", "float16", "bfloat16")
+LONGEST = 2**31 - 1  # tokens of a context
+
+
+def values(name: str, config: Config, activations: tuple[str, ...] = ("silu",)) -> None:
+    """Raise CheckpointError for a value that a family does not have.
+
+    Args:
+        name: the family.
+        config: its config.json.
+        activations: those of its MLP.
+    """
+    for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"):
+        if type(config.get(key, False)) is not bool:
+            raise CheckpointError(f"{key} is {config[key]!r}; expected true or false.")
+    longest: Any = config.get("max_position_embeddings", 1)
+    if not is_count(longest) or longest > LONGEST:
+        raise CheckpointError(
+            f"max_position_embeddings is {longest!r}; expected a whole number of tokens, from 1 to "
+            f"{LONGEST}."
+        )
+    if (act := config.get("hidden_act", activations[0])) not in activations:
+        supported = " or ".join(map(repr, activations))
+        raise CheckpointError(f"hidden_act is {act!r}; supported on {name} is {supported}.")
+    for key in ("dtype", "torch_dtype"):
+        if config.get(key) is not None and str(config[key]).removeprefix("torch.") not in _DTYPES:
+            raise CheckpointError(
+                f"{key} is {config[key]!r}; expected null, {', '.join(_DTYPES[:-1])} or "
+                f"{_DTYPES[-1]}."
+            )
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        found = config.get(key)
+        ids = found if isinstance(found, list) and key.startswith("eos") else [found]
+        if found is not None and not all(type(token) is int for token in ids):
+            raise CheckpointError(f"{key} is {found!r}; expected the number of a token, or null.")
+
+
+def groups(name: str, config: Config) -> None:
+    """Raise CheckpointError unless heads for keys and values have as many for queries each."""
+    if not (sizes := _head_sizes(config)):
+        return
+    _, heads, kv_heads = sizes
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}."
+        )
+
+
+def whole_heads(name: str, config: Config) -> None:
+    """Raise CheckpointError unless the hidden size is that of all heads, whatever they have."""
+    if not (sizes := _head_sizes(config)):
+        return
+    hidden, heads, _ = sizes
+    if hidden % heads:
+        raise CheckpointError(
+            f"hidden_size {hidden} is not divisible by num_attention_heads {heads}, as Hugging "
+            f"Face's {name} needs."
+        )
+
+
+def fixed_heads(name: str, config: Config) -> None:
+    """Raise CheckpointError if config.json states a size of a head that vLLM does not read."""
+    if not (sizes := _head_sizes(config)):
+        return
+    hidden, heads, _ = sizes
+    if (head := config.get("head_dim")) not in (None, hidden // heads):
+        raise CheckpointError(
+            f"head_dim is {head!r}, but vLLM's {name} has hidden_size / num_attention_heads "
+            f"({hidden // heads}) always; remove the key if the model was trained so."
+        )
+
+
+def even_heads(name: str, config: Config) -> None:
+    """Raise CheckpointError for heads of an odd size, which is stated or made of others."""
+    if sizes := _head_sizes(config):
+        head = config.get("head_dim")
+        _check_even(sizes[0] // sizes[1] if head is None else head)
+
+
+def even_stated_heads(name: str, config: Config) -> None:
+    """Raise CheckpointError for heads of an odd size, where it is stated."""
+    if _head_sizes(config):
+        _check_even(config.get("head_dim"))
+
+
+def full_attention(name: str, config: Config) -> None:
+    """Raise CheckpointError for layers of other kinds, where vLLM's class has one kind alone."""
+    kinds: Any = config.get("layer_types") or ["full_attention"]
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise CheckpointError(
+            f"layer_types is {kinds!r}; supported on {name} is full_attention alone, or none."
+        )
+
+
+def kinds(*supported: str) -> Check:
+    """A check that layers are of kinds that both classes tell apart by ``layer_types``."""
+
+    def check(name: str, config: Config) -> None:
+        found: Any = config.get("layer_types")
+        layers = config.get("num_hidden_layers")
+        if found is not None and (
+            not isinstance(found, list) or len(found) != layers or not {*found} <= {*supported}
+        ):
+            raise CheckpointError(
+                f"layer_types is {found!r}; supported on {name} is a list of {layers} of "
+                f"{' and '.join(supported)}."
+            )
+
+    return check
+
+
+def _check_even(head: Any) -> None:
+    if is_count(head) and head % 2:
+        raise CheckpointError(f"head_dim is {head}; rotary embedding needs an even number.")
+
+
+def _head_sizes(config: Config) -> tuple[int, int, int] | None:
+    """Hidden size, heads and heads for keys; None where one is missing or no number, which is said
+    where shapes are made of them."""
+    keys = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    hidden, heads, kv_heads = (config.get(key, 0) for key in keys)
+    if is_count(hidden) and is_count(heads) and is_count(kv_heads):
+        return hidden, heads, kv_heads
+    return None
+
+
+def check_windows(family: Family, config: Config) -> None:
+    """Raise CheckpointError where vLLM's decoder has other windows than Hugging Face's class."""
+    window, stated = config.get("sliding_window"), config.get("layer_types")
+    if stated is not None and not (
+        isinstance(stated, list) and all(isinstance(kind, str) for kind in stated)
+    ):
+        raise CheckpointError(f"layer_types is {stated!r}; expected a list of names, or none.")
+    if stated is not None and len(stated) != config["num_hidden_layers"]:
+        raise CheckpointError(
+            f"layer_types names {len(stated)} layers; the model has {config['num_hidden_layers']}."
+        )
+    if window is not None and not is_count(window):
+        raise CheckpointError(
+            f"sliding_window is {window!r}; expected null or a number of tokens, at least 1."
+        )
+    if family.window is None:
+        return
+    types, window = set(stated or ()), family.window(config)
+    right = "full_attention" if window is None else "sliding_attention"
+    if types - {right} or (window is not None and family.windows_by_types and not types):
+        what, supported = f"sliding_window {window!r}", f"layer_types with {right} alone, or none"
+        if family.windows_by_types:
+            what = (
+                f"sliding_window {config.get('sliding_window')!r} with use_sliding_window "
+                f"{config.get('use_sliding_window')!r}"
+            )
+            supported = "no window, or sliding_attention stated in layer_types for every layer"
+        raise CheckpointError(
+            f"{what} and layer_types {sorted(types)} is not supported on {family.name}: vLLM would "
+            f"give its layers other windows; supported are {supported}."
+        )
+
+
+def stated_window(config: Config) -> int | None:
+    """The window by ``sliding_window`` alone, none where the key is missing."""
+    return config.get("sliding_window") or None
+
+
+def flagged_window(config: Config) -> int | None:
+    """The window of a class that has one by ``use_sliding_window``, 4096 where none is stated."""
+    return config.get("sliding_window", 4096) if config.get("use_sliding_window") else None

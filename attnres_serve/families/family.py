@@ -1,0 +1,92 @@
+"""What the project knows of a family of backbones, as data and as functions of a config.json."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnres_serve.depth.layout import Layout
+
+Config = Mapping[str, Any]  # the content of a config.json
+Shape = tuple[int, ...]
+Check = Callable[[str, Config], None]  # of a family's name and a config.json
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PREFIX = "attnres_"  # of our own model types
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One backbone: a class of vLLM's whose decoder layers follow the residual convention.
+
+    In it ``hidden, residual = norm(hidden, residual)`` runs before every sublayer and once at the
+    end; those norms become the sites.
+
+    Attributes:
+        name: the key in ``FAMILIES``.
+        title: the name for a person.
+        module, cls: the class of vLLM's.
+        hf: the Hugging Face model type whose config.json and tensor names it has.
+        keys: gives what its classes read of a config.json, beside what every family's read.
+        sizes: keys of a config.json in which a baseline must be the same.
+        layout: gives the sublayers.
+        shapes: gives the shape of every tensor, by Hugging Face's names; raises CheckpointError
+            where config.json leaves a size open.
+        checks: raise CheckpointError for a value that vLLM or Hugging Face's class would stumble
+            over.
+        window: gives the window that Hugging Face's class has in every layer, in tokens; None for
+            none.  None where vLLM's class has no windows, and ``checks`` refuse them.
+        windows_by_types: whether vLLM's class has a window only where ``layer_types`` says so.
+        cache_elements: gives the elements of the KV cache for a token.
+        product_sizes: gives the sizes that the matrix products of a kind of sublayer have, by which
+            a profile tells them apart.
+        fused: linear layers of which vLLM makes one.
+        eps: the key of the norms' epsilon.
+        usual_eps: its value where a config.json does not state it; None where it must.
+        has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
+        peculiarity: what the model does that no stock model of vLLM's does, in words; None for a
+            stock model.
+    """
+
+    name: str
+    title: str
+    module: str
+    cls: str
+    hf: str
+    keys: Callable[[], Collection[str]]
+    sizes: tuple[str, ...]
+    layout: Callable[[Config], Layout]
+    shapes: Callable[[Config], dict[str, Shape]]
+    checks: tuple[Check, ...]
+    window: Callable[[Config], int | None] | None
+    cache_elements: Callable[[Config], int]
+    product_sizes: Callable[[Config], dict[str, set[int]]]
+    fused: tuple[tuple[str, ...], ...]
+    windows_by_types: bool = True
+    eps: str = "rms_norm_eps"
+    usual_eps: float | None = 1e-6
+    has_head_norms: bool = False
+    peculiarity: str | None = None
+
+    @property
+    def architecture(self) -> str:
+        """Our name for it in the ``architectures`` of a config.json."""
+        return f"AttnRes{self.cls}"
+
+    @property
+    def model_type(self) -> str:
+        """Our name for it in the ``model_type`` of a config.json."""
+        return PREFIX + self.name
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether vLLM and Hugging Face have it with standard residuals."""
+        return self.peculiarity is None
+
+    def epsilon(self, config: Config) -> Any:
+        """The norms' epsilon by a config.json, whatever is stated there."""
+        return config.get(self.eps, self.usual_eps)
+
+    def check(self, config: Config) -> None:
+        """Raise CheckpointError unless vLLM and Hugging Face's class read ``config`` alike."""
+        for check in self.checks:
+            check(self.name, config)

@@ -1,0 +1,202 @@
+"""Families whose facts come from the classes that Hugging Face has of them.
+
+Names and shapes are those of the class on the meta device, with the conversions that
+``transformers`` makes when it loads a checkpoint reverted: those of a checkpoint on disk.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache, partial
+from typing import Any
+
+from attnres_serve.depth.layout import COMMON, Layout
+from attnres_serve.depth.spec import is_count
+from attnres_serve.errors import CheckpointError, first_line
+from attnres_serve.families import checks, rotary
+from attnres_serve.families.family import HEAD, Check, Config, Family, Shape
+
+NORMS = tuple(norm for _, norm in COMMON)
+ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")  # transformers reads all of them
+STATED = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
+# Beside them, what makes models of one family differ in the work that they are.
+SIZES = (
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "kv_lora_rank"),
+)
+# Of all these families: vLLM makes one layer of those of a line, where a model has them.
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+_IN_LAYER = re.compile(r"model\.layers\.\d+\.(?P<name>.+)\.weight")
+_ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")
+# Rows of these, in every layer that has them, are cached.
+_CACHED = re.compile(r"\.(k_proj|v_proj|kv_a_proj_with_mqa)\.weight$")
+
+
+def family(
+    name: str,
+    *,
+    norms: tuple[str, ...] = NORMS,
+    final_norm: str = "norm",
+    also: tuple[str, ...] = (),
+    only: Mapping[str, tuple[Any, ...]] | None = None,
+    more_checks: tuple[Check, ...] = (),
+    activations: tuple[str, ...] = ("silu",),
+    rotates_part: bool = False,
+    kinds: tuple[str, ...] = (),
+    hf: str | None = None,
+    **rest: Any,
+) -> Family:
+    """A family by its Hugging Face class.
+
+    Args:
+        name: the key in ``FAMILIES``, which is the model type unless ``hf`` is another.
+        norms: the norms before the sublayers of a layer, attention first.
+        final_norm: the norm before the head.
+        also: keys of a config.json that both classes read and that are no fields of the
+            configuration's class.
+        only: the values that vLLM reads as Hugging Face's class does, by keys where it does not so
+            with all values; the first is what a missing key means.
+        more_checks: checks beside those of every such family.
+        activations: the supported values of ``hidden_act``, the usual one first.
+        rotates_part: whether ``partial_rotary_factor`` may say how much of a head is rotated.
+        kinds: the kinds of layers that both classes tell apart by ``layer_types``; none where
+            layers have full attention alone.
+        hf: the model type on Hugging Face.
+        rest: fields of ``Family`` that are not as in most families.
+    """
+    hf = hf or name
+    part = (rotary.PART,) if rotates_part else ()
+    parts = tuple(zip((kind for kind, _ in COMMON), norms, strict=True))
+
+    def shapes(config: Config) -> dict[str, Shape]:
+        return _shapes(hf, json.dumps(_fields(config), sort_keys=True))
+
+    usual: dict[str, Any] = {
+        "title": name,
+        "hf": hf,
+        "usual_eps": None,  # the classes' defaults differ
+        "keys": lambda: keys(hf) | {*also, *part},
+        "sizes": (*STATED, *SIZES),
+        "layout": lambda config: Layout.of(config.get("num_hidden_layers"), parts, final_norm),
+        "shapes": shapes,
+        "checks": (
+            *(_stated, _only(only or {}), partial(checks.values, activations=activations)),
+            checks.kinds(*kinds) if kinds else checks.full_attention,
+            *(checks.groups, checks.even_heads),
+            *(partial(rotary.check, also=part), *((rotary.part,) if rotates_part else ())),
+            *more_checks,
+        ),
+        "window": None,
+        "cache_elements": lambda config: cache_elements(shapes(config)),
+        "product_sizes": lambda config: product_sizes(shapes(config), config["hidden_size"]),
+        "fused": FUSED,
+    }
+    return Family(name=name, **usual | rest)
+
+
+@cache
+def keys(hf: str) -> frozenset[str]:
+    """The keys of a config.json that the configuration of a model type reads."""
+    from dataclasses import fields
+
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    cls = CONFIG_MAPPING[hf]
+    common = {field.name for field in fields(PreTrainedConfig)}
+    own = {field.name for field in fields(cls)} - common
+    return frozenset(own | {*cls.attribute_map, *cls.attribute_map.values(), *ROTARY})
+
+
+@lru_cache(maxsize=8)
+def _shapes(hf: str, config: str) -> dict[str, Shape]:
+    """The shape of every tensor of a checkpoint, by its name.
+
+    Args:
+        hf: model type.
+        config: the fields of its configuration, as JSON.
+
+    Raises:
+        CheckpointError: Hugging Face's class refuses them.
+    """
+    import torch
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import revert_weight_conversion
+
+    try:
+        own = CONFIG_MAPPING[hf].from_dict(json.loads(config))
+        with torch.device("meta"):
+            model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own)
+    except Exception as error:  # of any kind: the classes compute with what config.json says
+        raise CheckpointError(
+            f"Hugging Face's {hf} does not read config.json ({first_line(error)})."
+        ) from None
+    model._weight_conversions = get_model_conversion_mapping(model)
+    found = revert_weight_conversion(model, model.state_dict())
+    if own.tie_word_embeddings:
+        found.pop(HEAD, None)
+    return {name: tuple(tensor.shape) for name, tensor in found.items()}
+
+
+def cache_elements(shapes: Mapping[str, Shape]) -> int:
+    """Elements of the KV cache for a token: rows of the projections that are cached."""
+    rows = sum(shape[0] for name, shape in shapes.items() if _CACHED.search(name))
+    for name, (fused, _) in ((n, s) for n, s in shapes.items() if n.endswith("qkv_proj.weight")):
+        output = shapes[name.replace("qkv_proj", "o_proj")]
+        rows += fused - output[1]  # without the queries
+    return rows
+
+
+def product_sizes(shapes: Mapping[str, Shape], hidden: int) -> dict[str, set[int]]:
+    """The sizes of matrix products of attention, and those that only the MLP or experts have."""
+    sizes: dict[str, set[int]] = {"attention": set(), "mlp": set()}
+    joint: dict[str, int] = {}
+    for name, shape in shapes.items():
+        found = _IN_LAYER.fullmatch(name)
+        if found is None or len(shape) != 2 or _ROUTER.search(found["name"]):
+            continue
+        block, _, leaf = found["name"].rpartition(".")
+        kind = "attention" if "attn" in block else "mlp"
+        sizes[kind] |= {*shape}
+        group = next((group for group in FUSED if leaf in group), None)
+        if group:
+            place = f"{name.partition(block)[0]}{block}.{group[0]}"
+            joint[place] = joint.get(place, 0) + shape[0]
+            sizes[kind].add(joint[place])
+    sizes["mlp"].discard(hidden)
+    return sizes
+
+
+def _fields(config: Config) -> dict[str, Any]:
+    """What of a config.json makes a configuration; its types are no shapes."""
+    unread = ("architectures", "dtype", "model_type", "quantization_config", "torch_dtype")
+    return {key: value for key, value in config.items() if key not in unread}
+
+
+def _stated(name: str, config: Config) -> None:
+    for key in STATED:
+        if not is_count(config.get(key)):
+            raise CheckpointError(
+                f"{key} is {config.get(key)!r}; config.json must state it, a whole number of at "
+                "least 1."
+            )
+
+
+def _only(values: Mapping[str, tuple[Any, ...]]) -> Check:
+    """A check that keys have one of the values that are supported."""
+
+    def check(name: str, config: Config) -> None:
+        for key, supported in values.items():
+            if (found := config.get(key, supported[0])) not in supported:
+                raise CheckpointError(
+                    f"{key} is {found!r}; supported on {name} is "
+                    f"{' or '.join(map(repr, supported))}."
+                )
+
+    return check

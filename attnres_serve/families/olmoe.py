@@ -1,0 +1,20 @@
+"""OLMoE: a query and a key norm over all heads at once."""
+
+from attnres_serve.families import checks, hugging_face
+
+FAMILY = hugging_face.family(
+    "olmoe",
+    title="OLMoE",
+    module="vllm.model_executor.models.olmoe",
+    cls="OlmoeForCausalLM",
+    also=("head_dim",),
+    more_checks=(checks.fixed_heads,),
+    # vLLM's class has these fixed, and a head of its own.
+    only={
+        "rms_norm_eps": (1e-5,),
+        "norm_topk_prob": (False,),
+        "attention_bias": (False,),
+        "clip_qkv": (None,),
+        "tie_word_embeddings": (False,),
+    },
+)

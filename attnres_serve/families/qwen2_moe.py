@@ -1,0 +1,13 @@
+"""Qwen2-MoE: experts that are chosen and one that sees every token."""
+
+from attnres_serve.families import checks, hugging_face
+
+FAMILY = hugging_face.family(
+    "qwen2_moe",
+    title="Qwen2-MoE",
+    module="vllm.model_executor.models.qwen2_moe",
+    cls="Qwen2MoeForCausalLM",
+    also=("head_dim",),
+    more_checks=(checks.fixed_heads,),
+    only={"qkv_bias": (True,), "use_sliding_window": (False,)},
+)

@@ -1,0 +1,86 @@
+"""Rotary embeddings that vLLM computes as Hugging Face's classes do."""
+
+from attnres_serve.depth.spec import is_count, is_number
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import Config
+
+# For each type of rotary embedding what it needs, beside rope_theta: those that vLLM computes as
+# Hugging Face's classes do.
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+# What Hugging Face's classes and vLLM take where nothing is stated.
+PART = "partial_rotary_factor"
+ROPE_DEFAULTS = {PART: 1, "beta_fast": 32, "beta_slow": 1}
+FREQ_FACTORS = (("low", 1), ("high", 2))  # stand-ins where a type has none
+
+
+def part(family: str, config: Config) -> None:
+    """Raise CheckpointError unless the rotated part of a head is a part."""
+    for place in (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
+        found = place.get(PART)
+        if found is not None and (not is_number(found) or not 0 < found <= 1):
+            raise CheckpointError(f"{PART} is {found!r}; expected a number above 0, 1 at most.")
+
+
+def check(family: str, config: Config, also: tuple[str, ...] = ()) -> None:
+    """Raise CheckpointError for a rotary embedding that vLLM and Hugging Face compute differently.
+
+    Either key may speak of it, rope_scaling first.
+
+    Args:
+        family: the base family.
+        config: its config.json.
+        also: what its embedding may have besides, whatever its type.
+    """
+    theta = config.get("rope_theta")
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = config.get(key)
+    if rope is None:
+        rope = {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(
+            f"{key} is {rope!r}; expected an object such as {{'rope_type': 'default'}}."
+        )
+    kind, other = (rope.get(name) for name in ("rope_type", "type"))
+    kind = kind if kind is not None else "default" if other is None else other
+    needed = ROPE_TYPES.get(kind) if isinstance(kind, str) else None
+    if needed is None or other not in (None, kind):
+        raise CheckpointError(
+            f"{key} is {rope!r}: a rotary embedding of this type is not supported; supported are "
+            f"{', '.join(ROPE_TYPES)}."
+        )
+    usual = ROPE_DEFAULTS | ({"factor": 1} if kind == "default" else {})
+    values = {
+        name: value
+        for name, value in rope.items()
+        if name not in ("rope_type", "type") and value not in (None, usual.get(name))
+    }
+    for name in sorted({*needed, *values}):
+        if name not in (*needed, *also, "rope_theta") or name not in values:
+            raise CheckpointError(
+                f"{key} is {rope!r}: "
+                + (f"it lacks {name}" if name in needed else f"{name} is not supported")
+                + f"; the type {kind!r} has rope_theta{''.join(f', {n}' for n in needed)}."
+            )
+    if kind != "default" and {**config, **rope}.get("rope_theta", 1) is None:
+        raise CheckpointError("rope_theta is None; give a positive number or remove the key.")
+    for name, value in (*values.items(), ("rope_theta", 1 if theta is None else theta)):
+        if not is_number(value) or value <= 0:
+            raise CheckpointError(f"{name} is {value!r}; expected a positive number.")
+        if name == "original_max_position_embeddings" and not is_count(value):
+            raise CheckpointError(f"{name} is {value!r}; expected a whole number of tokens.")
+    low, high = (values.get(f"{name}_freq_factor", default) for name, default in FREQ_FACTORS)
+    if low >= high:
+        raise CheckpointError(
+            f"low_freq_factor is {low!r} and high_freq_factor {high!r}; expected the first to be "
+            "smaller."
+        )

@@ -1,0 +1,37 @@
+"""What a module must have to be a checkpoint format."""
+
+from typing import Any, Protocol
+
+from attnres_serve.formats.translation import Translation
+
+
+class Format(Protocol):
+    """A format module.
+
+    Where a format fuses weights, it also has ``parts(name)``: names, for ``rename``, of the equal
+    parts that a tensor holds one after the other along dimension 0; the name itself for one that is
+    not fused.  Formats that claim the same config.json also have ``MARK``, a pattern of tensor
+    names that only one of them has, and ``KEY``, a key of config.json that only one of them writes.
+
+    Attributes:
+        NAME: how the format is called in logs and in ``GET /v1/attn_res``.
+    """
+
+    @property
+    def NAME(self) -> str: ...
+
+    def claims(self, config: dict[str, Any]) -> bool:
+        """Whether a config.json is of this format.
+
+        Decided by model_type, architectures and keys together, never by one key alone.
+        """
+
+    def translate(self, config: dict[str, Any]) -> Translation:
+        """The base family, its Hugging Face config and the AttnRes specification.
+
+        Raises:
+            CheckpointError: for AttnRes that cannot be served exactly.
+        """
+
+    def rename(self, name: str) -> str:
+        """A tensor's name in the house format: the base family's names plus Kimi's."""

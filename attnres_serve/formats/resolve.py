@@ -1,0 +1,79 @@
+"""The resolver: from a config.json to a normalised checkpoint.
+
+vLLM's configuration path and our own commands both go through ``resolve``, so that a checkpoint
+means the same to every process.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from attnres_serve import formats
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.formats import refused
+from attnres_serve.formats.translation import Translation
+
+TensorNames = Callable[[], Collection[str] | None]
+
+
+def resolve(
+    config: dict[str, Any], own_code: bool = False, names: TensorNames = lambda: None
+) -> Translation | None:
+    """Recognise a checkpoint and translate its configuration.
+
+    Args:
+        config: the content of config.json.
+        own_code: whether the caller may run the repository's own code (``auto_map`` with
+            trust_remote_code).  A checkpoint that no format claims is then left to its code; one
+            that is claimed is ours with or without, as vLLM prefers its own classes too.
+        names: gives the names of the checkpoint's tensors, None where they cannot be had.  It is
+            called only where config.json leaves open which format this is.
+
+    Returns:
+        The translation, or None where this is not an AttnRes checkpoint that we should touch.
+
+    Raises:
+        CheckpointError: for AttnRes that cannot be served exactly.
+    """
+    translations = [module.translate(config) for module in formats.SERVED if module.claims(config)]
+    for translation in translations:
+        FAMILIES[translation.base].check(translation.config)
+    if len(translations) > 1:
+        return _told_apart(translations, config, names())
+    if translations:
+        return translations[0]
+    if config.get("model_type") == "transformer" and "auto_map" in config:
+        return None  # a foreign repository with code of its own under a name that anyone may use
+    if not (own_code and "auto_map" in config):
+        refused.refuse_if_attnres(config, formats.SUPPORTED)
+    return None
+
+
+def _told_apart(
+    translations: list[Translation], config: dict[str, Any], names: Collection[str] | None
+) -> Translation:
+    """The one of several formats with the same config.json that the tensors are of.
+
+    Without tensors a key decides that only one of the formats writes.
+    """
+    modules: list[Any] = [formats.by_name(translation.format) for translation in translations]
+    if names is None:
+        where, marks = "config.json", {m.NAME: m.KEY for m in modules if m.KEY in config}
+    else:
+        where = "the checkpoint"
+        marks = {
+            module.NAME: name
+            for module in modules
+            for name in sorted(names, reverse=True)
+            if module.MARK.search(name)
+        }
+    if len(marks) == 1:
+        return next(translation for translation in translations if translation.format in marks)
+    meanings = " or ".join(module.NAME for module in modules)
+    found = " and ".join(f"{mark} (of {name} only)" for name, mark in marks.items())
+    raise CheckpointError(
+        f"model_type {config.get('model_type')!r} stands for {meanings}, and {where} has "
+        + (f"both {found}" if marks else "nothing that only one of them has")
+        + ": no published code defines such a model, so it is not supported"
+        + ("; its tensors would tell more, but they are not at hand." if names is None else ".")
+    )

@@ -1,0 +1,1 @@
+"""The only room that subclasses vLLM: sites, their state, and models that have them."""

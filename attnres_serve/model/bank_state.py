@@ -1,0 +1,161 @@
+"""The depth state as one bank, written in place: what a site hands on with the cpp and triton
+backends.
+
+The rows of the bank are the finished blocks, the embedding first, and behind them the partial sum.
+One kernel then serves every number of sources, which it takes as an argument.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights
+from attnres_serve.model.site_context import Learned, SiteContext
+
+Context = SiteContext[BankBackend]
+
+
+class Answers(NamedTuple):
+    """Phase 1 of a group of sites.
+
+    Attributes:
+        blocks: how many rows it read; the later ones are read by the sites themselves.
+        values: of the group's second and later sites; the backend's.
+    """
+
+    blocks: int
+    values: Any
+
+
+class Scores(NamedTuple):
+    """The logits of finished rows.
+
+    Attributes:
+        rows: how many rows have theirs.
+        values: ``[tokens, sites, slots]`` float32, for all sites of the pipeline stage.
+    """
+
+    rows: int
+    values: Tensor
+
+
+class BankState(NamedTuple):
+    """What a site hands on.
+
+    Attributes:
+        site: index of the site that made it.
+        bank: ``[tokens, slots, hidden]``, slots for the last site of this pipeline stage.
+        rows: how many of them are in use.
+        queries: of all sites of the stage that mix, as the backend has them; None before the first.
+        answers: phase 1 of the group that runs (two-phase only).
+        scores: (score on write only).
+    """
+
+    site: int
+    bank: Tensor
+    rows: int
+    queries: Any = None
+    answers: Answers | None = None
+    scores: Scores | None = None
+
+    @classmethod
+    def begin(cls, context: Context, embedding: Tensor) -> "BankState":
+        """The state that site 1 receives: the embedding ``[tokens, hidden]``."""
+        rows = 2 if context.site.cumulative else 1  # a cumulative sum begins with it
+        return cls.unpack(context, embedding.unsqueeze(1).expand(-1, rows, -1))
+
+    @classmethod
+    def unpack(cls, context: Context, packed: Tensor) -> "BankState":
+        """The state of another pipeline stage, ``[tokens, rows, hidden]``, as a site gets it."""
+        tokens, rows, hidden = packed.shape
+        bank = packed.new_empty((tokens, context.slots, hidden))
+        bank[:, :rows] = packed
+        return cls(context.site.index - 1, bank, rows)
+
+    def pack(self) -> Tensor:
+        """The rows in use for the next pipeline stage, ``[tokens, rows, hidden]``."""
+        return self.bank[:, : self.rows].contiguous()
+
+    def sources(self) -> tuple[Tensor, ...]:
+        """What the site that made this state read, ``[tokens, hidden]`` each."""
+        rows: tuple[Tensor, ...] = self.bank[:, : self.rows].unbind(dim=1)
+        return rows
+
+    def add_last(self, context: Context, delta: Tensor) -> tuple[Tensor, "BankState"]:
+        """Run a final site that does not mix.
+
+        Args:
+            context: of the site.
+            delta: output of the sublayer before it, ``[tokens, hidden]``.
+
+        Returns:
+            The partial sum ``[tokens, hidden]`` and the state behind the site.
+        """
+        row = context.site.num_sources - 1  # where the partial sum is
+        updated = delta if row == self.rows else self.bank[:, row] + delta
+        return updated, self._replace(site=context.site.index, rows=row + 1)
+
+    def step(
+        self, context: Context, ahead: Sequence[Learned], delta: Tensor
+    ) -> tuple[Tensor, "BankState"]:
+        """Run the next site, which mixes.
+
+        Args:
+            context: of the site.
+            ahead: the parameters of this site and of the later ones of its stage that mix.
+            delta: output of the sublayer before it, ``[tokens, hidden]``.
+
+        Returns:
+            The normed mix ``[tokens, hidden]`` and the state behind the site.
+        """
+        site, bank, backend = context.site, self.bank, context.backend
+        row = site.num_sources - 1  # where the partial sum is
+        if site.opens_block and site.cumulative:  # the sum so far becomes a block, and goes on
+            backend.add_to_row(delta, bank, row - 1)
+            delta = bank[:, row - 1].clone()
+        place = Place(row, fresh=row == self.rows)
+        state = self._replace(site=site.index, rows=row + 1)
+        if state.queries is None:
+            sites = [later.site_weights() for later in ahead]
+            state = state._replace(queries=backend.queries_of(sites))
+        position = len(state.queries) - len(ahead)
+        weights = ahead[0].site_weights()
+        own = state.queries, position, weights, place
+        if context.algorithm == "score_on_write":
+            state = state._score(context, position, weights)
+            assert state.scores is not None
+            return backend.mix_scored(delta, bank, state.scores.values, *own), state
+        if context.group > 1:
+            return state._two_phase(context, delta, own)
+        return backend.single_pass(delta, bank, *own), state
+
+    def _two_phase(
+        self, context: Context, delta: Tensor, own: tuple[Any, int, SiteWeights, Place]
+    ) -> tuple[Tensor, "BankState"]:
+        """The normed mix, and this state with the answers of the group."""
+        site, backend = context.site, context.backend
+        if context.position == 0:
+            queries, position, weights, place = own
+            group = queries, position, context.group, weights, place, not site.reads_partial
+            normed, values = backend.open_group(delta, self.bank, *group)
+            return normed, self._replace(answers=Answers(site.num_blocks, values))
+        answers = self.answers
+        assert answers is not None, "the first site of the group ran phase 1"
+        known = answers.values, context.position - 1, answers.blocks, *own
+        return backend.merge(delta, self.bank, *known), self
+
+    def _score(self, context: Context, position: int, weights: SiteWeights) -> "BankState":
+        """With the logits of all rows that were finished before this site."""
+        if self.scores is None:
+            tokens, slots, _ = self.bank.shape
+            shape = tokens, len(self.queries), slots
+            scored, scores = 0, self.bank.new_empty(shape, dtype=torch.float32)
+        else:
+            scored, scores = self.scores
+        finished = context.site.num_blocks - (not context.site.reads_partial)
+        if finished > scored:
+            rows = scored, finished - scored, weights
+            context.backend.score_rows(self.bank, scores, self.queries, position, *rows)
+        return self._replace(scores=Scores(finished, scores))

@@ -1,0 +1,122 @@
+"""vLLM's own decoders with sites for norms.
+
+A class is made for every architecture of ``families.FAMILIES`` when vLLM asks for it by name
+(``model.causal_lm:AttnResLlamaForCausalLM``).  Attention, MLP, parallelism, quantisation,
+LoRA and caching stay vLLM's; what changes is the norms, the weights' names and what travels between
+pipeline stages.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from attnres_serve import formats, settings
+from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.compat import decoder, engine_config, host, prepare, start_events
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import BY_ARCHITECTURE
+from attnres_serve.model import backend as backend_choice
+from attnres_serve.model.config import spec_of
+from attnres_serve.model.loading import LoadingMixin, parameters_of
+from attnres_serve.model.rehearsal import rehearse
+from attnres_serve.model.site_norm import SiteNorm
+from attnres_serve.model.stage import install_sites, rows_received
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class AttnResMixin(LoadingMixin):
+    """What an AttnRes model adds to a model class of vLLM's."""
+
+    model: nn.Module
+    make_empty_intermediate_tensors: object
+
+    def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "", **kwargs: Any) -> None:
+        prepare.worker(vllm_config)
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
+        config = vllm_config.model_config.hf_config
+        self.attn_res_format = formats.by_name(config.attn_res_format)
+        base = BY_ARCHITECTURE[type(self).__name__].name
+        quantisation = getattr(config, "quantization_config", None)  # vLLM has files of its own too
+        written = {**config.attn_res_config, "quantization_config": quantisation}
+        self.attn_res_base = BaseTensors(base, written)
+        self.attn_res_sites: dict[int, SiteNorm] = {}
+        self.attn_res_parameters = {}
+        self.attn_res_loaded = False
+        self.attn_res_backend: str | None = None
+        if config.attn_res_qk_norm_eps is not None:
+            _set_qk_norm_eps(self.model, config.attn_res_qk_norm_eps)
+        if not vllm_config.model_config.enforce_eager:
+            engine_config.tell_origin(vllm_config)
+        spec = spec_of(config)
+        if spec is None:
+            return
+        algorithm = settings.algorithm(vllm_config.additional_config)
+        self.attn_res_backend, backend = backend_choice.choose(vllm_config)
+        tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self.attn_res_sites = install_sites(self.model, spec, algorithm, backend, tokens)
+        self.attn_res_parameters = parameters_of(self.attn_res_sites, spec)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors = (
+            decoder.empty_intermediate_tensors(
+                rows_received(spec, min(self.attn_res_sites)), config.hidden_size
+            )
+        )
+        rehearse(self.model, self.attn_res_sites)
+        start_events.tell(
+            "built",
+            how=f"algorithm {algorithm}, backend {self.attn_res_backend}, "
+            f"{str(vllm_config.model_config.dtype).removeprefix('torch.')}, "
+            f"context of {vllm_config.model_config.max_model_len} tokens",
+        )
+        host.logger().info(
+            "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s, backend %s",
+            config.attn_res_format,
+            type(self).__name__,
+            spec.num_blocks,
+            spec.num_sublayers,
+            " (Full AttnRes)" if spec.is_full else "",
+            algorithm,
+            self.attn_res_backend,
+        )
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Auxiliary hidden states would be hidden + residual, which a depth state is not."""
+        raise CheckpointError(
+            "EAGLE-type speculation needs auxiliary hidden states, which AttnRes models do not "
+            "have; start without it."
+        )
+
+    def attn_res_executed(self) -> dict[str, dict[str, int]]:
+        """Forward passes since the start by algorithm, eager and compiled.
+
+        Warm-up and profiling passes are included.
+        """
+        if not self.attn_res_sites:
+            return {}
+        counts = self.attn_res_sites[max(self.attn_res_sites)].executed
+        assert counts is not None, "install_sites lets the last site count"
+        return {
+            name: dict(zip(("eager", "compiled"), row, strict=True))
+            for name, row in zip(settings.ALGORITHMS, counts.tolist(), strict=True)
+        }
+
+
+def _set_qk_norm_eps(model: nn.Module, eps: float) -> None:
+    for layer in model.layers[model.start_layer : model.end_layer]:
+        layer.self_attn.q_norm.variance_epsilon = eps
+        layer.self_attn.k_norm.variance_epsilon = eps
+
+
+def _make(architecture: str) -> type[nn.Module]:
+    family = BY_ARCHITECTURE[architecture]
+    base = getattr(importlib.import_module(family.module), family.cls)
+    return type(architecture, (AttnResMixin, base), {"__module__": __name__})
+
+
+def __getattr__(name: str) -> type[nn.Module]:
+    if name not in BY_ARCHITECTURE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = globals()[name] = _make(name)
+    return made

@@ -1,0 +1,58 @@
+"""The configuration of a served model: its base family's own, with what AttnRes adds.
+
+In memory it has the base family's class and model_type, by which vLLM knows latent attention and
+other peculiarities.  Only config.json has a model_type of ours, which makes plain Hugging Face
+loading fail loudly instead of running the base model without its depth attention.
+"""
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.families import FAMILIES, layout_of
+from attnres_serve.formats.keys import TRAINING_KEYS
+from attnres_serve.formats.translation import Translation
+
+
+def register_model_types() -> None:
+    """Let transformers read a config.json with a model type of ours, as for a tokenizer.
+
+    No class of a model goes with what it reads (idempotent).
+    """
+    for family in FAMILIES.values():
+        own = {"model_type": family.model_type}
+        AutoConfig.register(
+            family.model_type, type("AttnResConfig", (PreTrainedConfig,), own), exist_ok=True
+        )
+
+
+def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
+    """The configuration that vLLM and every one of its processes sees.
+
+    Beside the base family's fields it holds ``attn_res`` (the normalised specification, None for
+    standard residuals), ``attn_res_format``, ``attn_res_qk_norm_eps`` and ``attn_res_config`` (the
+    base family's config.json, under the keys that it has on disk).
+    """
+    family = FAMILIES[translation.base]
+    fields: dict[str, Any] = {
+        key: value
+        for key, value in translation.config.items()
+        if key not in ("model_type", "architectures", *TRAINING_KEYS)
+    }
+    config: PreTrainedConfig = CONFIG_MAPPING[family.hf].from_dict(fields)
+    config.name_or_path = name_or_path
+    config.architectures = [family.architecture]
+    config.attn_res = translation.spec.to_house() if translation.spec else None
+    config.attn_res_format = translation.format
+    config.attn_res_qk_norm_eps = translation.qk_norm_eps
+    config.attn_res_config = translation.config | {"model_type": family.model_type}
+    return config
+
+
+def spec_of(config: PreTrainedConfig) -> AttnResSpec | None:
+    """The specification in a configuration made by ``build``; None in one of another model."""
+    if getattr(config, "attn_res", None) is None:
+        return None
+    layout = layout_of(config.attn_res_config)
+    return AttnResSpec.from_house(config.attn_res, layout, None)  # it states its epsilon

@@ -1,0 +1,123 @@
+"""A checkpoint's tensors on their way to the parameters of a model."""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from attnres_serve.checkpoints import quantized
+from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.inventory import Inventory
+from attnres_serve.checkpoints.names import cut, expected_parts, site_of
+from attnres_serve.checkpoints.read import DTYPES
+from attnres_serve.checkpoints.tensors import FLOATS, Stored
+from attnres_serve.compat import decoder, start_events
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.formats.format import Format
+from attnres_serve.model.config import spec_of
+from attnres_serve.model.site_norm import SiteNorm
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.llama import LlamaForCausalLM as _Base
+else:
+    _Base = object
+
+
+class LoadingMixin(_Base):
+    """What loads a checkpoint into a model class of vLLM's.
+
+    Attributes:
+        attn_res_format: of the checkpoint, see ``formats``.
+        attn_res_base: the tensors beside those of AttnRes.
+        attn_res_parameters: see ``parameters_of``.
+        attn_res_loaded: whether a whole checkpoint has been loaded.
+    """
+
+    attn_res_format: Format
+    attn_res_base: BaseTensors
+    attn_res_parameters: dict[tuple[int, str], list[str]]
+    attn_res_loaded: bool
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load a checkpoint of any served format; after the first time, also a part of one.
+
+        Raises:
+            CheckpointError: a tensor of this stage is missing, left over or misshapen.
+        """
+        inventory = Inventory(self.attn_res_format, self.attn_res_base, spec_of(self.config))
+        loaded: set[str] = super().load_weights(self._by_module(weights, inventory))
+        if not self.attn_res_loaded:
+            # No part is left at what memory held, even if no folder could be validated before.
+            inventory.close(self._is_here)
+            if inventory.base.quantisation:
+                self._require_one_quantisation(inventory, loaded)
+            start_events.tell("loaded")
+        self.attn_res_loaded = True
+        return loaded
+
+    def _by_module(
+        self, weights: Iterable[tuple[str, Tensor]], inventory: Inventory
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site.
+
+        Args:
+            weights: the checkpoint's tensors by its own names.
+            inventory: takes them.
+        """
+        for own, tensor in weights:
+            dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
+            parts = inventory.take(own, Stored(tuple(tensor.shape), dtype))
+            for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
+                if site is None:
+                    inventory.check_values(name, piece)
+                    yield name, piece
+                    continue
+                for parameter in self.attn_res_parameters[site]:
+                    yield parameter, piece.reshape(-1)
+
+    def _is_here(self, name: str) -> bool:
+        """Whether this pipeline stage needs a tensor, by its house name."""
+        site = site_of(name, self.attn_res_base.layout)
+        if site is None:
+            return decoder.is_on_this_stage(self, name)
+        return bool(self.attn_res_parameters[site])
+
+    def _require_one_quantisation(self, inventory: Inventory, loaded: Collection[str]) -> None:
+        """Raise if vLLM reads ``quantization_config`` otherwise than the checkpoint is quantised.
+
+        It would cast weights of another type, and multiply by scales that nothing filled.
+        """
+        for name in filter(quantized.is_weight, inventory.stored):
+            parameter, dtype = decoder.parameter(self, name), inventory.stored[name].dtype
+            wanted = dtype if parameter is None else DTYPES.get(parameter.dtype, dtype)
+            if dtype != wanted and not {dtype, wanted} <= {*FLOATS}:
+                own = inventory.own_names[name]
+                raise CheckpointError(
+                    f"the tensor {own} holds {dtype}, but by quantization_config vLLM "
+                    f"reads {wanted}; quantization_config must say how each layer is quantised."
+                )
+        if missing := decoder.unfilled(self, loaded):
+            raise CheckpointError(
+                f"vLLM needs {missing[0]} by quantization_config, and no tensor of the checkpoint "
+                "gives it; quantization_config must name the layers that are quantised, and the "
+                "checkpoint must hold all that their quantisation wrote."
+            )
+
+
+def parameters_of(
+    installed: dict[int, SiteNorm], spec: AttnResSpec
+) -> dict[tuple[int, str], list[str]]:
+    """The parameters of this pipeline stage that each AttnRes tensor of a checkpoint fills.
+
+    There are several where sites share a query, and none where they are another stage's.
+    """
+    names = {"proj": "query", "norm": "key_norm", "bias": "bias"}
+    parameters: dict[tuple[int, str], list[str]] = {found: [] for found in expected_parts(spec)}
+    for site, part in parameters:
+        parameters[site, part] = [
+            f"model.{norm.site.norm}.{names[part]}"
+            for norm in installed.values()
+            if norm.site.mixes and norm.site.tensors == site
+        ]
+    return parameters

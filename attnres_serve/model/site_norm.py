@@ -1,0 +1,167 @@
+"""The site-aware norm: what takes the place of a decoder's RMSNorms.
+
+vLLM's decoder layers pass ``hidden, residual`` from norm to norm.  Here ``residual`` is a depth
+state: the finished blocks, the running partial sum and what is known ahead, for two-phase the
+phase-1 answers of a group of sites, for score on write the logits of the blocks.  Between pipeline
+stages it travels as one tensor ``[tokens, rows, hidden]``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+
+from attnres_serve.compat import decoder
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.kernels.interface import SiteWeights
+from attnres_serve.kernels.torch import functions as torch_functions
+from attnres_serve.model.bank_state import BankState
+from attnres_serve.model.site_context import SiteContext
+from attnres_serve.model.tensor_state import DepthState
+from attnres_serve.settings import ALGORITHMS
+
+State = DepthState | BankState
+
+
+class SiteOrderError(RuntimeError):
+    """A decoder did not run its sites one after the other, so its numbers would be wrong."""
+
+
+class SiteNorm(RMSNorm):
+    """An RMSNorm that adds the sublayer's output to the depth state and norms the mix of sources.
+
+    Args:
+        norm: the RMSNorm whose place it takes; weight and eps are kept.  The weight of Gemma's kind
+            is w for 1 + w.
+        context: its place in the pipeline stage.
+        spec: the model's depth attention.
+        later: the later sites of the stage that mix, in order.
+
+    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32, and with a recency bias ``bias``,
+    ``[1]`` float32.  They are not Linear weights, so that no quantiser or LoRA wrapper touches
+    them.
+    """
+
+    def __init__(
+        self,
+        norm: RMSNorm | GemmaRMSNorm,
+        context: SiteContext[Any],
+        spec: AttnResSpec,
+        later: tuple["SiteNorm", ...],
+    ) -> None:
+        hidden = norm.weight.numel()
+        super().__init__(hidden, eps=norm.variance_epsilon)
+        self.weight = norm.weight
+        self.adds_one = decoder.adds_one(norm)
+        self.context = context
+        self.site = context.site
+        self.ahead = (self, *later)
+        self.key_eps = spec.key_norm_eps
+        self.logit_scale = spec.logit_scale
+        self.state: type[State] = BankState if context.backend.IN_PLACE else DepthState
+        self.bias: nn.Parameter | None = None
+        if self.site.mixes:
+            self.query = _parameter(hidden)
+            self.key_norm = _parameter(hidden)
+            if spec.recency_bias:
+                self.bias = _parameter(1)
+        self.executed: Tensor | None
+        self.register_buffer("executed", None, persistent=False)
+
+    def count_passes(self) -> None:
+        """Count forward passes here, by algorithm and by eager or compiled.
+
+        The last site of a stage does.  The count is part of the graph: it says which algorithm's
+        graph ran, even if that came from a cache.  (A group of two-phase that has one site is a
+        single pass.)
+        """
+        self.executed = torch.zeros((len(ALGORITHMS), 2), dtype=torch.int64)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, site={self.site.index}, {self.context.algorithm}"
+
+    def norm_weight(self) -> Tensor:
+        """The factors ``[hidden]`` of the norm: 1 + w in float32, or w in the parameter's dtype.
+
+        They are made anew in every pass, so that weights updated in place take effect.
+        """
+        return self.weight.float() + 1 if self.adds_one else self.weight
+
+    def site_weights(self) -> SiteWeights:
+        """What the backend needs of this site."""
+        learned = self.query, self.key_norm, self.bias, self.norm_weight()
+        return SiteWeights(*learned, self.logit_scale, self.key_eps, self.variance_epsilon)
+
+    def forward(
+        self, delta: Tensor, residual: Tensor | State | None = None
+    ) -> Tensor | tuple[Tensor, Tensor | State]:
+        """Run the site.
+
+        Args:
+            delta: output of the previous sublayer, ``[tokens, hidden]``; the token embedding at
+                site 0.  It may be written over.
+            residual: the state; None at site 0, the embedding at site 1, the packed state
+                ``[tokens, rows, hidden]`` at the first site of a later pipeline stage.
+
+        Returns:
+            The normed mix and the new state; at site 0 the normed embedding alone.
+
+        Raises:
+            SiteOrderError: if the site before this one did not run.
+        """
+        state = None if residual is None else self._receive(residual)
+        if _record is not None:
+            _record.append(self.site.index)
+        if state is None:
+            return self._norm_embedding(delta)  # one source: the mix is the embedding itself
+        context = self.context
+        if self.site.mixes:
+            normed, state = state.step(context, self.ahead, delta)
+        else:
+            updated, state = state.add_last(context, delta)
+            normed = self._rms_norm(updated)
+        if self.executed is not None and _record is None:
+            compiled = int(torch.compiler.is_compiling())
+            self.executed[ALGORITHMS.index(context.algorithm), compiled] += 1
+        return normed, state.pack() if context.leaves_stage else state
+
+    def _norm_embedding(self, embedding: Tensor) -> Tensor:
+        return self._rms_norm(embedding) if self.adds_one else super().forward(embedding)
+
+    def _rms_norm(self, x: Tensor) -> Tensor:
+        return torch_functions.rms_norm(x, self.norm_weight(), self.variance_epsilon)
+
+    def _receive(self, residual: Tensor | State) -> State:
+        previous = self.site.index - 1
+        if isinstance(residual, self.state) and residual.site == previous:
+            return residual
+        if isinstance(residual, Tensor) and residual.dim() == 2 and previous == 0:
+            return self.state.begin(self.context, residual)
+        if isinstance(residual, Tensor) and residual.dim() == 3 and self.context.enters_stage:
+            return self.state.unpack(self.context, residual)
+        found = "a plain residual" if isinstance(residual, Tensor) else f"site {residual.site}"
+        raise SiteOrderError(
+            f"site {previous + 1} was run after {found} instead of after site {previous}: "
+            "a decoder layer left out a site."
+        )
+
+
+def _parameter(size: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
+
+
+_record: list[int] | None = None
+
+
+@contextmanager
+def recorded_sites() -> Iterator[list[int]]:
+    """Collect the indices of the sites that run inside the block."""
+    global _record
+    _record = []
+    try:
+        yield _record
+    finally:
+        _record = None

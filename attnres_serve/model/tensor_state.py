@@ -1,0 +1,156 @@
+"""The depth state as separate tensors: what a site hands on with the torch backend.
+
+A finished block is the last partial sum itself, so nothing is copied, and a compiler sees every
+read.  ``bank_state`` keeps the same rows in one tensor.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnres_serve.kernels.interface import SiteWeights, TensorBackend
+from attnres_serve.model.site_context import Learned, SiteContext
+
+Blocks = tuple[Tensor, ...]
+Context = SiteContext[TensorBackend]
+
+
+class Answers(NamedTuple):
+    """Phase 1 of a group of sites.
+
+    Attributes:
+        blocks: how many finished blocks it read; the later ones are read by the sites themselves.
+        values: what the backend made of them.
+    """
+
+    blocks: int
+    values: Any
+
+
+class DepthState(NamedTuple):
+    """What a site hands on.
+
+    Attributes:
+        site: index of the site that made it.
+        blocks: finished blocks, each ``[tokens, hidden]``, the embedding first.
+        partial: running partial sum ``[tokens, hidden]``, None where it has just begun anew.
+        answers: phase 1 of the group that runs (two-phase only).
+        scores: for each block but those that were finished just now, the logits of the sites ahead
+            (score on write only).
+    """
+
+    site: int
+    blocks: Blocks
+    partial: Tensor | None = None
+    answers: Answers | None = None
+    scores: tuple[Any, ...] = ()
+
+    @classmethod
+    def begin(cls, context: Context, embedding: Tensor) -> "DepthState":
+        """The state that site 1 receives: the embedding ``[tokens, hidden]``."""
+        return cls(0, (embedding,), embedding if context.site.cumulative else None)
+
+    @classmethod
+    def unpack(cls, context: Context, packed: Tensor) -> "DepthState":
+        """The state of another pipeline stage, ``[tokens, rows, hidden]``, as a site gets it."""
+        site, rows = context.site, packed.unbind(dim=1)
+        count = site.num_blocks - site.opens_block
+        return cls(site.index - 1, rows[:count], rows[count] if rows[count:] else None)
+
+    def pack(self) -> Tensor:
+        """The rows as one tensor for the next pipeline stage, ``[tokens, rows, hidden]``."""
+        return torch.stack(self.sources(), dim=1)
+
+    def sources(self) -> Blocks:
+        """What the site that made this state read, ``[tokens, hidden]`` each."""
+        return self.blocks if self.partial is None else (*self.blocks, self.partial)
+
+    def add(self, delta: Tensor) -> Tensor:
+        """The partial sum with a sublayer's output, ``[tokens, hidden]``."""
+        return delta if self.partial is None else self.partial + delta
+
+    def add_last(self, context: Context, delta: Tensor) -> tuple[Tensor, "DepthState"]:
+        """Run a final site that does not mix.
+
+        Args:
+            context: of the site.
+            delta: output of the sublayer before it, ``[tokens, hidden]``.
+
+        Returns:
+            The partial sum ``[tokens, hidden]`` and the state behind the site.
+        """
+        updated = self.add(delta)
+        return updated, self._replace(site=context.site.index, partial=updated)
+
+    def step(
+        self, context: Context, ahead: Sequence[Learned], delta: Tensor
+    ) -> tuple[Tensor, "DepthState"]:
+        """Run the next site, which mixes.
+
+        Args:
+            context: of the site.
+            ahead: the parameters of this site and of the later ones of its stage that mix.
+            delta: output of the sublayer before it, ``[tokens, hidden]``.
+
+        Returns:
+            The normed mix ``[tokens, hidden]`` and the state behind the site.
+        """
+        state, site = self, context.site
+        opens = site.opens_block
+        if opens and site.cumulative:  # the sum so far becomes a block, and goes on
+            delta = state.add(delta)
+            state, opens = state._replace(blocks=(*state.blocks, delta), partial=None), False
+        if context.algorithm == "score_on_write":
+            normed, updated, state = state._mix_scored(context, ahead, delta)
+        elif context.group > 1:
+            normed, updated, state = state._two_phase(context, ahead, delta, opens)
+        else:
+            own = state.blocks, state.partial, delta, ahead[0].site_weights()
+            normed, updated = context.backend.single_pass(*own)
+        blocks, partial = ((*state.blocks, updated), None) if opens else (state.blocks, updated)
+        return normed, state._replace(site=site.index, blocks=blocks, partial=partial)
+
+    def _mix_scored(
+        self, context: Context, ahead: Sequence[Learned], delta: Tensor
+    ) -> tuple[Tensor, Tensor, "DepthState"]:
+        """The normed mix, the new partial sum, and this state with the scores."""
+        backend, new = context.backend, self.blocks[len(self.scores) :]
+        scores = (*self.scores, *(backend.score(block, _weights(ahead)) for block in new))
+        own = self.blocks, self.partial, delta, ahead[0].site_weights()
+        mixed = backend.mix_scored(scores, len(ahead), *own)
+        return *mixed, self._replace(scores=scores)
+
+    def _two_phase(
+        self, context: Context, ahead: Sequence[Learned], delta: Tensor, opens: bool
+    ) -> tuple[Tensor, Tensor, "DepthState"]:
+        """The normed mix, the new partial sum, and this state with the answers of the group.
+
+        ``opens``: the new sum is a block by itself, and nothing follows it.
+        """
+        weights, backend = ahead[0].site_weights(), context.backend
+        answers: Answers | None
+        if context.position == 0 and opens:
+            updated = self.add(delta)
+            answers = _phase_1(context, ahead, (*self.blocks, updated))
+            if weights.bias is None:
+                normed = backend.norm_answer(answers.values, 0, weights, delta)
+            else:  # phase 1 knows no bias, which is the completed block's here
+                normed, updated = backend.single_pass(self.blocks, self.partial, delta, weights)
+            return normed, updated, self._replace(answers=answers)
+        answers = self.answers if context.position else _phase_1(context, ahead, self.blocks)
+        assert answers is not None, "the first site of the group ran phase 1"
+        since = self.blocks[answers.blocks :]
+        own = self.partial, delta, weights
+        merged = backend.merge(answers.values, context.position, since, *own)
+        return *merged, self._replace(answers=answers)
+
+
+def _phase_1(context: Context, ahead: Sequence[Learned], blocks: Blocks) -> Answers:
+    group = _weights(ahead[: context.group])  # the site is the first of it
+    return Answers(len(blocks), context.backend.inter_block(blocks, group))
+
+
+def _weights(sites: Sequence[Learned]) -> list[SiteWeights]:
+    return [site.site_weights() for site in sites]

@@ -1,0 +1,1 @@
+"""``attnres-serve verify`` and the independent model that it compares with."""

@@ -1,0 +1,138 @@
+"""``attnres-serve verify``: is a checkpoint served as it was trained?"""
+
+import argparse
+import json
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnres_serve import settings
+from attnres_serve.checkpoints import needs
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.errors import CheckpointError, SettingError, first_line
+from attnres_serve.formats.translation import Translation
+from attnres_serve.model import backend as backend_choice
+from attnres_serve.verify import passages as passage_texts
+
+if TYPE_CHECKING:
+    pass
+from attnres_serve.verify import compare, passages
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="folder of the checkpoint")
+    parser.add_argument(
+        "--against",
+        choices=("fp64", "hf"),
+        default="fp64",
+        help="our float64 model, or the class of open-attnres or delta-attnres that wrote the "
+        "checkpoint, its module being on PYTHONPATH (default: fp64)",
+    )
+    parser.add_argument(
+        "--reference",
+        metavar="CHECKPOINT",
+        help="compare with this checkpoint, for example the one it was converted from (default: "
+        "itself)",
+    )
+    parser.add_argument("--text", metavar="FILE", help="text to run over (default: one of ours)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        help=f"tokens of each passage (default: {passage_texts.USUAL}, or "
+        f"{passage_texts.BEYOND} more than the model's window of up to {passage_texts.WIDEST} has)",
+    )
+    parser.add_argument(
+        "--passages", type=int, default=2, help="passages of the text (default: %(default)s)"
+    )
+    settings.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(own: argparse.Namespace) -> int:
+    """Verify a checkpoint and print the report.
+
+    Returns:
+        0 if it holds, 1 if not.
+
+    Raises:
+        CheckpointError, SettingError: with one sentence, where nothing could be compared.
+    """
+    if (own.tokens is not None and own.tokens < 2) or own.passages < 1:
+        raise SettingError(
+            f"--tokens is {own.tokens} and --passages {own.passages}; expected at least 2 and 1."
+        )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the report is what is to be read
+    with _one_sentence():
+        folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
+        served = validate(folder).translated(str(folder))
+        needs.validate_heads(str(folder), served)
+        backend_choice.require(own.attnres_backend)
+        if reference != folder:
+            _require_same_sizes(folder, served, reference)
+        tokens = passage_texts.tokens(served, own.tokens, str(folder))
+        prompts = passages.passages(folder, own.text, tokens, own.passages)
+        report = compare.verify(folder, reference, prompts, settings.given(own), own.against)
+    unreached = passage_texts.unreached(served.config, passage_texts.window_of(served), tokens)
+    if own.json:
+        print(json.dumps(asdict(report) | {"unreached": unreached}))
+    else:
+        print(table(report, unreached))
+    return 0 if report.holds else 1
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Let every failure end as a refusal: a stack trace's status, 1, is for what does not hold."""
+    try:
+        yield
+    except (CheckpointError, SettingError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # whatever vLLM, torch or the machine may come to
+        if os.environ["VLLM_LOGGING_LEVEL"].upper() == "DEBUG":
+            traceback.print_exc()
+        raise SettingError(
+            f"nothing was compared, because verify failed ({first_line(error)}); with "
+            "VLLM_LOGGING_LEVEL=DEBUG it says where."
+        ) from error
+
+
+def _require_same_sizes(folder: Path, served: Translation, reference: Path) -> None:
+    wanted = validate(reference).translated(str(reference))
+    for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        found, other = served.config[key], wanted.config[key]
+        if found != other:
+            raise CheckpointError(
+                f"{key} is {found} in {folder} and {other} in {reference}, which is another model; "
+                "give the checkpoint that it was converted from as --reference."
+            )
+
+
+def table(report: compare.Report, unreached: str | None = None) -> str:
+    """The report for a reader; ``unreached`` says what attention did not come to do."""
+    lines = [
+        f"tokens compared     {report.tokens}",
+        f"largest logprob gap {report.logprob_gap:.2e}   (bound {compare.LOGPROB_BOUND:.0e})",
+        f"KL divergence       {report.kl:.2e} nats on average, {report.kl_max:.2e} at most   "
+        f"(bound of the average {compare.KL_BOUND:.0e})",
+        f"greedy agreement    {report.greedy_agreement:.1%}",
+    ]
+    if report.worst_part:
+        lines.append(
+            f"worst part          {report.worst_part}, relative error {report.worst_error:.2e}   "
+            f"(bound {compare.PART_BOUND:.0e})"
+        )
+        others = [part for part in report.parts if part != report.worst_part]
+        if others:
+            lines.append(f"also beyond it      {', '.join(others)}")
+    if unreached:
+        lines.append(f"not all of it       {unreached}")
+    lines.append(
+        "it is served as it was trained (eager, float32, one process)"
+        if report.holds
+        else "IT DOES NOT HOLD"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,243 @@
+"""``attnres-serve verify``: is a checkpoint served as it was trained?
+
+The checkpoint is served in float32 by an engine in this process, and evaluated in float64 by a
+model that shares no code with the engine (``oracle``).  They are compared in two ways:
+
+* as wholes: logprobs, KL divergence and greedy choice at every token of a text;
+* part by part: every site, sublayer and the head of the float64 model is given what the engine's
+  part was given, so that a fault shows where it is and is not hidden by what follows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from attnres_serve.checkpoints.files import read_config
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.depth.layout import Layout
+from attnres_serve.errors import CheckpointError, first_line
+from attnres_serve.families import FAMILIES
+from attnres_serve.verify import own_class
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# A part in float32 against float64: sums of some thousand products lose about 1e-6.
+PART_BOUND = 1e-4
+
+# The whole: roundings add up over the layers; these are a tenth of what bfloat16 costs and less.
+LOGPROB_BOUND = 1e-3
+
+KL_BOUND = 1e-5
+
+TIE = 2e-3  # a greedy choice whose lead is smaller is no choice
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What the engine did with one prompt of ``T`` tokens.
+
+    Attributes:
+        ids: the prompt.
+        layout: the decoder's sublayers.
+        received: per site ``[T, d]``: the token embedding, then the output of each sublayer.
+        normed: per site ``[T, d]``: what the site gave to its sublayer or, the last, to the head.
+        logits: ``[T, vocabulary]``.
+    """
+
+    ids: list[int]
+    layout: Layout
+    received: list["Tensor"]
+    normed: list["Tensor"]
+    logits: "Tensor"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The worst of all tokens, and what it means.
+
+    Attributes:
+        tokens: how many were compared.
+        logprob_gap: largest difference of the logprob of a token of the text.
+        kl: mean KL divergence of the engine's distribution from the reference, in nats.
+        kl_max: largest one.
+        greedy_agreement: share of the tokens with a clear choice at which both choose the same.
+        worst_part: the part with the largest relative error, None where parts were not compared.
+        worst_error: that error, the norm of the difference over the norm of the expected row.
+        parts: relative error by part, for those beyond the bound.
+        holds: whether everything is within its bound.
+    """
+
+    tokens: int
+    logprob_gap: float
+    kl: float
+    kl_max: float
+    greedy_agreement: float
+    worst_part: str | None
+    worst_error: float
+    parts: dict[str, float]
+    holds: bool
+
+
+def verify(
+    folder: Path,
+    reference: Path,
+    prompts: Sequence[list[int]],
+    chosen: dict[str, str],
+    against: str = "fp64",
+) -> Report:
+    """Serve ``folder`` and compare it with the model of ``reference``.
+
+    Args:
+        folder, reference: checkpoint folders of any served format.
+        prompts: token ids.
+        chosen: our settings, by their keys in ``additional_config``.
+        against: ``fp64`` or ``hf``.
+    """
+    import torch
+    from tqdm import tqdm
+
+    with torch.inference_mode():
+        evaluate, parts = _reference(reference, against)
+    progress = tqdm(total=1 + 2 * len(prompts), desc="starting the engine", unit="step")
+    with torch.inference_mode(), progress:
+
+        def step(what: str) -> None:
+            progress.update()
+            progress.set_description(what)
+
+        found = []
+        for passage in serve(folder, prompts, chosen):
+            found.append(passage)
+            step("serving")
+        step("comparing")
+        wholes: list[dict[str, Tensor]] = []
+        errors: dict[str, float] = {}
+        for passage in found:
+            wholes.append(whole(passage, evaluate(passage.ids)))
+            for part, error in parts(passage):
+                if not error <= errors.get(part, 0.0):  # NaN is worst
+                    errors[part] = error
+            step("comparing")
+    return _report(wholes, errors)
+
+
+def serve(
+    folder: Path, prompts: Sequence[list[int]], chosen: dict[str, str], dtype: str = "float32"
+) -> Iterator[Passage]:
+    """Run prompts through an engine in this process and keep what every site received and gave."""
+    from attnres_serve.compat import engines
+
+    with engines.recorded_engine(str(folder), max(map(len, prompts)), chosen, dtype) as engine:
+        layout, record = engine
+        for ids in prompts:
+            yield Passage(ids, layout, *record(ids))
+
+
+class Reference(Protocol):
+    """A model in float64: see ``oracle.Model`` and ``rewritten.Rewritten``."""
+
+    def logprobs(self, ids: Sequence[int]) -> "Tensor": ...
+
+    def normed(self, site: int, x: "Tensor", y: Sequence["Tensor"]) -> "Tensor": ...
+
+    def given(
+        self, ids: Sequence[int], normed: Sequence["Tensor"]
+    ) -> tuple["Tensor", list["Tensor"], "Tensor"]: ...
+
+
+Evaluate = Callable[[list[int]], "Tensor"]
+
+Parts = Callable[[Passage], Iterator[tuple[str, float]]]
+
+
+def _reference(folder: Path, against: str) -> tuple[Evaluate, Parts]:
+    """Log-probabilities ``[T, vocabulary]`` for token ids, and the comparison part by part."""
+    if against == "hf":
+        return own_class.load(folder), lambda passage: iter(())
+    if read_config(folder).get("quantization_config"):
+        raise CheckpointError(
+            f"{folder} is quantised, and quantised weights are not supported by verify; verify the "
+            "checkpoint that it was quantised from."
+        )
+    try:
+        model = _model(folder)
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{folder} cannot be evaluated in float64 ({first_line(error)}): verify's model does "
+            "not know all of it, so there is nothing to compare with."
+        ) from error
+    return model.logprobs, lambda passage: part_errors(model, passage)
+
+
+def _model(folder: Path) -> Reference:
+    """The hand-written model, or where it does not know the family, Hugging Face's rewritten."""
+    from attnres_serve.verify import oracle, rewritten
+
+    translation = validate(folder).translated(str(folder))
+    if translation.base in oracle.BASES:
+        return oracle.load(folder)
+    layout = translation.layout
+    sites = [rewritten.Site(one.layer, one.kind, one.norm) for one in layout.sublayers]
+    return rewritten.load(folder, sites, layout.final_norm, FAMILIES[translation.base].hf)
+
+
+def part_errors(model: Reference, passage: Passage) -> Iterator[tuple[str, float]]:
+    """Relative error of every part of the engine, given what that part was given.
+
+    A site is given the outputs of all sublayers before it, so it is wrong if its query, key norm,
+    norm or choice of sources is.
+    """
+    received = [tensor.double() for tensor in passage.received]
+    normed = [tensor.double() for tensor in passage.normed]
+    embedding, outputs = received[0], received[1:]
+    layout = passage.layout
+    expected_embedding, expected_outputs, expected_logits = model.given(passage.ids, normed)
+    yield "the embedding", _error(embedding, expected_embedding)
+    for site, found in enumerate(normed):
+        name = layout.site_name(site)
+        yield f"the site of {name}", _error(found, model.normed(site, embedding, outputs[:site]))
+        if site < len(outputs):
+            yield name, _error(outputs[site], expected_outputs[site])
+    yield "the head", _error(passage.logits.double(), expected_logits)
+
+
+def _error(found: "Tensor", expected: "Tensor") -> float:
+    norms = expected.norm(dim=-1)
+    return ((found - expected).norm(dim=-1) / norms.clamp(min=1e-30)).max().item()
+
+
+def whole(passage: Passage, expected: "Tensor") -> dict[str, "Tensor"]:
+    """Per token the logprob gap (of the next token), the KL divergence, and the greedy choices."""
+    import torch
+
+    found = passage.logits.double().log_softmax(-1)
+    nexts = torch.tensor(passage.ids[1:])[:, None]
+    best = expected.topk(2, dim=-1).values
+    return {
+        "gap": (found - expected)[:-1].gather(1, nexts).abs().flatten(),
+        "kl": (expected.exp() * (expected - found)).sum(-1),
+        "same": found.argmax(-1) == expected.argmax(-1),
+        "clear": best[:, 0] - best[:, 1] >= TIE,
+    }
+
+
+def _report(wholes: list[dict[str, "Tensor"]], errors: dict[str, float]) -> Report:
+    import torch
+
+    every = {key: torch.cat([one[key] for one in wholes]) for key in wholes[0]}
+    clear = every["same"][every["clear"]]
+    agreement = clear.double().mean().item() if len(clear) else 1.0
+    worst = max(errors, key=lambda part: (isnan(errors[part]), errors[part]), default=None)
+    beyond = {part: error for part, error in errors.items() if not error <= PART_BOUND}
+    gap, kl, kl_max = (
+        every["gap"].max().item(),
+        every["kl"].mean().item(),
+        every["kl"].max().item(),
+    )
+    holds = not beyond and gap <= LOGPROB_BOUND and kl <= KL_BOUND and agreement == 1
+    worst_error = errors[worst] if worst else 0.0
+    return Report(len(every["kl"]), gap, kl, kl_max, agreement, worst, worst_error, beyond, holds)

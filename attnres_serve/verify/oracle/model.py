@@ -1,0 +1,175 @@
+"""An independent float64 evaluation of Attention-Residuals language models.
+
+Written from the equations of arXiv 2603.15031; shares no code with what serves. Every call
+evaluates the whole sequence, and every site sums its blocks anew from the sublayers' outputs.
+
+With y_s the output of sublayer s of the spec's layout, x the token embedding and block starts
+0 = b_0 < b_1 < ..., the sources a site s can see are
+
+    V = [x] + [y_b + ... + y_(e-1) for each start b < s],    e = min(next start, s)
+
+so the newest block is present only as far as it has been computed. In a cumulative model a source
+is instead all that was summed up to a start, and the last one all that there is:
+
+    V = [x + y_0 + ... + y_(b-1) for each start b <= s] + [x + y_0 + ... + y_(s-1)]
+
+The site mixes them by softmax_i(scale * <query, RMSNorm(V_i)> + [i is last] * bias), and its
+sublayer (at the last site: the head) reads the result. Without a final mix the head reads V's last.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attnres_serve.verify.oracle.norm import rms_norm
+from attnres_serve.verify.oracle.spec import Place, Spec, site_role, source_spans
+from attnres_serve.verify.oracle.sublayers import Weights
+
+SMALL = 512  # hidden size
+
+
+@contextmanager
+def threads_for(hidden: int) -> Iterator[None]:
+    """One thread where matrices are too small to share: a second one can cost tenfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if hidden < SMALL else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass
+class Model:
+    """A checkpoint in float64. `weights` is keyed by the format's own tensor names."""
+
+    spec: Spec
+    weights: dict[str, Tensor] = field(repr=False)
+
+    def weight(self, role: str, layer: int | None = None, leaf: str = "") -> Tensor:
+        return self.weights[self.spec.names[role].format(layer) + leaf]
+
+    def weights_of(self, place: Place) -> Weights:
+        """The tensors of one sublayer."""
+        return Weights(self.weights, partial(self.spec.tensor_name, place))
+
+    def norm_eps(self, site: int) -> float:
+        """The eps of the norm that reads the mix of `site`."""
+        starts = self.spec.eps_scale_starts
+        sources = 1 if starts is None else 1 + len(source_spans(starts, site))
+        return sources**2 * self.spec.eps
+
+    def sublayer(self, s: int, h: Tensor) -> Tensor:
+        """y_s: the norm and the sublayer behind what site s mixed, h [tokens, hidden]."""
+        return self.apply(s, self.norm(s, h))
+
+    def apply(self, s: int, normed: Tensor) -> Tensor:
+        """y_s from what the norm gave, [tokens, hidden]."""
+        place = self.spec.layout[s]
+        compute = self.spec.sublayers[place.kind]
+        return compute(normed, torch.arange(len(normed)), self.weights_of(place))
+
+    def norm(self, site: int, h: Tensor) -> Tensor:
+        """The norm that reads what `site` mixed, h [tokens, hidden]."""
+        if site == self.spec.final:
+            weight = self.weight("final_norm")
+        else:
+            layer, kind = self.spec.layout[site]
+            weight = self.weight(f"{kind}_norm", layer)
+        return rms_norm(h, weight, self.norm_eps(site))
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """What the last norm gave, [tokens, hidden] -> [tokens, vocab]."""
+        return normed @ self.weight("embedding" if self.spec.tied else "head").T
+
+    def head(self, h: Tensor) -> Tensor:
+        """Last norm, head and log-softmax: h [tokens, hidden] -> [tokens, vocab]."""
+        return self.logits(self.norm(self.spec.final, h)).log_softmax(-1)
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """[tokens, hidden]"""
+        return self.weight("embedding")[torch.as_tensor(list(ids), dtype=torch.long)]
+
+    def depth_softmax(self, site: int, sources: Tensor) -> Tensor:
+        """Weights [tokens, sources] that `site` gives to sources [sources, tokens, hidden]."""
+        role, layer = site_role(self.spec, site)
+        keys = rms_norm(sources, self.weight(f"{role}_key", layer), self.spec.key_norm_eps)
+        scores = self.spec.logit_scale * (keys @ self.weight(f"{role}_query", layer).flatten()).T
+        if self.spec.recency_bias:
+            scores[:, -1] += self.weight(f"{role}_recency", layer).item()
+        return scores.softmax(-1)
+
+    def sources(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
+        """V of `site` [sources, tokens, hidden], from the embedding x and the outputs y_0 ..."""
+        starts = self.spec.starts
+        if self.spec.cumulative:
+            ends = [*(b for b in starts if b <= site), site]
+            return torch.stack([torch.stack([x, *y[:end]]).sum(0) for end in ends])
+        spans = source_spans(starts, site)
+        return torch.stack([x, *(torch.stack(list(y[b:e])).sum(0) for b, e in spans)])
+
+    def mix(self, site: int, x: Tensor, y: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """What `site` reads [tokens, hidden], and its weights [tokens, sources] if it mixes."""
+        if self.spec.block_starts is None:
+            return torch.stack([x, *y]).sum(0), None
+        sources = self.sources(site, x, y)
+        if site == self.spec.final and not self.spec.final_mix:
+            return sources[-1], None
+        weights = self.depth_softmax(site, sources)
+        return torch.einsum("tn,ntd->td", weights, sources), weights
+
+    def normed(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
+        """What `site` gives to its sublayer, from the embedding x and the outputs y_0 ..."""
+        return self.norm(site, self.mix(site, x, y)[0])
+
+    def given(
+        self, ids: Sequence[int], normed: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Embedding, outputs and logits if each norm gives what `normed` says, [tokens, hidden]."""
+        outputs = [self.apply(site, found) for site, found in enumerate(normed[:-1])]
+        return self.embed(ids), outputs, self.logits(normed[-1])
+
+    def _evaluate(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """What the last norm reads [tokens, hidden], and each site's weights [tokens, sources]."""
+        x = self.embed(ids)
+        y: list[Tensor] = []
+        every: list[Tensor] = []
+        for site in range(self.spec.final + 1):
+            h, weights = self.mix(site, x, y)
+            every += [] if weights is None else [weights]
+            if site < self.spec.final:
+                y.append(self.sublayer(site, h))
+        return h, every
+
+    def logprobs(self, ids: Sequence[int]) -> Tensor:
+        """Log-probabilities [len(ids), vocab] of the token after each position."""
+        with threads_for(self.spec.hidden):
+            return self.head(self._evaluate(ids)[0])
+
+    def depth_weights(self, ids: Sequence[int]) -> list[Tensor]:
+        """Per site the softmax weights [tokens, sources].
+
+        Sources are in the order embedding, finished blocks, running partial sum; with ordinary
+        residuals the list is empty, and without a final mix there is no last site.
+        """
+        with threads_for(self.spec.hidden):
+            return self._evaluate(ids)[1]
+
+    def prompt_logprobs(self, ids: Sequence[int]) -> list[float | None]:
+        """The log-probability of each token given those before it; None for the first."""
+        table = self.logprobs(ids)
+        return [None, *(table[i, token].item() for i, token in enumerate(ids[1:]))]
+
+    def greedy(self, prompt: Sequence[int], n: int) -> tuple[list[int], list[float], list[float]]:
+        """`n` greedy tokens, their log-probabilities and their lead over the runner-up."""
+        ids, logprobs, gaps = list(prompt), [], []
+        for _ in range(n):
+            best = self.logprobs(ids)[-1].topk(2)
+            ids.append(int(best.indices[0]))
+            logprobs.append(best.values[0].item())
+            gaps.append((best.values[0] - best.values[1]).item())
+        return ids[len(prompt) :], logprobs, gaps

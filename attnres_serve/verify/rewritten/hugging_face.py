@@ -1,0 +1,62 @@
+"""A checkpoint in Hugging Face's class and float64."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnres_serve.verify.rewritten.wide import wide_class
+
+_UNREAD = ("architectures", "model_type", "attn_res")
+
+
+def config(model_type: str, stated: Mapping[str, Any]) -> Any:
+    """Hugging Face's configuration of a model type, from a config.json of this or our type.
+
+    Raises:
+        ValueError: Hugging Face has no such class.
+    """
+    import transformers
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    # By the name of the class: other packages register theirs for some types, as fla for mamba2.
+    if model_type not in CONFIG_MAPPING_NAMES:
+        raise ValueError(f"Hugging Face has no model type {model_type!r}")
+    read = {key: value for key, value in stated.items() if key not in _UNREAD}
+    own = getattr(transformers, CONFIG_MAPPING_NAMES[model_type]).from_dict(read)
+    if type(own) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"Hugging Face has no language model of the type {model_type!r}")
+    own._attn_implementation = own._experts_implementation = "eager"
+    return own
+
+
+def build(own: Any, weights: Mapping[str, Tensor]) -> Any:
+    """The causal language model, loaded by its class' own rules for names and experts.
+
+    Args:
+        own: Hugging Face's configuration.
+        weights: every tensor, by its name in a checkpoint.
+
+    Raises:
+        ValueError: the class wants other tensors.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    cls = wide_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(own)])
+    model, report = cls.from_pretrained(
+        None, config=own, state_dict=dict(weights), dtype=torch.float64, output_loading_info=True
+    )
+    if odd := sorted(str(name) for names in report.values() for name in names):
+        raise ValueError(f"missing, unexpected or misshapen tensors: {odd}")
+    return _in_float64(model.eval())
+
+
+def _in_float64(model: Any) -> Any:
+    for module in model.modules():
+        if "Rotary" in type(module).__name__:
+            # The loader fills the tables of the special kinds of rope by functions that were not
+            # recompiled.
+            module.__init__(module.config)
+    return model.double()

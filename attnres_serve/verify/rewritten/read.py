@@ -1,0 +1,50 @@
+"""A checkpoint of the house format, or one of Hugging Face's."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnres_serve.verify import oracle
+from attnres_serve.verify.rewritten import hugging_face
+from attnres_serve.verify.rewritten.additive import require_additive
+from attnres_serve.verify.rewritten.model import Rewritten, Site
+
+_PREFIX = "attnres_"  # of the house format's model types
+_EPS = ("rms_norm_eps", "layer_norm_epsilon", "norm_eps")  # the norms' own, by class
+
+
+def load(
+    folder: Path,
+    sites: Sequence[Site],
+    final_norm: str = "norm",
+    model_type: str | None = None,
+) -> Rewritten:
+    """The checkpoint in float64.
+
+    Args:
+        folder: of the checkpoint.
+        sites: every sublayer in the order in which they run, with the norm before it.
+        final_norm: the path below the decoder of the norm before the head.
+        model_type: Hugging Face's, where config.json's without ``attnres_`` is another.
+
+    Raises:
+        ValueError: Hugging Face has no such class, the checkpoint has other tensors than it wants,
+            or its residual stream cannot be rewritten.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    model_type = model_type or config["model_type"].removeprefix(_PREFIX)
+    own = hugging_face.config(model_type, config)
+    names = oracle.depth_names(*{site.kind for site in sites})
+    layout = tuple(oracle.Place(site.layer, site.kind) for site in sites)
+    eps = next(getattr(own, key) for key in _EPS if hasattr(own, key))
+    spec = oracle.Spec(names, layout, {}, own.hidden_size, own.vocab_size, eps, tied=False)
+    if "attn_res" in config:
+        oracle.add_depth(spec, config["attn_res"])
+    norms = (*(site.norm for site in sites), final_norm)
+    model = Rewritten(own, norms, spec, oracle.read_weights(folder))
+    found = {name: tuple(tensor.shape) for name, tensor in model.weights.items()}
+    wanted = oracle.depth_shapes(spec)
+    if odd := sorted(name for name, shape in wanted.items() if found.get(name) != shape):
+        raise ValueError(f"missing or misshapen tensors: {odd}")
+    require_additive(model)
+    return model

@@ -1,0 +1,287 @@
+"""Compile the Triton kernels ahead of time, without a GPU: registers, spills, access widths.
+
+    python -m benchmarks.kernels.compile_ahead --arch 80 90 --hidden 1024 7168 --dtype bfloat16
+    python -m benchmarks.kernels.compile_ahead --kernel single_pass --hidden 7168 --tile 2
+    python -m benchmarks.kernels.compile_ahead --kernel inter_block --hidden 7168 --sites 4
+
+Arguments are specialised by Triton's own binder from aligned tensors, so the binaries are those a
+launch would compile.  The only line on stdout is one JSON document; per kernel it holds
+
+* ``binaries`` needed for all numbers of sources, sites and tokens: 1 unless a launch can compile
+  during a request,
+* ``registers`` per thread, ``shared_bytes`` and ``programs_per_sm`` that fit the register file,
+* ``spill_bytes`` (stack per thread) and ``local_accesses`` (instructions that touch it),
+* ``starts_early``: whether the launch asks for it, the ``grid_control`` instructions of the kernel,
+  and its ``accesses_before_wait``,
+* ``loads`` and ``stores``: bits of an access to global memory -> how many such instructions,
+* ``order`` in the PTX: of these loads (l) and stores (s), barriers (b), branches and labels (|),
+* ``narrow_strides``: those passed in 32 bits, in which a row's offset may not fit.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from attnres_serve.kernels.triton import (
+    common,
+    mix_scored,
+    open_group,
+    score_rows,
+    single_pass,
+    two_phase,
+)
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in common.DTYPES}
+# Values that Triton would tell apart in an argument that it specialises.
+ROWS = (0, 1, 3, 16)
+SIZES = ((1, 1, 1), (2, 3, 2), (16, 16, 16), (33, 24, 9))  # tokens, sites, finished blocks
+EPS = {"key_eps": 1e-6, "norm_eps": 1e-6}
+KERNELS = {
+    "single_pass": single_pass.site_kernel,
+    "inter_block": two_phase.inter_block_kernel,
+    "open_group": open_group.open_group_kernel,
+    "score": score_rows.score_kernel,
+    "mix_scored": mix_scored.mix_scored_kernel,
+    "merge": single_pass.site_kernel,
+    "merge_rows": single_pass.site_kernel,
+}
+# Those that may begin a block.
+BEGINNING = ("single_pass", "open_group", "mix_scored", "merge", "merge_rows")
+REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_100
+ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
+ORDERED = re.compile(r"\b(?:(l)d\.global|(s)t\.global|(b)ar\.sync|bra)\b|^\$L__BB", re.MULTILINE)
+
+
+def specialise(
+    kernel: JITFunction, arguments: dict[str, Any], arch: int
+) -> tuple[ASTSource, GPUTarget, dict[str, Any]]:
+    """Source, target and options that launching ``kernel`` on ``sm_<arch>`` would compile.
+
+    Args:
+        kernel: a Triton kernel, not interpreted.
+        arguments: its arguments and launch options; meta tensors count as aligned to 16 bytes.
+        arch: compute capability times ten.
+    """
+    target = GPUTarget("cuda", arch, 32)
+    backend = make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialisation, options = bind(**arguments)
+    parsed, signature, constants, attributes = kernel._pack_args(
+        backend, options, bound, specialisation, options
+    )
+    return ASTSource(kernel, signature, constants, attributes), target, parsed.__dict__
+
+
+def access_widths(ptx: str, kind: str) -> dict[str, int]:
+    """Count the accesses to global memory by width in bits; ``kind`` is ``ld`` or ``st``."""
+    widths: Counter[int] = Counter()
+    for found, qualifiers in ACCESS.findall(ptx):
+        if found == kind:
+            vector = re.search(r"\.v(\d+)", qualifiers)
+            bits = int(re.search(r"\.[bufs](\d+)$", qualifiers)[1])
+            widths[bits * (int(vector[1]) if vector else 1)] += 1
+    return {str(width): widths[width] for width in sorted(widths, reverse=True)}
+
+
+def _cuobjdump(cubin: str, option: str) -> str:
+    command = [triton.knobs.nvidia.cuobjdump.path, option, cubin]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
+    """Registers, spills and access widths of a compiled kernel, read from its cubin and PTX."""
+    ptx = compiled.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = os.path.join(folder, "kernel.cubin")
+        with open(cubin, "wb") as file:
+            file.write(compiled.asm["cubin"])
+        usage = _cuobjdump(cubin, "--dump-resource-usage")
+        sass = _cuobjdump(cubin, "--dump-sass")
+    registers, stack, local = (
+        int(re.search(rf"\b{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL")
+    )
+    per_thread = -(-registers // 8) * 8  # allocated in eights
+    threads = 32 * compiled.metadata.num_warps
+    return {
+        "registers": registers,
+        "programs_per_sm": min(REGISTER_FILE // (per_thread * threads), 2048 // threads, 32),
+        "shared_bytes": compiled.metadata.shared,
+        "spill_bytes": stack + local,
+        "local_accesses": len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        "starts_early": compiled.metadata.launch_pdl,
+        "grid_control": re.findall(r"\bgriddepcontrol\.(\w+)", ptx),
+        "accesses_before_wait": _accesses_before_wait(sass),
+        "loads": access_widths(ptx, "ld"),
+        "stores": access_widths(ptx, "st"),
+        "order": "".join("".join(found) or "|" for found in ORDERED.findall(ptx)),
+        "roundings": dict(Counter(re.findall(r"\bcvt\.\S*(?:bf16|f16)\S*\.f32\b", ptx))),
+    }
+
+
+def _accesses_before_wait(sass: str) -> int | None:
+    """Number of accesses to global memory before ``ACQBULK``, the wait; None without a wait."""
+    before, wait, _ = sass.partition("ACQBULK")
+    return len(re.findall(r"\b(?:LD|ST|LDG|STG|RED|ATOM|ATOMG)\b", before)) if wait else None
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launches(
+    kernel: str, hidden: int, dtype: torch.dtype, fresh: bool, config: Any
+) -> Iterator[dict[str, Any]]:
+    """Arguments of launches on dense, aligned tensors, which one binary should serve.
+
+    Args:
+        kernel: a name of ``KERNELS``.
+        fresh: whether a block begins; of the ``BEGINNING`` only.
+        config: in place of the kernel's table; None for the table.
+    """
+    query = _empty(hidden)
+    weight = query.to(dtype)
+    if kernel == "single_pass":
+        for (tokens, *_), row in zip(SIZES, ROWS, strict=True):
+            vectors = _empty(tokens, hidden, dtype=dtype)
+            bank = _empty(tokens, row + 1, hidden, dtype=dtype)
+            yield single_pass.launch_arguments(
+                *(vectors, bank, query, weight, None, vectors),
+                row=row,
+                fresh=fresh,
+                **EPS,
+                config=config,
+            )
+        return
+    for tokens, sites, count in SIZES:
+        vectors = _empty(tokens, hidden, dtype=dtype)
+        bank = _empty(tokens, count + 1, hidden, dtype=dtype)
+        # As ``inter_block`` allocates them.
+        answers = _empty(tokens, sites, hidden, dtype=dtype).transpose(0, 1)
+        log_sums = _empty(tokens, sites).t()
+        if kernel == "inter_block":
+            yield two_phase.inter_block_arguments(
+                *(bank, _empty(sites, hidden), answers, log_sums),
+                count=count,
+                key_eps=EPS["key_eps"],
+                config=config,
+            )
+        elif kernel == "open_group":
+            yield open_group.open_group_arguments(
+                *(vectors, bank, _empty(sites, hidden), weight, None, vectors),
+                # As ``open_group`` allocates them.
+                _empty(tokens, sites - 1, hidden, dtype=dtype).transpose(0, 1),
+                _empty(tokens, sites - 1).t(),
+                row=count,
+                fresh=fresh,
+                completes=not fresh,  # as in a model whose blocks have several sublayers
+                **EPS,
+                config=config,
+            )
+        elif kernel in ("score", "mix_scored"):
+            # A model's scores have one shape for every batch; a site's part begins anywhere.
+            scores = _empty(tokens, 48, 9)[:, 48 - sites :]
+            if kernel == "score":
+                yield score_rows.score_arguments(
+                    *(bank, _empty(sites, hidden), scores),
+                    first=count,
+                    key_eps=EPS["key_eps"],
+                    config=config,
+                )
+            else:
+                yield mix_scored.mix_scored_arguments(
+                    *(vectors, bank, scores, query, weight, None, vectors),
+                    row=count,
+                    position=sites - 1,
+                    fresh=fresh,
+                    **EPS,
+                    config=config,
+                )
+        else:
+            yield single_pass.launch_arguments(
+                *(vectors, bank, query, weight, None, vectors),
+                row=count,
+                fresh=fresh,
+                **EPS,
+                answers=(answers, log_sums),
+                position=sites - 1,
+                first=count if kernel == "merge" else count // 2,
+            )
+
+
+def main() -> int:
+    """Compile what the command line asks for and print one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kernel", choices=KERNELS, nargs="+", default=list(KERNELS))
+    parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 4096, 7168])
+    parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"])
+    parser.add_argument(
+        "--tile", type=int, help="of single_pass and mix_scored, in place of the table's"
+    )
+    parser.add_argument("--sites", type=int, help="of phase 1, score; not the table's")
+    parser.add_argument("--num-warps", type=int, help="with --tile or --sites")
+    options = parser.parse_args()
+    if (options.num_warps is None) != (options.tile is None and options.sites is None):
+        parser.error("--num-warps goes with --tile or --sites")
+    if common.INTERPRETED:
+        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+    configs: dict[str, Any] = {}
+    if options.tile is not None:
+        tile = common.Config(options.tile, options.num_warps)
+        configs |= {"single_pass": tile, "mix_scored": tile}
+    if options.sites is not None:
+        group = two_phase.GroupConfig(options.sites, options.num_warps)
+        configs |= {"inter_block": group, "open_group": group, "score": group}
+
+    kernels = []
+    for kernel, arch, hidden, dtype in product(
+        options.kernel, options.arch, options.hidden, options.dtype
+    ):
+        for fresh in (False, True) if kernel in BEGINNING else (None,):
+            variants = {}
+            for arguments in launches(
+                kernel, hidden, DTYPES[dtype], bool(fresh), configs.get(kernel)
+            ):
+                arguments |= common.launch_options(arch >= 90)
+                source, target, launch = specialise(KERNELS[kernel], arguments, arch)
+                variants[source.hash()] = source
+            compiled = triton.compile(source, target=target, options=launch)
+            kernels.append(
+                {
+                    "kernel": kernel,
+                    "arch": f"sm_{arch}",
+                    "hidden": hidden,
+                    "dtype": dtype,
+                    "fresh": fresh,
+                    "tile": arguments.get("TILE"),
+                    "sites": arguments.get("SITES"),
+                    "num_warps": arguments["num_warps"],
+                    "binaries": len(variants),
+                    "narrow_strides": [
+                        name
+                        for name, kind in source.signature.items()
+                        if name.endswith("stride") and kind == "i32"
+                    ],
+                    **measure(compiled),
+                }
+            )
+    print(json.dumps({"triton": triton.__version__, "kernels": kernels}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

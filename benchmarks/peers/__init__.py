@@ -1,0 +1,1 @@
+"""Beside an AttnRes class in transformers."""

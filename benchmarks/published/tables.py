@@ -1,0 +1,119 @@
+"""The figures on file as the tables of the documentation, in Markdown.
+
+    python -m benchmarks.published.tables                       those of benchmarks/results/
+
+Nothing is measured here.  ``test_serving.py`` holds the documentation to these lines.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnres_serve.bench.breakdown import PARTS
+from attnres_serve.bench.overhead import PHASES, told
+from attnres_serve.bench.workload import cell_of
+from attnres_serve.checkpoints.check import amount
+from benchmarks.common import RESULTS
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def name_of(engine: str) -> str:
+    return {"two_phase": "two-phase"}.get(engine, engine.replace("_", " "))
+
+
+def ratios(result: Mapping[str, Any]) -> list[str]:
+    """A row for each cell, then one for each phase: the baseline's time and the ratios to it."""
+    baseline, *others = result["engines"]
+    rows = []
+    for row in result["cells"]:
+        engines = row["engines"]
+        typical = f"{1e3 * engines[baseline]['median_s']:.1f} ms"
+        rows.append([label(row), typical, *(told(engines[name]) for name in others)])
+    for phase in PHASES:
+        found = (told(result["overhead"][name][phase]) for name in others)
+        rows.append([f"{phase}, mean of its cells", "", *found])
+    return table(["phase", name_of(baseline), *map(name_of, others)], rows)
+
+
+def breakdown(result: Mapping[str, Any]) -> list[str]:
+    """Milliseconds by part of the model, with the least and the most that a generation took.
+
+    Documents up to procedure 4 have one generation, and no range.
+    """
+    shown = [part for part in PARTS if part in result["breakdown"][0]["milliseconds"]]
+    rows = []
+    for row in result["breakdown"]:
+        ranges = row.get("range_milliseconds", {})
+        cells = [label(row), name_of(row["engine"])]
+        for part in shown:
+            between = " ({:.1f} to {:.1f})".format(*ranges[part]) if ranges else ""
+            cells.append(f"{row['milliseconds'][part]:.1f}{between}")
+        rows.append([*cells, amount(row["site_bytes"]) if row["site_bytes"] else ""])
+    return table(["milliseconds", "engine", *shown, "bytes of the sites"], rows)
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """The cell; documents on file have one context."""
+    cell = cell_of(row)
+    return cell.label if cell.phase == "prefill" else f"decode, batch {cell.batch}"
+
+
+def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each workload and peer, with its ratios to both references."""
+    references = {"hf_open_attnres": "over `generate`, eager", "vllm": "over plain vLLM"}
+    cells = []
+    for row in rows:
+        ratios = (told(row[f"over_{reference}"]) for reference in references)
+        named = row["workload"], name_of(row["peer"])
+        cells.append([*named, f"{row['median_s']:.2f}", f"{row['tokens_per_s']:.0f}", *ratios])
+    return table(["workload", "peer", "seconds", "tokens/s", *references.values()], cells)
+
+
+def course(points: Mapping[str, Any]) -> list[str]:
+    """A row for each cell of every point; the share of the sites is that under the profiler."""
+    rows = []
+    for value, point in points.items():
+        baseline, model = point["engines"]
+        profiles = [row for row in point["breakdown"] if row["engine"] == model]
+        for row, profile in zip(point["cells"], profiles, strict=True):
+            engines, parts = row["engines"], profile["milliseconds"]
+            typical = f"{1e3 * engines[baseline]['median_s']:.1f} ms"
+            share = f"{parts['AttnRes'] / sum(parts.values()):.1%}"
+            rows.append([value, cell_of(row).label, typical, told(engines[model]), share])
+    return table(["", "cell", "baseline", "AttnRes", "sites"], rows)
+
+
+MADE = {
+    "latency": (ratios, breakdown),
+    "trace_cost": (ratios,),
+    "peers": (peers,),
+    "scaling": (course,),
+}
+
+
+def of(document: Mapping[str, Any]) -> list[list[str]]:
+    """The lines of every table of a document; none for those that have other figures."""
+    made = MADE.get(document["benchmark"], ())
+    results = document["results"]
+    each = results.values() if isinstance(results, dict) else [results]
+    return [one(result) for one in made for result in each]
+
+
+def main() -> int:
+    """Print the tables of every document."""
+    for path in sorted(RESULTS.glob("*.json")):
+        for lines in of(json.loads(path.read_text())):
+            print("\n".join([path.name, "", *lines, ""]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

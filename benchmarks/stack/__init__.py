@@ -1,0 +1,1 @@
+"""Sites of a whole model without vLLM."""

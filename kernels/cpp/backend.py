@@ -1,0 +1,285 @@
+"""The cpp backend: vectorised C++ on CPU, compiled once by the machine's own compiler.
+
+Each function is an operator of torch's, opaque to a compiler: no kernel per number of sources is
+generated, and a site costs one call.  In decode a call is mostly its own overhead, with the caches
+full of other weights: so it takes few arguments, and a site returns no new tensor.
+``interface`` describes the functions, ``sites.cpp`` is their code.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from attnres_serve.kernels import fingerprint
+from attnres_serve.kernels.cpp import direct as cpp_direct
+from attnres_serve.kernels.interface import BackendError, Place, SiteWeights
+
+SOURCE = Path(__file__).with_name("sites.cpp")
+IN_PLACE: Final = True
+FLAGS = ("-O3", "-march=native", "-std=c++20")
+
+Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
+_ops = torch.ops.attnres_serve
+_ready = False
+
+
+def prepare() -> None:
+    """Load the operators into torch, compiling them first where this machine has not yet.
+
+    The compiled library is kept in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``);
+    one that is there already is used, also where that folder can only be read.
+
+    Raises:
+        BackendError: there is no C++ compiler, it failed, or the cache cannot be written.
+    """
+    global _ready
+    if _ready:
+        return
+    try:
+        library = _cache() / f"cpp_backend-{_fingerprint()}.so"
+        _load(library)
+    except OSError as error:
+        raise BackendError(
+            f"the C++ backend has no place for its library ({error}); set XDG_CACHE_HOME to a "
+            "folder that can be written, or choose the torch backend."
+        ) from error
+    _register_fakes()
+    cpp_direct.install(library)
+    _ready = True
+
+
+def queries_of(sites: Sequence[SiteWeights]) -> Sequence[SiteWeights]:
+    return sites
+
+
+def single_pass(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Sequence[SiteWeights],
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    _ops.cpp_single_pass(delta, bank, *arguments(site, place))
+    return delta
+
+
+def open_group(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Sequence[SiteWeights],
+    position: int,
+    count: int,
+    site: SiteWeights,
+    place: Place,
+    completes: bool,
+) -> tuple[Tensor, Answers]:
+    keys = _keys(queries[position : position + count])
+    own, learned = numbers(site, place), (site.bias, site.norm_weight)
+    answers = _ops.cpp_open_group(delta, bank, *own, completes, *keys, *learned)
+    return delta, answers
+
+
+def merge(
+    delta: Tensor,
+    bank: Tensor,
+    answers: Answers,
+    number: int,
+    first: int,
+    queries: Sequence[SiteWeights],
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    _ops.cpp_merge(delta, bank, *answers, number, first, *arguments(site, place))
+    return delta
+
+
+def score_rows(
+    bank: Tensor,
+    scores: Tensor,
+    queries: Sequence[SiteWeights],
+    position: int,
+    first: int,
+    count: int,
+    site: SiteWeights,
+) -> None:
+    keys = *_keys(queries[position:]), site.logit_scale, site.key_eps
+    _ops.cpp_score_rows(bank, scores, position, first, count, *keys)
+
+
+def mix_scored(
+    delta: Tensor,
+    bank: Tensor,
+    scores: Tensor,
+    queries: Sequence[SiteWeights],
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    _ops.cpp_mix_scored(delta, bank, scores, position, *arguments(site, place))
+    return delta
+
+
+def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
+    _ops.cpp_add_to_row(delta, bank, row)
+
+
+def arguments(
+    site: SiteWeights, place: Place
+) -> tuple[int, int, Tensor, Tensor, Tensor | None, Tensor]:
+    """The last six arguments of an operator that runs one site."""
+    return *numbers(site, place), site.query, site.key_norm, site.bias, site.norm_weight
+
+
+def numbers(site: SiteWeights, place: Place) -> tuple[int, int]:
+    """``Numbers`` of the C++ code: five as two, of two times 32 bits each."""
+    constants = float(site.logit_scale), float(site.key_eps), float(site.norm_eps)
+    packed: tuple[int, int] = _packed(2 * place.row + place.fresh, *constants)
+    return packed
+
+
+@torch.compiler.assume_constant_result
+def _packed(place: int, logit_scale: float, key_eps: float, norm_eps: float) -> tuple[int, int]:
+    (own,) = struct.unpack("<q", struct.pack("<if", place, logit_scale))
+    (eps,) = struct.unpack("<q", struct.pack("<ff", norm_eps, key_eps))
+    return own, eps
+
+
+def _keys(sites: Sequence[SiteWeights]) -> tuple[list[Tensor], list[Tensor]]:
+    return [site.query for site in sites], [site.key_norm for site in sites]
+
+
+def _register_fakes() -> None:
+    """What the operators return, for compilers: shapes and dtypes without values."""
+    for name in ("single_pass", "merge", "score_rows", "mix_scored", "add_to_row"):
+        torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
+
+    @torch.library.register_fake("attnres_serve::cpp_open_group")
+    def _(
+        x: Tensor,
+        bank: Tensor,
+        place: int,
+        eps: int,
+        completes: bool,
+        queries: Sequence[Tensor],
+        *_: Any,
+    ) -> tuple[Tensor, Tensor]:
+        later = len(queries) - 1
+        log_sums = x.new_empty((later, x.shape[0]), dtype=torch.float32)
+        return x.new_empty((later, *x.shape)), log_sums
+
+
+def _fingerprint() -> str:
+    """Source, flags, torch, Python and processor: what the compiled library depends on."""
+    python = str(sys.implementation.cache_tag)
+    texts = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    parts = [*texts, *FLAGS, torch.__version__, python, platform.machine()]
+    parts.append(
+        fingerprint.processor()
+    )  # -march=native: a shared cache has a library for each kind
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _cache() -> Path:
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        folder = (given if given.is_absolute() else Path.home() / ".cache") / "attnres_serve"
+    except RuntimeError as error:  # a user without a home
+        raise OSError(str(error)) from None
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _load(library: Path) -> None:
+    """Load the library, compiling it where there is none that can be loaded.
+
+    Only that takes the lock.  A library moves to its place in one piece, and one that can be loaded
+    is never replaced: a process that loaded a copy of what it has loaded already would crash.
+    """
+    if _loads(library):
+        return
+    with _locked(library):
+        if _loads(library):  # another process has just made it
+            return
+        _compile(library)
+        torch.ops.load_library(str(library))
+
+
+def _loads(library: Path) -> bool:
+    """Load the library, unless it is missing, damaged or made for other system libraries."""
+    if not library.exists():
+        return False
+    try:
+        torch.ops.load_library(str(library))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _locked(library: Path) -> Iterator[None]:
+    """One process at a time: workers that start together compile once."""
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(library: Path) -> None:
+    """Compile in a process of its own (torch's loader also loads what it builds) and move it here.
+
+    Raises:
+        BackendError: there is no C++ compiler, or it failed; with its own reason.
+    """
+    scripts = sysconfig.get_path("scripts")
+    # The loader looks for ninja on the path, where a virtual environment need not be.
+    path = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+    compiler = os.environ.get("CXX", "c++")  # the loader's choice; it may have a wrapper before it
+    if not shutil.which(compiler.partition(" ")[0], path=path):
+        raise BackendError(
+            f"the C++ backend could not be compiled, there is no {compiler!r} on the path; install "
+            "a C++ compiler such as g++, or choose the torch backend."
+        )
+    with tempfile.TemporaryDirectory(dir=library.parent) as build:
+        arguments = [library.stem, str(SOURCE), build, *FLAGS]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _BUILD, *arguments],
+            env=os.environ | {"PATH": path, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        built = Path(build) / f"{library.stem}.so"
+        if done.returncode or not built.exists():
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            # What the compiler says stands among the lines of the loader and of ninja.
+            reason = next((line for line in lines if " error: " in line), lines[-1])
+            raise BackendError(
+                f"the C++ backend could not be compiled by {compiler!r} ({reason.strip()}); mend "
+                "that or set CXX to another C++ compiler, or choose the torch backend."
+            )
+        os.replace(built, library)
+
+
+_BUILD = """
+import sys
+from torch.utils import cpp_extension
+name, source, folder, *flags = sys.argv[1:]
+cpp_extension.load(
+    name, [source], extra_cflags=flags, build_directory=folder, is_python_module=False
+)
+"""

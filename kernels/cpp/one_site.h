@@ -1,0 +1,146 @@
+// Functions that run one site: by its rows alone, or by what is known ahead of some of them.
+
+#pragma once
+
+#include <bit>
+#include <initializer_list>
+
+#include "learned.h"
+#include "loops.h"
+
+namespace {
+
+// A tensor that was made ahead of a site.
+void* made_ahead(
+    const Tensor& tensor, std::initializer_list<int64_t> shape,
+    ScalarType dtype = ScalarType::Float) {
+  bool fits = tensor.dim() == static_cast<int64_t>(shape.size()) && tensor.is_contiguous() &&
+              tensor.scalar_type() == dtype;
+  int64_t dim = 0;
+  for (int64_t size : shape) fits = fits && tensor.size(dim++) == size;
+  STD_TORCH_CHECK(fits, "answers and scores must be contiguous and of the bank's size");
+  return tensor.data_ptr();
+}
+
+// What is known before a site runs: the logits of finished rows (score on write), or the answer to
+// rows that are not read again (two-phase).
+struct Ahead {
+  const float* scores = nullptr;  // of this site and the first token
+  int64_t scores_stride = 0;      // from token to token
+  const void* answer = nullptr;  // of the first token, in the activation dtype
+  const float* log_sum = nullptr;
+};
+
+// What a site is told besides tensors.  Five numbers come in two, as the bits of each half: with
+// cold caches, as in decode, an argument costs a microsecond.
+struct Numbers {
+  int64_t row;
+  bool fresh;
+  float logit_scale, key_eps, norm_eps;
+  Numbers(int64_t place, int64_t eps)
+      : row(static_cast<int32_t>(place) >> 1), fresh(place & 1),
+        logit_scale(high(place)), key_eps(high(eps)), norm_eps(low(eps)) {}
+
+ private:
+  static float low(int64_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits)); }
+  static float high(int64_t bits) { return low(bits >> 32); }
+};
+
+// What a site has learned.
+struct Site {
+  const float *query, *key_norm, *bias;  // there may be no bias
+  NormWeight norm_weight;
+  Site(const float* query, const float* key_norm, const float* bias, NormWeight norm_weight)
+      : query(query), key_norm(key_norm), bias(bias), norm_weight(norm_weight) {}
+  Site(
+      const Tensor& query, const Tensor& key_norm, const std::optional<Tensor>& bias,
+      const Tensor& norm_weight, int64_t hidden)
+      : Site(floats(query, hidden), floats(key_norm, hidden), floats(bias, 1),
+             NormWeight(norm_weight, hidden)) {}
+};
+
+float read_bias(const float* bias) { return bias ? *bias : 0; }
+
+#define SITE_PARAMETERS                                                                    \
+  int64_t place, int64_t eps, Tensor query, Tensor key_norm, std::optional<Tensor> bias,   \
+      Tensor norm_weight
+#define SITE_ARGUMENTS(hidden) \
+  Numbers(place, eps), Site(query, key_norm, bias, norm_weight, hidden)
+
+// Sources are what is known ahead and the rows from `first` to `row`, the last of which `x` is
+// added to.
+void attend(
+    const State& state, int64_t first, const Ahead& known, const Numbers& numbers,
+    const Site& site) {
+  const int64_t hidden = state.hidden, row = numbers.row, count = row + 1 - first;
+  state.check_rows(first, row);
+  float* folded = scratch(kQueries, padded(hidden));
+  fold(folded, site.query, site.key_norm, numbers.logit_scale, hidden, state.dtype);
+  const Norm norm(site.norm_weight, numbers.norm_eps, hidden, state.dtype);
+  const float own_bias = read_bias(site.bias), key_eps = numbers.key_eps;
+  dispatch(state.dtype, [&](auto dtype) {
+    using D = decltype(dtype);
+    const auto x = state.x_rows<D>(), bank = state.bank_rows<D>();
+    for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
+      std::vector<const typename D::Element*> rows(count);
+      float* weights = scratch(kWeights, count + 1);
+      float* mixed = scratch(kMixed, padded(hidden));
+      for (int64_t token = begin; token < end; ++token) {
+        const bool more = token + 1 < end;
+        update<D>(bank(token, row), x(token, 0), numbers.fresh, hidden, more ? x.stride : 0);
+        for (int64_t i = 0; i < count; ++i) rows[i] = bank(token, first + i);
+        const int64_t scored = known.scores ? count - 1 : 0;
+        if (scored)
+          std::memcpy(weights, known.scores + token * known.scores_stride, scored * sizeof(float));
+        in_groups(count - scored, [&](int64_t i, auto group) {
+          score<D, group>(
+              weights + scored + i, &rows[scored + i], folded, key_eps, hidden,
+              more ? bank.stride : 0);
+        });
+        weights[count - 1] += own_bias;
+        if (known.answer) weights[count] = known.log_sum[token];
+        softmax(weights, count + (known.answer != nullptr));
+        const float* by = weights;
+        const auto* answer = static_cast<const typename D::Element*>(known.answer);
+        if (answer) answer += token * hidden;
+        Vec squares;
+        mix<D, 1>(&mixed, &squares, rows.data(), &by, count, hidden, answer);
+        norm.apply<D>(x(token, 0), mixed, squares, hidden);
+      }
+    });
+  });
+}
+
+void single_pass(Tensor x, Tensor bank, SITE_PARAMETERS) {
+  const State state(x, bank);
+  attend(state, 0, {}, SITE_ARGUMENTS(state.hidden));
+}
+
+void merge(
+    Tensor x, Tensor bank, Tensor answers, Tensor log_sums, int64_t position, int64_t first,
+    SITE_PARAMETERS) {
+  const State state(x, bank);
+  const int64_t sites = answers.size(0);
+  STD_TORCH_CHECK(position >= 0 && position < sites, "the site is not among those of the answers");
+  Ahead known;
+  const ScalarType dtype = bank.scalar_type();
+  void* answer = made_ahead(answers, {sites, state.tokens, state.hidden}, dtype);
+  known.answer = static_cast<char*>(answer) +
+                 position * state.tokens * state.hidden * answers.element_size();
+  void* log_sum = made_ahead(log_sums, {sites, state.tokens});
+  known.log_sum = static_cast<float*>(log_sum) + position * state.tokens;
+  attend(state, first, known, SITE_ARGUMENTS(state.hidden));
+}
+
+void mix_scored(Tensor x, Tensor bank, Tensor scores, int64_t position, SITE_PARAMETERS) {
+  const State state(x, bank);
+  const int64_t sites = scores.size(1), slots = state.slots;
+  STD_TORCH_CHECK(position >= 0 && position < sites, "the site is not among those of the scores");
+  Ahead known;
+  void* first = made_ahead(scores, {state.tokens, sites, slots});
+  known.scores = static_cast<float*>(first) + position * slots;
+  known.scores_stride = sites * slots;
+  attend(state, 0, known, SITE_ARGUMENTS(state.hidden));
+}
+
+}  // namespace

@@ -1,0 +1,56 @@
+// Depth attention on CPU: one pass over memory per site, tokens shared out over torch's threads.
+// The operators and their arguments are described in interface.py.
+
+#if __has_include(<Python.h>)
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#endif
+
+#include <torch/csrc/stable/library.h>
+
+#include "direct.h"
+#include "several_sites.h"
+
+namespace {
+
+void add_to_row(Tensor delta, Tensor bank, int64_t row) {
+  const State state(delta, bank);
+  state.check_rows(0, row);
+  dispatch(state.dtype, [&](auto dtype) {
+    using D = decltype(dtype);
+    const auto from = state.x_rows<D>(), to = state.bank_rows<D>();
+    for_tokens(state.tokens, 3 * state.hidden, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token)
+        update<D>(to(token, row), from(token, 0), false, state.hidden);
+    });
+  });
+}
+
+}  // namespace
+
+#define STATE "Tensor(a!) x, Tensor(b!) bank, "
+#define SITE \
+  "int place, int eps, Tensor query, Tensor key_norm, Tensor? bias, Tensor norm_weight) -> ()"
+
+STABLE_TORCH_LIBRARY(attnres_serve, library) {
+  library.def("cpp_single_pass(" STATE SITE);
+  library.def(
+      "cpp_open_group(" STATE "int place, int eps, bool completes, Tensor[] queries, "
+      "Tensor[] key_norms, Tensor? bias, Tensor norm_weight) -> (Tensor, Tensor)");
+  library.def(
+      "cpp_merge(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
+  library.def(
+      "cpp_score_rows(Tensor bank, Tensor(a!) scores, int position, int first, int count, "
+      "Tensor[] queries, Tensor[] key_norms, float logit_scale, float key_eps) -> ()");
+  library.def("cpp_mix_scored(" STATE "Tensor scores, int position, " SITE);
+  library.def("cpp_add_to_row(Tensor delta, Tensor(a!) bank, int row) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
+  library.impl("cpp_single_pass", TORCH_BOX(&single_pass));
+  library.impl("cpp_open_group", TORCH_BOX(&open_group));
+  library.impl("cpp_merge", TORCH_BOX(&merge));
+  library.impl("cpp_score_rows", TORCH_BOX(&score_rows));
+  library.impl("cpp_mix_scored", TORCH_BOX(&mix_scored));
+  library.impl("cpp_add_to_row", TORCH_BOX(&add_to_row));
+}

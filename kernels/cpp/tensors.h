@@ -1,0 +1,112 @@
+// Tensors that a function is given: where their rows lie, and the checks before they are used.
+
+#pragma once
+
+#include <optional>
+
+#include <torch/csrc/stable/ops.h>
+
+#include "vectors.h"
+
+namespace {
+
+template <class D>
+struct Rows {  // [tokens, rows, hidden] or answers [sites, tokens, hidden], any distance apart
+  typename D::Element* data;
+  int64_t stride, row_stride;
+  typename D::Element* operator()(int64_t token, int64_t row) const {
+    return data + token * stride + row * row_stride;
+  }
+};
+
+// How far `count` things of `size` elements reach that begin `stride` apart; -1 where two overlap.
+int64_t reach(int64_t count, int64_t stride, int64_t size) {
+  if (size < 0 || count <= 1) return size;
+  return stride < size ? -1 : (count - 1) * stride + size;
+}
+
+// The output of a sublayer, which the normed mix takes the place of, and the bank.  Threads write to
+// both: they lie apart, and so do the rows of each.
+struct State {
+  ScalarType dtype;
+  int64_t tokens, hidden, slots;
+  void *x_data, *bank_data;
+  int64_t x_stride, by_token, by_slot;
+  State(const Tensor& x, const Tensor& bank)
+      : dtype(x.scalar_type()), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)),
+        x_data(x.data_ptr()), bank_data(bank.data_ptr()) {
+    STD_TORCH_CHECK(
+        x.dim() == 2 && bank.dim() == 3 && bank.size(0) == tokens && bank.size(2) == hidden &&
+            bank.scalar_type() == dtype,
+        "the bank must be [tokens, slots, hidden] for x [tokens, hidden], of one dtype");
+    STD_TORCH_CHECK(
+        hidden <= 1 || (x.stride(1) == 1 && bank.stride(2) == 1), "rows must be contiguous");
+    x_stride = x.stride(0), by_token = bank.stride(0), by_slot = bank.stride(1);
+    check_apart(x.element_size());
+  }
+  // Both contiguous.
+  State(ScalarType dtype, int64_t size, int64_t tokens, int64_t hidden, int64_t slots, void* x,
+        void* bank)
+      : dtype(dtype), tokens(tokens), hidden(hidden), slots(slots), x_data(x), bank_data(bank),
+        x_stride(hidden), by_token(slots * hidden), by_slot(hidden) {
+    check_apart(size);
+  }
+  void check_apart(int64_t size) const {
+    const int64_t x_reach = reach(tokens, x_stride, hidden);
+    const int64_t bank_reach = by_slot <= by_token
+                                   ? reach(tokens, by_token, reach(slots, by_slot, hidden))
+                                   : reach(slots, by_slot, reach(tokens, by_token, hidden));
+    STD_TORCH_CHECK(x_reach >= 0, "rows of x must not overlap in memory");
+    STD_TORCH_CHECK(bank_reach >= 0, "rows of the bank must not overlap in memory");
+    const auto *from = static_cast<char*>(x_data), *to = static_cast<char*>(bank_data);
+    STD_TORCH_CHECK(
+        tokens == 0 || from + x_reach * size <= to || to + bank_reach * size <= from,
+        "x must not share memory with the bank");
+  }
+  template <class D>
+  Rows<D> x_rows() const {
+    return {static_cast<typename D::Element*>(x_data), x_stride, 0};
+  }
+  template <class D>
+  Rows<D> bank_rows() const {
+    return {static_cast<typename D::Element*>(bank_data), by_token, by_slot};
+  }
+  void check_rows(int64_t first, int64_t last) const {
+    STD_TORCH_CHECK(
+        0 <= first && first <= last && last < slots, "the row is outside of the bank");
+  }
+};
+
+template <class D>
+Rows<D> rows_of(const Tensor& tensor) {
+  auto* data = static_cast<typename D::Element*>(tensor.data_ptr());
+  return {data, tensor.stride(0), tensor.stride(1)};
+}
+
+void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
+  STD_TORCH_CHECK(
+      vector.numel() == hidden && vector.is_contiguous() &&
+          (!float32 || vector.scalar_type() == ScalarType::Float),
+      "a query, key norm or weight must be [hidden], and the first two float32");
+}
+
+const float* floats(const Tensor& vector, int64_t hidden) {
+  check_vector(vector, hidden, true);
+  return static_cast<const float*>(vector.const_data_ptr());
+}
+
+const float* floats(const std::optional<Tensor>& vector, int64_t hidden) {
+  return vector ? floats(*vector, hidden) : nullptr;
+}
+
+struct NormWeight {
+  const void* data;
+  ScalarType dtype;
+  NormWeight(const void* data, ScalarType dtype) : data(data), dtype(dtype) {}
+  NormWeight(const Tensor& vector, int64_t hidden)
+      : data(vector.const_data_ptr()), dtype(vector.scalar_type()) {
+    check_vector(vector, hidden, false);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,305 @@
+"""The functions that a backend has for sites.
+
+A site adds the sublayer's output to the partial sum, attends to its sources and norms the mix.  The
+algorithms differ in what is known before that.  A backend is a module that has the functions of one
+of the two protocols below; ``IN_PLACE`` says of which.
+
+Shapes: ``T`` tokens, ``d`` hidden size, ``n`` finished blocks, ``S`` sites.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:  # the command line names backends without torch
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class SiteWeights(NamedTuple):
+    """What a site has learned.
+
+    Attributes:
+        query: pseudo-query ``[d]`` float32.
+        key_norm: weight of the key norm ``[d]`` float32.
+        bias: ``[1]`` float32, added to the logit of the last source; None for none.
+        norm_weight: weight ``[d]`` of the RMSNorm behind the mix, in float32, bfloat16 or float16,
+            whatever the activations' dtype is.
+        logit_scale: factor of the logits.  Only its product with query and key norm matters;
+            backends multiply in every pass, so that weights updated in place take effect.
+        key_eps: epsilon of the key norm.
+        norm_eps: that of the RMSNorm.
+    """
+
+    query: Tensor
+    key_norm: Tensor
+    bias: Tensor | None
+    norm_weight: Tensor
+    logit_scale: float
+    key_eps: float
+    norm_eps: float
+
+
+class Place(NamedTuple):
+    """Where in a bank a site works.
+
+    Attributes:
+        row: the row that the sublayer's output is added to.
+        fresh: whether it begins there.
+    """
+
+    row: int
+    fresh: bool
+
+
+class BackendError(RuntimeError):
+    """A backend that cannot run on this machine; the message says why and what to do."""
+
+
+class TensorBackend(Protocol):
+    """A backend that works on separate tensors and writes to none of its arguments: torch.
+
+    Arguments of several functions:
+        blocks: ``n`` tensors ``[T, d]`` of one dtype, the activations', the embedding first.
+        partial: the running partial sum ``[T, d]`` in that dtype; None if a block has just begun.
+        delta: the sublayer's output ``[T, d]`` in that dtype.
+        weights: of the site that runs.
+        sites: the weights of ``S`` sites.
+        answers, scores: the backend's own.
+
+    Results of several functions:
+        normed: the normed mix ``[T, d]`` in the activations' dtype.
+        updated: the new partial sum ``[T, d]``, rounded to that dtype before it is a source.
+    """
+
+    @property
+    def IN_PLACE(self) -> Literal[False]: ...
+
+    def prepare(self) -> None:
+        """Make the backend ready to run.
+
+        Raises:
+            BackendError: it cannot run on this machine.
+        """
+
+    def single_pass(
+        self,
+        blocks: Sequence[Tensor],
+        partial: Tensor | None,
+        delta: Tensor,
+        weights: SiteWeights,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to all sources at once, nothing being known; return normed and updated."""
+
+    def inter_block(self, blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Any:
+        """Two-phase, phase 1: a group of sites attends to the finished blocks in one pass.
+
+        Returns:
+            The answers of the sites.
+        """
+
+    def norm_answer(
+        self, answers: Any, position: int, weights: SiteWeights, like: Tensor
+    ) -> Tensor:
+        """Norm the answer of a site whose sources are the blocks of phase 1 only.
+
+        Args:
+            answers: of the group.
+            position: of the site in the group.
+            weights: of the site.
+            like: a tensor in the activations' dtype.
+
+        Returns:
+            normed
+        """
+
+    def merge(
+        self,
+        answers: Any,
+        position: int,
+        blocks: Sequence[Tensor],
+        partial: Tensor | None,
+        delta: Tensor,
+        weights: SiteWeights,
+    ) -> tuple[Tensor, Tensor]:
+        """Two-phase, phase 2: merge the answer, the blocks since and the partial sum.
+
+        Args:
+            answers: of the group.
+            position: of the site in the group.
+            blocks: finished since phase 1, none or more.
+            partial, delta, weights: see above.
+
+        Returns:
+            normed and updated
+        """
+
+    def score(self, block: Tensor, sites: Sequence[SiteWeights]) -> Any:
+        """Score on write: the logits of a finished block ``[T, d]`` for all sites ahead.
+
+        Returns:
+            The scores of the block.
+        """
+
+    def mix_scored(
+        self,
+        scores: Sequence[Any],
+        ahead: int,
+        blocks: Sequence[Tensor],
+        partial: Tensor | None,
+        delta: Tensor,
+        weights: SiteWeights,
+    ) -> tuple[Tensor, Tensor]:
+        """Mix the blocks by logits that are known; score the partial sum only.
+
+        Args:
+            scores: of every block.
+            ahead: how many sites are ahead, the one that runs included.  All blocks are scored for
+                the same last site.
+            blocks, partial, delta, weights: see above.
+
+        Returns:
+            normed and updated
+        """
+
+
+class BankBackend(Protocol):
+    """A backend that works in place on a bank: cpp and triton.
+
+    A function may write ``normed`` over ``delta``, as vLLM's fused add + RMSNorm does (cpp does
+    so); ``delta`` must not share memory with the bank.
+
+    Arguments of several functions:
+        delta: the sublayer's output ``[T, d]`` in the activations' dtype.
+        bank: ``[T, slots, d]`` in that dtype; its rows are the finished blocks and then the partial
+            sum.
+        queries: of all sites of a pipeline stage, see ``queries_of``.
+        position: of the site that runs among them.
+        site: the weights of that site.
+        place: where it works.
+        answers: the backend's own.
+
+    Result of several functions:
+        normed: the normed mix ``[T, d]`` in the activations' dtype.
+    """
+
+    @property
+    def IN_PLACE(self) -> Literal[True]: ...
+
+    def prepare(self) -> None:
+        """Make the backend ready to run.
+
+        Raises:
+            BackendError: it cannot run on this machine.
+        """
+
+    def queries_of(self, sites: Sequence[SiteWeights]) -> Any:
+        """The queries of all sites of a pipeline stage, as the other functions take them.
+
+        Returns:
+            The backend's own, with as many items as there are sites.
+        """
+
+    def single_pass(
+        self,
+        delta: Tensor,
+        bank: Tensor,
+        queries: Any,
+        position: int,
+        site: SiteWeights,
+        place: Place,
+    ) -> Tensor:
+        """Add ``delta`` to its row, attend to all rows up to it, return normed."""
+
+    def open_group(
+        self,
+        delta: Tensor,
+        bank: Tensor,
+        queries: Any,
+        position: int,
+        count: int,
+        site: SiteWeights,
+        place: Place,
+        completes: bool,
+    ) -> tuple[Tensor, Any]:
+        """Run the first site of a group, as ``single_pass``, and phase 1 of the others.
+
+        Args:
+            delta, bank, queries, position, site, place: see above.
+            count: sites of the group.
+            completes: whether the site's row is a finished block now, and so a source of the
+                others as well.
+
+        Returns:
+            normed, and the answers of the other sites.
+        """
+
+    def merge(
+        self,
+        delta: Tensor,
+        bank: Tensor,
+        answers: Any,
+        number: int,
+        first: int,
+        queries: Any,
+        position: int,
+        site: SiteWeights,
+        place: Place,
+    ) -> Tensor:
+        """Run a later site of a group: its answer stands for the rows before ``first``.
+
+        Args:
+            delta, bank, queries, position, site, place: see above.
+            answers: of the group.
+            number: of the site's answer among them.
+            first: the first row that phase 1 did not read.
+
+        Returns:
+            normed
+        """
+
+    def score_rows(
+        self,
+        bank: Tensor,
+        scores: Tensor,
+        queries: Any,
+        position: int,
+        first: int,
+        count: int,
+        site: SiteWeights,
+    ) -> None:
+        """Write the logits of finished rows for the site at ``position`` and all behind it.
+
+        Args:
+            bank, queries, position, site: see above.
+            scores: ``[T, S, slots]`` float32, written to.
+            first: the first row.
+            count: rows.
+        """
+
+    def mix_scored(
+        self,
+        delta: Tensor,
+        bank: Tensor,
+        scores: Tensor,
+        queries: Any,
+        position: int,
+        site: SiteWeights,
+        place: Place,
+    ) -> Tensor:
+        """Run a site that takes the logits of all rows but its last from ``scores``.
+
+        Args:
+            delta, bank, queries, position, site, place: see above.
+            scores: ``[T, S, slots]`` float32.
+
+        Returns:
+            normed
+        """
+
+    def add_to_row(self, delta: Tensor, bank: Tensor, row: int) -> None:
+        """Add ``delta`` to a row of the bank; nothing is attended to."""
+
+
+Backend = TensorBackend | BankBackend

@@ -1,0 +1,72 @@
+"""The torch backend: plain torch, on any device, eager or fused by a compiler."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from attnres_serve.kernels.interface import SiteWeights
+from attnres_serve.kernels.torch import functions as torch_functions
+
+IN_PLACE: Final = False
+Answers = tuple[tuple[Tensor, Tensor], ...]
+
+
+def prepare() -> None:
+    """Nothing to prepare."""
+
+
+def single_pass(
+    blocks: Sequence[Tensor], partial: Tensor | None, delta: Tensor, weights: SiteWeights
+) -> tuple[Tensor, Tensor]:
+    updated = delta if partial is None else partial + delta
+    return torch_functions.single_pass((*blocks, updated), *_arguments(weights)), updated
+
+
+def inter_block(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
+    return torch_functions.inter_block(blocks, [_folded(site) for site in sites], sites[0].key_eps)
+
+
+def norm_answer(answers: Answers, position: int, weights: SiteWeights, like: Tensor) -> Tensor:
+    answer, _ = answers[position]
+    return torch_functions.rms_norm(answer, weights.norm_weight, weights.norm_eps, like.dtype)
+
+
+def merge(
+    answers: Answers,
+    position: int,
+    blocks: Sequence[Tensor],
+    partial: Tensor | None,
+    delta: Tensor,
+    weights: SiteWeights,
+) -> tuple[Tensor, Tensor]:
+    updated = delta if partial is None else partial + delta
+    own = (*blocks, updated)
+    return torch_functions.merge(*answers[position], own, *_arguments(weights)), updated
+
+
+def score(block: Tensor, sites: Sequence[SiteWeights]) -> tuple[Tensor, ...]:
+    return torch_functions.score(block, [_folded(site) for site in sites], sites[0].key_eps)
+
+
+def mix_scored(
+    scores: Sequence[tuple[Tensor, ...]],
+    ahead: int,
+    blocks: Sequence[Tensor],
+    partial: Tensor | None,
+    delta: Tensor,
+    weights: SiteWeights,
+) -> tuple[Tensor, Tensor]:
+    updated = delta if partial is None else partial + delta
+    known = [one[-ahead] for one in scores]
+    return torch_functions.mix_scored(known, (*blocks, updated), *_arguments(weights)), updated
+
+
+def _folded(weights: SiteWeights) -> Tensor:
+    query = weights.query * weights.key_norm
+    return query if weights.logit_scale == 1 else query * weights.logit_scale
+
+
+def _arguments(weights: SiteWeights) -> tuple[Tensor, float, Tensor, float, Tensor | None]:
+    norm = weights.norm_weight, weights.norm_eps
+    return _folded(weights), weights.key_eps, *norm, weights.bias

@@ -1,0 +1,199 @@
+"""Depth attention in plain torch: what runs on CPU, eager or fused by inductor.
+
+The functions never write to their arguments, so a compiler sees every read and has no reason to
+copy a block.  Scores, softmax and mixing are in float32, the RMSNorm is applied to the float32 mix,
+and the result is rounded once to the activation dtype.
+
+Each has two forms of the same arithmetic.  *Unrolled*, a sum over separate tensors, is what a
+compiler wants: inductor fuses it without a copy and computes the scores of a finished block for all
+later sites while it writes the block.  *Stacked*, a few calls on one tensor, is what eager mode
+wants, and what a compiler gets beyond ``MAX_UNROLLED`` sources, where unrolled graphs compile too
+slowly.
+
+Shapes: ``T`` tokens, ``d`` hidden size, ``n`` sources, ``S`` sites that share a phase 1.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+__all__ = ["inter_block", "merge", "mix_scored", "rms_norm", "score", "single_pass"]
+
+MAX_UNROLLED = 16
+
+
+def single_pass(
+    sources: Sequence[Tensor],
+    query: Tensor,
+    key_eps: float,
+    norm_weight: Tensor,
+    norm_eps: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attend to all sources at once and norm the mix; see ``reference.mix``.
+
+    Args:
+        sources: ``n`` tensors ``[T, d]`` of one dtype: the finished blocks, then the partial sum.
+        query: ``[d]`` float32 pseudo-query times key-norm weight.
+        key_eps: epsilon of the key norm.
+        norm_weight, norm_eps: weight ``[d]`` and epsilon of the norm behind the mix.
+        bias: ``[1]`` float32, added to the score of the last source.
+
+    Returns:
+        ``[T, d]`` in the dtype of the sources.
+    """
+    attend = _unrolled if _unroll(sources) else _stacked
+    ((mixed, _),) = attend(sources, [query], key_eps, bias)
+    return rms_norm(mixed, norm_weight, norm_eps, sources[0].dtype)
+
+
+def inter_block(
+    blocks: Sequence[Tensor], queries: Sequence[Tensor], key_eps: float
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Phase 1 of two-phase: ``S`` sites attend to the finished blocks in one pass over them.
+
+    Args:
+        blocks: ``n`` tensors ``[T, d]`` of one dtype.
+        queries: ``S`` tensors ``[d]``, float32, folded.
+        key_eps: epsilon of the key norm.
+
+    Returns:
+        Per site the answer ``[T, d]`` and its log-sum-exp ``[T, 1]``, both float32.
+    """
+    attend = _unrolled if _unroll(blocks) else _stacked
+    return attend(blocks, queries, key_eps)
+
+
+def merge(
+    answer: Tensor,
+    log_sum: Tensor,
+    sources: Sequence[Tensor],
+    query: Tensor,
+    key_eps: float,
+    norm_weight: Tensor,
+    norm_eps: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Phase 2 of two-phase: merge what came since by online softmax and norm the mix.
+
+    The answer is one more source, whose score is its log-sum-exp.
+
+    Args:
+        answer: ``[T, d]`` float32, this site's answer of phase 1.
+        log_sum: ``[T, 1]`` float32, its log-sum-exp.
+        sources: ``[T, d]`` each, in the activation dtype: blocks finished since phase 1, then the
+            partial sum.
+        query, key_eps, norm_weight, norm_eps: as in ``single_pass``.
+        bias: ``[1]`` float32, added to the score of the last source.
+
+    Returns:
+        ``[T, d]`` in the dtype of the sources.
+    """
+    scores = [log_sum, *(_score(source.float(), query, key_eps) for source in sources)]
+    mixed = _blend(scores, (answer, *sources), bias)
+    return rms_norm(mixed, norm_weight, norm_eps, sources[-1].dtype)
+
+
+def score(block: Tensor, queries: Sequence[Tensor], key_eps: float) -> tuple[Tensor, ...]:
+    """Score on write: the logits of a finished block for all sites ahead.
+
+    Args:
+        block: ``[T, d]``.
+        queries: ``S`` tensors ``[d]``, float32, folded.
+        key_eps: epsilon of the key norm.
+
+    Returns:
+        ``S`` tensors ``[T, 1]`` float32.
+    """
+    wide = block.float()
+    if torch.compiler.is_compiling():
+        return tuple(_score(wide, query, key_eps) for query in queries)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + key_eps)
+    scores: tuple[Tensor, ...] = (wide @ torch.stack(tuple(queries), dim=1) * scale).split(1, dim=1)
+    return scores
+
+
+def mix_scored(
+    scores: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    query: Tensor,
+    key_eps: float,
+    norm_weight: Tensor,
+    norm_eps: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Mix blocks by the logits they were given when they were written, and norm the mix.
+
+    Args:
+        scores: ``n - 1`` logits ``[T, 1]``, of all sources but the last.
+        sources: ``n`` tensors ``[T, d]`` of one dtype: the finished blocks, then the partial sum.
+        query, key_eps, norm_weight, norm_eps, bias: as in ``single_pass``.
+
+    Returns:
+        ``[T, d]`` in the dtype of the sources.
+    """
+    scores = [*scores, _score(sources[-1].float(), query, key_eps)]
+    return rms_norm(_blend(scores, sources, bias), norm_weight, norm_eps, sources[0].dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """RMSNorm of ``x`` in float32, rounded once to ``dtype`` (that of ``x`` where it is None)."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return normed.to(dtype or x.dtype)
+
+
+def _unroll(sources: Sequence[Tensor]) -> bool:
+    return torch.compiler.is_compiling() and len(sources) <= MAX_UNROLLED
+
+
+def _score(x: Tensor, query: Tensor, eps: float) -> Tensor:
+    return (x * query).sum(-1, keepdim=True) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _blend(scores: list[Tensor], sources: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """The sources mixed by the softmax of their scores, ``[T, 1]`` each, in float32."""
+    if bias is not None:
+        scores[-1] = scores[-1] + bias
+    if _unroll(sources):
+        return _blend_unrolled(scores, sources)[0]
+    weights = torch.softmax(torch.cat(scores, dim=1), dim=1)
+    stacked = torch.stack([source.float() for source in sources], dim=1)
+    return torch.bmm(weights.unsqueeze(1), stacked).squeeze(1)
+
+
+def _blend_unrolled(scores: list[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    top = reduce(torch.maximum, scores)
+    powers = [torch.exp(score - top) for score in scores]
+    total = reduce(torch.add, powers)
+    rows = zip(powers, sources, strict=True)
+    mixed = reduce(torch.add, [power / total * source.float() for power, source in rows])
+    return mixed, top + torch.log(total)
+
+
+def _unrolled(
+    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float, bias: Tensor | None = None
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    answers = []
+    for query in queries:
+        scores = [_score(source.float(), query, eps) for source in sources]
+        if bias is not None:
+            scores[-1] = scores[-1] + bias
+        answers.append(_blend_unrolled(scores, sources))
+    return tuple(answers)
+
+
+def _stacked(
+    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float, bias: Tensor | None = None
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    stacked = torch.stack(tuple(sources), dim=1).float()
+    scale = torch.rsqrt(stacked.square().mean(-1, keepdim=True) + eps)
+    scores = (stacked @ torch.stack(tuple(queries), dim=1)) * scale
+    if bias is not None:
+        scores[:, -1] += bias
+    log_sums = torch.logsumexp(scores, dim=1)
+    weights = torch.exp(scores - log_sums.unsqueeze(1))
+    mixed = torch.bmm(weights.transpose(1, 2), stacked)
+    return tuple((mixed[:, site], log_sums[:, site].unsqueeze(-1)) for site in range(len(queries)))

@@ -1,0 +1,184 @@
+"""The triton backend: the Triton kernels as operators of torch's; see ``interface``.
+
+The queries of a pipeline stage come folded in one tensor ``[S, d]`` float32.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from attnres_serve.kernels.interface import BackendError, Place, SiteWeights
+
+Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
+IN_PLACE: Final = True
+_ops = torch.ops.attnres_serve
+_library: torch.library.Library | None = None
+
+
+_PLACE = "int row, bool fresh"
+_NORM = "Tensor? bias, Tensor norm_weight, float key_eps, float norm_eps"
+SCHEMAS = {
+    "triton_fold": "(Tensor[] queries, Tensor[] key_norms, float logit_scale) -> Tensor",
+    "triton_single_pass": (
+        f"(Tensor delta, Tensor(a!) bank, Tensor queries, int position, {_PLACE}, {_NORM})"
+        " -> Tensor"
+    ),
+    "triton_open_group": (
+        "(Tensor delta, Tensor(a!) bank, Tensor queries, int position, int count, bool completes,"
+        f" {_PLACE}, {_NORM}) -> (Tensor, Tensor, Tensor)"
+    ),
+    "triton_merge": (
+        "(Tensor delta, Tensor(a!) bank, Tensor answers, Tensor log_sums, int number, int first,"
+        f" Tensor queries, int position, {_PLACE}, {_NORM}) -> Tensor"
+    ),
+    "triton_score_rows": (
+        "(Tensor bank, Tensor(a!) scores, Tensor queries, int position, int first, int count,"
+        " float key_eps) -> ()"
+    ),
+    "triton_mix_scored": (
+        "(Tensor delta, Tensor(a!) bank, Tensor scores, Tensor queries, int position,"
+        f" {_PLACE}, {_NORM}) -> Tensor"
+    ),
+    "triton_add_to_row": "(Tensor delta, Tensor(a!) bank, int row) -> ()",
+}
+
+
+def prepare() -> None:
+    """Register the operators.
+
+    Raises:
+        BackendError: there is no Triton, or neither a CUDA device nor Triton's interpreter.
+    """
+    global _library
+    if _library is not None:
+        return
+    try:
+        from attnres_serve.kernels.triton import common, operators
+    except ImportError as error:
+        raise BackendError(
+            f"the triton backend needs Triton ({error}); choose the torch backend."
+        ) from error
+    if not (torch.cuda.is_available() or common.INTERPRETED):
+        raise BackendError("the triton backend needs a CUDA device; choose the torch backend.")
+    _library = torch.library.Library("attnres_serve", "FRAGMENT")
+    key = "CPU" if common.INTERPRETED else "CUDA"
+    for name, schema in SCHEMAS.items():
+        function = getattr(operators, name.removeprefix("triton_"))
+        _library.define(name + schema)
+        _library.impl(name, function, key)
+        fake = _FAKES.get(name, _nothing)
+        torch.library.register_fake(f"attnres_serve::{name}", fake, lib=_library)
+
+
+def queries_of(sites: Sequence[SiteWeights]) -> Tensor:
+    """Pseudo-queries times key norms and logit scale, ``[S, d]`` float32.
+
+    An operator, because a compiler would launch a kernel for every one of them.
+    """
+    queries, key_norms = [site.query for site in sites], [site.key_norm for site in sites]
+    return _ops.triton_fold(queries, key_norms, sites[0].logit_scale)
+
+
+def single_pass(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Tensor,
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    return _ops.triton_single_pass(delta, bank, queries, position, *place, *_norm(site))
+
+
+def open_group(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Tensor,
+    position: int,
+    count: int,
+    site: SiteWeights,
+    place: Place,
+    completes: bool,
+) -> tuple[Tensor, Answers]:
+    group = queries, position, count, completes
+    normed, *answers = _ops.triton_open_group(delta, bank, *group, *place, *_norm(site))
+    return normed, (answers[0], answers[1])
+
+
+def merge(
+    delta: Tensor,
+    bank: Tensor,
+    answers: Answers,
+    number: int,
+    first: int,
+    queries: Tensor,
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    known = *answers, number, first, queries, position
+    return _ops.triton_merge(delta, bank, *known, *place, *_norm(site))
+
+
+def score_rows(
+    bank: Tensor,
+    scores: Tensor,
+    queries: Tensor,
+    position: int,
+    first: int,
+    count: int,
+    site: SiteWeights,
+) -> None:
+    _ops.triton_score_rows(bank, scores, queries, position, first, count, site.key_eps)
+
+
+def mix_scored(
+    delta: Tensor,
+    bank: Tensor,
+    scores: Tensor,
+    queries: Tensor,
+    position: int,
+    site: SiteWeights,
+    place: Place,
+) -> Tensor:
+    known = scores, queries, position
+    return _ops.triton_mix_scored(delta, bank, *known, *place, *_norm(site))
+
+
+def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
+    _ops.triton_add_to_row(delta, bank, row)
+
+
+def _norm(site: SiteWeights) -> tuple[Tensor | None, Tensor, float, float]:
+    return site.bias, site.norm_weight, site.key_eps, site.norm_eps
+
+
+def _like(delta: Tensor, *_: Any) -> Tensor:
+    return delta.new_empty(delta.shape)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _stacked(queries: Sequence[Tensor], *_: Any) -> Tensor:
+    return queries[0].new_empty((len(queries), *queries[0].shape))
+
+
+def _group(
+    delta: Tensor, bank: Tensor, queries: Tensor, position: int, count: int, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, hidden = delta.shape
+    answers = delta.new_empty((tokens, count - 1, hidden)).transpose(0, 1)
+    return _like(delta), answers, queries.new_empty((tokens, count - 1)).t()
+
+
+_FAKES = {
+    "triton_fold": _stacked,
+    "triton_single_pass": _like,
+    "triton_open_group": _group,
+    "triton_merge": _like,
+    "triton_mix_scored": _like,
+}

@@ -1,0 +1,219 @@
+"""What the Triton kernels share: constants, and the contracts that are checked before a launch."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_HIDDEN = 16384
+
+
+class Config(NamedTuple):
+    """How a program is compiled: source rows loaded together, and warps."""
+
+    tile: int
+    num_warps: int
+
+
+# Largest padded hidden size -> config; constants, because serving must not tune while it runs.
+# Chosen from compile_ahead, not from a measured run: at least one 128-bit load of
+# bf16 per thread and row (padded size >= 256 * warps), no spills up to 8192 in any dtype on sm_80,
+# 90 and 100, and as many programs per SM as keep about 25 KB of loads in flight (HBM latency x
+# bandwidth / SMs).  At 7168 on sm_90 a second row in flight takes over 200 registers and leaves one
+# program per SM; a single row takes 128 and leaves two (on sm_80 and sm_100 one).  At 16384 the
+# half types spill up to 16 bytes and fp32 up to 80; larger sizes are refused.  A merge that reads
+# rows besides the answer takes some registers more: at 7168 on sm_90 one program is left, and at
+# 16384 fp32 spills up to 184 bytes.
+# One config for all T: what a token gets does not depend on its batch.
+CONFIGS = {
+    256: Config(tile=2, num_warps=1),
+    512: Config(tile=2, num_warps=2),
+    2048: Config(tile=2, num_warps=4),
+    4096: Config(tile=2, num_warps=8),
+    8192: Config(tile=1, num_warps=8),
+    MAX_HIDDEN: Config(tile=1, num_warps=16),
+}
+
+
+def config_for(hidden_size: int) -> Config:
+    """The config of a hidden size, at most ``MAX_HIDDEN``."""
+    return CONFIGS[min(limit for limit in CONFIGS if hidden_size <= limit)]
+
+
+def launch_options(early: bool) -> dict[str, Any]:
+    """What every launch passes to its kernel besides the kernel's own arguments.
+
+    Args:
+        early: programmatic dependent launch.  The grid is set up while the kernel ahead of it on
+            the stream drains, and every program of ours then blocks in ``gdc_wait``
+            (``griddepcontrol.wait``) until that kernel, which itself waited for those ahead of it,
+            has completed and what it wrote is visible.  The wait stands before the first access to
+            memory, so a launch that starts early reads, overwrites and returns what it otherwise
+            would.
+            Queries and weights are no exception: a caller may have folded a query in the kernel
+            just ahead.  Our kernels do not release their followers early
+            (``gdc_launch_dependents``), because a follower need not be ours and wait.
+    """
+    options: dict[str, Any] = {"EARLY": early}
+    options["enable_fp_fusion"] = True  # the default of Triton up to 3.9 and not of 3.10
+    return options | {"launch_pdl": True} if early else options
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a device has programmatic dependent launch: sm_90 and later."""
+    if INTERPRETED or device.type != "cuda" or torch.version.cuda is None:
+        return False
+    capability: tuple[int, int] = torch.cuda.get_device_capability(device)
+    return capability >= (9, 0)
+
+
+def check_site(
+    delta: Tensor,
+    bank: Tensor,
+    query: Tensor,
+    norm_weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None,
+    row: int,
+    results: dict[str, Tensor] | None = None,
+    **read: Tensor,
+) -> None:
+    """Raise on the first contract that the arguments of a site break.
+
+    Of ``read`` and ``results``, what it reads and writes besides, only the memory is checked.
+    """
+    if delta.dim() != 2 or bank.dim() != 3:
+        raise ValueError(
+            "delta must be [tokens, hidden] and bank [tokens, slots, hidden], "
+            f"not {list(delta.shape)} and {list(bank.shape)}"
+        )
+    tokens, hidden = delta.shape
+    if bank.shape[0] != tokens or bank.shape[2] != hidden:
+        raise ValueError(f"bank {list(bank.shape)} does not fit delta {list(delta.shape)}")
+    check_hidden(hidden)
+    if not 0 <= row < bank.shape[1]:
+        raise ValueError(f"row {row} is outside the {bank.shape[1]} slots of the bank")
+    check_activations("delta", delta)
+    if bank.dtype != delta.dtype:
+        raise TypeError(f"bank is {bank.dtype} but delta is {delta.dtype}")
+    check_query("query", query, hidden)
+    check_norm_weight(norm_weight, hidden)
+    read = {"delta": delta, "query": query, "norm_weight": norm_weight, **read}
+    if bias is not None:
+        check_like("bias", bias, (1,), torch.float32)
+        read["bias"] = bias
+    if out is not None:
+        check_out(out, "delta", delta)
+    results = ({} if out is None else {"out": out}) | (results or {})
+    check_memory(read, state={"bank": bank}, results=results)
+
+
+def check_hidden(hidden: int) -> None:
+    """Refuse a hidden size no config is for."""
+    if not 1 <= hidden <= MAX_HIDDEN:
+        raise ValueError(f"hidden size {hidden} is outside 1..{MAX_HIDDEN}")
+
+
+def check_activations(name: str, tensor: Tensor) -> None:
+    """Refuse a dtype that the kernels do not read."""
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{name} is {tensor.dtype}, not float32, float16 or bfloat16")
+
+
+def check_query(name: str, query: Tensor, *shape: int) -> None:
+    """Refuse pseudo-queries of another shape or dtype."""
+    if query.dtype != torch.float32:
+        raise TypeError(f"{name} is {query.dtype}; it is folded with the key norm in float32")
+    if query.shape != shape:
+        raise ValueError(f"{name} is {list(query.shape)}, not {list(shape)}")
+
+
+def check_norm_weight(norm_weight: Tensor, hidden: int) -> None:
+    """Refuse a weight of the output norm of another shape or dtype."""
+    check_activations("norm_weight", norm_weight)
+    if norm_weight.shape != (hidden,):
+        raise ValueError(f"norm_weight is {list(norm_weight.shape)}, not [{hidden}]")
+
+
+def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse any other shape or dtype."""
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"{name} is {list(tensor.shape)} {tensor.dtype}, not {list(shape)} {dtype}"
+        )
+
+
+def check_out(out: Tensor, name: str, like: Tensor) -> None:
+    """Refuse a result whose shape or dtype is not that of ``like``."""
+    if out.shape != like.shape or out.dtype != like.dtype:
+        raise ValueError(
+            f"out is {list(out.shape)} {out.dtype} but {name} is {list(like.shape)} {like.dtype}"
+        )
+
+
+def check_memory(
+    read: dict[str, Tensor],
+    state: dict[str, Tensor] | None = None,
+    results: dict[str, Tensor] | None = None,
+) -> None:
+    """Raise unless a launch may use these tensors together.
+
+    One device, which runs Triton; unit stride on the last dimension of all but single elements; no
+    overlap inside of what is written; no result in the memory of another tensor.
+
+    Args:
+        read: what is only read, by name.
+        state: what is read and written.
+        results: what is only written.
+    """
+    state, results = state or {}, results or {}
+    named = read | state | results
+    first, like = next(iter(named.items()))
+    for name, tensor in named.items():
+        if tensor.device != like.device:
+            raise ValueError(f"{name} is on {tensor.device} but {first} on {like.device}")
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ValueError(f"{name} must have unit stride on the hidden dimension")
+    for name, tensor in (state | results).items():
+        if _overlaps_itself(tensor):
+            raise ValueError(f"{name} is written and its rows overlap in memory")
+    for result, tensor in results.items():
+        for name, other in named.items():
+            if name != result and _share(tensor, other):
+                raise ValueError(f"{result} must not share memory with {name}")
+    if like.device.type == "cpu" and not INTERPRETED:
+        raise ValueError(
+            "Triton has no CPU backend: use the torch path, or set TRITON_INTERPRET=1 before "
+            "Triton is imported"
+        )
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two index tuples of a strided view may name the same element."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    """Whether the address ranges of two views meet."""
+    if not one.numel() or not other.numel():
+        return False
+    first, last = _span(one)
+    start, end = _span(other)
+    return first <= end and start <= last
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """First and last byte address of a view that is not empty."""
+    last = sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size() - 1

@@ -1,0 +1,280 @@
+"""Phase 1 in the launch of a group's first site (arXiv 2603.15031, section 4).
+
+A group is the sites whose attention to the finished blocks is computed at once.  The output that
+arrives at its first site is added to a bank row, that site attends to all rows up to it, and the
+later sites get answers over the finished blocks, from the same reading of the rows: 3 vectors and 2
+launches less than an addition, ``inter_block`` and the norm of the first site's answer.
+
+A program owns a token, because it updates a row in place that all sites may read; it takes the
+sites in turns, as many at a time as a program of phase 1, whose configs it shares.  Up to 8192 the
+half types take 132 registers at most, without spills, and fp32 148 with 8 bytes of spills at 2048;
+at 16384 the half types spill up to 96 bytes and fp32 208.
+
+Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnres_serve.kernels.triton.common import (
+    check_like,
+    check_query,
+    check_site,
+    launch_options,
+    starts_early,
+)
+from attnres_serve.kernels.triton.two_phase import (
+    GroupConfig,
+    answer_sites,
+    attend,
+    group_config_for,
+)
+
+
+# What is not specialised here: one binary serves every number of rows, sites and tokens.
+@triton.jit(do_not_specialize=["sum_site_stride", "sum_stride", "row", "sites"])
+def open_group_kernel(
+    p_delta,  # [T, HIDDEN]
+    p_bank,  # [T, slots, HIDDEN]
+    p_queries,  # [sites, HIDDEN]
+    p_weight,  # [HIDDEN]
+    p_bias,  # [1] or None
+    p_out,  # [T, HIDDEN]
+    p_answers,  # [sites - 1, T, HIDDEN]
+    p_log_sums,  # [sites - 1, T]
+    delta_stride: tl.int64,
+    bank_stride: tl.int64,
+    slot_stride: tl.int64,
+    query_stride: tl.int64,
+    out_stride: tl.int64,
+    site_stride: tl.int64,
+    answer_stride: tl.int64,
+    sum_site_stride: tl.int64,
+    sum_stride: tl.int64,
+    row,
+    sites,
+    key_eps,
+    norm_eps,
+    FRESH: tl.constexpr,
+    COMPLETES: tl.constexpr,
+    EARLY: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SITES: tl.constexpr,
+):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    o_site = tl.arange(0, SITES)
+    o_d = tl.arange(0, BLOCK)[None, :]
+    o_one = tl.arange(0, 1)[:, None]  # [1, 1]; the interpreter cannot mask by a scalar
+    m_d = o_d < HIDDEN
+    m_group = (o_site < sites)[:, None] & m_d  # [SITES, BLOCK]
+    p_row = p_bank + token * bank_stride + o_d  # [1, BLOCK]
+    p_own = p_row + row * slot_stride  # [1, BLOCK]
+
+    b_row = tl.load(p_row, mask=(o_one < row) & m_d, other=0.0)  # [1, BLOCK]
+    b_own = tl.load(p_delta + token * delta_stride + o_d, mask=m_d, other=0.0)  # [1, BLOCK]
+    if not FRESH:
+        b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [1, BLOCK]
+        b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
+    b_query = tl.load(p_queries + o_site[:, None] * query_stride + o_d, mask=m_group, other=0.0)
+    tl.store(p_own, b_own, mask=m_d)
+
+    # First turn: the row just made is at hand.
+    b_own = b_own.to(tl.float32)
+    b_square = tl.sum(b_own * b_own, axis=1)  # [1]
+    b_dot = tl.sum(b_query * b_own, axis=1)  # [SITES]
+    b_top = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
+    if p_bias is not None:
+        b_top += tl.where(o_site == 0, tl.load(p_bias), 0.0)
+    if COMPLETES:
+        b_total = tl.full([SITES], 1.0, tl.float32)
+        b_mix = tl.zeros([SITES, BLOCK], tl.float32) + b_own
+    else:  # a partial sum, which later sites will have outgrown; lanes without a site stay finite
+        m_partial = (o_site == 0) | (o_site >= sites)
+        b_top = tl.where(m_partial, b_top, float("-inf"))
+        b_total = tl.where(m_partial, 1.0, 0.0)
+        b_mix = b_total[:, None] * b_own
+    b_mix, b_log_sum = attend(
+        p_row, b_row, b_query, b_mix, b_top, b_total, slot_stride, row, key_eps, m_d, HIDDEN
+    )
+    p_sum = p_log_sums + (o_site - 1) * sum_site_stride + token * sum_stride
+    p_answer = p_answers + (o_site - 1)[:, None] * site_stride + token * answer_stride + o_d
+    m_later = o_site > 0
+    tl.store(p_sum, b_log_sum, mask=m_later & (o_site < sites))
+    b_answer = b_mix.to(p_answers.dtype.element_ty)
+    tl.store(p_answer, b_answer, mask=m_later[:, None] & m_group)
+    b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [1, BLOCK]
+    b_first = tl.sum(tl.where(m_later[:, None], 0.0, b_mix), axis=0)[None, :]  # [1, BLOCK]
+    b_square = tl.sum(b_first * b_first, axis=1)  # [1]
+    b_out = b_first * tl.rsqrt(b_square * (1.0 / HIDDEN) + norm_eps)[:, None] * b_weight
+    tl.store(p_out + token * out_stride + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
+
+    # Later turns read the new row back, as one more block: threads wait for each other's part.
+    tl.debug_barrier()
+    for turn in range(SITES, sites, SITES):
+        o_turn = (turn + o_site).to(tl.int64)
+        answer_sites(
+            p_row,
+            p_queries + o_turn[:, None] * query_stride + o_d,
+            p_answers + (o_turn - 1)[:, None] * site_stride + token * answer_stride + o_d,
+            p_log_sums + (o_turn - 1) * sum_site_stride + token * sum_stride,
+            slot_stride,
+            row + COMPLETES,
+            key_eps,
+            o_turn < sites,
+            m_d,
+            HIDDEN,
+            BLOCK,
+            SITES,
+        )
+
+
+def open_group_arguments(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Tensor,
+    norm_weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    answers: Tensor,
+    log_sums: Tensor,
+    *,
+    row: int,
+    fresh: bool,
+    completes: bool,
+    key_eps: float,
+    norm_eps: float,
+    config: GroupConfig | None = None,
+) -> dict[str, Any]:
+    """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
+    hidden = delta.shape[1]
+    sites, num_warps = config or group_config_for(hidden)
+    return {
+        "p_delta": delta,
+        "p_bank": bank,
+        "p_queries": queries,
+        "p_weight": norm_weight,
+        "p_bias": bias,
+        "p_out": out,
+        "p_answers": answers,
+        "p_log_sums": log_sums,
+        "delta_stride": delta.stride(0),
+        "bank_stride": bank.stride(0),
+        "slot_stride": bank.stride(1),
+        "query_stride": queries.stride(0),
+        "out_stride": out.stride(0),
+        "site_stride": answers.stride(0),
+        "answer_stride": answers.stride(1),
+        "sum_site_stride": log_sums.stride(0),
+        "sum_stride": log_sums.stride(1),
+        "row": row,
+        "sites": queries.shape[0],
+        "key_eps": float(key_eps),
+        "norm_eps": float(norm_eps),
+        "FRESH": fresh,
+        "COMPLETES": completes,
+        "HIDDEN": hidden,
+        "BLOCK": triton.next_power_of_2(hidden),
+        "SITES": sites,
+        "num_warps": num_warps,
+        **launch_options(starts_early(delta.device)),
+    }
+
+
+def open_group(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Tensor,
+    norm_weight: Tensor,
+    *,
+    row: int,
+    fresh: bool,
+    completes: bool,
+    key_eps: float,
+    norm_eps: float,
+    bias: Tensor | None = None,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+    config: GroupConfig | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first site of a group as ``single_pass``, and phase 1 of its later sites.
+
+    The state update is exact, as in ``single_pass``, and no other row is written.  Everything after
+    it is in float32; a result is rounded once, which for an answer costs what ``inter_block`` says.
+    A token's results do not depend on its batch, nor a site's on the later sites of the group.
+
+    Args:
+        delta: ``[T, d]`` output of the previous sublayer, float32, float16 or bfloat16; any token
+            stride.  ``d`` is at most ``MAX_HIDDEN``, of any parity.
+        bank: ``[T, slots, d]`` in the dtype of ``delta``; any strides on tokens and slots.  Rows
+            ``0..row-1`` are finished blocks.
+        queries: ``[S, d]`` float32 pseudo-queries of the group's sites in order, folded with
+            key-norm weight and logit scale; any stride on sites.
+        norm_weight: ``[d]`` weight of the first site's output norm, in any of the three dtypes.
+        row: the row that ``delta`` is added to.
+        fresh: whether that row begins here.
+        completes: whether it is thereby a finished block, to which the later sites attend as well;
+            else it is a partial sum, and a source of the first site only.
+        key_eps, norm_eps: epsilons of the key norm and of the output norm.
+        bias: ``[1]`` float32, added to the first site's score of row ``row``; None for none.
+        out: the three results, of any strides (unit on ``d``), sharing no memory with another
+            argument; allocated if None, a token's sites side by side, so that no stride depends
+            on ``T``.
+        config: compilation parameters in place of ``group_config_for(d)``, for measurements.
+
+    Returns:
+        The normed mix ``[T, d]`` of the first site, the normalised answers ``[S-1, T, d]`` of the
+        later ones, both in the dtype of ``delta``, and their log-sum-exps ``[S-1, T]`` in float32:
+        site ``i`` of the group finds its answer at position ``i - 1``.  Without a launch if ``T``
+        is 0.
+
+    Raises:
+        TypeError: on a dtype outside this list.
+        ValueError: on a shape, stride, row, device or overlap outside this list, where later sites
+            have no finished block to attend to, and on CPU tensors without the interpreter.
+    """
+    if queries.dim() != 2 or not queries.shape[0]:
+        raise ValueError(f"queries must be [sites, hidden], not {list(queries.shape)}")
+    hidden = delta.shape[-1]
+    check_query("queries", queries, queries.shape[0], hidden)
+    if out is None:
+        given: dict[str, Tensor] = {}
+    else:
+        given = {"answers": out[1], "log_sums": out[2].unsqueeze(-1)}
+    check_site(
+        *(delta, bank, queries[0], norm_weight, bias, None if out is None else out[0], row),
+        results=given,
+        queries=queries,
+    )
+    tokens, later = delta.shape[0], queries.shape[0] - 1
+    if later and not row + completes:
+        raise ValueError("row 0 is a partial sum, so later sites have no finished block to read")
+    if out is None:
+        normed = delta.new_empty(delta.shape)
+        answers = delta.new_empty((tokens, later, hidden)).transpose(0, 1)
+        log_sums = queries.new_empty((tokens, later)).t()
+    else:
+        normed, answers, log_sums = out
+        check_like("answers", answers, (later, tokens, hidden), delta.dtype)
+        check_like("log_sums", log_sums, (later, tokens), torch.float32)
+    if tokens:
+        arguments = open_group_arguments(
+            *(delta, bank, queries, norm_weight, bias, normed, answers, log_sums),
+            row=row,
+            fresh=fresh,
+            completes=completes,
+            key_eps=key_eps,
+            norm_eps=norm_eps,
+            config=config,
+        )
+        with torch.cuda.device_of(delta):
+            open_group_kernel[(tokens,)](**arguments)
+    return normed, answers, log_sums
+
+
+__all__ = ["open_group"]

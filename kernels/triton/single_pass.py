@@ -1,0 +1,240 @@
+"""One site of depth attention in one Triton launch (arXiv 2603.15031, sections 3 and 4).
+
+A program owns a token: it adds the sublayer's output to the partial sum, writes that bank row,
+mixes all rows by online softmax and norms the mix.  With an answer of phase 1 it is phase 2 as well
+(``triton_two_phase.merge``): an answer is one more source, whose score is its log-sum-exp and which
+stands for the rows it was made from.
+
+Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
+``TRITON_INTERPRET=1``, set before Triton is imported, runs it on CPU.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnres_serve.kernels.triton.common import (
+    Config,
+    check_site,
+    config_for,
+    launch_options,
+    starts_early,
+)
+
+
+# What is not specialised here: one binary serves every number of sources, sites and tokens.
+@triton.jit(do_not_specialize=["sum_site_stride", "sum_stride", "first", "row", "position"])
+def site_kernel(
+    p_delta,  # [T, HIDDEN]
+    p_bank,  # [T, slots, HIDDEN]
+    p_answers,  # [sites, T, HIDDEN] or None
+    p_log_sums,  # [sites, T] or None
+    p_query,  # [HIDDEN]
+    p_weight,  # [HIDDEN]
+    p_bias,  # [1] or None
+    p_out,  # [T, HIDDEN]
+    delta_stride: tl.int64,
+    bank_stride: tl.int64,
+    slot_stride: tl.int64,
+    site_stride: tl.int64,
+    answer_stride: tl.int64,
+    sum_site_stride: tl.int64,
+    sum_stride: tl.int64,
+    out_stride: tl.int64,
+    first,
+    row,
+    position,
+    key_eps,
+    norm_eps,
+    FRESH: tl.constexpr,
+    LOOP: tl.constexpr,  # False: first is row, and the loop is not compiled
+    EARLY: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    o_d = tl.arange(0, BLOCK)
+    o_s = tl.arange(0, TILE)
+    m_d = o_d < HIDDEN
+    p_rows = p_bank + token * bank_stride + o_d  # [BLOCK]
+    p_own = p_rows + row * slot_stride  # [BLOCK]
+
+    # The first tile is requested here and each later one a round early: loads overlap reductions.
+    if p_answers is None:
+        first = 0  # a constant saves 17 registers at 7168 on sm_90, and so a program per SM
+    if LOOP:
+        p_tile = p_rows[None, :] + (first + o_s)[:, None] * slot_stride  # [TILE, BLOCK]
+        b_tile = tl.load(p_tile, mask=(first + o_s < row)[:, None] & m_d[None, :], other=0.0)
+    b_own = tl.load(p_delta + token * delta_stride + o_d, mask=m_d, other=0.0)  # [BLOCK]
+    if not FRESH:
+        b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [BLOCK]
+        b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
+    b_query = tl.load(p_query + o_d, mask=m_d, other=0.0)  # [BLOCK]
+    if p_answers is not None:
+        p_answer = p_answers + position * site_stride + token * answer_stride + o_d  # [BLOCK]
+        b_answer = tl.load(p_answer, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
+        log_sum = tl.load(p_log_sums + position * sum_site_stride + token * sum_stride)
+    tl.store(p_own, b_own, mask=m_d)
+
+    b_mix = b_own.to(tl.float32)  # [BLOCK]
+    # Joined, the two sums of a row share the barriers of one reduction.
+    square, dot = tl.split(tl.sum(tl.join(b_mix * b_mix, b_mix * b_query), axis=0))
+    top = dot * tl.rsqrt(square * (1.0 / HIDDEN) + key_eps)
+    if p_bias is not None:
+        top += tl.load(p_bias)
+    total = 1.0
+    if p_answers is not None:
+        new_top = tl.maximum(top, log_sum)
+        scale = tl.exp(top - new_top)
+        share = tl.exp(log_sum - new_top)
+        total = scale + share
+        b_mix = b_mix * scale + share * b_answer
+        top = new_top
+    if LOOP:
+        for begin in range(first, row, TILE):
+            b_source = b_tile.to(tl.float32)  # [TILE, BLOCK]
+            p_tile += TILE * slot_stride
+            m_next = begin + TILE + o_s < row
+            b_tile = tl.load(p_tile, mask=m_next[:, None] & m_d[None, :], other=0.0)
+            b_products = tl.join(b_source * b_source, b_source * b_query[None, :])
+            b_square, b_dot = tl.split(tl.sum(b_products, axis=1))  # [TILE] each
+            b_score = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
+            b_score = tl.where(begin + o_s < row, b_score, float("-inf"))
+            new_top = tl.maximum(top, tl.max(b_score, axis=0))
+            scale = tl.exp(top - new_top)
+            b_share = tl.exp(b_score - new_top)  # [TILE]
+            total = total * scale + tl.sum(b_share, axis=0)
+            b_mix = b_mix * scale + tl.sum(b_share[:, None] * b_source, axis=0)
+            top = new_top
+
+    b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
+    b_mix = b_mix * (1.0 / total)
+    square = tl.sum(b_mix * b_mix, axis=0)
+    b_out = b_mix * tl.rsqrt(square * (1.0 / HIDDEN) + norm_eps) * b_weight
+    tl.store(p_out + token * out_stride + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
+
+
+def launch_arguments(
+    delta: Tensor,
+    bank: Tensor,
+    query: Tensor,
+    norm_weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    row: int,
+    fresh: bool,
+    key_eps: float,
+    norm_eps: float,
+    answers: tuple[Tensor, Tensor] | None = None,
+    position: int = 0,
+    first: int = 0,
+    config: Config | None = None,
+) -> dict[str, Any]:
+    """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
+    hidden = delta.shape[1]
+    tile, num_warps = config or config_for(hidden)
+    vectors, log_sums = answers or (None, None)
+    return {
+        "p_delta": delta,
+        "p_bank": bank,
+        "p_answers": vectors,
+        "p_log_sums": log_sums,
+        "p_query": query,
+        "p_weight": norm_weight,
+        "p_bias": bias,
+        "p_out": out,
+        "delta_stride": delta.stride(0),
+        "bank_stride": bank.stride(0),
+        "slot_stride": bank.stride(1),
+        "site_stride": 0 if vectors is None else vectors.stride(0),
+        "answer_stride": 0 if vectors is None else vectors.stride(1),
+        "sum_site_stride": 0 if log_sums is None else log_sums.stride(0),
+        "sum_stride": 0 if log_sums is None else log_sums.stride(1),
+        "out_stride": out.stride(0),
+        "first": first,
+        "row": row,
+        "position": position,
+        "key_eps": float(key_eps),
+        "norm_eps": float(norm_eps),
+        "FRESH": fresh,
+        "LOOP": vectors is None or first < row,
+        "HIDDEN": hidden,
+        "BLOCK": triton.next_power_of_2(hidden),
+        "TILE": tile,
+        "num_warps": num_warps,
+        **launch_options(starts_early(delta.device)),
+    }
+
+
+def single_pass(
+    delta: Tensor,
+    bank: Tensor,
+    query: Tensor,
+    norm_weight: Tensor,
+    *,
+    row: int,
+    fresh: bool,
+    key_eps: float,
+    norm_eps: float,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:
+    """One whole site: update bank row ``row`` in place, mix rows ``0..row``, norm the mix.
+
+    The state update is exact: ``bank[:, row]`` becomes ``delta`` where the row is fresh, else
+    ``bank[:, row] + delta`` as torch computes it.  Later rows are neither read nor written.
+    Scores, softmax, mix and norm are in float32 with one rounding into the result.
+
+    Args:
+        delta: ``[T, d]`` output of the previous sublayer, float32, float16 or bfloat16; any token
+            stride.  ``d`` is at most ``MAX_HIDDEN``, of any parity.
+        bank: ``[T, slots, d]`` in the dtype of ``delta``; any strides on tokens and slots.
+        query: ``[d]`` float32 pseudo-query, already multiplied by the key-norm weight.
+        norm_weight: ``[d]`` weight of the output norm, in any of the three dtypes.
+        row: the row that holds the partial sum; ``row + 1`` rows are mixed.
+        fresh: whether a block begins here.
+        key_eps, norm_eps: epsilons of the key norm and of the output norm.
+        bias: ``[1]`` float32, added to the score of row ``row``; None for none.
+        out: ``[T, d]`` result in the dtype of ``delta``, sharing memory with neither delta nor
+            bank; allocated if None.
+        config: compilation parameters in place of ``config_for(d)``, for measurements.
+
+    Returns:
+        ``out``.  Empty, and without a launch, if ``T`` is 0.
+
+    Raises:
+        TypeError: on a dtype outside this list.
+        ValueError: on a shape, stride, row, device or overlap outside this list, and on CPU tensors
+            without the interpreter.
+    """
+    check_site(delta, bank, query, norm_weight, bias, out, row)
+    if out is None:
+        out = delta.new_empty(delta.shape)
+    if delta.shape[0]:
+        arguments = launch_arguments(
+            delta,
+            bank,
+            query,
+            norm_weight,
+            bias,
+            out,
+            row=row,
+            fresh=fresh,
+            key_eps=key_eps,
+            norm_eps=norm_eps,
+            config=config,
+        )
+        with torch.cuda.device_of(delta):
+            site_kernel[(delta.shape[0],)](**arguments)
+    return out
+
+
+__all__ = ["single_pass"]

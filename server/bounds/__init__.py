@@ -1,0 +1,1 @@
+"""Bounds of a request, and the API key."""

@@ -1,0 +1,112 @@
+"""Who may ask: a key for every route but the probes and the page, and no foreign Host.
+
+vLLM's own key covers /v1 and a few prefixes; /invocations, /tokenize and whatever else it serves
+lie outside.  Here it is the other way round: what is public is listed, and all else asks.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from hmac import compare_digest
+from ipaddress import ip_address
+
+from starlette._utils import get_route_path  # the router's own idea of the path
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from attnres_serve.server.refusal import refuse
+
+PROBES = frozenset({"/health", "/ready", "/ping"})
+METRICS = "/metrics"
+ROOT = "/"  # leads to the page
+PAGE = "/attn_res"  # the page and the files under it, which hold no data
+
+
+class Guard:
+    """Pure ASGI, so that streams pass untouched.
+
+    Args:
+        app: what is guarded.
+        keys: any of them opens; without one everything is open.
+        public_metrics: whether GET /metrics is, too.
+        local_only: answer only where Host is an address or localhost.  A page of another site can
+            make its own name point to this machine, and its scripts are then of this origin.
+        closed: paths of routes that nobody may ask, and the flag that would open each.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Iterable[str],
+        public_metrics: bool,
+        local_only: bool,
+        closed: Mapping[str, str],
+    ) -> None:
+        self.app = app
+        self.closed = closed
+        self.digests = [sha256(key.encode()).digest() for key in keys]
+        self.readable = {METRICS} if public_metrics else set()
+        self.local_only = local_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
+        if refusal is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+        else:
+            await refusal(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        if self.local_only and not all(
+            is_local(value) for name, value in scope["headers"] if name == b"host"
+        ):
+            return refuse(
+                400,
+                "A server on a loopback address without an API key answers to localhost and to "
+                "addresses only, and Host names something else; ask for 127.0.0.1 or set a key.",
+            )
+        if self.digests and not self._is_public(scope) and not self._has_key(scope):
+            return refuse(
+                401,
+                "This route needs an API key; send it as `Authorization: Bearer KEY`.",
+                www_authenticate="Bearer",
+            )
+        flag = self.closed.get(get_route_path(scope))
+        if flag is not None:
+            return refuse(404, f"This route is for servers that are started with {flag}.")
+        return None
+
+    def _is_public(self, scope: Scope) -> bool:
+        path = get_route_path(scope)
+        if path in self.readable or is_of_page(path):
+            return scope.get("method") in ("GET", "HEAD")  # a body would take a place (``limits``)
+        return path in PROBES
+
+    def _has_key(self, scope: Scope) -> bool:
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                scheme, _, key = value.partition(b" ")
+                found = sha256(key).digest()
+                # All of them are compared, so that the time does not tell which one is near.
+                same = [compare_digest(found, digest) for digest in self.digests]
+                return scheme.lower() == b"bearer" and any(same)
+        return False
+
+
+def is_of_page(path: str) -> bool:
+    return path in (ROOT, PAGE) or path.startswith(f"{PAGE}/")
+
+
+@lru_cache(maxsize=256)
+def is_local(host: bytes) -> bool:
+    """True if a Host header is an address or localhost, which nobody can point elsewhere."""
+    text = host.decode("latin-1").lower()
+    name = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,258 @@
+"""Bounds of bodies, of the sequences of a request and of requests at a time; and the known fields.
+
+vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by ``--max-logprobs``.
+"""
+
+import asyncio
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate, chain, islice
+from typing import Any
+
+from starlette._utils import get_route_path
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attnres_serve.compat import openai_app
+from attnres_serve.server.bounds import fields, known_fields
+from attnres_serve.server.bounds.guard import PROBES
+from attnres_serve.server.bounds.policy import Policy
+from attnres_serve.server.refusal import refuse
+
+BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
+READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
+ASKING = "/v1/attn_res"  # except this one, which asks the workers
+DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
+ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
+INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
+# Fields that hold token ids, of a body or of an object in it.
+TOKEN_IDS = (
+    *("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids"),
+    *("query", "items", "label_token_ids"),  # of /generative_scoring
+)
+# Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
+BATCHES = ("prompt", "messages", "items", "questions")
+
+
+class Limits:
+    """Pure ASGI.  A request counts to the last byte of its answer, or until its client leaves."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        policy: Policy,
+        calls_tools: bool,
+        known: Mapping[str, Collection[str]],
+    ) -> None:
+        self.app = app
+        self.policy = policy
+        self.calls_tools = calls_tools
+        self.known = known  # fields by the path of their route
+        self.running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _counts(scope):
+            await self.app(scope, receive, send)
+            return
+        if self.running >= self.policy.max_concurrent_requests:
+            message = (
+                f"{self.running} requests are being answered, as many as this server takes at a "
+                "time; try again in a second."
+            )
+            await refuse(429, message, retry_after="1")(scope, receive, send)
+            return
+        self.running += 1
+        try:
+            body = await self._body(scope, receive)
+            self._check(scope, body)
+        except HTTPException as error:
+            await refuse(error.status_code, error.detail)(scope, receive, send)
+        except ClientDisconnect:
+            pass
+        else:
+            await self.app(scope, _again(body, receive), send)
+        finally:
+            self.running -= 1
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body; what it declares to be is not believed, only refused if it is too much.
+
+        Raises:
+            HTTPException: it is too large or does not arrive.
+            ClientDisconnect: the client went away.
+        """
+        limit = self.policy.max_body_bytes
+        large = HTTPException(413, f"The body is larger than {limit} bytes; send a smaller one.")
+        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+        if any(length.isdigit() and int(length[:19]) > limit for length in lengths):
+            raise large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise large
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise HTTPException(
+                408, f"The body did not arrive within {BODY_SECONDS} seconds."
+            ) from None
+        return bytes(body)
+
+    def _check(self, scope: Scope, body: bytes) -> None:
+        if openai_app.priority(scope) not in INTEGERS:
+            raise HTTPException(
+                400,
+                f"The header {openai_app.PRIORITY} has more than 64 bits; send a smaller number.",
+            )
+        try:
+            asked = json.loads(body)  # by the parser that the routes use
+            if body.count(b"[") + body.count(b"{") > DEPTH and is_deep(asked):
+                raise RecursionError
+        except json.JSONDecodeError:
+            return  # the routes say where
+        except (ValueError, RecursionError) as error:  # they would not, in OpenAI's shape
+            kinds = [value.lower() for name, value in scope["headers"] if name == b"content-type"]
+            # Some routes read what is not declared to be JSON, too, and fail at what is too deep.
+            if isinstance(error, RecursionError) or any(b"json" in kind for kind in kinds):
+                raise HTTPException(
+                    400,
+                    f"The body is JSON that cannot be read: it is nested more than {DEPTH} deep, "
+                    "has too long a number, or is not in UTF-8.",
+                ) from None
+            return
+        entries = _without_ids(asked)
+        if has_many_entries(entries):
+            raise HTTPException(
+                400,
+                f"The lists and objects of this request have more than {ENTRIES} entries, without "
+                "token ids; ask in several requests.",
+            )
+        if has_long_integer(entries):
+            raise HTTPException(
+                400, "An integer of this request has more than 64 bits; send a smaller one."
+            )
+        count, limit = sequences(asked), self.policy.max_sequences
+        if count > limit:
+            raise HTTPException(
+                400,
+                f"This request asks for {count:g} sequences, prompts times answers; this server "
+                f"takes at most {limit} at a time, so ask in several requests.",
+            )
+        path = get_route_path(scope)
+        problem = fields.problem(path, asked, self.calls_tools)
+        problem = problem or known_fields.problem(asked, self.known.get(path))
+        if problem is not None:
+            raise HTTPException(400, problem)
+
+
+def _counts(scope: Scope) -> bool:
+    """True if a request counts among the requests at a time."""
+    if scope["type"] != "http":
+        return False
+    path = get_route_path(scope)
+    return path == ASKING or (scope["method"] not in READING and path not in PROBES)
+
+
+def is_deep(value: Any) -> bool:
+    """True if lists and objects are nested more than ``DEPTH`` deep."""
+    return any(True for _ in islice(_levels(value), DEPTH, None))
+
+
+def _levels(value: Any) -> Iterator[list[dict | list]]:
+    """Lists and objects by how deep they lie in one another, the outermost first."""
+    held: Iterable[Any] = [value]
+    while level := [one for one in held if isinstance(one, dict | list)]:
+        yield level
+        held = chain.from_iterable(map(_held, level))
+
+
+def _held(one: dict | list) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one
+
+
+def has_many_entries(value: Any) -> bool:
+    """True if all lists and objects of a body together have more than ``ENTRIES`` entries."""
+    counts = accumulate(sum(map(len, level)) for level in _levels(value))
+    return any(count > ENTRIES for count in counts)
+
+
+def has_long_integer(value: Any) -> bool:
+    """True if an integer is outside of ``INTEGERS``, even where vLLM reads no types."""
+    held = (entry for level in _levels([value]) for one in level for entry in _held(one))
+    return any(type(entry) is int and entry not in INTEGERS for entry in held)
+
+
+def _without_ids(asked: Any) -> Any:
+    """A body without its fields of token ids, the objects in it likewise."""
+    if not isinstance(asked, dict):
+        return asked
+    return {
+        name: _without_ids(value)
+        for name, value in asked.items()
+        if name not in TOKEN_IDS or not (_are_ids(value) or _are_sequences(value))
+    }
+
+
+def _are_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and {*map(type, value)} == {int}
+        and min(value) >= 0
+        and max(value) in INTEGERS  # else they are looked through like all others
+    )
+
+
+def _are_sequences(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= ENTRIES and all(map(_are_ids, value))
+
+
+def sequences(asked: Any) -> float:
+    """Number of sequences of a body: prompts times ``n``, or ``best_of`` if that is more.
+
+    A body of another kind counts as one sequence; the routes say what is wrong with it.
+    """
+    if not isinstance(asked, dict):
+        return 1
+    prompts = max(_entries(asked.get(name)) for name in BATCHES)
+    nested = asked.get("sampling_params")  # of /inference/v1/generate
+    where = [asked, nested] if isinstance(nested, dict) else [asked]
+    answers = max(_number(one.get(name)) for one in where for name in ("n", "best_of"))
+    return prompts * answers
+
+
+def _entries(value: Any) -> int:
+    """Prompts in a field: a list of token ids is one, and so is a list of messages."""
+    is_list = isinstance(value, list) and value and isinstance(value[0], str | list)
+    return max(len(value), 1) if is_list or isinstance(value, dict) else 1
+
+
+def _number(value: Any) -> float:
+    """The number that vLLM will read; it takes "3" and 3.0 for 3."""
+    try:
+        return max(1, float(value))  # and not the other way round: 1 for a NaN
+    except OverflowError:
+        return float("inf")
+    except (TypeError, ValueError):
+        return 1
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives the body first and then what comes after it."""
+    given = False
+
+    async def receive_again() -> Message:
+        nonlocal body, given
+        if given:
+            return await receive()
+        message = {"type": "http.request", "body": body, "more_body": False}
+        body, given = b"", True  # not kept while the answer streams
+        return message
+
+    return receive_again

@@ -1,0 +1,85 @@
+"""The flags that bound what clients may ask, and the API keys of a file."""
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from attnres_serve.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Bounds of one API server process; several of them count each for itself."""
+
+    public_metrics: bool = False
+    max_body_bytes: int = 4 * 2**20  # 4096 token ids of each of 128 prompts
+    max_concurrent_requests: int = 1024
+    max_sequences: int = 256  # vLLM's own bounds: 1024 prompts, and 16384 sequences for each
+    max_trace_tokens: int = 4096  # one replay is one pause of the engine
+    max_trace_weights: int = 2**18  # an answer of about 6 MB
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for every bound, and one for the keys."""
+    parser.add_argument(
+        "--api-key-file",
+        metavar="PATH",
+        help="file with the API keys, one a line; every route but the probes asks for one of them",
+    )
+    parser.add_argument(
+        "--public-metrics", action="store_true", help="answer GET /metrics without a key"
+    )
+    bounds = {
+        "max_body_bytes": "size of a request's body; 413 over it",
+        "max_concurrent_requests": "requests that are being answered; 429 over it",
+        "max_sequences": "prompts times answers (n) of one request; 400 over it",
+        "max_trace_tokens": "prompt and answer of one trace; 400 over it",
+        "max_trace_weights": "tokens x sites x their sources of one trace; 400 over it",
+    }
+    for name, said in bounds.items():
+        default = getattr(Policy, name)
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(
+            flag, type=_positive, default=default, metavar="N", help=f"{said} (default: {default})"
+        )
+
+
+def given(own: argparse.Namespace) -> Policy:
+    """The policy that the flags say."""
+    return Policy(**{field.name: getattr(own, field.name) for field in fields(Policy)})
+
+
+def read_keys(path: str) -> list[str]:
+    """The API keys of a file, one a line.
+
+    Raises:
+        SettingError: the file cannot be read, has no key, or a line is none.
+    """
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise SettingError(
+            f"{path} cannot be read for --api-key-file ({error.strerror}); name a file that has "
+            "one key a line."
+        ) from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        key = line.strip()
+        if not key:
+            continue
+        if not all(0x21 <= byte <= 0x7E for byte in key):  # nothing else survives a header
+            raise SettingError(
+                f"line {number} of {path} is no API key; a key is printable ASCII without blanks, "
+                "and the file has nothing but keys."
+            )
+        keys.append(key.decode())
+    if not keys:
+        raise SettingError(f"{path} has no API key; write one a line, or leave --api-key-file out.")
+    return keys
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value

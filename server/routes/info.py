@@ -1,0 +1,110 @@
+"""``GET /v1/attn_res``: what is served, and how often it ran."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from attnres_serve import __version__, settings
+from attnres_serve.compat import (
+    engine_config,
+    host,
+    requests,
+)
+from attnres_serve.depth.sites import sites
+from attnres_serve.families import BY_ARCHITECTURE
+from attnres_serve.model.config import spec_of
+from attnres_serve.server import metrics, refusal
+
+PERIOD = 10  # seconds between two questions to the workers about their forward passes
+
+router = APIRouter(tags=["Attention Residuals"], responses=refusal.REFUSALS)
+
+
+class AttnResInfo(BaseModel):
+    """What is served and how its depth attention is computed."""
+
+    version: str = Field(description="version of attnres-serve")
+    format: str | None = Field(description="checkpoint format that was recognised")
+    backbone: str | None = Field(description="base family whose decoder is used")
+    blocks: int = Field(description="blocks of sublayers; 0 with standard residuals")
+    block_starts: list[int] = Field(description="first sublayer of every block")
+    sites: int = Field(description="places where sources are mixed, the final one included")
+    backend: str | None = Field(description="what computes the sites")
+    algorithm: str | None = Field(description="algorithm that was chosen")
+    executed: dict[str, int] = Field(
+        description="forward passes by algorithm since the start, warm-up and profiling included"
+    )
+    executed_compiled: dict[str, int] = Field(
+        description="those of them that ran in a compiled graph"
+    )
+
+
+@router.get("/v1/attn_res")
+async def attn_res(request: Request) -> AttnResInfo:
+    """Describe the depth attention of the served model."""
+    client = request.app.state.engine_client
+    config = client.vllm_config.model_config.hf_config
+    backbone = BY_ARCHITECTURE.get((config.architectures or [""])[0])
+    info: dict[str, Any] = {
+        "version": __version__,
+        "format": getattr(config, "attn_res_format", None),
+        "backbone": backbone.name if backbone else None,
+        "blocks": 0,
+        "block_starts": [],
+        "sites": 0,
+        "backend": None,
+        "algorithm": None,
+        "executed": {},
+        "executed_compiled": {},
+    }
+    spec = spec_of(config) if backbone else None
+    if spec is not None:
+        passes = await executed(client)
+        info |= {
+            "blocks": spec.num_blocks,
+            "block_starts": list(spec.block_starts),
+            "sites": len(sites(spec)),
+            "backend": await ask_first_worker(client, "attn_res_backend"),
+            "algorithm": settings.algorithm(client.vllm_config.additional_config),
+            "executed": {name: sum(counts.values()) for name, counts in passes.items()},
+            "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
+        }
+    return AttnResInfo(**info)
+
+
+async def executed(client) -> dict[str, dict[str, int]]:
+    """Forward passes since the start by algorithm and mode; ``/metrics`` says the same."""
+    passes = await ask_first_worker(client, "attn_res_executed") or {}
+    if engine_config.is_first_api_server(client.vllm_config):  # each would count all of them
+        metrics.count_passes(passes)
+    return passes
+
+
+async def keep_counting(client) -> None:
+    """Ask the workers from time to time, so that no scrape has to wait for them."""
+    failing = False
+    while not client.errored:
+        try:
+            await executed(client)
+            failing = False
+        except Exception as error:  # the next time may go well
+            if not failing and not client.errored:  # a dead engine has its own end (``lifecycle``)
+                host.logger().warning("AttnRes: forward passes are not counted: %s", error)
+            failing = True
+        await asyncio.sleep(PERIOD)
+
+
+async def ask_first_worker(client, method: str) -> Any:
+    """A method of ``worker.WorkerExtension``.
+
+    None where an extension of the user's replaced it, and while the engine sleeps: the memory of a
+    sleeping model cannot be read.
+    """
+    if not engine_config.has_worker_extension(client.vllm_config) or await requests.is_asleep(
+        client
+    ):
+        return None
+    # Every worker runs every pass with the same settings, so the first one stands for all.
+    return (await requests.ask_workers(client, method))[0]

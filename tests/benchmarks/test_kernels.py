@@ -1,0 +1,635 @@
+"""The benchmark of the kernels without a GPU: its gate, on ours and on planted mistakes, and
+everything it does before and after the clock."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+from serving import ROOT
+from torch import Tensor
+from triton_interpreter import (
+    INTERPRETED,
+    ON_GPU,
+    interpreter,  # noqa: F401
+    passes_in_a_process_of_its_own,
+)
+
+from attnres_serve.kernels import reference, traffic
+from benchmarks.kernels import __main__ as kernels
+from benchmarks.kernels import cells as kernel_cells
+from benchmarks.kernels import contenders as kernel_contenders
+from benchmarks.kernels import gate as kernel_gate
+from benchmarks.kernels import peers as kernel_peers
+from benchmarks.kernels import report as kernel_report
+from benchmarks.kernels import timing as kernel_timing
+from benchmarks.kernels.cells import KEY_EPS, NORM_EPS, Cell, Inputs
+from benchmarks.kernels.contenders import BASELINE, CONTENDERS, Contender, Run
+
+DEVICE = "cuda" if ON_GPU else "cpu"
+OURS = {name: one for name, one in CONTENDERS.items() if one.ours}
+CELLS = (*kernel_cells.TINY, Cell(2, 2, 33, 2))
+
+
+def gate(cell: Cell, contenders: dict[str, Contender], dtype: torch.dtype = torch.float32):
+    return kernels.examine_cell(cell, contenders, DEVICE, dtype)
+
+
+# The gate on kernels.
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_ours_pass_again_and_again(cell, dtype):
+    """A second pass is after ``reset``: what is timed works on the same sources in every round."""
+    inputs = kernel_cells.draw(cell, DEVICE, dtype)
+    runs = {name: contender.start(inputs) for name, contender in OURS.items()}
+    errors, failures = kernel_gate.examine(inputs, runs, OURS)
+    assert not failures and errors.keys() == OURS.keys()
+    assert 0 < max(errors.values()) <= 1
+    assert kernel_gate.examine(inputs, runs, OURS) == (errors, {})
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_vllm_from_its_file_passes_and_leaves_no_module_behind():
+    spec = importlib.util.find_spec("vllm")
+    if spec is None:
+        pytest.skip("vLLM is not installed")
+    file = Path(spec.origin).parent / "models/kimi_k3/nvidia/ops/attn_res.py"
+    if not file.is_file():
+        pytest.skip("this vLLM has no Kimi K3")
+    before = {name: module for name, module in sys.modules.items() if name.startswith("vllm")}
+    peers, sources, _ = kernel_peers.find(file)
+    vllm = {"vllm_kimi_k3": peers["vllm_kimi_k3"]}
+    for cell in kernel_cells.TINY:
+        _, errors, failures = gate(cell, vllm)
+        assert not failures and 0 < errors["vllm_kimi_k3"] <= 1
+    assert sources["vllm_kimi_k3"] == "the file attn_res.py"
+    after = {name: module for name, module in sys.modules.items() if name.startswith("vllm")}
+    assert after == before
+
+
+# The gate on planted mistakes, in plain torch.
+
+
+def plain(inputs: Inputs, mistake: str = "") -> Run:
+    """The reference as a contender, with one thing wrong."""
+    blocks = [block.clone() for block in inputs.blocks]
+    own = [blocks[-1]]
+
+    def site(index: int) -> Tensor:
+        delta = inputs.deltas[index]
+        if index == 1:
+            blocks[-1], own[0] = own[0], None
+        sources = blocks[:-1] if index == 0 else list(blocks)
+        if mistake == "a source forgotten" and index == 2:
+            sources = sources[1:]
+        if mistake == "it raises" and index == 1:
+            raise RuntimeError("out of resources\nlong story")
+        before = own[0]
+        result, own[0] = reference.site(
+            delta, before, sources, inputs.queries[index], inputs.norm_weight, KEY_EPS, NORM_EPS
+        )
+        if mistake == "an element unwritten" and index == 1:
+            result[-1, -1] = torch.nan
+        if mistake == "slightly off" and index == 1:
+            result *= 1 + 1e-4
+        if mistake == "a row too few":
+            result = result[:-1]
+        if mistake == "the sum not stored" and index == 2:
+            own[0] = before
+        return result
+
+    def reset() -> None:
+        blocks[-1] = inputs.blocks[-1].clone()
+        own[0] = blocks[-1]
+
+    return Run([lambda i=i: site(i) for i in range(inputs.cell.sites)], lambda: own[0], reset)
+
+
+def contender(mistake: str = "") -> Contender:
+    return Contender(lambda inputs: plain(inputs, mistake), "single_pass", 0, "nothing")
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_reference_itself_passes(cell, dtype):
+    _, errors, failures = gate(cell, {"plain": contender()}, dtype)
+    assert not failures and errors["plain"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("a source forgotten", "site 2 is off by"),
+        ("an element unwritten", "site 1 is off by inf"),
+        ("slightly off", "site 1 is off by"),
+        ("a row too few", "site 0 is off by inf"),
+        ("the sum not stored", "the partial sum after site 2 is not the reference's"),
+        ("it raises", "site 1 raised RuntimeError: out of resources"),
+    ],
+)
+def test_a_planted_mistake_is_reported_by_name_and_not_timed(mistake, says):
+    runs, errors, failures = gate(
+        Cell(5, 3, 64, 4), {"right": contender(), "wrong": contender(mistake)}
+    )
+    assert runs.keys() == errors.keys() == {"right"}
+    assert failures.keys() == {"wrong"} and failures["wrong"].startswith(says)
+    assert "long story" not in failures["wrong"]
+
+
+def test_a_contender_that_does_not_start_is_reported():
+    def start(inputs: Inputs) -> Run:
+        raise ImportError("no module named peer")
+
+    runs, _, failures = gate(CELLS[0], {"peer": replace(contender(), start=start)})
+    assert not runs
+    assert failures == {"peer": "it does not start: ImportError: no module named peer"}
+
+
+def test_a_rounding_on_the_way_is_allowed_only_to_those_that_say_so():
+    """An answer kept in bf16, as two-phase keeps it, is beyond what the single pass may be off."""
+    cell, dtype = Cell(64, 4, 128, 3), torch.bfloat16
+    inputs = kernel_cells.draw(cell, "cpu", dtype)
+    *_, expected = kernel_gate.expected_sites(inputs, "two_phase")
+    answers, sums = reference.inter_block(
+        [*inputs.blocks[:-1], inputs.blocks[-1] + inputs.deltas[0]], inputs.queries, KEY_EPS
+    )
+    own = inputs.deltas[1] + inputs.deltas[2]
+    mixed = reference.merge(answers[2].to(dtype).float(), sums[2], own, inputs.queries[2], KEY_EPS)
+    result = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS).to(dtype)
+    assert kernel_gate.excess(result, expected, 0) > 1 >= kernel_gate.excess(result, expected, 1)
+
+
+def test_chunks_of_tokens_change_nothing(monkeypatch):
+    inputs = kernel_cells.draw(Cell(7, 3, 32, 3), "cpu", torch.float32)
+    whole = list(kernel_gate.expected_sites(inputs, "single_pass"))
+    monkeypatch.setattr(kernel_gate, "GATE_TOKENS", 3)
+    for one, other in zip(kernel_gate.expected_sites(inputs, "single_pass"), whole, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# The others' adapters, on their arithmetic in plain torch.
+
+
+@pytest.mark.parametrize("cell", [*kernel_cells.TINY, Cell(4, 2, 64, 6)], ids=str)
+def test_the_adapter_of_fla(monkeypatch, cell):
+    """With FLA's own plain function in the place of its CUDA kernel: the same signature."""
+    spec = importlib.util.find_spec("fla")
+    if spec is None:
+        pytest.skip("fla-core is not installed")
+    file = Path(spec.submodule_search_locations[0]) / "ops/attnres/naive.py"
+    spec = importlib.util.spec_from_file_location("fla_naive", file)
+    naive = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(naive)
+    module = types.ModuleType("fla.ops.attnres")
+    module.fused_attnres = naive.naive_attnres
+    for name, one in (("fla", types.ModuleType("fla")), ("fla.ops", types.ModuleType("fla.ops"))):
+        monkeypatch.setitem(sys.modules, name, one)
+    monkeypatch.setitem(sys.modules, "fla.ops.attnres", module)
+    for dtype in (torch.float32, torch.bfloat16):
+        _, errors, failures = gate(cell, {"fla": kernel_peers.FLA}, dtype)
+        assert not failures and errors["fla"] <= 1
+
+
+@pytest.mark.parametrize("cell", [*kernel_cells.TINY, Cell(4, 2, 64, 6)], ids=str)
+def test_the_adapter_of_flash_attn_res(monkeypatch, cell):
+    """With its two functions in plain torch, shapes and roundings as in version 0.1.12."""
+
+    def phase_1(blocks: Tensor, queries: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        assert blocks.dim() == 4 and blocks.is_contiguous()
+        answers, sums = reference.inter_block(list(blocks[:, 0]), queries, eps)
+        return answers.unsqueeze(1).bfloat16(), sums.unsqueeze(1)
+
+    def phase_2(
+        partial: Tensor, query: Tensor, answer: Tensor, log_sum: Tensor, eps: float
+    ) -> Tensor:
+        assert partial.shape == answer.shape and partial.is_contiguous()
+        mixed = reference.merge(answer[0].float(), log_sum[0], partial[0], query, eps)
+        return mixed.unsqueeze(0).bfloat16()
+
+    module = types.ModuleType("flash_attn_res")
+    module.phase_1_batched_attention_triton_op = phase_1
+    module.phase_2_online_softmax_merge_triton_op = phase_2
+    monkeypatch.setitem(sys.modules, "flash_attn_res", module)
+    one = {"flash_attn_res": kernel_peers.FLASH_ATTN_RES}
+    _, errors, failures = gate(cell, one, torch.bfloat16)
+    assert not failures and errors["flash_attn_res"] <= 1
+
+
+@pytest.mark.parametrize("name", [BASELINE, "compiled_reference"])
+def test_what_torch_compile_is_given_is_right(monkeypatch, name):
+    monkeypatch.setattr(kernel_contenders, "compiled", lambda function: function)
+    for cell in CELLS:
+        for dtype in (torch.float32, torch.bfloat16):
+            _, errors, failures = gate(cell, {name: CONTENDERS[name]}, dtype)
+            assert not failures and errors[name] <= 1
+
+
+def test_peers_that_are_not_here_are_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    peers, sources, absent = kernel_peers.find(None)
+    assert not peers and not sources
+    assert absent == {
+        "vllm_kimi_k3": "vllm is not installed, and --vllm-file names no file of it.",
+        "fla": "fla-core is not installed.",
+        "flash_attn_res": "flash-attn-res is not installed.",
+    }
+
+
+def test_a_file_of_vllm_that_is_not_there(tmp_path):
+    peers, _, _ = kernel_peers.find(tmp_path / "attn_res.py")
+    _, _, failures = gate(CELLS[0], {"vllm_kimi_k3": peers["vllm_kimi_k3"]})
+    assert "it does not start: " in failures["vllm_kimi_k3"]
+
+
+# Cells.
+
+
+def test_the_default_is_the_stated_subset_with_the_comparison_first():
+    cells = kernels.chosen_cells(kernels.options_of([]), interpreted=False)
+    assert len(cells) == len(set(cells)) == 8 * 5 * 5 * 3
+    centre = [cell.sites == 8 and cell.hidden in (4096, 7168) for cell in cells]
+    assert centre == sorted(centre, reverse=True) and sum(centre) == 80
+    for field, values in zip(
+        Cell._fields,
+        ((1, 8, 32, 128, 512, 2048, 8192, 16384), (1, 2, 4, 6, 9), kernel_cells.HIDDEN, (2, 8, 24)),
+        strict=True,
+    ):
+        assert {getattr(cell, field) for cell in cells} == set(values)
+    for values in (kernel_cells.TOKENS, kernel_cells.BLOCKS, kernel_cells.HIDDEN):
+        assert ", ".join(map(str, values)) in kernels.__doc__.replace("\n", " ")
+
+
+def test_cells_of_a_command():
+    options = kernels.options_of(
+        ["--tokens", "1", "128", "--blocks", "9", "--hidden", "7168", "--sites", "8"]
+    )
+    for interpreted in (False, True):
+        assert kernels.chosen_cells(options, interpreted) == [
+            Cell(1, 9, 7168, 8),
+            Cell(128, 9, 7168, 8),
+        ]
+    options = kernels.options_of(["--quick"])
+    assert kernels.chosen_cells(options, False) == list(kernel_cells.QUICK)
+    assert kernels.chosen_cells(options, True) == list(kernel_cells.TINY)
+    with pytest.raises(SystemExit):
+        kernels.options_of(["--tokens", "0"])
+
+
+def test_where_contenders_run_by_default():
+    peers = {"fla": kernel_peers.FLA, "flash_attn_res": kernel_peers.FLASH_ATTN_RES}
+    everyone = CONTENDERS | peers
+    cells = kernels.chosen_cells(kernels.options_of([]), interpreted=False)
+    counts = {name: sum(map(one.runs_at, cells)) for name, one in everyone.items()}
+    assert counts == {
+        "single_pass": 600,
+        "two_phase": 600,
+        "score_on_write": 600,
+        BASELINE: 600,
+        "compiled_reference": 6,
+        "fla": 32,
+        "flash_attn_res": 4,
+    }
+
+
+def test_a_cell_that_does_not_fit_is_set_aside():
+    small, large = Cell(1, 1, 64, 2), Cell(16384, 9, 7168, 24)
+    sizes = [kernel_cells.footprint(cell, 3, torch.bfloat16) for cell in (small, large)]
+    # The outputs and every contender's sources and answers are there at once.
+    assert sizes[1] > (24 + 3 * (10 + 24)) * 16384 * 7168 * 2
+    found = kernel_cells.split_by_memory(
+        [large, small], lambda cell: 3, torch.bfloat16, sizes[1] - 1
+    )
+    assert found == ([small], [large])
+    assert kernel_cells.split_by_memory([large], lambda cell: 3, torch.bfloat16, sizes[1]) == (
+        [large],
+        [],
+    )
+
+
+def test_inputs_are_reproducible_and_a_bank_ends_in_an_empty_row():
+    cell = Cell(3, 2, 8, 4)
+    one, other = (kernel_cells.draw(cell, "cpu", torch.bfloat16) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
+    bank = one.bank()
+    assert (
+        bank.shape == (3, 3, 8) and torch.equal(bank[:, 1], one.blocks[1]) and not bank[:, 2].any()
+    )
+
+
+def test_bytes_are_those_of_the_traffic_table():
+    cell, dtype = Cell(100, 4, 512, 8), torch.bfloat16
+    group = 100, traffic.block_rows(4, 8), 512, dtype
+    found = {
+        name: kernel_contenders.algorithm_bytes(name, cell, dtype)
+        for name in ("single_pass", "two_phase", "score_on_write", "residual")
+    }
+    assert found["single_pass"] == traffic.single_pass_group(*group)
+    assert found["two_phase"] == traffic.two_phase_group(*group)
+    assert found["score_on_write"] == traffic.score_on_write_group(*group, sites=8)
+    # Per site: output, sum and weight in, sum and result out.
+    assert found["residual"] == 8 * (4 * 100 * 512 + 512) * 2
+
+
+# Rounds and statistics.
+
+
+def test_every_contender_is_first_in_its_turn():
+    names = ["a", "b", "c"]
+    orders = [kernel_timing.rotated(names, number) for number in range(6)]
+    assert orders[:3] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    assert orders[3:] == orders[:3] and names == ["a", "b", "c"]
+    assert kernel_timing.rotated([], 4) == []
+
+
+def test_contenders_run_in_turn_each_after_its_reset():
+    said: list[str] = []
+
+    def call(name: str):
+        def times() -> list[float]:
+            said.append(name)
+            return [float(len(said))]
+
+        return times
+
+    names = ["a", "b"]
+    samples = kernel_timing.in_turn(
+        {name: call(name) for name in names},
+        {name: lambda name=name: said.append(f"reset {name}") for name in names},
+        rounds=4,
+    )
+    rounds = kernel_timing.DISCARDED + 4
+    expected = [
+        word
+        for number in range(rounds)
+        for name in kernel_timing.rotated(names, number)
+        for word in (f"reset {name}", name)
+    ]
+    assert said == expected
+    assert {len(times) for times in samples.values()} == {4}
+    assert min(samples["a"][0][0], samples["b"][0][0]) > 4 * kernel_timing.DISCARDED
+
+
+SAMPLES = {
+    BASELINE: [[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0]],
+    "single_pass": [[4.0, 3.0, 5.0, 8.0], [8.0, 6.0, 10.0, 16.0], [4.0, 3.0, 6.0, 7.0]],
+    "two_phase": [[7.0, 1.0, 1.0, 1.0], [14.0, 2.0, 2.0, 2.0], [7.0, 1.0, 1.0, 1.0]],
+}
+
+
+SHOWN = Cell(128, 4, 4096, 4)
+
+
+def rows_of(cell: Cell = SHOWN) -> list[dict]:
+    errors = dict.fromkeys(SAMPLES, 0.5)
+    return kernel_report.summarise(cell, SAMPLES, CONTENDERS, errors, torch.bfloat16, 4e12)
+
+
+def test_a_row_follows_from_its_times():
+    rows = {row["contender"]: row for row in rows_of()}
+    single = rows["single_pass"]
+    assert single["block_us_rounds"] == [20, 40, 20]
+    assert single["block_us"] == {"median": 20, "q1": 20, "q3": 30}
+    assert single["site_us"] == 5 and single["first_us"] == 4 and single["later_us"] == 6.5
+    # Ratios are taken within a round: the second, twice as slow for all, does not show.
+    assert single["ratios"] == {BASELINE: 5}
+    assert rows["two_phase"]["ratios"] == {BASELINE: 2.5, "single_pass": 0.5}
+    assert rows[BASELINE]["ratios"] == {"single_pass": 0.2}
+    group = traffic.block_rows(4, 4)
+    bytes_ = traffic.single_pass_group(128, group, 4096, torch.bfloat16)
+    assert single["bytes"] == bytes_
+    assert single["floor_us"] == pytest.approx(bytes_ / 4e12 * 1e6)
+    assert single["floor_share"] == pytest.approx(single["floor_us"] / 20)
+
+
+def test_two_sites_have_no_later_one_and_one_round_no_spread():
+    assert kernel_report.quartiles([3.0]) == {"median": 3, "q1": 3, "q3": 3}
+    samples = {"single_pass": [[1.0, 2.0]]}
+    (row,) = kernel_report.summarise(
+        Cell(1, 1, 64, 2), samples, CONTENDERS, {"single_pass": 0.1}, torch.bfloat16, 1e12
+    )
+    assert row["later_us"] is None and row["ratios"] == {}
+
+
+def test_the_table_has_a_line_for_every_row():
+    rows = rows_of()
+    head, *lines = kernel_report.table(rows).splitlines()
+    assert len(lines) == len(rows) == 3
+    assert all(len(line) <= len(head) for line in lines)
+    assert lines[1].split()[:6] == ["128", "4", "4096", "4", "single_pass", "20.0"]
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plot.png"
+    rows = [*rows_of(), *rows_of(Cell(512, 9, 7168, 4)), *rows_of(Cell(1, 9, 7168, 2))]
+    kernel_report.plot(rows, path, "a device")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+# The command.
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for arguments, sentence in ([], kernels.NO_GPU), (["--gate-only"], kernels.NO_INTERPRETER):
+        assert kernels.main(arguments) == 1
+        written = capsys.readouterr()
+        assert written.out == "" and written.err.strip() == sentence
+
+
+def test_a_name_that_is_no_contender(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert kernels.main(["--gate-only", "--contenders", "single_pass", "fastest"]) == 1
+    assert "no contender fastest here; there are single_pass, two_phase" in capsys.readouterr().err
+
+
+def test_the_list_names_everyone(capsys):
+    assert kernels.main(["--list"]) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert listed == {*CONTENDERS, "vllm_kimi_k3", "fla", "flash_attn_res"}
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A GPU that times everything as in ``SAMPLES``; the dictionary fails contenders by name."""
+    wrong: dict[str, str] = {}
+
+    def examine(cell, contenders, device, dtype):
+        passed = {name: None for name in contenders if name not in wrong}
+        return (
+            passed,
+            dict.fromkeys(passed, 0.5),
+            {n: r for n, r in wrong.items() if n in contenders},
+        )
+
+    def measure(runs, rounds, stopwatch):
+        return {name: SAMPLES[name] for name in runs}, {}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (64 * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(kernels, "environment", lambda device: {"device": "pretended"})
+    monkeypatch.setattr(kernels, "examine_cell", examine)
+    for name, value in (
+        ("ColdCache", lambda device: types.SimpleNamespace(bytes=1)),
+        ("Stopwatch", lambda cache, most: None),
+        ("copy_bandwidth", lambda stopwatch, device: 4e12),
+        ("launch_time", lambda stopwatch, device: 1.0),
+        ("measure", measure),
+    ):
+        monkeypatch.setattr(kernel_timing, name, value)
+    return wrong
+
+
+ARGUMENTS = [
+    "--tokens",
+    "1",
+    "128",
+    "--blocks",
+    "4",
+    "--hidden",
+    "4096",
+    "--sites",
+    "4",
+    "--contenders",
+]
+DOCUMENT = {"benchmark", "command", "hardware", "device", "quick", "method", "contenders"}
+DOCUMENT |= {"absent", "failures", "left_out"}
+ROW = {"tokens", "blocks", "hidden", "sites", "contender", "rounds", "block_us", "site_us"}
+ROW |= {"first_us", "later_us", "bytes", "floor_us", "floor_share", "ratios", "gate"}
+ROW |= {"block_us_rounds"}
+
+
+def test_the_document_is_whole(pretended_gpu, capsys, tmp_path):
+    out = tmp_path / "results" / "kernels.json"
+    assert kernels.main([*ARGUMENTS, *SAMPLES, "--out", str(out)]) == 0
+    written = capsys.readouterr()
+    *table, last = written.out.splitlines()
+    document, summary = json.loads(out.read_text()), json.loads(last)
+    assert document.keys() == DOCUMENT | {"results"} and summary.keys() == DOCUMENT | {"rows"}
+    assert summary["rows"] == len(document["results"]) == 6 == len(table) - 1
+    assert "\n".join(table) == kernel_report.table(document["results"])
+    assert document["command"].endswith("--out kernels.json")
+    assert document["method"] == {
+        "dtype": "bfloat16",
+        "timed": True,
+        "rounds": 15,
+        "discarded_rounds": kernel_timing.DISCARDED,
+        "cold_bytes": 1,
+        "copy_bytes_per_s": 4e12,
+        "copy_bytes_per_s_at_end": 4e12,
+        "launch_us": 1.0,
+    }
+    for row in document["results"]:
+        assert row.keys() == ROW
+        assert row["block_us"]["median"] == median(row["block_us_rounds"])
+    assert {one["algorithm"] for one in document["contenders"].values()} == {
+        "single_pass",
+        "two_phase",
+        "residual",
+    }
+
+
+def test_one_that_fails_is_in_the_document_and_ours_in_the_exit_status(pretended_gpu, capsys):
+    pretended_gpu[BASELINE] = "site 0 is off by 3 times what it may be"
+    assert kernels.main([*ARGUMENTS, *SAMPLES]) == 0
+    written = capsys.readouterr()
+    summary = json.loads(written.out.splitlines()[-1])
+    assert summary["rows"] == 4
+    assert [(one["tokens"], one["contender"]) for one in summary["failures"]] == [
+        (1, BASELINE),
+        (128, BASELINE),
+    ]
+    assert f"T=1 n=4 d=4096 S=4: {BASELINE} is not timed: site 0 is off by" in written.err
+    pretended_gpu["two_phase"] = "site 1 is off by inf times what it may be"
+    assert kernels.main([*ARGUMENTS, *SAMPLES]) == 1
+
+
+def test_a_cell_that_fails_as_a_whole_costs_no_other(pretended_gpu, monkeypatch, capsys):
+    examine = kernels.examine_cell
+
+    def out_of_memory(cell, *others):
+        if cell.tokens == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return examine(cell, *others)
+
+    monkeypatch.setattr(kernels, "examine_cell", out_of_memory)
+    assert kernels.main([*ARGUMENTS, *SAMPLES]) == 1
+    written = capsys.readouterr()
+    summary = json.loads(written.out.splitlines()[-1])
+    assert summary["rows"] == 3
+    assert [(one["tokens"], one["contender"]) for one in summary["failures"]] == [(1, None)]
+    assert "the cell is not timed: OutOfMemoryError: CUDA out of memory" in written.err
+
+
+def test_one_that_cannot_be_captured_is_not_timed(monkeypatch):
+    def capture(run):
+        if run.sites:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return [1, 2]
+
+    monkeypatch.setattr(kernel_timing, "capture", capture)
+    stopwatch = types.SimpleNamespace(times=lambda graphs: [float(graph) for graph in graphs])
+    runs = {"good": Run([], list, list), "bad": Run([list], list, list)}
+    samples, failures = kernel_timing.measure(runs, 2, stopwatch)
+    assert samples == {"good": [[1.0, 2.0], [1.0, 2.0]]}
+    assert failures.keys() == {"bad"} and "it cannot be captured: RuntimeError" in failures["bad"]
+
+
+def test_what_time_and_memory_leave_out_is_named(pretended_gpu, monkeypatch, capsys):
+    assert kernels.main([*ARGUMENTS, *SAMPLES, "--minutes", "-1"]) == 0
+    written = capsys.readouterr()
+    assert json.loads(written.out.splitlines()[-1])["left_out"] == {"memory": 0, "time": 2}
+    assert "left out, --minutes is over: T=1 n=4 d=4096 S=4; T=128" in written.err
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * 2**20, 8 * 2**20))
+    assert kernels.main([*ARGUMENTS, *SAMPLES]) == 0
+    written = capsys.readouterr()
+    assert json.loads(written.out.splitlines()[-1])["left_out"] == {"memory": 1, "time": 0}
+    assert "left out, too large for memory: T=128 n=4 d=4096 S=4" in written.err
+
+
+def test_a_plot_without_matplotlib_is_one_sentence(pretended_gpu, monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert kernels.main([*ARGUMENTS, *SAMPLES, "--plot", str(tmp_path / "plot.png")]) == 0
+    assert kernels.NO_MATPLOTLIB in capsys.readouterr().err
+
+
+@pytest.mark.skipif(ON_GPU, reason="the command would gate every cell")
+def test_the_command_gates_in_the_interpreter(tmp_path):
+    out = tmp_path / "gate.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kernels", "--gate-only", "--out", str(out)],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    document = json.loads(out.read_text())
+    assert not document["failures"] and document["method"] == {"dtype": "float32", "timed": False}
+    found = [(row["tokens"], row["contender"]) for row in document["results"]]
+    assert found == [(cell.tokens, name) for cell in kernel_cells.TINY for name in OURS]
+    assert all(0 < row["gate"] <= 1 for row in document["results"])
+    assert json.loads(done.stdout.splitlines()[-1])["rows"] == len(found)
+
+
+if not ON_GPU and not INTERPRETED:
+    for _name in [name for name in globals() if name.startswith("test_")]:
+        del globals()[_name]
+
+    def test_the_benchmark_in_a_process_of_its_own() -> None:
+        """Triton was imported here without the interpreter: all tests above run in a child."""
+        passes_in_a_process_of_its_own(__file__)

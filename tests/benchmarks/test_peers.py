@@ -1,0 +1,314 @@
+"""benchmarks/peers: the models of the others, what is asked of all, and what is refused."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from serving import ROOT, run_benchmark
+from torch import Tensor
+from tqdm import tqdm
+
+from attnres_serve.bench.process import Engine
+from attnres_serve.bench.ratios import median_interval, paired_ratios
+from attnres_serve.errors import SettingError
+from attnres_serve.kernels import reference
+from attnres_serve.verify.oracle import load
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import models as peer_models
+from benchmarks.peers import process as peer_process
+from benchmarks.peers.__main__ import Peer
+
+ROW = {"shape", "workload", "peer", "median_s", "tokens_per_s", "seconds"}
+ROW |= {f"over_{reference}" for reference in peers.REFERENCES}
+
+
+@pytest.fixture(scope="module", params=peers.TINY)
+def models(request, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    peer_models.write_checkpoints(folder, peers.TINY[request.param])
+    return folder
+
+
+def greedy(models: Path, style: str) -> peer_process.Generate:
+    return peer_process.hugging_face(str(models / "attnres"), "float32", style)[0]
+
+
+@pytest.mark.parametrize("style", peer_models.STYLES)
+def test_the_cached_answers_are_the_greedy_ones_of_a_float64_model(models, style):
+    """In padded batches and alone; and no choice is so close that rounding could turn the gate."""
+    oracle, generate = load(models / "attnres"), greedy(models, style)
+    for work in peers.TINY_WORKLOADS:
+        requests = work.requests(512, 0)
+        answers = generate(requests)
+        assert [len(answer) for answer in answers] == [wanted for _, wanted in requests]
+        assert answers[:9] == generate(requests[:9])  # eight together and one alone
+        for (prompt, _), answer in zip(requests, answers, strict=True):
+            logprobs = oracle.logprobs(prompt + answer)[len(prompt) - 1 : -1]
+            best, second = logprobs.topk(2).values.T
+            assert logprobs.argmax(-1).tolist() == answer
+            assert (best - second).min() > 1e-4
+
+
+def test_the_gate_sees_queries_and_key_norms(models, monkeypatch):
+    requests = peers.TINY_WORKLOADS[0].requests(512, 0)
+    right = greedy(models, "fla")(requests)
+
+    def plain_mean(values: Tensor, query: Tensor, key_norm: Any, norm: Any) -> Tensor:
+        return norm(values.mean(0))
+
+    def without_key_norm(values: Tensor, query: Tensor, key_norm: Any, norm: Any) -> Tensor:
+        key_norm.weight.data.fill_(1)
+        return peer_models.fla(values, query, key_norm, norm)
+
+    for site in (plain_mean, without_key_norm):
+        monkeypatch.setitem(peer_models.STYLES, "fla", site)
+        found = greedy(models, "fla")(requests)
+        with pytest.raises(RuntimeError, match=r"other tokens than hf_open_attnres .*: hf_fla$"):
+            peers.agree({peers.HF: right, "hf_fla": found, peers.VLLM: []})
+
+
+@pytest.mark.parametrize(("sources", "hidden"), [(2, 48), (9, 100)])
+def test_styles_are_the_specification_but_for_their_rounding(sources, hidden):
+    draw = torch.Generator().manual_seed(hidden)
+    values = torch.randn(sources, 2, 3, hidden, generator=draw)
+    query = 2 * torch.randn(hidden, generator=draw) / hidden**0.5
+    norms = [peer_models.LlamaRMSNorm(hidden, eps=eps) for eps in (1e-5, 1e-6)]
+    for norm in norms:
+        norm.weight.data = 1 + 0.2 * torch.randn(hidden, generator=draw)
+    # bf16 rounds scores, softmax and sums to 8 bits in the one style, the result alone in the other
+    for dtype, bounds in (
+        (torch.float32, {"open_attnres": 2e-6, "fla": 2e-6}),
+        (torch.bfloat16, {"open_attnres": 2**-4, "fla": 2**-8}),
+    ):
+        stacked, asked = values.to(dtype), query.to(dtype)
+        key_norm, norm = (norm.to(dtype) for norm in norms)
+        folded = asked.double() * key_norm.weight.double()
+        mixed, _ = reference.mix(list(stacked.double()), folded, 1e-5, torch.float64)
+        wanted = reference.rms_norm(mixed, norm.weight, 1e-6)
+        # the second epsilon too is the prenorm's in both styles
+        for style, site in peer_models.STYLES.items():
+            found = site(stacked, asked, key_norm, norm)
+            assert found.dtype == dtype
+            error = (found.double() - wanted).abs() / wanted.abs().clamp(min=1)
+            assert error.max() < bounds[style], style
+            assert style == "fla" or dtype == torch.float32 or error.max() > bounds["fla"]
+
+
+def test_both_checkpoints_share_their_weights(models):
+    ours, plain = (
+        peer_models.LlamaForCausalLM.from_pretrained(models / name).state_dict()
+        if name == "standard"
+        else peer_models.AttnResLlamaForCausalLM.from_pretrained(models / name).state_dict()
+        for name in ("attnres", "standard")
+    )
+    assert all(torch.equal(ours[name], weight) for name, weight in plain.items())
+    own = ours.keys() - plain.keys()
+    assert own and all("_res_" in name for name in own)
+    for weight in ours.values():
+        assert weight.dtype == torch.bfloat16 and weight.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("works", [peers.WORKLOADS, peers.TINY_WORKLOADS], ids=["real", "tiny"])
+def test_prompts_are_new_in_every_round_and_lengths_are_not(works):
+    stream, batch, single = works
+    rounds = [[work.requests(512, number) for work in works] for number in range(3)]
+    assert rounds[1] == [work.requests(512, 1) for work in works]
+    prompts = [tuple(prompt) for drawn in rounds for work in drawn for prompt, _ in work]
+    long = [prompt for prompt in prompts if len(prompt) > 4]
+    assert len(set(long)) == len(long) > 3 * 9
+    for work, requests in zip(works, rounds[0], strict=True):
+        assert tuple((len(prompt), wanted) for prompt, wanted in requests) == work.lengths
+        longest = max(map(sum, work.lengths))
+        assert longest <= min(peers.LENGTH, max(map(sum, stream.lengths)))
+    assert batch.lengths == 8 * single.lengths
+    assert len(set(stream.lengths)) > len(stream.lengths) / 2
+
+
+def test_compiled_batches_have_two_sizes():
+    """Else transformers would compile a graph for the rest of the stream."""
+    for stream, *_ in (peers.WORKLOADS, peers.TINY_WORKLOADS):
+        assert len(stream.lengths) % peer_process.CONCURRENT == 0
+
+
+def test_names():
+    assert len({one.name for one in peers.PEERS}) == len(peers.PEERS) == 9
+    assert {one.name for one in peers.EAGER} >= set(peers.REFERENCES)
+    assert not any(one.compiled for one in peers.EAGER) and len(peers.EAGER) == 7
+
+
+def test_a_peer_imports_nothing_of_ours():
+    """Else the baseline would not be stock, and its state could not tell."""
+    code = "import sys, benchmarks.peers.process as _; sys.exit('attnres_serve' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+def facts(peer: Peer, passes: int = 0, **changes: Any) -> dict[str, Any]:
+    """What a sound process says of itself after ``passes``."""
+    executed = {name: {"eager": 1, "compiled": 4} for name in ("single_pass", "two_phase")}
+    if peer.algorithm:
+        executed[peer.algorithm]["compiled" if peer.compiled else "eager"] += passes
+    ours = peer.algorithm is not None
+    found = {"plugin_loaded": ours, "executed": executed if ours else {}, "start_s": 1.0}
+    found |= {"compiled": peer.compiled, "backend": peer.backend, "graphs": 2 * peer.compiled}
+    return found | changes
+
+
+@pytest.mark.parametrize("peer", [*peers.PEERS, *peers.EAGER], ids=str)
+def test_what_ran_must_be_what_the_name_says(peer, tmp_path):
+    engine = Engine(peer.contender(tmp_path, "bfloat16"), None, tmp_path, facts(peer))
+    peers.check(peer, engine, facts(peer), facts(peer, 3))
+    ran = {"plugin_loaded": True}  # the plugin in a baseline, or another algorithm
+    if peer.algorithm:
+        other = {"single_pass": "two_phase", "two_phase": "single_pass"}[peer.algorithm]
+        ran["executed"] = facts(replace(peer, algorithm=other), 3)["executed"]
+    changes = {"compiled": not peer.compiled}, {"graphs": 9}, {"backend": "triton"}, ran
+    for wrong in changes:
+        with pytest.raises((RuntimeError, SettingError), match=r"is not what|the plugin; expected"):
+            peers.check(peer, engine, facts(peer), facts(peer, 3) | wrong)
+
+
+@pytest.mark.parametrize("peer", peers.PEERS, ids=str)
+def test_the_process_that_a_peer_starts(peer, tmp_path):
+    contender = peer.contender(tmp_path, "bfloat16")
+    kind, *rest = contender.flags
+    assert contender.script.is_file() and contender.has_plugin == (peer.algorithm is not None)
+    if peer.style:
+        model, dtype, style, *compiled = rest
+        assert kind == "hf" and (style, bool(compiled)) == (peer.style, peer.compiled)
+    else:
+        (options,) = map(json.loads, rest)
+        model, dtype = options["model"], options["dtype"]
+        assert kind == "vllm" and options["enforce_eager"] != peer.compiled
+        settings = options["additional_config"]
+        assert settings.get("attnres_algorithm") == peer.algorithm
+        assert settings.get("attnres_backend") == peer.backend
+    assert dtype == "bfloat16"
+    assert model == str(tmp_path / ("standard" if peer.name == peers.VLLM else "attnres"))
+
+
+@pytest.fixture
+def order(monkeypatch) -> list[str]:
+    """Who was asked, in order; processes are pretended."""
+    asked: list[str] = []
+    by_name = {peer.name: peer for peer in peers.EAGER}
+
+    @contextmanager
+    def running(contender, log, cache, threads):
+        assert (log.parent / "attnres" / "config.json").is_file()
+        peer, count = by_name[contender.name], 0
+
+        def ask(what, requests=()):
+            nonlocal count
+            if what == "facts":
+                return facts(peer, count)
+            count += 1
+            asked.append(peer.name)
+            tokens = [[7] * wanted for _, wanted in requests]
+            return {"seconds": 2.0 + len(peer.name), "tokens": tokens}
+
+        yield SimpleNamespace(name=peer.name, contender=contender, at_start=facts(peer), ask=ask)
+        asked.append("ended")
+
+    monkeypatch.setattr(peers, "running", running)
+    monkeypatch.setattr(peers, "DISCARDED", 0)
+    return asked
+
+
+def test_rounds_are_in_turn_and_every_one_in_another_order(order):
+    with tqdm(disable=True) as progress:
+        found, samples = peers.measure(
+            peers.TINY["128x4"], "float32", peers.EAGER, peers.TINY_WORKLOADS, 3, progress
+        )
+    names = [one.name for one in peers.EAGER]
+    each = len(peers.TINY_WORKLOADS)
+    turns = order[: -len(names) : each]
+    assert order[-len(names) :] == ["ended"] * len(names)
+    assert turns == names + names[::-1] + names[1:] + names[:1]
+    assert found == {peer.name: facts(peer, 3 * each) for peer in peers.EAGER}
+    assert samples == {
+        (work, name): [2.0 + len(name)] * 3 for work in peers.TINY_WORKLOADS for name in names
+    }
+
+
+def test_rows_and_table():
+    scale = {peers.HF: 4.0, peers.VLLM: 1.0, "single_pass_cpp": 1.25}
+    work = peers.WORKLOADS[1]
+    samples = {(work, name): [factor, 3 * factor, factor] for name, factor in scale.items()}
+    rows = peers.summarise("768x12", samples)
+    hf, plain, ours = rows
+    assert hf["over_vllm"] == {"ratio": 4, "ci95": [4, 4]}
+    assert plain["over_vllm"]["ratio"] == hf[f"over_{peers.HF}"]["ratio"] == 1
+    assert ours[f"over_{peers.HF}"]["ratio"] == 1.25 / 4 and ours["over_vllm"]["ratio"] == 1.25
+    assert ours["median_s"] == 1.25 and ours["tokens_per_s"] == 8 * 32 / 1.25
+    head, *lines = peers.table(rows).splitlines()
+    assert all(name in head for name in peers.REFERENCES) and len(lines) == 3
+    assert lines[2].split()[:6] == ["768x12", "batch", "single_pass_cpp", "1.250", "204.8", "0.312"]
+
+
+def check_document(document: dict[str, Any]) -> None:
+    """All rows are there and every figure follows from the seconds."""
+    assert document["benchmark"] == "peers"
+    rounds, works = document["config"]["rounds"], document["config"]["workloads"]
+    names = [one.name for one in (peers.EAGER if document["quick"] else peers.PEERS)]
+    rows = {(row["shape"], row["workload"], row["peer"]): row for row in document["results"]}
+    assert (
+        len(rows) == len(document["results"]) == len(document["shapes"]) * len(works) * len(names)
+    )
+    for (shape, work, name), row in rows.items():
+        assert row.keys() == ROW and name in document["peers"][shape]
+        assert len(row["seconds"]) == rounds and row["median_s"] == median(row["seconds"])
+        outputs = sum(wanted for _, wanted in works[work])
+        assert row["tokens_per_s"] == pytest.approx(outputs / row["median_s"])
+        for other in peers.REFERENCES:
+            ratios = paired_ratios(row["seconds"], rows[shape, work, other]["seconds"])
+            over = row[f"over_{other}"]
+            assert over["ratio"] == median(ratios)
+            assert over["ci95"] == pytest.approx(median_interval(ratios))
+
+
+def test_the_quick_form_is_the_gate_timed(order, capsys, tmp_path):
+    out = tmp_path / "peers.json"
+    assert peers.main(["--quick", "--out", str(out)]) == 0
+    written = capsys.readouterr()
+    document = json.loads(written.out.splitlines()[-1])
+    assert document == json.loads(out.read_text())
+    assert document["quick"] and document["config"]["dtype"] == "float32"
+    assert document["shapes"] == {"128x4": peers.TINY["128x4"]}
+    check_document(document)
+
+
+def test_the_real_form_measures_after_the_gate(monkeypatch, capsys):
+    stages = []
+
+    def measure(shape, dtype, asked, works, rounds, progress):
+        stages.append((shape, dtype, works, rounds))
+        names = [one.name for one in asked]
+        samples = {(work, name): [1.0] * rounds for work in works for name in names}
+        return {name: {} for name in names}, samples
+
+    monkeypatch.setattr(peers, "measure", measure)
+    assert peers.main(["--rounds", "5", "--shape", "768x12"]) == 0
+    assert stages == [
+        *((shape, "float32", peers.TINY_WORKLOADS, 3) for shape in peers.TINY.values()),
+        (peers.SHAPES["768x12"], "bfloat16", peers.WORKLOADS, 5),
+    ]
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert not document["quick"] and document["shapes"] == {"768x12": peers.SHAPES["768x12"]}
+    check_document(document)
+
+
+@pytest.mark.engine
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_the_quick_measurement_runs_end_to_end(tmp_path):
+    document = run_benchmark("peers", tmp_path / "quick.json", "--quick")
+    assert document["quick"]
+    check_document(document)

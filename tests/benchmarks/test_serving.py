@@ -1,0 +1,443 @@
+"""The benchmarks' documents: their fields, and that every figure follows from the times."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import run_benchmark
+
+from attnres_serve.bench import machine, report
+from attnres_serve.bench.length import USUAL, Length
+from attnres_serve.bench.measure import PROCEDURE, Results, Samples
+from attnres_serve.bench.overhead import PHASES, overheads
+from attnres_serve.bench.ratios import geometric_mean, mean_interval
+from attnres_serve.bench.workload import Cell
+from benchmarks import common
+from benchmarks.peers import __main__ as peers
+from benchmarks.published import figures, tables
+from benchmarks.serving import detection, latency, regression, scaling, startup, trace_cost
+
+ALL = {"benchmark", "command", "versions", "hardware", "config", "results"}
+
+
+def strings(node: Any) -> list[str]:
+    """Every string of a JSON document, keys included."""
+    if isinstance(node, dict):
+        return [text for item in node.items() for part in item for text in strings(part)]
+    if isinstance(node, list):
+        return [text for part in node for text in strings(part)]
+    return [node] if isinstance(node, str) else []
+
+
+def check_document(document: dict[str, Any]) -> None:
+    """The fields are there, every figure follows from the seconds, and no machine is named."""
+    assert document.keys() >= ALL
+    versions = document["versions"].keys() - {"attnres_serve_source"}  # none up to procedure 4
+    assert versions == {"python", "vllm", "torch", "attnres_serve"}
+    assert document["hardware"].keys() == {"cpu", "cores", "memory_gib"}
+    words = [word for text in strings(document) for word in text.replace("=", " ").split()]
+    assert not [word for word in words if word.startswith(("/", "~")) and len(word) > 1]
+    assert os.uname().nodename not in words
+    CHECKS[document["benchmark"]](document)
+
+
+def check_startup(document: dict[str, Any]) -> None:
+    (row,) = document["results"]
+    seconds = row["seconds"]
+    assert len(seconds) == document["config"]["runs"]
+    assert row == {**common.spread(seconds), "seconds": seconds}
+
+
+class Stored(Samples):
+    """The rounds of a document, and their ratios; up to procedure 5 a round has one turn."""
+
+    def __init__(self, times: dict[str, Any], part: slice, procedure: int) -> None:
+        super().__init__([[seconds] for seconds in times["rounds_s"][part]], [1.0])
+        self.stored = times["round_ratios"][part] if procedure > 5 and "ratio" in times else None
+
+    def ratios(self, baseline: Samples) -> list[float]:
+        if self.stored is None:
+            return super().ratios(baseline)
+        assert len(self.stored) == len(self.turns)
+        return self.stored
+
+
+def check_cells(
+    point: dict[str, Any], config: dict[str, Any], baseline: str = latency.BASELINE
+) -> list[Results]:
+    """Every ratio follows from the rounds; returns them as they were measured, start by start."""
+    names = list(point["engines"])
+    assert names[0] == baseline
+    rounds, starts = config["rounds"], config.get("starts", 1)  # one by procedure 2
+    results: list[Results] = [{} for _ in range(starts)]
+    for row in point["cells"]:
+        cell = Cell(row["phase"], row["batch"], row["context"], row["steps"])
+        for number, start in enumerate(results):
+            part = slice(number * rounds, (number + 1) * rounds)
+            start[cell] = {
+                name: Stored(row["engines"][name], part, config.get("procedure", 1))
+                for name in names
+            }
+        for name in names:
+            times = row["engines"][name]
+            assert len(times["rounds_s"]) == starts * rounds
+    for row, expected in zip(point["cells"], report.cell_rows(results, baseline), strict=True):
+        for name in names:
+            typical = expected["engines"][name]["median_s"]
+            assert row["engines"][name]["median_s"] == pytest.approx(typical)
+        for name in names[1:]:
+            check_ratio(row["engines"][name], expected["engines"][name])
+    return results
+
+
+def check_ratio(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["ratio"] == pytest.approx(expected["ratio"])
+    assert found["ci95"] == pytest.approx(expected["ci95"])
+    each = found.get("start_ratios", [found["ratio"]])  # none by procedure 2, of one start
+    assert each == pytest.approx(expected["start_ratios"])
+
+
+def check_latency(document: dict[str, Any]) -> None:
+    for shape in document["results"].values():
+        results = check_cells(shape, document["config"])
+        assert 2 * shape["shape"]["layers"] == 8 * shape["shape"]["block_size"]
+        check_overhead(shape, results, latency.BASELINE)
+        for name, facts in shape["engines"].items():
+            ran = {name for name, ways in facts["executed"].items() if sum(ways.values())}
+            assert ran == ({name} if name in latency.ALGORITHMS else set())
+
+
+def check_overhead(shape: dict[str, Any], results: list[Results], baseline: str) -> None:
+    assert shape["overhead"].keys() == set(shape["engines"]) - {baseline}
+    for name, found in shape["overhead"].items():
+        expected = overheads(results, name, baseline)
+        for phase in PHASES:
+            check_ratio(found[phase], expected[phase])
+
+
+def check_trace_cost(document: dict[str, Any]) -> None:
+    for shape in document["results"].values():
+        results = check_cells(shape, document["config"], trace_cost.DISABLED)
+        check_overhead(shape, results, trace_cost.DISABLED)
+        assert {trace_cost.ALLOWED, trace_cost.TRACED, trace_cost.CONTROL} == set(shape["overhead"])
+        # A replay counts as no pass, so the engine that is traced ran as many as the others.
+        (_,) = {json.dumps(facts["executed"]) for facts in shape["engines"].values()}
+
+
+def check_scaling(document: dict[str, Any]) -> None:
+    for points in document["results"].values():
+        for point in points.values():
+            check_cells(point, document["config"])
+
+
+def check_detection(document: dict[str, Any]) -> None:
+    """Every interval follows from the ratios of its starts, every count from the intervals."""
+    assert document["results"] == detection.summarise(document["runs"])
+    engines = [phases for run in document["runs"] for phases in run.values()]
+    for found in (found for phases in engines for found in phases.values()):
+        config, made = document["config"], len(found["start_ratios"])
+        assert config["starts"] <= made <= (config.get("until") or config)["starts"]
+        assert found["ratio"] == pytest.approx(geometric_mean(found["start_ratios"]))
+        assert found["ci95"] == pytest.approx(mean_interval(found["start_ratios"]))
+        assert found["includes_1"] == (found["ci95"][0] <= 1 <= found["ci95"][1])
+
+
+def check_peers(document: dict[str, Any]) -> None:
+    rows = document["results"]
+    assert len(rows) == len(document["shapes"]) * len(peers.WORKLOADS) * len(peers.PEERS)
+    works = {work.name: work for work in peers.WORKLOADS}
+    for shape in document["shapes"]:
+        own = [row for row in rows if row["shape"] == shape]
+        assert all(len(row["seconds"]) == document["config"]["rounds"] for row in own)
+        samples = {(works[row["workload"]], row["peer"]): row["seconds"] for row in own}
+        assert own == peers.summarise(shape, samples)
+
+
+CHECKS = {
+    "latency": check_latency,
+    "startup": check_startup,
+    "detection": check_detection,
+    "scaling": check_scaling,
+    "trace_cost": check_trace_cost,
+    "peers": check_peers,
+}
+RESULTS = [
+    path
+    for path in sorted(common.RESULTS.glob("*.json"))
+    if json.loads(path.read_text()).get("benchmark") in CHECKS
+]
+
+
+def run(control: float, slowed: float, reach: float = 0.002) -> detection.Run:
+    """What a repetition of ``benchmarks.serving.detection`` finds, both phases alike."""
+    found = {}
+    for name, ratio in {"control": control, "slowed": slowed}.items():
+        starts = [ratio * (1 + side * reach) for side in (-1, 1) * (USUAL.starts // 2)]
+        low, high = mean_interval(starts)
+        one = {"ratio": geometric_mean(starts), "ci95": [low, high], "start_ratios": starts}
+        found[name] = {key: {**one, "includes_1": low <= 1 <= high} for key in PHASES}
+    return found
+
+
+RIGHT = run(1.0, 1.05)
+WRONG = {
+    "slowed_above_1": run(1.0, 1.001),
+    "control_includes_1": run(1.02, 1.05),
+    "control_is_narrow": run(1.0, 1.05, reach=0.03),
+}
+
+
+def test_detection_counts_the_runs_that_were_judged_rightly():
+    row = detection.summarise([RIGHT, RIGHT, *WRONG.values()])["decode"]
+    assert row == dict.fromkeys(WRONG, 4)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.00, 1.05, regression.SAME),  # 1.0506 is allowed
+        (1.04, 1.06, regression.UNDECIDED),
+        (1.051, 1.06, regression.WORSE),
+    ],
+)
+def test_a_loss_is_one_where_the_whole_interval_is_beyond_the_allowed_one(low, high, verdict):
+    found = regression.judge(1.02, {"ratio": 1.05, "ci95": [low, high]}, 0.03)
+    assert found == (
+        verdict,
+        f"{regression.WORDS[verdict]}; the ratio was 1.020 and is 1.050 ({low:.3f} to {high:.3f}), "
+        "allowed are 1.051",
+    )
+
+
+@pytest.mark.parametrize("verdict", WRONG)
+@pytest.mark.parametrize(("rightly", "status"), [(8, 0), (7, 1)])
+def test_detection_says_whether_it_is_to_be_trusted(verdict, rightly, status, monkeypatch, capsys):
+    runs = iter([RIGHT] * rightly + [WRONG[verdict]] * (10 - rightly))
+    monkeypatch.setattr(detection, "repetition", lambda *arguments: next(runs))
+    assert detection.main([]) == status
+    check_document(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+
+def test_detection_goes_on_where_it_was_interrupted(monkeypatch, capsys, tmp_path):
+    out = tmp_path / "detection.json"
+    runs = iter([RIGHT, WRONG["slowed_above_1"], None, RIGHT])
+
+    def repetition(*arguments: Any) -> detection.Run:
+        if (found := next(runs)) is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(detection, "repetition", repetition)
+    command = ["--runs", "3", "--out", str(out)]
+    with pytest.raises(KeyboardInterrupt):
+        detection.main(command)
+    assert json.loads(out.read_text())["runs"] == [RIGHT, WRONG["slowed_above_1"]]
+    detection.main(command)
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["runs"] == [RIGHT, WRONG["slowed_above_1"], RIGHT]
+    assert document == json.loads(out.read_text())
+    check_document(document)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"config": {}}, "has another config"),
+        ({"versions": {}}, "has another versions"),
+        (None, "Expecting"),
+    ],
+)
+def test_detection_does_not_go_on_from_something_else(
+    changed, sentence, monkeypatch, capsys, tmp_path
+):
+    out = tmp_path / "detection.json"
+    monkeypatch.setattr(detection, "repetition", lambda *arguments: RIGHT)
+    command = ["--runs", "1", "--out", str(out)]
+    detection.main(command)
+    kept = json.dumps(json.loads(out.read_text()) | changed) if changed else "{"
+    out.write_text(kept)
+    with pytest.raises(SystemExit):
+        detection.main(command)
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert out.read_text() == kept
+
+
+def on_file(folder: Path, **changes: Any) -> Path:
+    """The figure that ``serving.regression`` compares with, by today's procedure, changed."""
+    document = json.loads(regression.ON_FILE.read_text())
+    today = {"procedure": PROCEDURE, "starts": 3, "rounds": 5}
+    config = document["config"] | today | changes.pop("config", {})
+    path = folder / "figure.json"
+    path.write_text(json.dumps(document | {"config": config} | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("grown", "reach", "status", "said"),
+    [
+        (1.0, 0.02, 0, "no loss"),
+        (1.05, 0.015, 1, "a loss"),
+        (1.05, 0.03, 2, "not decided"),
+        (1.0, 0.05, 2, "not decided"),
+    ],
+)
+def test_bench_check_fails_for_a_loss(grown, reach, status, said, monkeypatch, capsys, tmp_path):
+    """Of 3 %, where the interval is narrow enough to tell."""
+    document = json.loads(regression.ON_FILE.read_text())
+    (result,) = document["results"].values()
+    overhead = {}
+    for phase, found in result["overhead"][regression.ALGORITHM].items():
+        ratio = found["ratio"] * grown
+        overhead[phase] = {"ratio": ratio, "ci95": [ratio * (1 - reach), ratio * (1 + reach)]}
+    now = result | {"overhead": {regression.ALGORITHM: overhead}}
+    asked: list[Length] = []
+    monkeypatch.setattr(latency, "measure", lambda *words: asked.append(words[3]) or now)
+    other = document["versions"] | {"torch": "1.0"}
+    assert regression.main(["--against", str(on_file(tmp_path, versions=other))]) == status
+    assert asked == [Length(starts=3, rounds=5)]
+    told = capsys.readouterr()
+    assert told.out.count(said) == 2  # prefill and decode
+    assert f"torch: 1.0 on file, {machine.versions()['torch']} here" in told.err
+
+
+def test_the_figure_that_bench_check_measures_again_is_by_the_procedure_of_today():
+    assert regression.usable(regression.ON_FILE)["results"].keys() == {"768x12"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"config": {"procedure": 2}}, "was measured by another procedure"),
+        ({"config": {"flags": []}}, "was measured by another procedure"),
+        ({"quick": True}, "is not a measurement of benchmarks.serving.latency without --quick"),
+        ({"benchmark": "sites"}, "is not a measurement of benchmarks.serving.latency"),
+        ({"results": {"768x12": {"overhead": {"two_phase": {}}}}}, "has no single_pass for 768x12"),
+    ],
+)
+def test_a_figure_that_cannot_be_compared_is_one_sentence(changes, sentence, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        regression.main(["--against", str(on_file(tmp_path, **changes))])
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(SystemExit):
+            regression.main(["--against", str(tmp_path / "x.json")])
+        assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_scaling_goes_on_where_it_was_interrupted(monkeypatch, capsys, tmp_path):
+    """And a shape that several courses go through is measured once."""
+    out, asked = tmp_path / "scaling.json", []
+
+    def measure(shape: scaling.Shape, cells: list[Cell], *_: Any) -> dict[str, Any]:
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append((shape, cells))
+        return {"shape": shape.layers, "number": len(asked)}
+
+    monkeypatch.setattr(scaling, "measure", measure)
+    monkeypatch.setattr(scaling.report, "tables", lambda found: "")
+    with pytest.raises(KeyboardInterrupt):
+        scaling.main(["--vary", "hidden", "depth", "--out", str(out)])
+    held = json.loads(out.read_text())["results"]
+    assert {what: len(points) for what, points in held.items()} == {"hidden": 3}
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        scaling.main(["--out", str(out)])
+    asked.clear()
+    monkeypatch.setattr(scaling, "measure", lambda *_: {"shape": 0, "number": 0})
+    assert scaling.main(["--out", str(out)]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads(out.read_text())
+    results = document["results"]
+    assert {what: [*points] for what, points in results.items()} == {
+        what: [*points] for what, points in scaling.POINTS.items()
+    }
+    assert results["hidden"] == held["hidden"]
+    assert results["depth"]["24"] == results["blocks"]["8"] == held["hidden"]["256"]
+    assert [point["number"] for point in results["depth"].values()] == [1, 1, 2, 3]
+
+
+def test_scaling_does_not_go_on_from_something_else(capsys, tmp_path):
+    out = tmp_path / "scaling.json"
+    out.write_text(json.dumps({"hardware": {}, "versions": {}, "config": {}}))
+    with pytest.raises(SystemExit):
+        scaling.main(["--out", str(out)])
+    assert "move it away to begin anew" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("benchmark", [detection, latency, scaling, trace_cost])
+def test_no_start_is_refused_in_one_sentence(benchmark, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["--starts", "0"])
+    assert "--starts is 0; expected at least 1." in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_picture_is_drawn_from_what_is_on_file(tmp_path):
+    assert figures.main(["--out", str(tmp_path)]) == 0
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_command_names_no_folder_of_the_machine():
+    shown = machine.command_line(["python", "-m", "startup", "--model", "/somewhere/else/model"])
+    assert shown == "python -m startup --model model"
+
+
+def test_the_document_of_startup_is_complete(monkeypatch, capsys, tmp_path):
+    times = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(startup, "seconds_to_first_token", lambda model: next(times))
+    (tmp_path / "config.json").write_text("{}")
+    out = tmp_path / "results" / "startup.json"
+    command = ["--runs", "3", "--model", str(tmp_path), "--out", str(out)]
+    assert startup.main(command) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads(out.read_text())
+    check_document(document)
+    assert document["results"][0] | {"seconds": 0} == {
+        "median": 2.0,
+        "min": 1.0,
+        "max": 3.0,
+        "seconds": 0,
+    }
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_figures_on_file_follow_from_their_times(path):
+    document = json.loads(path.read_text())
+    check_document(document)
+    assert not document.get("quick")
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_documentation_has_the_figures_on_file(path):
+    """Every table of a document, whole; the README has what the larger model pays."""
+    pages = (common.ROOT / "docs" / "measure").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages)
+    found = ["\n".join(lines) for lines in tables.of(json.loads(path.read_text()))]
+    assert all(lines in text for lines in found)
+    if path.stem == "cpu-latency-1024x28":
+        readme = (common.ROOT / "README.md").read_text()
+        for phase in ("prefill", "decode"):
+            mean, high = re.search(
+                rf"{phase}, mean .* \| ([\d.]+) \(\S+ to ([\d.]+)\)", found[0]
+            ).groups()
+            for ratio in (mean, high):
+                assert f"{100 * (float(ratio) - 1):.1f} %" in readme
+
+
+@pytest.mark.engine
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("name", "flags"), [("serving.latency", ["--control"]), ("serving.trace_cost", [])]
+)
+def test_the_quick_measurement_runs_end_to_end(tmp_path, name, flags):
+    document = run_benchmark(name, tmp_path / "quick.json", "--quick", *flags)
+    assert document["quick"]
+    check_document(document)

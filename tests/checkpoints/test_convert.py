@@ -1,0 +1,978 @@
+"""``attnres-serve convert``: every value bit for bit, nothing run, all or nothing.
+
+That a converted model computes the same is judged by the float64 oracle, which reads both formats
+by code of its own: its logits must be equal, not close.
+"""
+
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import subprocess
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import (
+    GOLDENS,
+    add_zero_queries,
+    house_copy_of_fla,
+    write_fla,
+    write_house,
+    write_standard,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from attnres_serve import cli, formats
+from attnres_serve.checkpoints import read as weights
+from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints.convert import command as convert_module
+from attnres_serve.checkpoints.convert.command import convert
+from attnres_serve.checkpoints.write import SafetensorsFile
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.formats import fla
+from attnres_serve.verify.oracle import load
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+IDS = [5, 17, 300, 2, 99, 41, 5, 17, 256, 8]
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors_of(folder: Path) -> Tensors:
+    """Every tensor of a folder, none of them twice."""
+    found: Tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(path)
+        assert not found.keys() & tensors.keys()
+        found |= tensors
+    return found
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same_bits(found: Tensors, wanted: Tensors) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert bits(found[name]) == bits(tensor), name
+
+
+def split(tensors: Tensors, count: int, seed: int = 0) -> list[Tensors]:
+    """The tensors in so many groups, shuffled, so that layers lie across files."""
+    names = list(tensors)
+    random.Random(seed).shuffle(names)
+    return [{name: tensors[name] for name in names[i::count]} for i in range(count)]
+
+
+def write_shards(folder: Path, groups: list[Tensors], pickled: bool) -> None:
+    """Replace a folder's weights by shards with Hugging Face's names and index."""
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
+    table = {}
+    for number, group in enumerate(groups, 1):
+        name = f"{stem}-{number:05}-of-{len(groups):05}.{suffix}"
+        if pickled:
+            torch.save(group, folder / name)
+        else:
+            save_file(group, folder / name, metadata={"format": "pt"})
+        table |= dict.fromkeys(group, name)
+    index = {"metadata": {}, "weight_map": table}
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
+
+
+def as_pickle(folder: Path, name: str = "pytorch_model.bin", **options: Any) -> Tensors:
+    """Turn the folder's weights into a pickle; returns them."""
+    tensors = load_file(folder / WEIGHTS)
+    torch.save(tensors, folder / name, **options)
+    (folder / WEIGHTS).unlink()
+    return tensors
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def assert_served(folder: Path) -> None:
+    assert validate.validate(folder).translation is not None
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> Callable[..., str]:
+    """Convert into a new folder, be refused in one line, leave nothing; returns the line."""
+
+    def run(source: object, *options: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        capfd.readouterr()
+        status = cli.main(["convert", str(source), str(tmp_path / "out"), *options])
+        out, err = capfd.readouterr()
+        assert (status, out) == (2, "")
+        assert err.startswith("attnres-serve: ") and err.count("\n") == 1
+        assert sorted(tmp_path.rglob("*")) == before
+        return err
+
+    return run
+
+
+# --- pickles
+
+
+def pickle_legacy(folder: Path) -> Tensors:
+    return as_pickle(folder, _use_new_zipfile_serialization=False)
+
+
+def pickle_trainer(folder: Path) -> Tensors:
+    """What a trainer writes: the weights under a key, its state and arguments beside them."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    torch.save({"model": tensors, "optimizer": {"lr": 0.1}, "step": 7}, folder / "last.pt")
+    for name in ("optimizer.pt", "training_args.bin", "rng_state_0.pth"):
+        (folder / name).write_bytes(b"never read")
+    return tensors
+
+
+def pickle_parameters(folder: Path) -> Tensors:
+    """Parameters of a module, one of them not contiguous."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    state = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
+    name = "model.layers.1.mlp.up_proj.weight"
+    state[name] = torch.nn.Parameter(tensors[name].T.contiguous().T)
+    assert not state[name].is_contiguous()
+    torch.save(state, folder / "pytorch_model.bin")
+    return tensors
+
+
+def pickle_shards(folder: Path) -> Tensors:
+    tensors = load_file(folder / WEIGHTS)
+    write_shards(folder, split(tensors, 3), pickled=True)
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "pickled", [as_pickle, pickle_legacy, pickle_trainer, pickle_parameters, pickle_shards]
+)
+@pytest.mark.parametrize("write", [write_fla, write_house])
+def test_pickles_become_safetensors(write: Callable, pickled: Callable, tmp_path: Path) -> None:
+    """The same names, values and types, and config.json byte for byte."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    write(source, block_size=4)
+    wanted = load(source).logprobs(IDS)
+    tensors = pickled(source)
+    convert(str(source), str(target))
+    assert_same_bits(tensors_of(target), tensors)
+    assert (target / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    assert torch.equal(load(target).logprobs(IDS), wanted)
+    assert_served(target)
+    shards = 3 if pickled is pickle_shards else 1
+    assert len(list(target.glob("*.safetensors"))) == shards
+    assert (target / INDEX).exists() == (shards > 1)
+
+
+def test_bits_that_arithmetic_would_lose(tmp_path: Path) -> None:
+    """NaNs with a payload, infinities, negative zero and denormals survive, in every type."""
+    source = write_house(tmp_path / "source", block_size=4)
+    tensors = load_file(source / WEIGHTS)
+    generator = torch.Generator().manual_seed(1)
+    for name, dtype in zip(tensors, (torch.bfloat16, torch.float16, torch.float32) * 99):  # noqa: B905
+        size = tensors[name].numel() * dtype.itemsize
+        noise = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+        tensors[name] = noise.view(dtype).reshape(tensors[name].shape)
+    (source / WEIGHTS).unlink()
+    torch.save(tensors, source / "pytorch_model.bin")
+    convert(str(source), str(tmp_path / "target"))
+    assert_same_bits(tensors_of(tmp_path / "target"), tensors)
+
+
+def test_a_tied_head_stays_tied(tmp_path: Path, refused: Callable) -> None:
+    """A pickle holds the embedding twice; the copy goes, unless it is not one."""
+    source = write_fla(tmp_path / "source", tie=True)
+    wanted = load(source).logprobs(IDS)
+    tensors = load_file(source / WEIGHTS)
+    (source / WEIGHTS).unlink()
+    embedding = tensors["model.embeddings.weight"]
+    torch.save(tensors | {"lm_head.weight": embedding}, source / "pytorch_model.bin")
+    for name, options in (("kept", {}), ("house", {"to_house": True})):
+        convert(str(source), str(tmp_path / name), **options)
+        found = tensors_of(tmp_path / name)
+        assert "lm_head.weight" not in found and len(found) == len(tensors)
+        assert torch.equal(load(tmp_path / name).logprobs(IDS), wanted)
+    other = embedding.clone()
+    other[3, 5] += 1
+    torch.save(tensors | {"lm_head.weight": other}, source / "pytorch_model.bin")
+    assert "holds a head of its own with other values" in refused(source)
+
+
+def test_an_untied_head_that_shares_memory_is_written_twice(tmp_path: Path) -> None:
+    """What the configuration calls two weights are two weights."""
+    source = write_house(tmp_path / "source", block_size=4)
+    tensors = load_file(source / WEIGHTS)
+    (source / WEIGHTS).unlink()
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    torch.save(tensors, source / "pytorch_model.bin")
+    convert(str(source), str(tmp_path / "target"))
+    assert_same_bits(tensors_of(tmp_path / "target"), tensors)
+
+
+class Malicious:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["", "unsafe loading asked for"])
+@pytest.mark.parametrize("kind", ["archive", "legacy", "raw", "tensor beside it"])
+def test_a_malicious_pickle_is_refused_and_not_run(
+    kind: str, forced: bool, tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the environment asks torch to load unsafely."""
+    if forced:
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    source = write_fla(tmp_path / "source")
+    marker, file = tmp_path / "marker", source / "pytorch_model.bin"
+    (source / WEIGHTS).unlink()
+    evil = Malicious(marker)
+    if kind == "raw":
+        file.write_bytes(pickle.dumps({"a": evil}))
+    elif kind == "legacy":
+        torch.save({"a": evil}, file, _use_new_zipfile_serialization=False)
+    else:
+        extra = {"b": torch.ones(2)} if kind == "tensor beside it" else {}
+        torch.save({**extra, "a": evil}, file)
+    line = refused(source)
+    assert "nothing in it was run" in line
+    assert not marker.exists()
+    with file.open("rb") as content:  # the test proves something only if the file is malicious
+        if kind == "raw":
+            pickle.load(content)
+        else:
+            torch.load(content, weights_only=False)
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"model": {"a": torch.ones(2)}, "args": Namespace(lr=1)}, "asks for argparse.Namespace"),
+        ({"a": torch.ones(2), "step": 7}, "holds 'step', a int, among its tensors"),
+        ({3: torch.ones(2)}, "holds 3, a Tensor"),
+        ([torch.ones(2)], "no tensors by name"),
+        ({}, "no tensors by name"),
+        ({"a": torch.ones(2).to_sparse()}, "sparse"),
+        ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_pickles_of_more_or_other_than_tensors(
+    content: Any, sentence: str, tmp_path: Path, refused: Callable
+) -> None:
+    """Refused by what they hold."""
+    source = write_fla(tmp_path / "source")
+    (source / WEIGHTS).unlink()
+    torch.save(content, source / "pytorch_model.bin")
+    assert sentence in refused(source)
+
+
+@pytest.mark.parametrize("size", [None, 0, 100, -1], ids=["junk", "empty", "start", "cut"])
+def test_damaged_pickles(size: int | None, tmp_path: Path, refused: Callable) -> None:
+    """No stack trace, whatever torch makes of it."""
+    source = write_fla(tmp_path / "source")
+    as_pickle(source)
+    file = source / "pytorch_model.bin"
+    file.write_bytes(b"hello, world" if size is None else file.read_bytes()[:size])
+    assert f"{file} cannot be read as tensors" in refused(source)
+
+
+def test_torchscript_is_refused(tmp_path: Path, refused: Callable) -> None:
+    """An archive of code."""
+    source = write_fla(tmp_path / "source")
+    (source / WEIGHTS).unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), source / "model.pt")
+    assert "cannot be read as tensors" in refused(source)
+
+
+def test_which_pickle_is_meant(tmp_path: Path, refused: Callable) -> None:
+    """Two without an index, a shard missing, a name in two shards, none at all."""
+    source = write_fla(tmp_path / "source")
+    tensors = as_pickle(source, "a.pt")
+    torch.save(tensors, source / "b.pt")
+    assert "a.pt and b.pt without an index" in refused(source)
+    for path in source.glob("*.pt"):
+        path.unlink()
+    assert "no *.safetensors file" in refused(source)
+    first, second = split(tensors, 2)
+    name = next(iter(first))
+    write_shards(source, [first, second | {name: first[name]}], pickled=True)
+    assert "is in more than one file" in refused(source)
+    (source / "pytorch_model-00002-of-00002.bin").unlink()
+    assert "lacks the file pytorch_model-00002-of-00002.bin" in refused(source)
+
+
+def test_lr_attnres_is_refused_by_name(tmp_path: Path, refused: Callable) -> None:
+    """A pickle without a config.json, named itself or in a folder."""
+    file = tmp_path / "lr" / "model.pt"
+    file.parent.mkdir()
+    torch.save({"model": {"transformer.attn_residuals.3.query": torch.ones(4)}}, file)
+    assert "LR-AttnRes" in refused(file) and "LR-AttnRes" in refused(file.parent)
+
+
+def test_other_lone_files(tmp_path: Path, refused: Callable) -> None:
+    """A pickle that tells nothing is a file without a configuration; so are safetensors."""
+    folder = write_fla(tmp_path / "source")
+    assert "is a file; give the folder" in refused(folder / WEIGHTS)
+    (folder / "config.json").unlink()
+    assert "has no config.json" in refused(folder)
+    as_pickle(folder)
+    assert "has no config.json" in refused(folder)
+    assert "is a file; give the folder" in refused(folder / "pytorch_model.bin")
+
+
+# --- the house format
+
+
+@pytest.mark.parametrize("name", sorted(folder.name for folder in GOLDENS.iterdir()))
+def test_goldens_in_the_house_format(name: str, tmp_path: Path) -> None:
+    """Float64 logits equal to the last bit, and what the golden's own code expects."""
+    convert(str(GOLDENS / name), str(tmp_path / "house"), to_house=True)
+    case = json.loads((GOLDENS / name / "expected.json").read_text())[1]
+    ids = case["prompt"] + case["output"]
+    house, original = load(tmp_path / "house").logprobs(ids), load(GOLDENS / name).logprobs(ids)
+    translation = validate.validate(GOLDENS / name).translation
+    fused = hasattr(formats.by_name(translation.format), "parts")
+    # One product of a fused matrix and three of its parts round differently.
+    assert (house - original).abs().max() <= (1e-12 if fused else 0)
+    for position, want in enumerate(case["output_logprobs"], len(case["prompt"]) - 1):
+        assert abs(house[position, ids[position + 1]].item() - want) < 1e-3
+    assert_served(tmp_path / "house")
+
+
+def test_the_configuration_in_full(tmp_path: Path) -> None:
+    """All of it that decides the function, by names that a reader of Hugging Face's would use."""
+    convert(str(GOLDENS / "fla_transformer_full"), str(tmp_path / "house"), to_house=True)
+    config = json.loads((tmp_path / "house" / "config.json").read_text())
+    usual = {"final_mix": True}
+    assert usual | config["attn_res"] == {"block_size": 1, "key_norm_eps": 1e-6, **usual}
+    expected = {
+        "qk_norm_eps": 1e-5,
+        "model_type": "attnres_qwen3",
+        "architectures": ["AttnResQwen3ForCausalLM"],
+        "dtype": "bfloat16",
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": False,
+        "vocab_size": 320,
+    }
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_equals_the_independent_maker(tmp_path: Path) -> None:
+    """The tests' own converter renames by a table of its own."""
+    source = GOLDENS / "fla_transformer_block"
+    convert(str(source), str(tmp_path / "house"), to_house=True)
+    other = house_copy_of_fla(source, tmp_path / "other")
+    assert_same_bits(tensors_of(tmp_path / "house"), tensors_of(other))
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "layers": st.integers(1, 3),
+        "block_size": st.sampled_from([1, 2, 4, 6]),
+        "kv_heads": st.sampled_from([None, 1, 2]),
+        "intermediate": st.sampled_from([None, 96]),
+        "qk_norm": st.booleans(),
+        "qkv_bias": st.booleans(),
+        "tie": st.booleans(),
+        "window_size": st.sampled_from([None, 4]),
+        "norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3]),
+        "rope_theta": st.sampled_from([10000.0, 500.0]),
+        "dtype": st.sampled_from(["bfloat16", "float32", "float16"]),
+        "seed": st.integers(0, 10**6),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(options=OPTIONS, shards=st.integers(1, 4), pickled=st.booleans())
+def test_any_fla_checkpoint_in_the_house_format(
+    options: dict[str, Any], shards: int, pickled: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The same float64 logits, the same bits, the same number of files, and a passed check."""
+    root = tmp_path_factory.mktemp("round")
+    source = write_fla(root / "fla", vocab=64, scale=0.1, **options)
+    ids = [token % 64 for token in IDS]
+    wanted = load(source).logprobs(ids)
+    tensors = load_file(source / WEIGHTS)
+    write_shards(source, split(tensors, shards, options["seed"]), pickled)
+    convert(str(source), str(root / "house"), to_house=True)
+    assert torch.equal(load(root / "house").logprobs(ids), wanted)
+    renamed = {fla.rename(name): tensor for name, tensor in tensors.items()}
+    assert_same_bits(tensors_of(root / "house"), renamed)
+    assert len(list((root / "house").glob("*.safetensors"))) == shards
+    assert_served(root / "house")
+
+
+@pytest.mark.parametrize(
+    ("base", "eps"), [("qwen3", 0), ("qwen3", True), ("qwen3", "1e-5"), ("llama", 1e-5)]
+)
+def test_qk_norm_eps_that_are_refused(base: str, eps: Any, tmp_path: Path) -> None:
+    """No such number, or no such norms."""
+    edit_config(write_house(tmp_path, base, block_size=2), qk_norm_eps=eps)
+    with pytest.raises(CheckpointError, match=f"qk_norm_eps is {eps!r}; expected a positive"):
+        validate.validate(tmp_path)
+
+
+def test_shards_and_their_index(tmp_path: Path) -> None:
+    """Hugging Face's names; the index agrees with the files."""
+    source = write_fla(tmp_path / "source")
+    tensors = load_file(source / WEIGHTS)
+    write_shards(source, split(tensors, 3), pickled=False)
+    convert(str(source), str(tmp_path / "house"), to_house=True)
+    names = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert sorted(path.name for path in (tmp_path / "house").glob("*.safetensors")) == names
+    index = json.loads((tmp_path / "house" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
+    table = {}
+    for name in names:
+        with safe_open(tmp_path / "house" / name, framework="pt") as file:
+            table |= dict.fromkeys(file.keys(), name)
+    assert index["weight_map"] == table and len(table) == len(tensors)
+
+
+def test_every_type_and_shape_in_one_file(tmp_path: Path) -> None:
+    """Written in any order and read by safetensors itself; every tensor lies aligned."""
+    tensors = {
+        f"{dtype}{list(shape)}": torch.randint(0, 2, shape).to(dtype)
+        for dtype in weights.DTYPES
+        for shape in ((), (3,), (1, 5), (0, 2), (3, 3))
+    }
+    names = random.sample(list(tensors), len(tensors))
+    path = tmp_path / "x.safetensors"
+    headers = {name: weights.header(name, tensors[name], path) for name in names}
+    with SafetensorsFile(path, headers) as file:
+        for name in reversed(names):
+            file.write(name, tensors[name], lambda count: None)
+    assert_same_bits(load_file(path), tensors)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    for name, entry in json.loads(content[8 : 8 + length]).items():
+        if name != "__metadata__":
+            assert (8 + length + entry["data_offsets"][0]) % tensors[name].itemsize == 0
+
+
+def test_nothing_to_convert(tmp_path: Path, refused: Callable) -> None:
+    """Safetensors of a format that is kept are left alone."""
+    house = write_house(tmp_path / "house", block_size=4)
+    assert "in safetensors already, in the house format" in refused(house)
+    assert "in safetensors already, in the house format" in refused(house, "--to", "house")
+    assert "did you mean `--to house`?" in refused(GOLDENS / "fla_transformer_block")
+
+
+def test_what_has_no_place_in_the_house_format(tmp_path: Path, refused: Callable) -> None:
+    """Standard residuals, and names inside a quantisation."""
+    twin = write_fla(tmp_path / "twin", block_size=None)
+    line = refused(twin, "--to", "house")
+    assert "standard residuals" in line and "--add-zero-queries" in line
+    quantised = write_fla(tmp_path / "quantised")
+    edit_config(quantised, quantization_config={"quant_method": "x", "ignore": ["lm_head"]})
+    assert "convert the model before it is quantised" in refused(quantised, "--to", "house")
+
+
+@pytest.mark.parametrize("lost", [{"qk_norm_eps": None}, {"config": {"rope_theta": 1.0}}], ids=str)
+def test_a_translation_that_the_house_format_cannot_express(
+    lost: dict[str, Any], tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a later format adds to a translation, it is not lost without a word."""
+    source = write_fla(tmp_path / "source", qk_norm=True)
+    original = formats.house.translate
+    monkeypatch.setattr(formats.house, "translate", lambda c: replace(original(c), **lost))
+    line = refused(source, "--to", "house")
+    assert "cannot describe this model of the fla format exactly" in line
+
+
+def test_two_names_of_one_weight(tmp_path: Path, refused: Callable) -> None:
+    """FLA's name and the house's own, with other values."""
+    source = write_fla(tmp_path / "source")
+    tensors = load_file(source / WEIGHTS)
+    tensors["model.embed_tokens.weight"] = tensors["model.embeddings.weight"] + 1
+    save_file(tensors, source / WEIGHTS, metadata={"format": "pt"})
+    assert "model.embed_tokens.weight" in refused(source, "--to", "house")
+
+
+def test_flat_queries_get_the_shape_of_the_house_format(tmp_path: Path) -> None:
+    """[d] is read as well as [1, d]; what is written is one of them."""
+    source = write_fla(tmp_path / "source")
+    wanted, tensors = load(source).logprobs(IDS), load_file(source / WEIGHTS)
+    flat = {name: t.flatten() if "res_proj" in name else t for name, t in tensors.items()}
+    save_file(flat, source / WEIGHTS, metadata={"format": "pt"})
+    convert(str(source), str(tmp_path / "house"), to_house=True)
+    assert torch.equal(load(tmp_path / "house").logprobs(IDS), wanted)
+    renamed = {fla.rename(name): tensor for name, tensor in tensors.items()}
+    assert_same_bits(tensors_of(tmp_path / "house"), renamed)
+
+
+class FusedFla:
+    """FLA with queries, keys and values in one tensor."""
+
+    NAME = "fused"
+    claims = staticmethod(lambda config: config.get("model_type") == "fused")
+
+    @staticmethod
+    def translate(config: dict[str, Any]):
+        own = config | {"model_type": "transformer"}
+        translation = fla.translate(own)
+        return type(translation)(**{**vars(translation), "format": "fused"})
+
+    @staticmethod
+    def parts(name: str) -> tuple[str, ...]:
+        if ".qkv." not in name:
+            return (name,)
+        return tuple(name.replace(".qkv.", f".{part}_proj.") for part in "qkv")
+
+    rename = staticmethod(fla.rename)
+
+
+def test_fused_weights_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A format with ``parts`` needs nothing of its own here; its pickles keep what is fused."""
+    monkeypatch.setattr(formats, "SERVED", (*formats.SERVED, FusedFla))
+    source = write_fla(tmp_path / "source", kv_heads=None)
+    wanted, tensors = load(source).logprobs(IDS), load_file(source / WEIGHTS)
+    for layer in range(3):
+        stem = f"model.layers.{layer}.attn."
+        whole = torch.cat([tensors.pop(f"{stem}{part}_proj.weight") for part in "qkv"])
+        tensors[f"{stem}qkv.weight"] = whole
+    edit_config(source, model_type="fused")
+    (source / WEIGHTS).unlink()
+    torch.save(tensors, source / "pytorch_model.bin")
+    convert(str(source), str(tmp_path / "kept"))
+    assert_same_bits(tensors_of(tmp_path / "kept"), tensors)
+    convert(str(tmp_path / "kept"), str(tmp_path / "house"), to_house=True)
+    assert torch.equal(load(tmp_path / "house").logprobs(IDS), wanted)
+
+
+# --- zero queries
+
+
+@pytest.mark.parametrize("base", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_zero_queries(base: str, size: int, tmp_path: Path) -> None:
+    """What the tests' own maker makes, in the type of the model."""
+    source = write_standard(tmp_path / "source", base)
+    convert(str(source), str(tmp_path / "target"), zero_queries_block_size=size)
+    other = add_zero_queries(source, tmp_path / "other", block_size=size)
+    assert_same_bits(tensors_of(tmp_path / "target"), tensors_of(other))
+    ids = IDS[:5]
+    assert torch.equal(load(tmp_path / "target").logprobs(ids), load(other).logprobs(ids))
+    assert_served(tmp_path / "target")
+
+
+def test_zero_queries_of_sharded_tied_pickles(tmp_path: Path) -> None:
+    """As old models are: the head twice, in float32, in several files."""
+    source = write_standard(tmp_path / "source", "qwen3", tie=True, dtype="float32")
+    tensors = load_file(source / WEIGHTS)
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    write_shards(source, split(tensors | head, 3), pickled=True)
+    convert(str(source), str(tmp_path / "target"), zero_queries_block_size=2)
+    found = tensors_of(tmp_path / "target")
+    assert_same_bits({name: found[name] for name in tensors}, tensors)
+    added = {name: tensor for name, tensor in found.items() if name not in tensors}
+    assert len(added) == 2 * 7 and all(t.dtype == torch.float32 for t in added.values())
+    assert all(bool((t == float("norm" in name)).all()) for name, t in added.items())
+    assert_served(tmp_path / "target")
+
+
+def test_zero_queries_of_fla_without_attnres(tmp_path: Path) -> None:
+    """The twin is renamed on the way; its function is the one with n^2 eps at every site."""
+    source = write_fla(tmp_path / "twin", block_size=None, qk_norm=True, scale=0.02)
+    convert(str(source), str(tmp_path / "house"), to_house=True, zero_queries_block_size=3)
+    scaled = load(source, eps_scale=True, block_starts=[0, 3]).logprobs(IDS)
+    assert (load(tmp_path / "house").logprobs(IDS) - scaled).abs().max() < 1e-9
+    assert (load(source).logprobs(IDS) - scaled).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "found model_type 'gpt2'"),
+        ({"model_type": ["llama"]}, "expected a model of ernie4_5, gemma, "),
+        ({"architectures": ["LlamaModel"]}, "['LlamaModel']"),
+        ({"architectures": 5}, "architectures 5"),
+        ({"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "no code of its own"),
+        ({"num_attention_heads": None}, "num_attention_heads is None"),
+        ({"intermediate_size": 40}, "has the shape"),
+        ({"num_hidden_layers": 4}, "lacks the tensor model.layers.3"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        ({"sliding_window": 16}, "sliding_window 16"),
+        ({"logit_scale": 0.5}, "has logit_scale: 0.5, which a llama model does not have"),
+        ({"attn_res_block_size": 2}, "ambiguous"),
+    ],
+    ids=str,
+)
+def test_models_that_get_no_queries(
+    changes: dict[str, Any], sentence: str, tmp_path: Path, refused: Callable
+) -> None:
+    """Another family, part of a model, code of its own, and what would be served wrongly."""
+    source = write_standard(tmp_path / "source")
+    edit_config(source, **changes)
+    assert sentence in refused(source, "--add-zero-queries", "--block-size", "2")
+
+
+def test_a_harmless_key_does_not_keep_a_model_from_queries(tmp_path: Path) -> None:
+    """It means nothing to the model, so it is left behind."""
+    source = write_standard(tmp_path / "source")
+    edit_config(source, trained_by="someone")
+    convert(str(source), str(tmp_path / "target"), zero_queries_block_size=2)
+    assert "trained_by" not in json.loads((tmp_path / "target" / "config.json").read_text())
+
+
+def test_models_that_have_queries(refused: Callable) -> None:
+    line = refused(GOLDENS / "fla_transformer_block", "--add-zero-queries", "--block-size", "2")
+    assert "has Attention Residuals already" in line
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--add-zero-queries",), ("--block-size", "2"), ("--add-zero-queries", "--block-size", "0")],
+    ids=" ".join,
+)
+def test_block_sizes_that_are_refused(
+    options: tuple[str, ...], tmp_path: Path, refused: Callable
+) -> None:
+    assert "in sublayers" in refused(write_standard(tmp_path / "source"), *options)
+
+
+# --- what else is in the folder
+
+
+def test_other_files(tmp_path: Path) -> None:
+    """Tokenizer, templates and generation settings as they are; nothing else."""
+    source = write_fla(tmp_path / "source")
+    as_pickle(source)
+    kept = {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "special_tokens_map.json",
+        "merges.txt",
+        "vocab.json",
+        "tokenizer.model",
+        "LICENSE",
+    }
+    left = {"README.md", "modeling_x.py", "tokenizer_x.py", "tokenizer.bin", "training_args.bin"}
+    for number, name in enumerate(sorted(kept | left)):
+        if not (source / name).exists():
+            (source / name).write_bytes(b"\xff" * number)
+    (source / "tokenizer.bin").unlink()  # it would be a second pickle
+    (source / "tokenizer_extras").mkdir()
+    convert(str(source), str(tmp_path / "target"))
+    found = {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()}
+    assert found.keys() == kept | {"config.json", WEIGHTS}
+    assert all(found[name] == (source / name).read_bytes() for name in kept)
+
+
+def test_a_model_in_the_hugging_face_cache(tmp_path: Path, monkeypatch) -> None:
+    """Its files are links there, and are files in the target."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    model = tmp_path / "hub" / "models--lab--model"
+    for name in ("refs", "snapshots/abc"):
+        (model / name).mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    for path in (GOLDENS / "fla_transformer_block").iterdir():
+        (model / "snapshots" / "abc" / path.name).symlink_to(path)
+    convert("lab/model", str(tmp_path / "house"), to_house=True)
+    assert not any(path.is_symlink() for path in (tmp_path / "house").iterdir())
+    assert torch.equal(
+        load(tmp_path / "house").logprobs(IDS),
+        load(GOLDENS / "fla_transformer_block").logprobs(IDS),
+    )
+
+
+def test_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Says what is then written, and writes nothing."""
+    source = write_fla(tmp_path / "source")
+    write_shards(source, split(load_file(source / WEIGHTS), 2), pickled=True)
+    (source / "README.md").write_text("a card")
+    target = tmp_path / "target"
+    before = sorted(tmp_path.rglob("*"))
+    convert(str(source), str(target), to_house=True, dry_run=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    first, _, promised = capsys.readouterr().out.partition("\n")
+    assert first == f"{target} would hold:"
+    convert(str(source), str(target), to_house=True)
+    first, _, done = capsys.readouterr().out.partition("\n")
+    assert first == f"{target} was written:" and done == promised
+    listed = {line.split()[0] for line in promised.splitlines() if line.startswith("  ")}
+    assert listed - {"not"} == {path.name for path in target.iterdir()}
+    assert "not taken over: README.md" in promised and "format        house" in promised
+
+
+def test_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar goes in steps to the end of what was announced, and stays quiet in a log."""
+    bars = []
+
+    class Bar(convert_module.tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            assert kwargs["disable"] is None  # none where stderr is no terminal
+            super().__init__(*args, **{**kwargs, "disable": False})
+            self.steps: list[int] = []
+            bars.append(self)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.steps.append(int(n or 0))
+            return super().update(n)
+
+    monkeypatch.setattr(convert_module, "tqdm", Bar)
+    monkeypatch.setattr("attnres_serve.checkpoints.write.CHUNK", 1000)
+    convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "house"), to_house=True)
+    (bar,) = bars
+    assert sum(bar.steps) == bar.total and len(bar.steps) > 100
+    assert_same_bits(
+        tensors_of(tmp_path / "house"),
+        tensors_of(house_copy_of_fla(GOLDENS / "fla_transformer_block", tmp_path / "other")),
+    )
+
+
+# --- all or nothing
+
+
+def test_an_existing_target_is_refused(tmp_path: Path) -> None:
+    """A folder, even an empty one, a file, a link that leads nowhere; none of them is touched."""
+    source = str(GOLDENS / "fla_transformer_block")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("folder", "file", "link"):
+        for dry_run in (False, True):
+            with pytest.raises(SettingError, match="exists already"):
+                convert(source, str(tmp_path / name), to_house=True, dry_run=dry_run)
+    assert not list((tmp_path / "folder").iterdir())
+    assert (tmp_path / "file").read_text() == "kept"
+    with pytest.raises(SettingError, match="is not a folder; make it first"):
+        convert(source, str(tmp_path / "missing" / "target"), to_house=True)
+    with pytest.raises(SettingError, match="is not a folder; make it first"):
+        convert(source, str(tmp_path / "file" / "target"), to_house=True)
+
+
+def test_a_target_that_appears_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder could be replaced by the rename; it is not."""
+    original = convert_module.validate
+    target = tmp_path / "target"
+    monkeypatch.setattr(convert_module, "validate", lambda f: (target.mkdir(), original(f))[1])
+    with pytest.raises(SettingError, match="exists already"):
+        convert(str(GOLDENS / "fla_transformer_block"), str(target), to_house=True)
+    assert list(tmp_path.iterdir()) == [target] and not list(target.iterdir())
+
+
+def test_the_result_is_judged_before_it_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit short, and there is no target."""
+    original = SafetensorsFile.__exit__
+
+    def cut(self: SafetensorsFile, *error: Any) -> None:
+        original(self, *error)
+        path = Path(self._file.name)
+        path.write_bytes(path.read_bytes()[:-1])
+
+    monkeypatch.setattr(SafetensorsFile, "__exit__", cut)
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
+        convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "target"), to_house=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known before the first byte."""
+    usage = SimpleNamespace(free=100_000)
+    monkeypatch.setattr(convert_module.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(SettingError, match=r"needs \d+\.\d kB, but .* has only 100\.0 kB free"):
+        convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "target"), to_house=True)
+    assert not list(tmp_path.iterdir())
+
+
+SCRIPT = """
+import os, signal, sys
+from attnres_serve import cli
+from attnres_serve.checkpoints.write import SafetensorsFile
+original, count = SafetensorsFile.write, 0
+def write(self, *arguments):
+    global count
+    count += 1
+    if count == 5 and sys.argv[1] != "0":
+        os.kill(os.getpid(), int(sys.argv[1]))
+    original(self, *arguments)
+SafetensorsFile.write = write
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def in_a_process(
+    tmp_path: Path, number: int, limit: int | None = None
+) -> subprocess.CompletedProcess:
+    """Convert in a process that gets a signal while it writes, or may not write large files."""
+
+    def restrict() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    source, target = GOLDENS / "fla_transformer_block", tmp_path / "target"
+    arguments = [str(number), "convert", str(source), str(target), "--to", "house"]
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        preexec_fn=restrict,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_nothing(number: int, tmp_path: Path) -> None:
+    child = in_a_process(tmp_path, number)
+    assert (child.returncode, child.stdout) == (130, "")
+    assert child.stderr == "attnres-serve: interrupted.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_an_interruption_the_same_process_converts(tmp_path: Path) -> None:
+    """The two tests beside this one prove something only if the rest of their script works."""
+    child = in_a_process(tmp_path, 0)
+    assert (child.returncode, child.stderr) == (0, "")
+    assert_served(tmp_path / "target")
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    """The kernel refuses to let a file grow, as it does on a full disk."""
+    child = in_a_process(tmp_path, 0, limit=200_000)
+    assert (child.returncode, child.stdout) == (2, "")
+    assert f"{tmp_path / 'target'} cannot be written" in child.stderr
+    assert child.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unwritable_place(tmp_path: Path, refused: Callable, monkeypatch) -> None:
+    def mkdir(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    line = refused(GOLDENS / "fla_transformer_block", "--to", "house")
+    assert "cannot be written" in line and "Permission denied" in line
+
+
+def test_others_unfinished_folders_are_left_alone(tmp_path: Path) -> None:
+    """A container with the same process number writes one on the same disk, or a kill left it."""
+    other = tmp_path / f".target.{os.getpid()}.unfinished"
+    other.mkdir()
+    (other / WEIGHTS).write_bytes(b"half a file")
+    convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "target"), to_house=True)
+    assert_served(tmp_path / "target")
+    assert (other / WEIGHTS).read_bytes() == b"half a file"
+
+
+def test_a_folder_that_cannot_be_made_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is somebody else's."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "same")
+    other = tmp_path / ".target.same.unfinished"
+    other.mkdir()
+    with pytest.raises(SettingError, match=r"cannot be written .*File exists"):
+        convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "target"), to_house=True)
+    assert other.is_dir()
+
+
+def test_all_of_it_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file, the folder of their names, and the folder's own name."""
+    source = write_fla(tmp_path / "source")
+    write_shards(source, split(load_file(source / WEIGHTS), 2), pickled=False)
+    target, synced = tmp_path / "target", []
+    original = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), target.exists()))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    convert(str(source), str(target), to_house=True)
+    before = {Path(path) for path, exists in synced if not exists}
+    (unfinished,) = {path for path in before if path.name.endswith(".unfinished")}
+    assert {path.name for path in before - {unfinished}} == {p.name for p in target.iterdir()}
+    assert {"config.json", INDEX} < {path.name for path in before}
+    assert synced[-1] == (str(tmp_path), True)
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that are no mapped file."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+
+
+@pytest.mark.parametrize("pickled", [True, False])
+def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than one large tensor is held, of several: they are mapped and written in pieces."""
+    size, rows = 48 << 20, 3 << 16
+    source = write_fla(tmp_path / "source", hidden=64, vocab=64)
+    tensors = load_file(source / WEIGHTS)
+    for name in ("model.embeddings.weight", "lm_head.weight"):
+        tensors[name] = torch.randn(rows, 64)
+        assert tensors[name].nbytes == size
+    edit_config(source, vocab_size=rows)
+    (source / WEIGHTS).unlink()
+    if pickled:
+        torch.save(tensors, source / "pytorch_model.bin")
+    else:
+        save_file(tensors, source / WEIGHTS)
+    del tensors
+    before, seen = anonymous_memory(), []
+    original = SafetensorsFile.write
+
+    def write(self: SafetensorsFile, name: str, tensor: torch.Tensor, progress: Callable) -> None:
+        def watched(count: int) -> object:
+            seen.append(anonymous_memory())
+            return progress(count)
+
+        original(self, name, tensor, watched)
+
+    monkeypatch.setattr(SafetensorsFile, "write", write)
+    convert(str(source), str(tmp_path / "target"), to_house=True)
+    assert max(seen) - before < size
+
+
+def test_truncated_safetensors(tmp_path: Path, refused: Callable) -> None:
+    """Of a model whose tensors are listed by convert itself."""
+    source = write_standard(tmp_path / "source")
+    content = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(content[:-1])
+    line = refused(source, "--add-zero-queries", "--block-size", "2")
+    assert "model.safetensors is damaged or truncated" in line

@@ -1,0 +1,333 @@
+"""What a server needs besides tensors: refused at once where vLLM would fail after its start."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_house, write_standard
+from cost import command, of_a_start
+from serving import DEMO
+
+from attnres_serve import cli
+from attnres_serve.checkpoints import needs
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.compat import compiler, host, openai_server, source
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.families import FAMILIES
+from attnres_serve.model import backend as backend_choice
+
+ORIGINAL = "original_max_position_embeddings"
+BYTES = "tokenizer_config.json"
+SIZES = [32, 64, 128]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "head_sizes", lambda: SIZES)
+    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+
+
+def required(folder: Path, *words: str) -> None:
+    needs.validate("m", validate(folder).translated("m"), folder, list(words))
+
+
+def computes(size: int, dtype: torch.dtype) -> bool:
+    """Whether vLLM's kernels for CPU attend with heads of this size, and rightly."""
+    from vllm import _custom_ops as ops
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    tokens, block = 5, 128
+    query = torch.randn(tokens, 2, size, dtype=dtype)
+    key, value = torch.randn(2, tokens, 1, size, dtype=dtype)
+    keys, values = torch.zeros(2, 1, 2 * block, size, dtype=dtype).chunk(2, dim=2)
+    found, isa = torch.zeros_like(query), _get_attn_isa(dtype, block, size)
+    starts = torch.tensor([0, tokens], dtype=torch.int32)
+    lengths = torch.tensor([tokens], dtype=torch.int32)
+    try:
+        plan = ops.cpu_attn_get_scheduler_metadata(
+            *(1, 2, 1, size, lengths, dtype, starts, True, -1, isa, False)
+        )
+        ops.cpu_attn_reshape_and_cache(key, value, keys, values, torch.arange(tokens), isa)
+        table = torch.zeros(1, 1, dtype=torch.int32)
+        ops.cpu_attention_with_kv_cache(
+            *(query, keys, values, found, starts, lengths, size**-0.5, True, None, -1, table, 0.0),
+            *(plan, None),
+        )
+    except RuntimeError as error:
+        if "Unsupported CPU attention configuration" in str(error):
+            return False
+        raise
+    wide = (one.transpose(0, 1).double().expand(2, -1, -1) for one in (query, key, value))
+    expected = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
+    torch.testing.assert_close(found.double(), expected.transpose(0, 1), atol=0.05, rtol=0.05)
+    return True
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_sizes_of_heads_are_those_that_the_kernels_compute(dtype: torch.dtype) -> None:
+    """No more, which would crash a worker, and no fewer, which would refuse what can be served."""
+    pytest.importorskip("vllm")
+    assert source.is_cpu_build() == host.on_cpu()
+    if not host.on_cpu():
+        assert source.head_sizes() is None
+        return
+    assert source.head_sizes() == [size for size in range(2, 641, 2) if computes(size, dtype)]
+
+
+def test_heads_that_this_device_does_not_compute(
+    tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_house(tmp_path, block_size=2, head_dim=16)
+    with pytest.raises(CheckpointError, match=r"heads of the size 16, .* 32, 64, 128; serve it on"):
+        required(tmp_path)
+    monkeypatch.setattr(source, "head_sizes", lambda: None)
+    required(tmp_path)
+
+
+@pytest.mark.parametrize("words", [["inspect", "{}", "--prompt", "x"], ["verify", "{}"]])
+def test_other_engines_refuse_such_heads_too(
+    words: list[str], tmp_path: Path, on_cpu: None, capfd: pytest.CaptureFixture
+) -> None:
+    write_house(tmp_path, block_size=2, head_dim=16)
+    assert cli.main([word.format(tmp_path) for word in words]) == 2
+    assert "heads of the size 16" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"tokenizer.json": ""}, "tokenizer.json"),
+        ({"tokenizer.model": "", "tokenizer_config.json": "{}"}, "tokenizer.model"),
+        ({"vocab.json": "", "merges.txt": ""}, "vocab.json"),
+        (
+            {"tokenizer_config.json": '{"tokenizer_class": "ByT5Tokenizer"}'},
+            "tokenizer_config.json",
+        ),
+        ({"tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'}, None),
+        ({"tokenizer_config.json": "["}, None),
+        ({}, None),
+    ],
+)
+def test_a_tokenizer_is_told_by_its_files(
+    files: dict[str, str], found: str | None, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert needs.tokenizer(tmp_path) == found
+
+
+@pytest.fixture
+def without_tokenizer(tmp_path: Path) -> Path:
+    write_house(tmp_path / "m", block_size=2)
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    return tmp_path / "m"
+
+
+def test_a_missing_tokenizer(without_tokenizer: Path) -> None:
+    for words in ([], ["--skip-tokenizer-init=x"], ["--tokenizer", str(without_tokenizer)]):
+        with pytest.raises(CheckpointError, match="has no tokenizer"):
+            required(without_tokenizer, *words)
+    required(without_tokenizer, "--skip_tokenizer_init")
+    required(without_tokenizer, "--tokenizer", str(DEMO))
+    required(without_tokenizer, "--tokenizer", "lab/another")
+    required(without_tokenizer, "--tokenizer-mode=mistral")
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"tokenizer_config.json": '{"chat_template": "x"}'}, True),
+        ({"chat_template.jinja": "x"}, True),
+        ({"tokenizer_config.json": "{}"}, False),
+    ],
+)
+def test_a_chat_template(files: dict[str, str], found: bool, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert needs.has_chat_template(tmp_path) is found
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"max_position_embeddings": 512}, 512),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 400),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 200),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 25}}, 100),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0, ORIGINAL: 25}}, 100),
+    ],
+)
+def test_the_context_is_vllms(config: dict[str, Any], tokens: int) -> None:
+    """By its own function, which later versions have moved."""
+    config = {"max_position_embeddings": 100} | config
+    assert needs.context(config) == tokens
+    pytest.importorskip("vllm")
+    from types import SimpleNamespace
+
+    from transformers import LlamaConfig
+    from vllm.config import model
+
+    rope = config.pop("rope_scaling", None) or config.pop("rope_parameters", {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    hf = LlamaConfig(**config)
+    hf.rope_parameters = {"rope_theta": 1e4, **rope, "rope_type": kind}
+    derived = config["max_position_embeddings"], "max_position_embeddings"
+    arch = SimpleNamespace(derived_max_model_len_and_key=derived)
+    judge = {"tokenizer_config": None, "disable_sliding_window": False, "sliding_window": None}
+    assert model._get_and_verify_max_len(hf, arch, max_model_len=None, **judge) == tokens
+    assert model._get_and_verify_max_len(hf, arch, max_model_len=tokens, **judge) == tokens
+    with pytest.raises(ValueError, match="greater than the derived"):
+        model._get_and_verify_max_len(hf, arch, max_model_len=tokens + 1, **judge)
+
+
+@pytest.mark.parametrize("asked", ["513", "1k", "1K", "600"])
+def test_more_tokens_than_the_model_has(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_house(tmp_path, block_size=2)  # 512
+    with pytest.raises(SettingError, match="m has a context of 512 tokens; give at most that"):
+        required(tmp_path, "--max_model_len", asked)
+    required(tmp_path, "--max-model-len", asked, "--hf-overrides.max_position_embeddings=9999")
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    required(tmp_path, "--max-model-len", asked)
+
+
+def test_a_context_that_versions_of_vllm_count_otherwise_is_left_to_them(tmp_path: Path) -> None:
+    write_house(tmp_path, block_size=2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"] |= {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    required(tmp_path, "--max-model-len", "2048")
+    with pytest.raises(SettingError, match="a context of 2048 tokens"):
+        required(tmp_path, "--max-model-len", "2049")
+
+
+@pytest.mark.parametrize("asked", ["512", "auto", "-1", "many"])
+def test_what_vllm_takes_or_refuses_by_itself(asked: str, tmp_path: Path) -> None:
+    write_house(tmp_path, block_size=2)
+    required(tmp_path, "--max-model-len", asked)
+
+
+def test_a_backend_that_has_no_place_here(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for backend in ("cpp", "torch", "auto", None):
+        backend_choice.require(backend)
+    with pytest.raises(SettingError, match="triton, which needs a GPU"):
+        backend_choice.require("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    backend_choice.require("triton")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--enforce-eager"],
+        ["--no-enforce-eager", "--enforce_eager"],
+        ["-O0"],
+        ["--compilation-config.mode=0"],
+    ],
+)
+def test_only_a_compiled_start_needs_a_compiler(
+    words: list[str], on_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiler.require(words)
+    for others in ([], ["--enforce-eager", "--no-enforce-eager"], ["--dtype", "float32"]):
+        with pytest.raises(SettingError, match=r"found no 'g\+\+' on the path; .*--enforce-eager"):
+            compiler.require(others)
+    monkeypatch.setenv("CXX", "clang++")
+    with pytest.raises(SettingError, match=r"found no 'clang\+\+' on the path, which CXX names;"):
+        compiler.require([])
+    (tmp_path / "clang++").touch(0o755)
+    compiler.require([])
+
+
+def test_serve_asks_for_a_compiler_before_the_start(
+    on_cpu: None, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(openai_server, "run_server", None)
+    assert cli.main(["serve", str(DEMO)]) == 2
+    assert "install the package g++ (gcc-c++ on Fedora)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("base", [name for name, one in FAMILIES.items() if one.is_stock])
+def test_a_plain_model_is_told_how_to_become_another(
+    base: str, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a command that does it, as it is written."""
+    monkeypatch.chdir(tmp_path)
+    write_standard("a model", base)
+    assert cli.main(["check", "a model"]) == 1
+    advice = capfd.readouterr().err.rsplit("`", 2)[1]
+    assert advice.startswith("attnres-serve convert 'a model' DST --add-zero-queries")
+    import shlex
+
+    assert cli.main(shlex.split(advice)[1:]) == 0
+    assert cli.main(["check", "DST"]) == 0
+    assert capfd.readouterr().out.endswith("\nServe it: attnres-serve serve DST\n")
+
+
+def test_another_model_is_not(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    assert cli.main(["check", str(tmp_path)]) == 1
+    assert "convert" not in capfd.readouterr().err
+
+
+def test_check_says_it_with_the_facts(
+    without_tokenizer: Path, capfd: pytest.CaptureFixture
+) -> None:
+    assert cli.main(["check", str(without_tokenizer)]) == 1
+    out, err = capfd.readouterr()
+    assert err.startswith("attnres-serve: ") and "has no tokenizer" in err and err.count("\n") == 1
+    assert "tokenizer     none" in out and "context       512 tokens" in out
+    assert cli.main(["serve", str(without_tokenizer)]) == 2
+    assert capfd.readouterr().err == err
+    assert cli.main(["check", "--json", str(without_tokenizer)]) == 1
+    facts = json.loads(capfd.readouterr().out)
+    assert (facts["served"], facts["tokenizer"], facts["chat_template"]) == (False, None, False)
+    assert (facts["context"], facts["vocabulary"], facts["head_size"]) == (512, 320, 32)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--attnres-backend", "triton"], "needs a GPU"),
+        (["--max-model-len", "4096"], "a context of 1024 tokens"),
+    ],
+)
+def test_a_refusal_costs_no_start(
+    flags: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+    status, err, seconds = command("serve", DEMO, *flags)
+    assert (status, err.count("\n")) == (2, 1) and said in err
+    assert seconds < of_a_start()
+
+
+@pytest.mark.parametrize(
+    "words", ["m --port 0", "--model m", "--dtype half --model=m", "--config serve.yaml"]
+)
+def test_a_model_among_the_flags(
+    words: str, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo would be served in the place of that of a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(openai_server, "run_server", None)
+    Path("serve.yaml").write_text("model: m\n")
+    assert cli.main(["serve", "--max-sequences", "9", *words.split()]) == 2
+    assert "found the model 'm' among the flags; give the checkpoint" in capfd.readouterr().err
+
+
+def test_a_missing_tokenizer_costs_no_start(
+    without_tokenizer: Path,
+) -> None:
+    status, err, seconds = command("serve", without_tokenizer)
+    assert status == 2 and "has no tokenizer" in err and seconds < of_a_start()

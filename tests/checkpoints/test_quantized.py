@@ -1,0 +1,305 @@
+"""Quantised checkpoints: whole ones are accepted, whatever the method; others refused by name.
+
+Judged by names, shapes and types; nothing is loaded.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import GOLDENS, quantised, write_fla, write_house, write_mode
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from attnres_serve.checkpoints import validate
+from attnres_serve.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+LAYER = "model.layers.1"
+Edit = Callable[[dict[str, Tensor]], Any]
+
+
+def edit(folder: Path, change: Edit, **config: Any) -> Path:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    own = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(own))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An INT8 Llama, to be damaged."""
+    return quantised(tmp_path / "int8", write_house(tmp_path / "float", block_size=2))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        validate.validate(folder)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith(".")
+    return sentence
+
+
+@pytest.mark.parametrize(
+    "golden", ["fla_transformer_block", "qwen3_attnres_block", "qwen3_attnres_cumulative_full"]
+)
+def test_whole_int8_checkpoints(golden: str, tmp_path: Path) -> None:
+    """Of any format; the tests below prove something only if they are accepted."""
+    folder = quantised(tmp_path / "int8", GOLDENS / golden)
+    assert validate.validate(folder).translation is not None
+
+
+def test_house_int8(folder: Path) -> None:
+    assert validate.validate(folder).translation is not None
+
+
+@pytest.mark.parametrize("value", ["int8", ["int8"], 8, True], ids=repr)
+def test_a_quantisation_that_is_no_object(value: Any, folder: Path) -> None:
+    edit(folder, lambda t: None, quantization_config=value)
+    assert f"quantization_config is {value!r}; expected null or an object." == refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.norm.weight",
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        f"{LAYER}.input_layernorm.weight",
+        f"{LAYER}.self_attn.q_proj.weight",
+        f"{LAYER}.mlp.down_proj.weight",
+    ],
+)
+def test_a_missing_tensor(name: str, folder: Path) -> None:
+    """vLLM would serve what memory held: it asks for no tensor of a quantised model."""
+    edit(folder, lambda t: [t.pop(found) for found in list(t) if found.startswith(name)])
+    assert f"lacks the tensor {name} (in house names), which a llama model" in refusal(folder)
+
+
+@pytest.mark.parametrize("layer", ["self_attn.k_proj", "mlp.down_proj"])
+def test_a_missing_scale(layer: str, folder: Path) -> None:
+    edit(folder, lambda t: t.pop(f"{LAYER}.{layer}.weight_scale"))
+    assert (
+        f"{LAYER}.{layer}.weight holds I8, and the checkpoint lacks a scale (weight_scale or the "
+        f"like) of {LAYER}.{layer}" in refusal(folder)
+    )
+
+
+def test_a_missing_bias(tmp_path: Path) -> None:
+    """Qwen2 has one on queries, keys and values, quantised or not."""
+    folder = quantised(tmp_path / "int8", write_house(tmp_path / "float", "qwen2", block_size=2))
+    edit(folder, lambda t: t.pop(f"{LAYER}.self_attn.k_proj.bias"))
+    assert f"lacks the tensor {LAYER}.self_attn.k_proj.bias" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{LAYER}.self_attn.o_proj.bias",  # vLLM would leave it out without a word
+        "lm_head.bias",
+        f"{LAYER}.input_layernorm.bias",
+        f"{LAYER}.mlp.gate_up_proj.weight",
+        "model.layers.3.mlp.up_proj.weight_scale",
+        "model.layers.3.self_attn.k_scale",
+        "unknown.weight",
+        "weight_scale",
+    ],
+)
+@pytest.mark.parametrize("value", [0.0, 5.0])
+def test_a_left_over_tensor(name: str, value: float, folder: Path) -> None:
+    edit(folder, lambda t: t.update({name: torch.full((64,), value)}))
+    assert f"holds the tensor {name}, which a llama model with 3 layers does not" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("self_attn.o_proj.weight", lambda t: t.float(), "holds F32, but"),
+        ("self_attn.o_proj.weight", lambda t: t[:32], "[32, 64], but config.json makes it"),
+        ("self_attn.o_proj.weight_scale", lambda t: torch.cat([t, t]), "is larger than the weight"),
+        ("self_attn.o_proj.weight_scale", lambda t: t[None], "is larger than the weight"),
+        ("mlp.up_proj.weight_scale", lambda t: t.to(torch.float8_e4m3fn), "F8_E4M3; expected F64"),
+        ("input_layernorm.weight", lambda t: t[:32], "[32], but config.json makes it [64]"),
+        ("input_layernorm.weight", lambda t: t.to(torch.int8), "weight holds I8; expected F64"),
+        ("mlp_res_proj.weight", lambda t: t.to(torch.int8), "queries and key norms are not quant"),
+        ("mlp_res_norm.weight", lambda t: t.to(torch.int8), "queries and key norms are not quant"),
+    ],
+)
+def test_a_tensor_that_does_not_fit(
+    name: str, change: Callable[[Tensor], Tensor], sentence: str, folder: Path
+) -> None:
+    """vLLM would cut it, or cast it."""
+    name = f"{LAYER}.{name}"
+    edit(folder, lambda t: t.update({name: change(t[name]).clone()}))
+    found = refusal(folder)
+    assert sentence in found and name in found
+
+
+def test_parts_of_one_layer_that_are_quantised_differently(folder: Path) -> None:
+    """vLLM would take one part's scales for all."""
+    name = f"{LAYER}.self_attn.k_proj.weight"
+    edit(folder, lambda t: t.update({name: t[name] * t.pop(f"{name}_scale")}))
+    assert f"{LAYER}.self_attn.q_proj and {LAYER}.self_attn.k_proj (in house" in refusal(folder)
+
+
+def test_parts_of_one_layer_that_are_quantised_to_different_types(folder: Path) -> None:
+    name = f"{LAYER}.self_attn.k_proj.weight"
+    edit(folder, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
+    assert "quantised in different ways" in refusal(folder)
+
+
+def test_two_weights_of_a_layer(folder: Path) -> None:
+    name = f"{LAYER}.mlp.down_proj.qweight"
+    edit(folder, lambda t: t.update({name: torch.zeros(12, 64, dtype=torch.int32)}))
+    assert "two names of one weight" in refusal(folder)
+
+
+# --- other methods, by what they store
+
+
+def packed(method: str) -> dict[str, Callable[[int, int], Tensor]]:
+    """What a method stores below a layer of (rows, columns), of 4 bits and groups of 32."""
+    ints, halves = {"dtype": torch.int32}, {"dtype": torch.float16}
+    group = {"scales": lambda out, into: torch.ones(into // 32, out, **halves)}
+    group["qzeros"] = lambda out, into: torch.ones(into // 32, out // 8, **ints)
+    return {
+        "gptq": group
+        | {
+            "qweight": lambda out, into: torch.ones(into // 8, out, **ints),
+            "g_idx": lambda out, into: torch.zeros(into, **ints),
+        },
+        "awq": group | {"qweight": lambda out, into: torch.ones(into, out // 8, **ints)},
+        "compressed-tensors": {
+            "weight_packed": lambda out, into: torch.ones(out, into // 8, **ints),
+            "weight_scale": lambda out, into: torch.ones(out, into // 32, **halves),
+            "weight_shape": lambda out, into: torch.tensor([out, into]),
+        },
+        "fp8": {
+            "weight": lambda out, into: torch.ones(out, into).to(torch.float8_e4m3fn),
+            "weight_scale": lambda out, into: torch.ones(()),
+            "input_scale": lambda out, into: torch.ones(1),
+        },
+        "fp8 blocks": {
+            "weight": lambda out, into: torch.ones(out, into).to(torch.float8_e4m3fn),
+            "weight_scale_inv": lambda out, into: torch.ones(-(-out // 128), -(-into // 128)),
+        },
+    }[method]
+
+
+METHODS = ["gptq", "awq", "compressed-tensors", "fp8", "fp8 blocks"]
+
+
+def write_packed(folder: Path, method: str, source: Path) -> Path:
+    shutil.copytree(source, folder)
+
+    def pack(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if "_proj." in name and "res_proj" not in name]:
+            shape, stem = tensors.pop(name).shape, name.removesuffix("weight")
+            tensors |= {stem + leaf: make(*shape) for leaf, make in packed(method).items()}
+
+    return edit(folder, pack, quantization_config={"quant_method": method.split()[0], "bits": 4})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_pack_otherwise(method: str, tmp_path: Path) -> None:
+    """Whole they are accepted, without their scales, or without the weight, refused."""
+    whole = write_packed(tmp_path / "packed", method, write_house(tmp_path / "float", block_size=2))
+    assert validate.validate(whole).translation is not None
+    scales = {"weight_scale", "weight_scale_inv", "scales", "qzeros"} & set(packed(method))
+    weights = {"weight", "weight_packed", "qweight"} & set(packed(method))
+    for leaf in scales | weights:
+        folder = shutil.copytree(whole, tmp_path / leaf)
+        edit(folder, lambda t, leaf=leaf: t.pop(f"{LAYER}.mlp.down_proj.{leaf}"))
+        assert f"{LAYER}.mlp.down_proj" in refusal(folder)
+    larger = {weight for weight in weights | scales if packed(method)[weight](64, 96).numel() > 1}
+    for leaf in larger - {"qzeros", "weight_scale_inv"}:
+        folder = shutil.copytree(whole, tmp_path / f"larger {leaf}")
+        name = f"{LAYER}.mlp.down_proj.{leaf}"
+        edit(folder, lambda t, name=name: t.update({name: t[name].repeat(2, 16)}))
+        assert "the configuration and the weights do not belong together" in refusal(folder)
+
+
+def test_scales_of_a_cache(folder: Path) -> None:
+    """Of an 8-bit KV cache: they say nothing about the weights."""
+    names = ("self_attn.k_scale", "self_attn.attn.v_scale", "self_attn.k_proj.output_scale")
+    edit(folder, lambda t: t.update({f"{LAYER}.{name}": torch.ones(1) for name in names}))
+    assert validate.validate(folder).translation is not None
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0])
+def test_biases_that_gptq_writes(value: float, tmp_path: Path) -> None:
+    """Its exporters write zeros where a layer has none; what is not zero would be left out."""
+    source = write_house(tmp_path / "float", block_size=2)
+    folder = write_packed(tmp_path / "packed", "gptq", source)
+    name = f"{LAYER}.self_attn.o_proj.bias"
+    edit(folder, lambda t: t.update({name: torch.full((64,), value)}))
+    if value:
+        assert f"holds the bias {name}, which is not zero" in refusal(folder)
+    else:
+        assert validate.validate(folder).translation is not None
+
+
+# --- names inside a quantisation
+
+
+ATTENTION = "model.layers.{}.attn.{}_proj"
+
+
+def fla_of(tmp_path: Path, **changes: Any) -> Path:
+    folder = quantised(tmp_path / "int8", write_fla(tmp_path / "float"))
+    config = json.loads((folder / "config.json").read_text())["quantization_config"] | changes
+    return edit(folder, lambda t: None, quantization_config=config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ignore": ["lm_head", ATTENTION.format(0, "q")]},
+        {"ignore": ["re:.*[.]attn[.].*"]},
+        {"ignore": ["re:.*self_attn.*"]},
+        {"config_groups": {"g": {"targets": [ATTENTION.format(1, "o")]}}},
+        {"modules_to_not_convert": ["layers.0.attn"]},
+        {"modules_in_block_to_quantize": [["self_attn.k_proj", "self_attn.v_proj"]]},
+        {"ignored_layers": [ATTENTION.format(2, "v")]},
+        {"exclude": ["*.attn.*"]},
+        {"dynamic": {"-:.*[.]attn[.].*": {}}},
+        {"block_name_to_quantize": "model.layers.0.attn"},
+    ],
+    ids=str,
+)
+def test_entries_that_fit_one_name_only(changes: dict[str, Any], tmp_path: Path) -> None:
+    """FLA's attention is attn, vLLM's self_attn: an ignored layer would be quantised, or back."""
+    found = refusal(fla_of(tmp_path, **changes))
+    assert "quantization_config has the entry '" in found
+    names = r"model[.]layers[.](.)[.]attn[.](.)_proj and model[.]layers[.]\1[.]self_attn[.]\2_proj"
+    assert re.search(f"fits only one of {names}", found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ignore": ["lm_head"]},
+        {"ignore": ["lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.attn_res_proj"]},
+        {"ignore": ["re:.*lm_head", "re:.*mlp.*", "re:.*attn[.]q_proj"]},
+        {"modules_in_block_to_quantize": [["attn.k_proj"]], "modules_to_not_convert": ["q_proj"]},
+        {"ignore": ["re:("]},
+    ],
+    ids=str,
+)
+def test_entries_that_fit_both_names(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert validate.validate(fla_of(tmp_path, **changes)).translation is not None
+
+
+def test_entries_where_only_sites_are_renamed(tmp_path: Path) -> None:
+    """Of open-attnres' names only AttnRes' own are not vLLM's, and those are not quantised."""
+    ignored = [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]
+    source = write_mode(tmp_path / "float", cumulative=True)
+    folder = quantised(tmp_path / "int8", source, ignore=ignored)
+    assert validate.validate(folder).translation is not None

@@ -1,0 +1,579 @@
+"""What is refused before a server starts: one sentence, exit status 2, no traceback."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import GOLDENS, write_fla, write_house
+from safetensors.torch import load_file, save_file
+from serving import free_port
+
+from attnres_serve import cli
+from attnres_serve.checkpoints import validate
+from attnres_serve.compat import openai_server
+from attnres_serve.server import launcher
+from attnres_serve.verify import oracle
+
+GOLDEN = GOLDENS / "fla_transformer_block"  # five layers, block size 4, hidden size 64
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the golden, to be damaged."""
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(GOLDEN, copy, ignore=shutil.ignore_patterns("expected.json"))
+    return copy
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What would have been served; nothing here may start a server."""
+    calls: list[tuple] = []
+    monkeypatch.setattr(openai_server, "run_server", lambda *arguments: calls.append(arguments))
+    monkeypatch.setenv("VLLM_PLUGINS", "")  # so that what the launcher sets is undone
+    return calls
+
+
+@pytest.fixture
+def refused(started: list[tuple], capfd: pytest.CaptureFixture) -> Callable[..., str]:
+    """Serve, be refused in exactly one line, and return that line."""
+
+    def serve(*arguments: Any) -> str:
+        status = cli.main(["serve", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        assert (status, started, out) == (2, [], "")
+        assert err.startswith("attnres-serve: ") and err.endswith("\n") and err.count("\n") == 1
+        return err
+
+    return serve
+
+
+def edit_config(folder: Path, *removed: str, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in config.items() if k not in removed}))
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict], Any]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
+    """The tests below prove something only if the copy is accepted before it is damaged."""
+    port = free_port()
+    assert cli.main(["serve", str(folder), "--port", str(port), "--dtype", "float32"]) == 0
+    ((model, defaults, flags, settings, keys, _),) = started
+    assert (model, settings, keys) == (str(folder), {}, [])
+    assert {"host": "127.0.0.1", "port": 8000, "allowed_origins": []}.items() <= defaults.items()
+    assert flags == ["--port", str(port), "--dtype", "float32"]
+
+
+def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is judged is what is served."""
+    read = []
+    original = validate.read_config
+    monkeypatch.setattr(validate, "read_config", lambda path: read.append(path) or original(path))
+    assert launcher.check_checkpoint(str(folder)) == str(folder)
+    assert read == [folder]
+
+
+def test_an_empty_name_is_not_the_demo(refused: Callable[..., str]) -> None:
+    """As in ``serve "$UNSET"``."""
+    assert "expected" in refused("") or "folder" in refused("")
+
+
+@pytest.mark.parametrize("size", ["intermediate_size", "num_kv_heads", "vocab_size"])
+def test_base_tensor_of_another_shape(folder: Path, refused: Callable[..., str], size: str) -> None:
+    """vLLM would cut the larger weight without a word."""
+    value = {"intermediate_size": 48, "num_kv_heads": 2, "vocab_size": 300}[size]
+    edit_config(folder, **{size: value})
+    assert "has the shape" in refused(folder)
+
+
+@pytest.mark.parametrize("key", ["rotary_dim", "attnres_null_source", "rope_parameters"])
+def test_a_key_that_fla_does_not_have(folder: Path, refused: Callable[..., str], key: str) -> None:
+    edit_config(folder, **{key: 16})
+    assert key in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        ("llama", {"sliding_window": 16}),
+        ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        (
+            "qwen3",
+            {
+                "sliding_window": 16,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        ),
+    ],
+)
+def test_windows_that_vllm_would_give_to_other_layers(
+    tmp_path: Path, refused: Callable[..., str], base: str, changes: dict
+) -> None:
+    folder = write_house(tmp_path / "house", base=base, layers=2, block_size=2)
+    edit_config(folder, **changes)
+    assert "sliding_window" in refused(folder)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        # What vLLM's own code reads and Hugging Face's class does not.
+        ({"bias": True}, "config.json has bias: True, which a llama model does not have"),
+        ({"qkv_bias": True}, "config.json has qkv_bias: True"),
+        ({"logit_scale": 0.5}, "config.json has logit_scale: 0.5"),
+        ({"is_causal": False}, "config.json has is_causal: False"),
+        ({"partial_rotary_factor": 0.5}, "config.json has partial_rotary_factor: 0.5"),
+        ({"rotary_pct": 0.5}, "config.json has rotary_pct: 0.5"),
+        ({"text_config": {"hidden_size": 8}}, "config.json has text_config"),
+        ({"text_config": {}}, "config.json has text_config"),
+        # What neither reads, so that the model was trained by another class.
+        ({"residual_multiplier": 0.2}, "config.json has residual_multiplier: 0.2"),
+        ({"num_experts": 4}, "config.json has num_experts: 4"),
+        ({"qk_norm": True}, "config.json has qk_norm: True"),
+        ({"bidirectional": True}, "config.json has bidirectional: True"),
+        # Values.
+        ({"attention_bias": 0}, "attention_bias is 0; expected true or false"),
+        ({"max_position_embeddings": "512"}, "max_position_embeddings is '512'; expected a whole"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None; expected a positive number"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported on llama is 'silu'"),
+        ({"dtype": "bogus"}, "dtype is 'bogus'; expected null, float32, float16 or bfloat16"),
+        ({"bos_token_id": "1"}, "bos_token_id is '1'; expected the number of a token"),
+        ({"eos_token_id": [2, "x"]}, "eos_token_id is [2, 'x']; expected the number of a token"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 2 is not divisible by"),
+        ({"num_attention_heads": 3}, "hidden_size 64 is not divisible by num_attention_heads 3"),
+        ({"head_dim": 31}, "head_dim is 31; rotary embedding needs an even number"),
+        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers; the model has 3"),
+        ({"layer_types": 7}, "layer_types is 7; expected a list of names, or none"),
+        ({"sliding_window": 0}, "sliding_window is 0; expected null or a number of tokens"),
+        # Rotary embeddings.
+        ({"rope_theta": 0}, "rope_theta is 0; expected a positive number"),
+        ({"rope_parameters": 7}, "rope_parameters is 7; expected an object"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "supported are default, linear"),
+        ({"rope_scaling": {"type": "linear"}}, "it lacks factor"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'; expected a positive"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supp"),
+        ({"rope_scaling": YARN | {"beta_fast": 16}}, "beta_fast is not supported"),
+        (
+            {"rope_scaling": YARN | {"original_max_position_embeddings": 64.5}},
+            "original_max_position_embeddings is 64.5; expected a whole number",
+        ),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "expected the first to be smaller"),
+        ({"rope_theta": None, "rope_scaling": LLAMA3}, "rope_theta is None; give a positive"),
+        ({"rope_scaling": LLAMA3 | {"rope_theta": None}}, "rope_theta is None; give a positive"),
+        ({"max_position_embeddings": 10**30}, "expected a whole number of tokens, from 1 to"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_base_families_that_would_be_another_model(
+    changes: dict[str, Any], sentence: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """A key that changes the model is read as its class reads it, or refused by its name."""
+    folder = write_house(tmp_path / "house", block_size=2)
+    edit_config(folder, **({"num_key_value_heads": 1} | changes))
+    assert sentence in refused(folder)
+
+
+def test_a_head_size_that_vllm_does_not_give_to_qwen2(
+    tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    folder = write_house(tmp_path / "house", "qwen2", block_size=2)
+    edit_config(folder, head_dim=16)
+    assert "head_dim is 16, but vLLM's qwen2 has hidden_size / num_attention_heads" in refused(
+        folder
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"logit_scale": 1.0, "num_experts": 0, "qkv_bias": False, "is_causal": True},
+        {"partial_rotary_factor": 1, "pruned_heads": {}, "_attn_implementation_autoset": True},
+        {"unsloth_version": "2025.1", "initializer_range": None, "use_cache": "x"},
+        {"_flash_attn_2_enabled": True, "use_flash_attn": True, "attn_pdrop": 0.1},
+    ],
+    ids=repr,
+)
+def test_keys_that_say_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Other keys are left out of what vLLM sees, so they cannot change the model."""
+    folder = write_house(tmp_path / "house", block_size=2)
+    edit_config(folder, **changes)
+    translation = validate.validate(folder).translation
+    assert translation is not None
+    assert set(changes) & set(translation.config) <= {"initializer_range", "use_cache"}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        YARN | {"attention_factor": None, "beta_fast": 32, "beta_slow": 1, "mscale": None},
+        LLAMA3 | {"partial_rotary_factor": 1.0},
+        {"rope_type": "default", "factor": 1.0},
+    ],
+    ids=str,
+)
+def test_rotary_embeddings_that_state_what_is_usual(rope: dict, tmp_path: Path) -> None:
+    folder = write_house(tmp_path / "house", block_size=2)
+    edit_config(folder, rope_parameters=None, rope_scaling=rope, torch_dtype="torch.bfloat16")
+    assert validate.validate(folder).translation is not None
+    oracle.load(folder)
+
+
+# --- the folder and config.json
+
+
+def test_no_such_path(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """A path that does not exist is a path, not a model id to be looked up."""
+    missing = tmp_path / "missing"
+    assert f"{missing} does not exist" in refused(missing)
+
+
+def test_a_file(folder: Path, refused: Callable[..., str]) -> None:
+    """The weights' file in the place of their folder."""
+    assert "is a file; give the folder" in refused(folder / WEIGHTS)
+
+
+def test_no_config(folder: Path, refused: Callable[..., str]) -> None:
+    """A folder without config.json."""
+    (folder / "config.json").unlink()
+    assert f"{folder} has no config.json" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"{", "cannot be read as JSON"),
+        (b"", "cannot be read as JSON"),
+        (b"\xff\xfe{}", "cannot be read as JSON"),
+        (b"[]", "holds a list; expected a JSON object"),
+        (b"null", "holds a NoneType; expected a JSON object"),
+        (b"{}", "found model_type None and architectures None"),
+    ],
+    ids=repr,
+)
+def test_config_that_is_no_object(
+    content: bytes, sentence: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """Broken, empty, not text, or JSON of another kind."""
+    (folder / "config.json").write_bytes(content)
+    assert sentence in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"model_type": "gpt_neo", "attnres_block_size": None}, ("model_type 'gpt_neo'",)),
+        ({"model_type": "llama", "attn_res_block_size": 2}, ("ambiguous", "'llama'")),
+        ({"model_type": "llama"}, ("attnres_block_size: 4", "ambiguous")),
+        ({"architectures": ["FooForCausalLM"]}, ("attnres_block_size: 4", "'FooForCausalLM'")),
+        *(
+            ({"attnres_block_size": size}, (f"attnres_block_size is {size!r}", "even number"))
+            for size in (0, -4, 3, "4", True, 4.5)
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_configurations(
+    changes: dict[str, Any], parts: tuple[str, ...], folder: Path, refused: Callable[..., str]
+) -> None:
+    """Models that are no AttnRes, keys of unknown unit, and block sizes that FLA has not."""
+    edit_config(folder, **changes)
+    line = refused(folder)
+    assert all(part in line for part in parts), line
+
+
+# --- tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("model.layers.2.attn_res_proj.weight", "lacks the query of the attention of layer 2"),
+        ("model.layers.4.mlp_res_proj.weight", "lacks the query of the MLP of layer 4"),
+        ("model.layers.3.mlp_res_norm.weight", "lacks the key norm of the MLP of layer 3"),
+        ("model.res_proj.weight", "lacks the query of the final norm"),
+        ("model.res_norm.weight", "lacks the key norm of the final norm"),
+        ("model.layers.1.mlp.up_proj.weight", "lacks the tensor model.layers.1.mlp.up_proj"),
+        ("model.layers.1.attn.o_proj.weight", "lacks the tensor model.layers.1.self_attn.o_proj"),
+        ("model.norm.weight", "lacks the tensor model.norm.weight"),
+        ("lm_head.weight", "lacks the tensor lm_head.weight"),
+    ],
+)
+def test_missing_tensors(
+    name: str, sentence: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """A missing query is never taken as zero, a missing head never as tied."""
+    edit_tensors(folder, lambda tensors: tensors.pop(name))
+    assert sentence in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "sentence"),
+    [
+        # One layer too many: FLA's attention query of layer 5, numbered like the final site.
+        ("model.layers.5.attn_res_proj.weight", "model.res_proj.weight", "no site"),
+        ("model.layers.5.mlp_res_norm.weight", "model.res_norm.weight", "no site"),
+        ("model.layers.0.attn_res_bias", "model.res_norm.weight", "no site"),
+        ("model.final_res_proj.weight", "model.res_proj.weight", "no site"),
+        ("model.layers.5.mlp.up_proj.weight", "model.layers.4.mlp.up_proj.weight", "5 layers does"),
+        ("model.layers.0.attn.q_proj.bias", "model.res_norm.weight", "does not have"),
+        ("model.layers.0.attn.q_norm.weight", "model.res_norm.weight", "does not have"),
+    ],
+)
+def test_left_over_tensors(
+    name: str, like: str, sentence: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """A tensor that the configuration has no place for is named, never dropped."""
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[like].clone()}))
+    line = refused(folder)
+    assert "the checkpoint holds the " in line and name in line and sentence in line
+
+
+def test_res_tensors_of_a_model_with_standard_residuals(
+    folder: Path, refused: Callable[..., str]
+) -> None:
+    """A null block size beside trained queries would silently serve another function."""
+    edit_config(folder, attnres_block_size=None)
+    line = refused(folder)
+    assert "the AttnRes tensor model." in line and "no site" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sentence"),
+    [
+        ("model.layers.2.attn_res_proj.weight", (2, 64), "[2, 64]; expected [1, 64]"),
+        ("model.layers.2.attn_res_proj.weight", (64, 1), "[64, 1]; expected [1, 64]"),
+        ("model.layers.2.mlp_res_norm.weight", (32,), "[32]; expected [64]"),
+        ("model.layers.2.mlp_res_norm.weight", (1, 64), "[1, 64]; expected [64]"),
+        ("model.res_proj.weight", (1, 65), "[1, 65]; expected [1, 64]"),
+    ],
+)
+def test_misshapen_tensors(
+    name: str, shape: tuple[int, ...], sentence: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """Too many, too few, or turned round."""
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].new_zeros(shape)}))
+    line = refused(folder)
+    assert name in line and sentence in line
+
+
+def test_a_weight_that_is_turned_round(folder: Path, refused: Callable[..., str]) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].T.contiguous()}))
+    line = refused(folder)
+    assert name in line and "has the shape" in line
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.bool], ids=str)
+def test_quantised_tensors_of_which_config_json_says_nothing(
+    dtype: torch.dtype, folder: Path, refused: Callable[..., str]
+) -> None:
+    """vLLM would take the stored numbers for the weights, without their scales."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    line = refused(folder)
+    assert f"the tensor {name} holds" in line and "no quantization_config" in line
+
+
+def test_house_tensors_without_a_final_mix(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """A final query beside `final_mix: false` is left over."""
+    folder = write_house(tmp_path / "house", block_size=2)
+    validate.validate(folder)
+    edit_config(folder, attn_res={"block_size": 2, "final_mix": False})
+    line = refused(folder)
+    assert "model.output_attn_res_" in line and "no site" in line
+
+
+# --- files
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "last.ckpt", "weights.pth"])
+def test_pickles(name: str, folder: Path, refused: Callable[..., str]) -> None:
+    """A pickle is refused unread, by its name."""
+    (folder / WEIGHTS).unlink()
+    (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    line = refused(folder)
+    assert f"{name}, a pickle" in line and f"`attnres-serve convert {folder} DST`" in line
+
+
+def test_no_weights(folder: Path, refused: Callable[..., str]) -> None:
+    """A configuration alone."""
+    (folder / WEIGHTS).unlink()
+    assert "no *.safetensors file" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "size", [0, 4, 20, 500, 200_000, -1], ids=["empty", "length", "header", "header", "half", "end"]
+)
+def test_truncated_weights(size: int, folder: Path, refused: Callable[..., str]) -> None:
+    """Cut in the length field, in the header, in the data, and by a single byte."""
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:size])
+    assert f"{folder / WEIGHTS} is damaged or truncated" in refused(folder)
+
+
+def write_index(folder: Path, content: Any) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / f"{WEIGHTS}.index.json").write_text(text)
+
+
+def test_missing_shard(folder: Path, refused: Callable[..., str]) -> None:
+    """The index names a file that is not there."""
+    shard = "model-00002-of-00002.safetensors"
+    write_index(folder, {"weight_map": {"a": WEIGHTS, "b": shard}})
+    assert f"lacks the file {shard}" in refused(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", {}, {"weight_map": None}, {"weight_map": [1]}])
+def test_broken_index(content: Any, folder: Path, refused: Callable[..., str]) -> None:
+    """An index that cannot be read is said to be damaged."""
+    write_index(folder, content)
+    assert "index.json is damaged" in refused(folder)
+
+
+@pytest.mark.parametrize("value", [5, None, ["x"], ""], ids=repr)
+def test_index_that_names_no_file(value: Any, folder: Path, refused: Callable[..., str]) -> None:
+    """A shard's name of a wrong type is a missing file, not a crash."""
+    write_index(folder, {"weight_map": {"a": value}})
+    assert "lacks the file" in refused(folder)
+
+
+def test_a_tensor_in_two_files(folder: Path, refused: Callable[..., str]) -> None:
+    """Which one would be served depends on the order of reading."""
+    shutil.copyfile(folder / WEIGHTS, folder / "second.safetensors")
+    assert "is in more than one file" in refused(folder)
+
+
+# --- address and model id
+
+
+def test_port_in_use(folder: Path, refused: Callable[..., str]) -> None:
+    """Before vLLM has spent a minute on loading."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert f"127.0.0.1:{port} is in use" in refused(folder, "--port", port)
+
+
+@pytest.mark.parametrize("port", [70000, 65536, -1])
+def test_port_out_of_range(port: int, folder: Path, refused: Callable[..., str]) -> None:
+    """No such port; the resolver itself would take 70000 for 4464."""
+    assert f"{port} is no port; choose one from 0 to 65535" in refused(folder, f"--port={port}")
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "999.1.1.1", "x" * 64 + ".invalid"])
+def test_host_that_is_none(host: str, folder: Path, refused: Callable[..., str]) -> None:
+    """A name that does not resolve, an address that is none, a name that no resolver takes."""
+    assert f"{host}:8000 cannot be bound" in refused(folder, "--host", host)
+
+
+def test_the_checkpoint_is_judged_before_the_port(
+    tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """Of two mistakes the checkpoint's is told."""
+    assert "does not exist" in refused(tmp_path / "missing", "--port", "70000")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "~no-such-user/model", "a\0b"], ids=["long", "~", "0"])
+def test_names_that_no_system_call_takes(name: str, refused: Callable[..., str]) -> None:
+    """A name that the file system itself refuses is a sentence too."""
+    refused(name)
+
+
+def command(*arguments: Any) -> tuple[subprocess.CompletedProcess, str]:
+    """The real command, in a process of its own."""
+    child = subprocess.run(
+        [sys.executable, "-m", "attnres_serve", "serve", *map(str, arguments)],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert child.returncode == 2 and child.stdout == ""
+    assert child.stderr.startswith("attnres-serve: ") and child.stderr.count("\n") == 1
+    return child, child.stderr
+
+
+def test_the_command_itself(folder: Path) -> None:
+    """Exit status and the one line, as a shell sees them."""
+    edit_tensors(folder, lambda tensors: tensors.pop("model.res_proj.weight"))
+    _, line = command(folder)
+    assert "lacks the query of the final norm" in line
+
+
+def test_unknown_model_id() -> None:
+    """Offline, an id that is not in the cache is told apart from a path."""
+    _, line = command("nobody/no-such-attnres-model")
+    assert "nobody/no-such-attnres-model is neither a folder on this machine nor" in line
+
+
+# --- what is accepted
+
+
+@pytest.mark.parametrize("size", [10, 12, 1000])
+def test_block_as_large_as_the_model_and_larger(size: int, folder: Path) -> None:
+    """One block; the tensors are the same, so the same weights fit."""
+    edit_config(folder, attnres_block_size=size)
+    translation = validate.validate(folder).translation
+    assert translation is not None and translation.spec.block_starts == (0,)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qkv_bias": True, "kv_heads": None},
+        {"qk_norm": True, "tie": True},
+        {"block_size": None, "intermediate": None},
+    ],
+    ids=repr,
+)
+def test_variants_that_are_accepted(options: dict[str, Any], tmp_path: Path) -> None:
+    """The list of tensors to expect follows biases, norms, a tied head and standard residuals."""
+    translation = validate.validate(write_fla(tmp_path, **options)).translation
+    assert translation is not None
+    assert (translation.spec is None) == (options.get("block_size", 4) is None)
+
+
+def test_harmless_left_overs_are_accepted(folder: Path) -> None:
+    """Rotary tables, which old checkpoints carry, and a copy of a tied head."""
+    name = "model.layers.0.attn.rotary.rotary_emb.inv_freq"
+    edit_tensors(folder, lambda t: t.update({name: t["model.res_norm.weight"].clone()}))
+    assert validate.validate(folder).translation is not None
+
+
+def test_qwen3_without_a_head_size(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """Its default, 128, is no function of the other sizes."""
+    folder = write_house(tmp_path / "house", "qwen3", block_size=2)
+    edit_config(folder, "head_dim")
+    assert "head_dim is None; config.json must state it" in refused(folder)
+
+
+def test_no_name_where_there_is_no_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    """A wheel has no demo checkpoint."""
+    monkeypatch.setattr(launcher.attnres_serve, "__file__", str(tmp_path / "a" / "b.py"))
+    assert "no checkpoint was named" in refused()

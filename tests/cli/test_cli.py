@@ -1,0 +1,149 @@
+"""The command line as a person meets it: help, vLLM's flags on every build, completion."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import DEMO
+
+from attnres_serve import cli
+
+COMMANDS = ("serve", "check", "convert", "verify", "bench", "inspect")
+
+
+def run(*words: object, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "attnres_serve", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "80"} | environment,
+        timeout=180,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_has_examples_of_the_command(
+    command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each on a line of its own that can be copied, and of flags that there are."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    said = capsys.readouterr().out
+    assert not re.search(r" --\S*-\n", said)  # a flag that a line's end breaks
+    examples = said.rpartition("Examples:\n")[2].splitlines()
+    assert len(examples) >= 2
+    assert all(re.match(f"  attnres-serve {command} [^ ]", line) for line in examples)
+    vllms = {"--max-model-len", "--enforce-eager", "--served-model-name"}
+    assert set(re.findall(r" (--[\w-]+)", "\n".join(examples))) - vllms <= set(
+        re.findall(r"--[\w-]+", said.rpartition("Examples:")[0])
+    )
+
+
+def test_help_tells_of_examples_and_completion(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    said = capsys.readouterr().out
+    assert "\n  attnres-serve serve path/to/checkpoint" in said and "--print-completion" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "topic"),
+    [
+        (["serve", "--help=all"], "all"),
+        (["serve", "m", "--help", "ModelConfig"], "ModelConfig"),
+        (["serve", "-h", "all"], "all"),
+        (["serve", "--help"], None),
+        (["serve", "--help", "--port"], None),
+        (["check", "--help", "all"], None),
+        (["serve", "m", "--port", "1"], None),
+    ],
+)
+def test_the_topic_of_a_help(words: list[str], topic: str | None) -> None:
+    assert cli._topic(words) == topic
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "elsewhere"),
+    [
+        (["--help=all"], ["--max-model-len", "--tensor-parallel-size", "--ssl-keyfile"], []),
+        (["--help", "SchedulerConfig"], ["--max-num-seqs"], ["--ssl-keyfile"]),
+        (["--help=groups"], ["SchedulerConfig", "Frontend"], ["--max-num-seqs"]),
+    ],
+)
+def test_vllms_flags_are_shown(words: list[str], there: list[str], elsewhere: list[str]) -> None:
+    """By vLLM's parser, on its CPU build too, whose own command cannot start."""
+    pytest.importorskip("vllm")
+    done = run("serve", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(word in done.stdout for word in there)
+    assert not any(word in done.stdout for word in elsewhere)
+
+
+@pytest.fixture(scope="module")
+def script() -> str:
+    pytest.importorskip("shtab")
+    done = run("--print-completion", "bash")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "answers"),
+    [
+        (["insp"], {"inspect"}),
+        (["serve", "--attnres-alg"], {"--attnres-algorithm"}),
+        (["serve", "m", "--attnres-algorithm", "two"], {"two_phase"}),
+        (["serve", "m", "--enforce-eager", "--max-model"], {"--max-model-len"}),
+        (["bench", "m", "--tensor-par"], {"--tensor-parallel-size"}),
+        (["inspect", "--fr"], {"--from"}),
+        (["check", "exam"], {"examples"}),
+    ],
+)
+def test_bash_completes(words: list[str], answers: set[str], script: str) -> None:
+    """Commands, flags of ours and of vLLM's, their choices and folders; nothing else is started."""
+    pytest.importorskip("vllm")
+    asked = " ".join(["attnres-serve", *words])
+    shell = f"""{script}
+COMP_WORDS=({asked}) COMP_CWORD={len(words)} COMP_LINE="{asked}" COMP_POINT={len(asked)}
+_shtab_attnres_serve attnres-serve '{words[-1]}' '{words[-2:][0]}'
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(
+        ["/bin/bash", "--norc", "-c", shell],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(DEMO).parents[2],
+        env={"PATH": "/nowhere"},
+    )
+    assert (set(done.stdout.split()), done.stderr) == (answers, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_a_script_is_made_without_anything_heavy(shell: str) -> None:
+    pytest.importorskip("shtab")
+    code = f"""
+import sys
+from attnres_serve import cli
+try:
+    cli.main(["--print-completion", "{shell}"])
+finally:
+    assert not {{"torch", "vllm", "transformers"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_completion_without_its_library_is_one_sentence() -> None:
+    code = """
+import sys
+sys.modules["shtab"] = None
+from attnres_serve import cli
+sys.exit(cli.main(["--print-completion", "bash"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "shtab" in done.stderr and "extra completion" in done.stderr

@@ -1,0 +1,48 @@
+"""``make`` alone, and what `make serve` says before its server does."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(*words: str) -> str:
+    done = subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_make_alone_lists_the_targets() -> None:
+    """Those that are no part of another one, each with what it does."""
+    listed = set(re.findall(r"^  make (\S+) +\S", make(), re.M))
+    phony = " ".join(re.findall(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.M)).split()
+    assert listed - {"test-vllm-VERSION"} == {*phony} - {"help", "setup-test"}
+    assert make("help") == make()
+
+
+def test_make_serve_says_how_to_call_the_commands() -> None:
+    planned = make("--dry-run", "serve", "MODEL=m", "VENV=env")
+    assert "env/bin/attnres-serve check m" in planned and "env/bin/attnres-serve --help" in planned
+
+
+def test_a_setup_shows_that_it_goes_on(tmp_path: Path) -> None:
+    """By pip's own lines; stand-ins for Python and pip, with nothing installed."""
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+    python.chmod(0o755)
+    subprocess.run(
+        [ROOT / "requirements" / "setup.sh", "serve"],
+        env={"PATH": "/usr/bin:/bin", "VENV": str(tmp_path / "env"), "DEVICE": "cpu"},
+        check=True,
+        capture_output=True,
+    )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    (packages,) = [call for call in calls if "pins.txt" in call]
+    assert "--quiet" not in packages and "--progress-bar off" in packages
+
+
+def test_pictures_can_be_made_after_a_setup() -> None:
+    for name in ("cpu", "cuda"):
+        pins = (ROOT / "requirements" / f"{name}.txt").read_text()
+        assert re.search(r"^matplotlib==", pins, re.M) and re.search(r"^shtab==", pins, re.M)

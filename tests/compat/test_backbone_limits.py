@@ -1,0 +1,80 @@
+"""Settings that some of vLLM's layers cannot have with AttnRes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnres_serve.compat import backbone_limits
+from attnres_serve.errors import SettingError
+
+vllm = pytest.importorskip("vllm")
+
+MODELS = "vllm.model_executor.models"
+
+
+def config(dtype: torch.dtype = torch.bfloat16, split: bool = False, workers: int = 1):
+    return SimpleNamespace(
+        model_config=SimpleNamespace(dtype=dtype),
+        parallel_config=SimpleNamespace(
+            use_sequence_parallel_moe=split, tensor_parallel_size=workers
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "module", "sentence"),
+    [
+        (
+            {"dtype": torch.float16},
+            f"{MODELS}.deepseek_v2",
+            "--dtype is float16, in which vLLM's layers of this family scale the residual, and "
+            "AttnRes has none to scale; choose bfloat16 or float32.",
+        ),
+        (
+            {"split": True, "workers": 2},
+            f"{MODELS}.qwen3_next",
+            "expert parallelism with tensor and data parallelism splits the residual of this "
+            "family's layers over workers, which AttnRes does not support; leave one of the three "
+            "out.",
+        ),
+        (
+            {"workers": 4},
+            "vllm.models.minimax_m3.nvidia.model",
+            "--tensor-parallel-size is 4, with which vLLM's layers of this family norm within "
+            "their all-reduce and leave out the sites of AttnRes; serve it on one worker.",
+        ),
+    ],
+)
+def test_a_setting_is_refused_for_the_families_that_it_breaks(
+    given: dict, module: str, sentence: str
+) -> None:
+    with pytest.raises(SettingError) as raised:
+        backbone_limits.require_whole_residual(config(**given), module)
+    assert str(raised.value) == sentence
+    backbone_limits.require_whole_residual(config(**given), f"{MODELS}.llama")
+    backbone_limits.require_whole_residual(config(), module)
+
+
+def naming(folder: str, *texts: str) -> set[str]:
+    """Names of vLLM's model files, or of their packages, that contain a text."""
+    start = Path(vllm.__file__).parent / folder
+    return {
+        path.relative_to(start).with_suffix("").parts[0]
+        for path in start.rglob("*.py")
+        if any(text in path.read_text(encoding="utf-8") for text in texts)
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("residual *= 1.0 / self.routed_scaling_factor", "SCALES_RESIDUAL_IN_FLOAT16"),
+        ("residual = sequence_parallel_chunk(residual)", "SPLITS_RESIDUAL"),
+        ("self.use_fused_all_reduce", "FUSES_ALL_REDUCE"),
+    ],
+)
+def test_the_families_are_those_of_the_installed_vllm(text: str, known: str) -> None:
+    found = naming("model_executor/models", text)
+    assert found and found <= set(getattr(backbone_limits, known))

@@ -1,0 +1,146 @@
+"""Workarounds for layers that vLLM runs wrongly, or not at all, on CPU."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnres_serve.compat import prepare
+from attnres_serve.compat.workarounds import hybrid_prefix_caching, mla_blocks, rotary
+from attnres_serve.errors import SettingError
+
+pytest.importorskip("vllm")
+
+import vllm
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
+TOKENS, HEADS, SIZE, NOPE, LATENT = 7, 3, 64, 128, 512
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_every_head_of_latent_attention_is_rotated(heads: int, neox: bool, dtype) -> None:
+    """The shapes and strides that vLLM's latent attention gives the layer."""
+    rotary.rotate_every_head()
+    with set_current_vllm_config(VllmConfig()):
+        layer = RotaryEmbedding(SIZE, SIZE, 128, 10000.0, neox, dtype)
+    positions = torch.randperm(100)[:TOKENS]
+    whole = torch.randn(TOKENS, heads, NOPE + SIZE).to(dtype)
+    latent = torch.randn(TOKENS, LATENT + SIZE).to(dtype)
+
+    def parts() -> tuple[torch.Tensor, torch.Tensor]:
+        return whole.clone()[..., NOPE:], latent.clone()[:, LATENT:].unsqueeze(1)
+
+    wanted, found = (
+        layer.forward_native(positions, *parts()),
+        layer.forward_cpu(positions, *parts()),
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+    assert (wanted[0] - parts()[0]).abs().max() > 0.1  # it rotates
+
+
+@pytest.mark.parametrize("neox", [True, False])
+def test_other_calls_go_to_the_operator(neox: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the faster of the two, and writes to what it is given."""
+    rotary.rotate_every_head()
+    with set_current_vllm_config(VllmConfig()):
+        layer = RotaryEmbedding(SIZE, SIZE, 128, 10000.0, neox, torch.float32)
+    positions = torch.randperm(100)[:TOKENS]
+    query, key = torch.randn(TOKENS, HEADS * SIZE), torch.randn(TOKENS, SIZE)
+    wanted = layer.forward_native(positions, query.clone(), key.clone())
+    monkeypatch.setattr(RotaryEmbedding, "forward_native", None)
+    found = layer.forward_cpu(positions, query, key)
+    assert found[0] is query and found[1] is key
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    layer.forward_cpu(positions, query, None)
+
+
+def test_the_layer_is_replaced_once() -> None:
+    rotary.rotate_every_head()
+    once = RotaryEmbedding.forward_cpu
+    rotary.rotate_every_head()
+    assert RotaryEmbedding.forward_cpu is once
+
+
+def test_blocks_of_latent_attention_are_multiples_of_the_kernels() -> None:
+    """A hybrid model's block is 128 tokens or more."""
+    mla_blocks.accept_multiples()
+    accepted = [b for b in (None, 16, 24, 128, 144, 200) if CPUMLABackend.supports_block_size(b)]
+    assert accepted == [None, 16, 128, 144]
+    assert CPUMLABackend.get_supported_kernel_block_sizes() == [mla_blocks.KERNEL_BLOCK]
+
+
+class Model(ModelConfig):
+    """vLLM's configuration of a model that generates, as far as it is asked."""
+
+    pooler_config = None
+
+    def __init__(self, model_type: str, mla: bool = False) -> None:
+        self.hf_text_config = SimpleNamespace(model_type=model_type)
+        self.mla = mla
+
+    is_hybrid = property(lambda self: True)
+    use_mla = property(lambda self: self.mla)
+
+
+@pytest.mark.parametrize(
+    ("given", "supported"),
+    [
+        (("nemotron_h",), False),
+        (("granitemoehybrid",), False),
+        (("kimi_linear", True), False),
+        (("qwen3_next",), True),
+        (("lfm2",), True),
+    ],
+)
+def test_prefix_caching_is_off_by_default_where_it_cannot_run(
+    given: tuple, supported: bool
+) -> None:
+    hybrid_prefix_caching.off_by_default()
+    assert Model(*given).is_prefix_caching_supported is supported
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (("nemotron_h",), "Mamba2 layers"),
+        (("kimi_linear", True), "latent attention and linear layers"),
+    ],
+)
+def test_prefix_caching_that_is_asked_for_is_refused(
+    given: tuple, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine's configuration has it on by now only if it was asked for."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    config = SimpleNamespace(
+        model_config=Model(*given),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
+    )
+    with pytest.raises(SettingError) as raised:
+        prepare.engine(config)
+    assert str(raised.value) == (
+        f"--enable-prefix-caching is set, and vLLM cannot cache prefixes of models with {kind} on "
+        "CPU; leave it out."
+    )
+    config.cache_config.enable_prefix_caching = False
+    prepare.engine(config)
+
+
+def test_latent_attention_with_amx_keeps_prefix_caching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backend for AMX can continue a cached prefix."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert Model("kimi_linear", True).is_prefix_caching_supported
+    assert not Model("nemotron_h").is_prefix_caching_supported
+
+
+def test_all_hybrid_models_with_mamba2_layers_are_known() -> None:
+    """vLLM's files that build such layers, by their names."""
+    files = (Path(vllm.__file__).parent / "model_executor" / "models").glob("*.py")
+    found = {path.stem for path in files if "MambaMixer2(" in path.read_text(encoding="utf-8")}
+    assert found <= {*hybrid_prefix_caching.MAMBA2, "mamba2"} and "nemotron_h" in found

@@ -1,0 +1,629 @@
+"""The entry point: it registers what it must, touches nothing else, and never stops vLLM."""
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import GOLDENS, write_fla
+
+from attnres_serve import plugin, settings
+from attnres_serve.checkpoints import validate
+from attnres_serve.compat import decoder, host, openai_server, registry
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.families import FAMILIES
+from attnres_serve.kernels import backends
+from attnres_serve.kernels.cpp import backend as cpp_backend
+from attnres_serve.kernels.torch import backend as torch_backend
+from attnres_serve.model import backend as backend_choice
+from attnres_serve.model import config as model_config
+from attnres_serve.server import launcher
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = GOLDENS / "fla_transformer_block"
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """What we log by ``vllm``'s own logger, which does not propagate; its children are vLLM's."""
+    import vllm  # noqa: F401  its first import may set up the logger anew, without our handler
+
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.addFilter(lambda record: record.name == "vllm")
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # its first import may have been told to log errors only
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def python(script: str, *arguments: object, **env: str) -> Any:
+    """Run a script in a process of its own; returns what its last line says, as JSON."""
+    child = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"} | env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+# --- register
+
+
+def test_registering_twice_changes_nothing_more(warnings: list[str]) -> None:
+    """vLLM may load a plugin more than once in a process; the parser is wrapped only once."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.transformers_utils.config import _CONFIG_FORMAT_TO_CONFIG_PARSER as PARSERS
+
+    plugin.register()
+    once = PARSERS["hf"]
+    plugin.register()
+    assert PARSERS["hf"] is once and once.understands_attnres
+    assert not getattr(once.__base__, "understands_attnres", False)
+    for family in FAMILIES.values():
+        assert family.architecture in ModelRegistry.get_supported_archs()
+        hook = MODELS_CONFIG_MAP[family.architecture]
+        assert hook.verify_and_update_config is plugin.on_config
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (host, "unsupported_version"),
+        (registry, "install_config_parser"),
+        (registry, "register_architecture"),
+        (model_config, "register_model_types"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("hf"), ImportError("gone")])
+def test_register_never_raises(
+    module: Any, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """Whatever breaks inside, vLLM starts for all other models, and one warning says why."""
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, name, fail)
+    plugin.register()
+    (warning,) = warnings
+    assert type(error).__name__ in warning and str(error) in warning
+    assert "all other models are" in warning
+
+
+@pytest.mark.parametrize(
+    "version", ["0.26.1", "0.27.9", "0.34.0rc1", "0.40.0", "1.0", "1.28.0", "dev", ""]
+)
+def test_unsupported_versions(
+    version: str, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """One sentence with what was found and what is supported, and nothing is registered."""
+    import vllm
+
+    def fail(*arguments: object) -> None:
+        pytest.fail("something was registered")
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(model_config, "register_model_types", fail)
+    monkeypatch.setattr(registry, "install_config_parser", fail)
+    monkeypatch.setattr(registry, "register_architecture", fail)
+    plugin.register()
+    (warning,) = warnings
+    assert f"supports vLLM 0.28 to 0.32, found {version}: " in warning
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["0.28.0", "0.29.1", "0.31.0", "0.32.7", "0.32rc1", "0.32.1.dev3+g123", "0.32.0+cpu"],
+)
+def test_supported_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patch releases, candidates, development and local builds of the minor versions."""
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    assert host.unsupported_version() is None
+    assert host.untested_version() is None
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.33.2", "0.33.0rc1", "0.33.0.dev12+gabc1234"])
+def test_an_untested_version_is_allowed_with_a_warning(
+    version: str, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """One line, when an AttnRes checkpoint is configured; other models are not bothered."""
+    import vllm
+
+    said: list[str] = []
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(host, "logger", lambda: SimpleNamespace(warning=said.append))
+    plugin.register()
+    assert said == warnings == []
+    plugin.on_config(vllm_config(GOLDEN))
+    (warning,) = said
+    assert f"tested with vLLM 0.28 to 0.32 and not with {version}: " in warning
+    assert "\n" not in warning
+
+
+def test_a_tested_version_is_no_cause_for_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever vLLM these tests run with."""
+    monkeypatch.setattr(host, "logger", lambda: SimpleNamespace(warning=pytest.fail))
+    plugin.on_config(vllm_config(GOLDEN))
+
+
+def test_importing_the_plugin_is_cheap() -> None:
+    """vLLM imports it in every process; the heavy modules come only when it registers."""
+    script = """
+import sys, json, attnres_serve.plugin
+print(json.dumps([name for name in ("torch", "vllm", "transformers") if name in sys.modules]))
+"""
+    assert python(script) == []
+
+
+@pytest.mark.parametrize("name", ["torch.functions", "reference"])
+def test_kernels_are_importable_without_vllm(name: str) -> None:
+    """The functions can be used, and tested, where vLLM is not installed."""
+    script = """
+import sys, json, importlib
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "vllm":
+            raise ImportError("vllm is blocked")
+sys.meta_path.insert(0, Blocked())
+try:
+    import vllm
+    blocked = False
+except ImportError:
+    blocked = True
+module = importlib.import_module("attnres_serve.kernels." + sys.argv[1])
+print(json.dumps([blocked, "vllm" in sys.modules, hasattr(module, "rms_norm")]))
+"""
+    assert python(script, name) == [True, False, True]
+
+
+@pytest.mark.parametrize("folder", ["kernels", "server"])
+def test_linked_folders_are_namespace_packages(folder: str) -> None:
+    """No ``__init__.py``, so that the folders can be links into the package."""
+    assert (ROOT / folder).is_dir() and not (ROOT / folder / "__init__.py").exists()
+
+
+# --- recognising checkpoints
+
+RESOLVE = """
+import sys, json
+from vllm.transformers_utils.config import get_config
+if sys.argv[1] == "registered":
+    from attnres_serve.plugin import register
+    register()
+answers = []
+for trust in (True, False):
+    try:
+        config = get_config(sys.argv[2], trust_remote_code=trust)
+        found = [type(config).__name__, config.to_dict()]
+    except Exception as error:
+        found = [type(error).__name__, str(error)]
+    answers.append(found)
+print()
+print(json.dumps(answers))
+"""
+FOREIGN = """
+from transformers import PreTrainedConfig
+
+
+class FooConfig(PreTrainedConfig):
+    model_type = "transformer"
+"""
+
+
+def test_transformer_stays_free_for_foreign_repositories(tmp_path: Path) -> None:
+    """A repository with code of its own under this name resolves exactly as without the plugin.
+
+    Its keys are FLA's on purpose.
+    """
+    folder = write_fla(tmp_path / "foreign")
+    path = folder / "config.json"
+    auto_map = {"auto_map": {"AutoConfig": "configuration_foo.FooConfig"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | auto_map))
+    (folder / "configuration_foo.py").write_text(FOREIGN)
+    cache = str(tmp_path / "cache")
+    with_plugin = python(RESOLVE, "registered", folder, HF_HOME=cache, VLLM_PLUGINS="")
+    without = python(RESOLVE, "plain", folder, HF_HOME=cache, VLLM_PLUGINS="")
+    assert with_plugin == without
+    (trusted, content), (error, message) = with_plugin
+    assert trusted == "FooConfig" and content["attnres_block_size"] == 4
+    assert error != "FooConfig" and message
+
+
+BESIDE_FLA = """
+import sys, json
+order, folder, house = sys.argv[1:]
+if order == "fla first":
+    import fla.models
+from attnres_serve.plugin import register
+register()
+if order == "fla last":
+    import fla.models
+from transformers import AutoConfig
+from fla.models import TransformerConfig
+from vllm.transformers_utils.config import get_config
+config = AutoConfig.from_pretrained(folder)
+print()
+print(json.dumps([
+    type(config) is TransformerConfig,
+    config.attnres_block_size,
+    type(get_config(folder, trust_remote_code=False)).__name__,
+    type(AutoConfig.from_pretrained(folder)) is TransformerConfig,
+]))
+"""
+
+
+@pytest.mark.skipif(find_spec("fla") is None, reason="needs flash-linear-attention")
+@pytest.mark.parametrize("order", ["fla first", "fla last"])
+def test_beside_fla(order: str) -> None:
+    """FLA's own AutoConfig keeps the name `transformer`; vLLM gets ours, in either order."""
+    found = python(BESIDE_FLA, order, GOLDEN, "", VLLM_PLUGINS="")
+    assert found == [True, 4, "LlamaConfig", True]
+
+
+# --- on_config
+
+
+@pytest.fixture(autouse=True)
+def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Model ids, with their revisions, whose headers would have been fetched."""
+    calls: list[tuple] = []
+    monkeypatch.setattr(validate, "validate_hub", lambda *arguments: calls.append(arguments))
+    return calls
+
+
+def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace:
+    """As much of a VllmConfig as the hook reads."""
+    values: dict[str, Any] = {
+        "additional_config": {},
+        "speculative_config": None,
+        "load_config": SimpleNamespace(load_format="auto"),
+        "parallel_config": SimpleNamespace(
+            worker_extension_cls="",
+            data_parallel_size=1,
+            tensor_parallel_size=1,
+            use_sequence_parallel_moe=False,
+        ),
+        "lora_config": None,
+        "cache_config": SimpleNamespace(enable_prefix_caching=False),
+        "model_config": SimpleNamespace(
+            model=str(model),
+            revision="v2",
+            runner_type="generate",
+            dtype=torch.bfloat16,
+            hf_config=SimpleNamespace(
+                attn_res_format="fla", architectures=["AttnResLlamaForCausalLM"]
+            ),
+        ),
+    }
+    return SimpleNamespace(**values | changes)
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "medusa", "draft_model", "suffix", None]
+)
+def test_speculation_that_is_refused(method: str | None) -> None:
+    """Whatever looks inside the target model, or was never tried, is refused by its name."""
+    config = vllm_config(speculative_config=SimpleNamespace(method=method))
+    if method is None:
+        plugin.on_config(config)
+        return
+    with pytest.raises(SettingError, match=f"by '{method}' is not supported.*supported: ngram"):
+        plugin.on_config(config)
+    assert config.load_config.load_format == "auto"
+
+
+@pytest.mark.parametrize("flag", [{"runner": "pooling"}, {"convert": "classify"}], ids=str)
+def test_other_tasks_are_refused(flag: dict[str, str]) -> None:
+    """vLLM would derive another class from ours, under a name that is none of a backbone."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    plugin.register()
+    with pytest.raises(ValueError, match="classification and scoring are not supported with Attn"):
+        EngineArgs(model=str(GOLDEN), max_model_len=64, **flag).create_engine_config()
+
+
+def test_ngram_is_accepted_and_the_configuration_is_completed() -> None:
+    """The weights are pinned to safetensors, and the workers get our extension."""
+    config = vllm_config(GOLDEN, speculative_config=SimpleNamespace(method="ngram"))
+    plugin.on_config(config)
+    assert config.load_config.load_format == "safetensors"
+    assert config.parallel_config.worker_extension_cls == "attnres_serve.worker.WorkerExtension"
+
+
+@pytest.mark.parametrize(("name", "whose"), [("fla", "FLA"), ("nanogpt", "nanoGPT")])
+def test_lora_with_other_names_is_refused(name: str, whose: str) -> None:
+    """vLLM would apply the part of an adapter whose names it knows and drop the rest."""
+    config = vllm_config(lora_config=SimpleNamespace())
+    config.model_config.hf_config.attn_res_format = name
+    with pytest.raises(SettingError, match=f"LoRA .* {whose}'s"):
+        plugin.on_config(config)
+
+
+def test_overrides_in_the_checkpoints_own_keys_take_effect() -> None:
+    """`--hf-overrides` is applied before the translation, or it would be ignored silently."""
+    from vllm.transformers_utils.config import get_config
+
+    plugin.register()
+    overrides = {"attnres_block_size": 2, "norm_eps": 1e-3}
+    config = get_config(str(GOLDEN), trust_remote_code=False, hf_overrides_kw=overrides)
+    assert config.attn_res["block_starts"] == [0, 2, 4, 6, 8]
+    assert config.rms_norm_eps == config.attn_res["key_norm_eps"] == 1e-3
+
+
+def test_what_the_user_chose_is_kept() -> None:
+    """A load format and a worker extension of the user's own have precedence."""
+    config = vllm_config(GOLDEN)
+    config.load_config.load_format = "dummy"
+    config.parallel_config.worker_extension_cls = "my.Extension"
+    plugin.on_config(config)
+    assert config.load_config.load_format == "dummy"
+    assert config.parallel_config.worker_extension_cls == "my.Extension"
+
+
+def test_weights_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
+    """A local folder is inspected, unless its weights will not be read."""
+    folder = write_fla(tmp_path)
+    plugin.on_config(vllm_config(folder))
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
+        plugin.on_config(vllm_config(folder))
+    plugin.on_config(vllm_config(folder, load_config=SimpleNamespace(load_format="dummy")))
+
+
+def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> None:
+    """By its headers, which are not needed where the weights are not read."""
+    plugin.on_config(vllm_config(load_config=SimpleNamespace(load_format="dummy")))
+    assert asked_of_the_hub == []
+    plugin.on_config(vllm_config())
+    assert asked_of_the_hub == [("some/model", "v2")]
+
+
+@pytest.mark.parametrize(
+    ("additional_config", "sentence"),
+    [
+        ({"attnres_algorithm": "fast"}, "attnres_algorithm is 'fast'; expected one of single_pass"),
+        ({"attnres_algorithm": None}, "attnres_algorithm is None"),
+        ({"attnres_algorithm": ["auto"]}, r"attnres_algorithm is \['auto'\]"),
+        ({"attnres_algoritm": "auto"}, "the unknown key 'attnres_algoritm'"),
+        ({"attnres_block_size": 4}, "the unknown key 'attnres_block_size'"),
+        (
+            {"attnres_backend": "cuda"},
+            "attnres_backend is 'cuda'; expected one of cpp, torch, triton, auto",
+        ),
+        ({"attnres_trace": False}, "attnres_trace is False; expected one of on, off, auto"),
+        (SimpleNamespace(), "expected a JSON object"),  # could not be given the backend
+    ],
+)
+def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: str) -> None:
+    """A misspelt setting of ours is never ignored."""
+    with pytest.raises(SettingError, match=sentence):
+        plugin.on_config(vllm_config(additional_config=additional_config))
+
+
+@pytest.mark.parametrize(
+    ("additional_config", "wanted"),
+    [
+        ({}, "single_pass"),
+        (None, "single_pass"),
+        ({"attnres_algorithm": "auto"}, "single_pass"),
+        ({"attnres_algorithm": "two_phase", "other_plugin": 1}, "two_phase"),
+        ({"attnres_algorithm": "single_pass"}, "single_pass"),
+    ],
+    ids=str,
+)
+def test_algorithms(additional_config: Any, wanted: str) -> None:
+    """The default, the names, and the keys of others."""
+    assert settings.algorithm(additional_config) == wanted
+
+
+def test_traces_are_turned_off_by_a_flag() -> None:
+    """And by the key that it becomes; without it they are on."""
+    parser = argparse.ArgumentParser()
+    settings.add_arguments(parser)
+    assert settings.given(parser.parse_args(["--disable-trace"])) == {"attnres_trace": "off"}
+    assert settings.given(parser.parse_args([])) == {}
+    assert not settings.traces({"attnres_trace": "off"})
+    assert settings.traces({"attnres_trace": "on"}) and settings.traces(None)
+
+
+# --- VLLM_PLUGINS
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend that plugins are installed, by group."""
+
+    def install(**groups: list[str]) -> None:
+        def entry_points(group: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name=name) for name in groups.get(group.split(".")[1], [])]
+
+        monkeypatch.setattr(launcher, "entry_points", entry_points)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("current", "wanted"),
+    [
+        ("", "attnres"),
+        ("attnres", "attnres"),
+        ("mine", "mine,attnres"),
+        ("mine,,yours,mine", "mine,yours,attnres"),
+        ("attnres,mine", "attnres,mine"),
+    ],
+)
+def test_plugins_that_the_user_named(
+    current: str, wanted: str, installed: Callable[..., None]
+) -> None:
+    """The user's choice is kept and ours is added; what else is installed stays off."""
+    installed(general_plugins=["other"])
+    assert launcher.allowed_plugins(current) == wanted
+
+
+def test_plugins_when_none_were_named(installed: Callable[..., None]) -> None:
+    """Without the variable vLLM loads all but endpoint plugins; they stay, and ours joins them."""
+    installed(
+        general_plugins=["attnres", "lora"],
+        platform_plugins=["npu"],
+        io_processor_plugins=["lora"],
+        stat_logger_plugins=["stats"],
+        endpoint_plugins=["others_routes"],
+    )
+    assert launcher.allowed_plugins(None) == "attnres,lora,npu,stats"
+    installed()
+    assert launcher.allowed_plugins(None) == "attnres"
+
+
+def test_flags_that_the_server_is_not_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second model, a value that vLLM refuses, and a version of vLLM that is not supported."""
+    name = str(GOLDENS / "fla_transformer_block")
+    with pytest.raises(SettingError, match="found the model 'other' among the flags"):
+        openai_server.run_server(name, {}, ["other"], {})
+    monkeypatch.setattr(host, "unsupported_version", lambda: "too old.")
+    with pytest.raises(SettingError, match="too old"):
+        openai_server.run_server(name, {}, [], {})
+
+
+def test_the_cpp_backend_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, not replaced, where it was asked for."""
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
+    with pytest.raises(SettingError, match="the cpp backend runs on CPU only"):
+        backend_choice.choose(config)
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "asked", "expected"),
+    [
+        (False, "auto", "triton"),
+        (False, "triton", "triton"),
+        (False, "torch", "which the torch backend does not heed; choose the triton backend."),
+        (True, "auto", "vLLM's kernels for it are for GPUs; unset it."),
+        (True, "triton", "vLLM's kernels for it are for GPUs; unset it."),
+    ],
+)
+def test_the_batch_invariant_mode(
+    on_cpu: bool, asked: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend whose numbers do not depend on the batch is chosen, or the mode is refused."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(backends, "load", lambda name: name)
+    config = SimpleNamespace(additional_config={"attnres_backend": asked})
+    if expected in backends.BACKENDS:
+        assert backend_choice.choose(config) == (expected, expected)
+        assert config.additional_config == {"attnres_backend": expected}
+    else:
+        with pytest.raises(SettingError, match=f"VLLM_BATCH_INVARIANT is set, .*{expected}"):
+            backend_choice.choose(config)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Warnings of one worker on CPU, whose vLLM has no other."""
+    from vllm import distributed
+
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_group", lambda: SimpleNamespace(world_size=1))
+    found: list[str] = []
+    logger = SimpleNamespace(warning=lambda message, *values: found.append(message % values))
+    monkeypatch.setattr(host, "logger", lambda: logger)
+    return found
+
+
+def test_no_compiler(said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By itself the torch backend is chosen, with one warning; cpp by name is refused."""
+    monkeypatch.setattr(cpp_backend, "_ready", False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for given in (None, {"attnres_backend": "auto"}):
+        config = SimpleNamespace(additional_config=given)
+        assert backend_choice.choose(config) == ("torch", torch_backend)
+        assert config.additional_config == {"attnres_backend": "torch"}
+        sentence = said.pop()
+        assert sentence.startswith(
+            "AttnRes runs on the slower torch backend: the C++ backend could"
+        )
+        assert "install a C++ compiler" in sentence and not said
+    config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
+    with pytest.raises(SettingError, match="install a C\\+\\+ compiler such as g\\+\\+, or choose"):
+        backend_choice.choose(config)
+    assert not said
+
+
+def test_another_worker_without_a_compiler(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers run on the same backend."""
+    monkeypatch.setattr(decoder, "all_workers", lambda flag: False)
+    config = SimpleNamespace(additional_config=None)
+    assert backend_choice.choose(config) == ("torch", torch_backend)
+    (sentence,) = said
+    assert "another worker could not load the cpp backend" in sentence
+
+
+@pytest.mark.parametrize("flags", [(True, True), (True, False), (False, True), (False, False)])
+def test_workers_agree(flags: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them, here in two threads: what is true on one is not enough."""
+    from vllm import distributed
+
+    own, store = threading.local(), torch.distributed.HashStore()
+    monkeypatch.setattr(distributed, "get_world_group", lambda: own.group)
+
+    def work(rank: int) -> bool:
+        gloo = torch.distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+        own.group = SimpleNamespace(world_size=2, cpu_group=gloo)
+        return decoder.all_workers(flags[rank])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, range(2))) == [all(flags)] * 2
+
+
+AMX = """
+import ctypes
+from attnres_serve.compat.workarounds import amx
+def permitted():  # arch_prctl(ARCH_GET_XCOMP_PERM), bit 18: the tile data of AMX
+    mask = ctypes.c_ulong(0)
+    assert ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(mask)) == 0
+    return bool(mask.value >> 18 & 1)
+before = permitted()
+amx.permit_amx()
+print(before, permitted())
+"""
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or not torch.cpu._is_amx_tile_supported(),
+    reason="a processor without AMX, or not the one that computes",
+)
+def test_amx_is_asked_for():
+    """vLLM's attention does not, and the process would end at its first short prompt."""
+    command = [sys.executable, "-W", "ignore", "-c", AMX]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.split()[-2:] == ["False", "True"]

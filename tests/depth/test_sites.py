@@ -1,0 +1,242 @@
+"""The specification and the schedule made from it: which sources every site reads."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+
+EPS = 1e-6
+Source = tuple[str, ...]  # what was added up to make it
+
+# Layers, block size in sublayers, starts.
+UNIFORM = [
+    (3, 1, (0, 1, 2, 3, 4, 5)),
+    (4, 2, (0, 2, 4, 6)),
+    (4, 4, (0, 4)),
+    (6, 6, (0, 6)),
+    # The last block is short: by two sublayers, by one, by all but one.
+    (5, 4, (0, 4, 8)),
+    (4, 3, (0, 3, 6)),
+    (3, 5, (0, 5)),
+    # As large as the model, and larger: one block.
+    (3, 6, (0,)),
+    (3, 7, (0,)),
+    (3, 10**6, (0,)),
+    (1, 1, (0, 1)),
+    (1, 2, (0,)),
+]
+
+
+def canonical_sources(spec: AttnResSpec) -> list[list[Source]]:
+    """The pseudocode of the two functions, word for word."""
+    return (cumulative_sources if spec.cumulative else reset_sources)(
+        spec.layout.num_layers, spec.block_starts
+    )
+
+
+def cumulative_sources(num_layers: int, starts: tuple[int, ...]) -> list[list[Source]]:
+    """The embedding is block 0 and the first partial sum, which is copied and never reset."""
+    completed: list[Source] = [("embedding",)]
+    partial: Source = ("embedding",)
+    read = []
+    for s in range(2 * num_layers):
+        read.append([*completed, partial])
+        partial += (f"sublayer {s}",)
+        if s + 1 in starts:
+            completed.append(partial)
+    read.append([*completed, partial])
+    return read
+
+
+def reset_sources(num_layers: int, starts: tuple[int, ...]) -> list[list[Source]]:
+    """ "Read, then close the block"."""
+    completed: list[Source] = []
+    partial: Source | None = ("embedding",)
+    read = []
+    for s in range(2 * num_layers):
+        read.append([*completed, partial])
+        if s in starts:
+            completed.append(partial)
+            partial = None
+        y = (f"sublayer {s}",)
+        partial = y if partial is None else partial + y
+    read.append([*completed, partial])
+    return read
+
+
+def scheduled_sources(spec: AttnResSpec) -> list[list[Source]]:
+    """What the sites read when each adds its input, closes the block it must close, and reads."""
+    blocks: list[Source] = []
+    partial: Source = ()
+    read = []
+    for site in sites(spec):
+        partial += (f"sublayer {site.index - 1}" if site.index else "embedding",)
+        if site.opens_block:
+            blocks.append(partial)
+            partial = partial if site.cumulative else ()
+        assert site.num_blocks == len(blocks)
+        assert site.reads_partial == bool(partial)
+        assert site.num_sources == len(blocks) + bool(partial)
+        read.append([*blocks, partial] if site.reads_partial else list(blocks))
+    return read
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> AttnResSpec:
+    layers = draw(st.integers(1, 12))
+    rest = draw(st.sets(st.integers(1, 2 * layers - 1)))
+    starts = (0, *sorted(rest))
+    final_mix, cumulative = draw(st.booleans()), draw(st.booleans())
+    shared = draw(st.sampled_from([None, "layer", "block"]))
+    return AttnResSpec(Layout.of(layers), starts, EPS, final_mix, cumulative, shared_queries=shared)
+
+
+@pytest.mark.parametrize(("layers", "size", "starts"), UNIFORM)
+def test_uniform_blocks(layers: int, size: int, starts: tuple[int, ...]) -> None:
+    """A block size becomes the starts it means, short last block and one big block included."""
+    spec = AttnResSpec.uniform(Layout.of(layers), size, EPS)
+    assert spec.block_starts == starts
+    assert spec.num_blocks == len(starts)
+    assert spec.is_full == (size == 1)
+
+
+@pytest.mark.parametrize(("layers", "size", "starts"), UNIFORM)
+def test_uniform_blocks_read_the_canonical_sources(
+    layers: int, size: int, starts: tuple[int, ...]
+) -> None:
+    """The schedule of a uniform spec exposes what the canonical pseudocode exposes."""
+    spec = AttnResSpec.uniform(Layout.of(layers), size, EPS)
+    assert scheduled_sources(spec) == reset_sources(layers, starts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs())
+def test_any_starts_read_the_canonical_sources(spec: AttnResSpec) -> None:
+    """Uneven starts too: the same sources, in the same order, at every site."""
+    assert scheduled_sources(spec) == canonical_sources(spec)
+
+
+@settings(max_examples=50, deadline=None)
+@given(specs())
+def test_every_output_is_read_exactly_once(spec: AttnResSpec) -> None:
+    """The sources together, or a cumulative sum alone, hold each earlier output once, in order."""
+    for index, sources in enumerate(scheduled_sources(spec)):
+        read = [part for source in sources for part in source]
+        every = ["embedding", *(f"sublayer {s}" for s in range(index))]
+        assert (list(sources[-1]) if spec.cumulative else read) == every
+
+
+def test_sources_of_a_small_model_by_hand() -> None:
+    """Two layers with blocks of three sublayers, written out by a person."""
+    a, b, c, d, e = "embedding", "sublayer 0", "sublayer 1", "sublayer 2", "sublayer 3"
+    assert scheduled_sources(AttnResSpec.uniform(Layout.of(2), 3, EPS)) == [
+        [(a,)],
+        [(a,), (b,)],
+        [(a,), (b, c)],
+        [(a,), (b, c, d)],
+        [(a,), (b, c, d), (e,)],
+    ]
+
+
+def test_cumulative_sources_by_hand() -> None:
+    """Blocks of two sublayers; the copy and the sum that goes on are two sources."""
+    a, b, c, d = "embedding", "sublayer 0", "sublayer 1", "sublayer 2"
+    assert scheduled_sources(AttnResSpec.uniform(Layout.of(2), 2, EPS, cumulative=True))[:4] == [
+        [(a,), (a,)],
+        [(a,), (a, b)],
+        [(a,), (a, b, c), (a, b, c)],
+        [(a,), (a, b, c), (a, b, c, d)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shared", "owners"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 6]),
+        ("layer", [0, 0, 2, 2, 4, 4, 6]),
+        ("block", [0, 0, 0, 3, 3, 5, 6]),
+    ],
+)
+def test_shared_queries(shared: str | None, owners: list[int]) -> None:
+    """The first site of a layer or block has the tensors; the final site has its own."""
+    spec = AttnResSpec(Layout.of(3), (0, 3, 5), EPS, shared_queries=shared)
+    assert [site.tensors for site in sites(spec)] == owners
+
+
+@pytest.mark.parametrize("final_mix", [True, False])
+def test_only_the_final_site_can_be_without_a_mix(final_mix: bool) -> None:
+    """`final_mix` false takes the mix from the last site and from no other."""
+    *others, final = sites(AttnResSpec.uniform(Layout.of(3), 2, EPS, final_mix))
+    assert all(site.mixes for site in others)
+    assert final.mixes is final_mix
+
+
+def test_a_spec_survives_the_house_dictionary() -> None:
+    """What `to_house` writes, `from_house` reads, whatever the base's eps."""
+    spec = AttnResSpec(Layout.of(4), (0, 1, 5), 3e-5, False, True, True, 0.5, "block")
+    assert AttnResSpec.from_house(spec.to_house(), Layout.of(4), 1e-6) == spec
+    assert set(AttnResSpec(Layout.of(4), (0,), 3e-5).to_house()) == {"block_starts", "key_norm_eps"}
+
+
+def test_house_defaults() -> None:
+    """The final mix is on and the key norm has the base's eps unless the dictionary says other."""
+    two = Layout.of(2)
+    assert AttnResSpec.from_house({"block_size": 2}, two, 7e-6) == AttnResSpec(two, (0, 2), 7e-6)
+    other = {"block_starts": [0, 3], "final_mix": False, "key_norm_eps": 1e-3}
+    assert AttnResSpec.from_house(other, two, 7e-6) == AttnResSpec(two, (0, 3), 1e-3, False)
+
+
+REFUSED_HOUSE: list[tuple[Any, str]] = [
+    *(
+        ({"block_size": value}, f"the block size is {value!r}; expected a whole number")
+        for value in (0, -4, True, False, 2.0, "4", None, [4])
+    ),
+    *(
+        ({"block_starts": value}, "expected whole sublayer numbers that begin with 0")
+        for value in ([], [1], [2, 4], [0, 2.0], [0, True], [False, 2], [0, "2"], [0, None], [-1])
+    ),
+    *(
+        ({"block_starts": value}, f"block_starts is {value!r}; expected a list")
+        for value in (0, "0", None, {"0": 1}, True)
+    ),
+    ({"block_starts": [0, 4, 2]}, "[0, 4, 2]; expected ascending numbers"),
+    ({"block_starts": [0, 2, 2]}, "[0, 2, 2]; expected ascending numbers"),
+    ({"block_starts": [0, -2]}, "[0, -2]; expected ascending numbers"),
+    ({"block_starts": [0, 6]}, "ends with 6, but the model has only 6 sublayers"),
+    ({"block_starts": [0, 2, 99]}, "ends with 99, but the model has only 6 sublayers"),
+    ({"block_size": 2, "blocksize": 4}, "the unknown key 'blocksize'"),
+    ({"block_size": 2, "num_layers": 3}, "the unknown key 'num_layers'"),
+    ({"block_size": 2, "block_starts": [0, 2]}, "exactly one of block_size"),
+    ({}, "exactly one of block_size"),
+    ({"final_mix": True}, "exactly one of block_size"),
+    *(
+        ({"block_size": 2, "final_mix": value}, f"final_mix is {value!r}; expected true or false")
+        for value in (0, 1, None, "false")
+    ),
+    ({"block_size": 2, "cumulative": 1}, "cumulative is 1; expected true or false"),
+    ({"block_size": 2, "recency_bias": 3.0}, "recency_bias is 3.0; expected true or false"),
+    *(
+        ({"block_size": 2, key: value}, f"attn_res.{key} is {value!r}; expected a positive number")
+        for key in ("key_norm_eps", "logit_scale")
+        for value in (0, -1e-6, True, "1e-6", None, float("nan"), float("inf"))
+    ),
+    *(
+        ({"block_size": 2, "shared_queries": value}, "expected null, 'layer' or 'block'")
+        for value in ("head", True, ["layer"], 1, "")
+    ),
+    *((value, f"attn_res is {value!r}; expected an object") for value in (None, 4, [4], "4", True)),
+]
+
+
+@pytest.mark.parametrize(("attn_res", "sentence"), REFUSED_HOUSE, ids=repr)
+def test_house_dictionaries_that_are_refused(attn_res: Any, sentence: str) -> None:
+    """Each mistake raises the one error, with what was found in it."""
+    with pytest.raises(CheckpointError) as caught:
+        AttnResSpec.from_house(attn_res, Layout.of(3), EPS)
+    assert sentence in str(caught.value)

@@ -1,0 +1,224 @@
+"""Random checkpoints through the engine against independent float64 models: other shapes and scales
+and variants of every format, zero queries, and plain vLLM where the two must be equal."""
+
+import itertools
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import in_process
+import pytest
+import torch
+from checkpoints import (
+    write_fla,
+    write_house,
+    write_kimi_names,
+    write_mode,
+    write_standard,
+    write_titan,
+)
+from goldens import check_against, check_all_against, check_executed
+from jobs import engine_job, fresh_prompts, run_named
+from serving import DEMO
+
+from attnres_serve.checkpoints.convert.command import convert
+from attnres_serve.settings import ALGORITHMS
+from attnres_serve.verify.oracle import load
+
+pytestmark = pytest.mark.engine
+
+# What each checkpoint stresses.
+CHECKPOINTS = {
+    "house_llama_full": (write_house, {"base": "llama", "layers": 3, "block_size": 1}),
+    "house_llama_s2": (write_house, {"base": "llama", "layers": 4, "block_size": 2}),
+    "house_qwen2_s4_short_last": (write_house, {"base": "qwen2", "layers": 5, "block_size": 4}),
+    "house_qwen3_s6": (write_house, {"base": "qwen3", "layers": 6, "block_size": 6}),
+    "house_odd_size": (write_house, {"base": "llama", "layers": 4, "block_size": 3}),
+    "house_uneven": (write_house, {"base": "qwen3", "layers": 4, "block_starts": [0, 1, 5]}),
+    "house_one_block": (write_house, {"base": "llama", "layers": 3, "block_size": 100}),
+    "house_one_layer": (write_house, {"base": "qwen2", "layers": 1, "block_size": 1}),
+    "house_no_final_mix": (
+        write_house,
+        {"base": "llama", "layers": 4, "block_size": 4, "final_mix": False},
+    ),
+    "house_key_eps_tied": (
+        write_house,
+        {"base": "llama", "layers": 3, "block_size": 2, "key_norm_eps": 1e-2, "tie": True},
+    ),
+    "house_small_scale": (
+        write_house,
+        {"base": "qwen3", "layers": 4, "block_size": 2, "scale": 0.02},
+    ),
+    "fla_gqa": (write_fla, {"block_size": 4, "kv_heads": 1}),
+    "fla_mha_bias_null_sizes": (
+        write_fla,
+        {"block_size": 2, "kv_heads": None, "intermediate": None, "qkv_bias": True},
+    ),
+    "fla_qk_norm_bias_tied": (
+        write_fla,
+        {"block_size": 1, "layers": 3, "qk_norm": True, "qkv_bias": True, "tie": True},
+    ),
+    "fla_window": (write_fla, {"block_size": 4, "window_size": 24}),
+    "fla_window_qk_norm": (write_fla, {"block_size": 2, "window_size": 24, "qk_norm": True}),
+    "fla_window_bias": (write_fla, {"block_size": 2, "window_size": 24, "qkv_bias": True}),
+    "fla_standard_twin": (write_fla, {"block_size": None, "qk_norm": True}),
+    "house_variants": (
+        write_house,
+        {
+            "base": "qwen2",
+            "layers": 4,
+            "block_starts": [0, 1, 5],
+            "attn_res": {
+                "cumulative": True,
+                "recency_bias": True,
+                "logit_scale": 0.5,
+                "shared_queries": "block",
+            },
+        },
+    ),
+    "house_bias_on_blocks": (
+        write_house,
+        {
+            "base": "llama",
+            "layers": 3,
+            "block_size": 3,
+            "attn_res": {"recency_bias": True, "shared_queries": "layer"},
+        },
+    ),
+    "house_qk_norm_eps": (
+        write_house,
+        {"base": "qwen3", "layers": 2, "block_size": 2, "qk_norm_eps": 0.1},
+    ),
+    "qwen3_ar": (write_kimi_names, {"layers": 5, "block_layers": 2}),
+    "qwen3_ar_no_route_tied": (
+        write_kimi_names,
+        {"layers": 3, "block_layers": 1, "output_route": False, "tie": True},
+    ),
+    "qwen3_ar_standard_twin": (write_kimi_names, {"block_layers": None}),
+    "open_attnres_short_last": (
+        write_mode,
+        {"layers": 5, "num_blocks": 3, "cumulative": True, "heads": 4, "kv_heads": 2},
+    ),
+    "open_attnres_full_small_scale": (
+        write_mode,
+        {"layers": 3, "mode": "full", "cumulative": True, "scale": 0.02},
+    ),
+    "delta_attnres_llama": (write_mode, {"base": "llama", "layers": 5, "num_blocks": 2}),
+    "delta_attnres_full_tied": (write_mode, {"layers": 3, "mode": "full", "tie": True}),
+    "torchtitan_floor": (write_titan, {"layers": 5, "num_blocks": 2}),
+    "torchtitan_more_blocks": (write_titan, {"layers": 3, "num_blocks": 2}),
+}
+
+
+def algorithm_of(name: str) -> str | None:
+    """The algorithm that a checkpoint is served with, None for a standard-residual twin.
+
+    One each, in turn, to save time: test_site_norm.py has all of them for any specification.
+    """
+    if name.endswith("standard_twin"):
+        return None
+    return ALGORITHMS[list(CHECKPOINTS).index(name) % len(ALGORITHMS)]
+
+
+# One of every format and of every base, blocks of one and of several sublayers, a short last block,
+# a window, and what only some formats have: in an engine, which batches, caches and goes on.
+IN_ENGINES = (
+    "house_llama_full",
+    "house_qwen2_s4_short_last",
+    "house_uneven",
+    "house_variants",
+    "fla_window_bias",
+    "fla_standard_twin",
+    "qwen3_ar",
+    "open_attnres_short_last",
+    "delta_attnres_full_tied",
+    "torchtitan_more_blocks",
+)
+OTHERS = tuple(name for name in CHECKPOINTS if name not in IN_ENGINES)
+
+
+def write(root: Path, name: str) -> Path:
+    """Write a checkpoint with a seed that is new."""
+    maker, options = CHECKPOINTS[name]
+    maker(root / name, seed=random.randrange(10**6), **options)
+    return root / name
+
+
+def run_in_engines(root: Path, names: Iterable[str]) -> tuple[Path, dict[str, Any]]:
+    """Serve checkpoints in one process: job and result by name."""
+    random.seed()  # fresh prompts; a failure prints what it needs
+    jobs = {
+        name: engine_job(write(root, name), fresh_prompts((7, 190)), algorithm_of(name))
+        for name in names
+    }
+    return root, run_named(jobs, root / "run")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    return run_in_engines(tmp_path_factory.mktemp("checkpoints"), IN_ENGINES)
+
+
+@pytest.fixture(scope="module")
+def others_served(tmp_path_factory):
+    return run_in_engines(tmp_path_factory.mktemp("others"), OTHERS)
+
+
+def check_served(root: Path, runs: dict[str, Any], name: str) -> None:
+    (job, result), algorithm = runs[name], algorithm_of(name)
+    check_all_against(load(root / name), job, result)
+    if algorithm:
+        check_executed(result, algorithm, compiled=False)
+
+
+@pytest.mark.parametrize("name", IN_ENGINES)
+def test_random_checkpoint_equals_the_float64_model(served, name):
+    check_served(*served, name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_checkpoint_equals_the_float64_model(others_served, name):
+    check_served(*others_served, name)
+
+
+@pytest.fixture(scope="module")
+def world():
+    with in_process.world(DEMO):
+        yield
+
+
+def pass_over(folder: Path, prompt: list[int], options: dict[str, str]) -> dict[str, list]:
+    """The logprobs of a prompt, as an engine's answer of no token has them."""
+    logprobs = in_process.serve(folder, prompt, additional_config=options)
+    of_tokens = logprobs[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    return {"tokens": [], "logprobs": [], "prompt_logprobs": of_tokens.tolist()}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_pass_equals_the_float64_model(world, name, tmp_path):
+    """vLLM's model and loader in this process, without an engine."""
+    random.seed()
+    folder = write(tmp_path, name)
+    algorithm = algorithm_of(name) or "auto"
+    options = {"attnres_backend": "torch", "attnres_algorithm": algorithm}
+    model = load(folder)
+    for prompt in fresh_prompts((7, 190)):
+        answer = pass_over(folder, prompt, options)
+        assert not check_against(model, prompt, answer, name)
+
+
+def test_zero_queries_at_small_scale_equal_the_scaled_eps_model(world, tmp_path):
+    """Where activations are near eps, zero queries are the standard model with n^2 eps a site."""
+    write_standard(tmp_path / "base", base="llama", layers=4, seed=5, scale=0.02)
+    convert(str(tmp_path / "base"), str(tmp_path / "zero"), zero_queries_block_size=3)
+    prompts = fresh_prompts((6, 50, 150))
+    scaled = load(tmp_path / "base", eps_scale=True, block_starts=[0, 3, 6])
+    plain = load(tmp_path / "base")
+    shift = (scaled.logprobs(prompts[1]) - plain.logprobs(prompts[1])).abs().max()
+    assert shift > 1e-2, "the scale hides the eps, so this test would prove nothing"
+    for algorithm, prompt in itertools.product(ALGORITHMS, prompts):
+        options = {"attnres_backend": "torch", "attnres_algorithm": algorithm}
+        answer = pass_over(tmp_path / "zero", prompt, options)
+        assert not check_against(scaled, prompt, answer, algorithm)

@@ -1,0 +1,29 @@
+"""Goldens of families, written by Hugging Face's classes and evaluated in float64, over HTTP."""
+
+import pytest
+from goldens import check_executed, check_golden_over_http
+from serving import OURS, TESTS, running
+
+pytestmark = [pytest.mark.engine, pytest.mark.families]
+
+GOLDENS = TESTS / "family_goldens"
+
+
+def test_every_golden_is_served():
+    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe"}
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("qwen3_moe", "single_pass"),
+        ("qwen3_moe", "two_phase"),
+    ],
+)
+def test_a_golden_of_a_family(name, algorithm, tmp_path):
+    """Alone, in a batch and from the prefix cache."""
+    flags = ("--dtype", "float32", "--max-model-len", "256", "--enforce-eager")
+    flags += ("--enable-prompt-tokens-details", "--attnres-algorithm", algorithm)
+    with running(OURS, GOLDENS / name, tmp_path / "log", *flags) as server:
+        check_golden_over_http(server, GOLDENS / name)
+        check_executed(server.info, algorithm, compiled=False)

@@ -1,0 +1,191 @@
+"""The goldens, served: both algorithms, eager and compiled, through vLLM's own API server, through
+ours and through the engine; alone, batched, cached and chunked; and over HTTP
+traced while they are served."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import house_copy_of_fla
+from goldens import check_executed, check_golden_over_http, check_job, expected
+from jobs import engine_job, run_engine
+from serving import GOLDENS, OURS, VLLMS, running
+from trace_http import check_golden_traces
+
+from attnres_serve.settings import ALGORITHMS
+
+pytestmark = pytest.mark.engine
+
+BLOCK, FULL, SMALL = "fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale"
+HOUSE = "house_copy_of_block"
+DELTA, DELTA_FULL = "qwen3_attnres_block", "qwen3_attnres_full"
+OPEN, OPEN_FULL = "qwen3_attnres_cumulative_block", "qwen3_attnres_cumulative_full"
+FORMATS = {
+    "fla": (BLOCK, FULL, SMALL),
+    "house": (HOUSE,),
+    "delta_attnres": (DELTA, DELTA_FULL),
+    "open_attnres": (OPEN, OPEN_FULL),
+}
+FORMAT_OF = {golden: name for name, goldens in FORMATS.items() for golden in goldens}
+CHUNK = 48  # tokens per step: the prompts of 70 and 200 tokens need several
+
+# Way in, golden, algorithm, mode, chunked, backend.  Every pair of values of any two columns is in
+# a row, with the format instead of the golden; backends know tensors, not formats.  (All
+# goldens in all ways of running are in test_golden_in_every_way.)
+PAIRWISE = [
+    ("ours", FULL, "two_phase", "eager", False, "torch"),
+    ("ours", HOUSE, "two_phase", "eager", True, "cpp"),
+    ("ours", DELTA_FULL, "two_phase", "eager", False, "cpp"),
+    ("ours", OPEN_FULL, "single_pass", "compiled", False, "cpp"),
+    ("vllm", BLOCK, "single_pass", "eager", True, "cpp"),
+    ("vllm", HOUSE, "single_pass", "compiled", False, "torch"),
+    ("vllm", DELTA, "two_phase", "eager", True, "torch"),
+    ("vllm", OPEN, "two_phase", "eager", True, "torch"),
+    ("engine", SMALL, "two_phase", "compiled", True, "cpp"),
+    ("engine", HOUSE, "single_pass", "eager", False, "cpp"),
+    ("engine", DELTA, "single_pass", "compiled", False, "cpp"),
+    ("engine", OPEN_FULL, "single_pass", "eager", False, "torch"),
+]
+# With every version of vLLM: a Llama and a Qwen3, each algorithm, eager and compiled, over HTTP.
+VERSIONS = {
+    ("engine", HOUSE, "single_pass", "eager", False, "cpp"),
+    ("engine", SMALL, "two_phase", "compiled", True, "cpp"),
+    ("engine", DELTA, "single_pass", "compiled", False, "cpp"),
+    ("ours", DELTA_FULL, "two_phase", "eager", False, "cpp"),
+}
+ROWS = [
+    pytest.param(*row, marks=[pytest.mark.versions] if row in VERSIONS else []) for row in PAIRWISE
+]
+
+
+def test_the_subset_is_pairwise():
+    """Every pair of values that two columns can take stands in some row of the subset."""
+    assert VERSIONS.issubset(PAIRWISE)
+    ways, goldens, *run, backends = zip(*PAIRWISE, strict=True)
+    formats = tuple(FORMAT_OF[golden] for golden in goldens)
+    pairs = [*itertools.combinations((ways, formats, *run), 2)]
+    pairs += [(backends, column) for column in (ways, *run)]
+    for first, second in pairs:
+        assert set(zip(first, second, strict=True)) == set(
+            itertools.product(set(first), set(second))
+        )
+    # nanoGPT's are in test_nanogpt.py.
+    others = {path.name for path in GOLDENS.iterdir() if path.name.startswith("nanogpt")}
+    assert set(goldens) | others == {path.name for path in GOLDENS.iterdir()} | {HOUSE}
+
+
+@pytest.fixture(scope="module")
+def house_copy(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("house") / HOUSE
+    house_copy_of_fla(GOLDENS / BLOCK, folder)
+    (folder / "expected.json").write_bytes((GOLDENS / BLOCK / "expected.json").read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize(("way", "name", "algorithm", "mode", "chunked", "backend"), ROWS)
+def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_path):
+    golden = house_copy if name == HOUSE else GOLDENS / name
+    flags = ["--dtype", "float32", "--max-model-len", "256", "--enable-prompt-tokens-details"]
+    if mode == "eager":
+        flags.append("--enforce-eager")
+    if chunked:
+        flags += ["--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8"]
+    if way == "engine":
+        job = golden_job(golden, algorithm, mode, chunked, backend)
+        (info,) = run_engine([job], tmp_path)["results"]
+        check_job(info, expected(golden))
+    else:
+        env = {}
+        if way == "ours":
+            command = OURS
+            flags += ["--attnres-algorithm", algorithm, "--attnres-backend", backend]
+        else:
+            command = VLLMS
+            chosen = {"attnres_algorithm": algorithm, "attnres_backend": backend}
+            flags += ["--additional-config", json.dumps(chosen)]
+            env["VLLM_PLUGINS"] = "attnres"  # lets vLLM's own server load our endpoint
+        with running(command, golden, tmp_path / "log", *flags, **env) as server:
+            check_golden_over_http(server, golden)
+            check_golden_traces(server, golden)
+            info = server.info
+    assert info["backend"] == backend
+    check_executed(info, algorithm, compiled=mode == "compiled")
+
+
+# test_golden_in_every_way compiles all of them.
+SCORED_COMPILED = OPEN
+
+
+def test_goldens_by_score_on_write(house_copy, tmp_path):
+    """The third algorithm, which the table above leaves out: every golden, in one process."""
+    goldens = [house_copy, *sorted(GOLDENS.iterdir())]
+    runs = itertools.product((False, True), ("cpp", "torch"))
+    ways = []
+    for golden, (chunked, backend) in zip(goldens, itertools.cycle(runs), strict=False):
+        mode = "compiled" if golden.name == SCORED_COMPILED else "eager"
+        ways.append((golden, mode, chunked, backend))
+    jobs = [golden_job(golden, "score_on_write", *run) for golden, *run in ways]
+    results = run_engine(jobs, tmp_path)["results"]
+    for (golden, mode, _, backend), result in zip(ways, results, strict=True):
+        check_job(result, expected(golden))
+        assert result["backend"] == backend
+        check_executed(result, "score_on_write", compiled=mode == "compiled")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize("name", [HOUSE, *sorted(path.name for path in GOLDENS.iterdir())])
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+def test_golden_in_every_way(backend, name, mode, house_copy, tmp_path):
+    """All algorithms, chunked and not.  (The way in is the subset's matter.)"""
+    golden = house_copy if name == HOUSE else GOLDENS / name
+    ways = list(itertools.product(ALGORITHMS, (False, True)))
+    jobs = [golden_job(golden, algorithm, mode, chunked, backend) for algorithm, chunked in ways]
+    results = run_engine(jobs, tmp_path)["results"]
+    for (algorithm, _), result in zip(ways, results, strict=True):
+        check_job(result, expected(golden))
+        assert result["backend"] == backend
+        check_executed(result, algorithm, compiled=mode == "compiled")
+
+
+def golden_job(golden, algorithm, mode, chunked, backend) -> dict:
+    prompts = [case["prompt"] for case in expected(golden)]
+    job = engine_job(golden, prompts, algorithm, mode, backend)
+    return job | {"chunk": CHUNK if chunked else 0}
+
+
+# Each algorithm on blocks, on Full AttnRes or on a cumulative sum, eager and compiled.
+TRITON = [
+    (BLOCK, "two_phase", "compiled"),
+    (BLOCK, "score_on_write", "compiled"),
+    (FULL, "single_pass", "compiled"),
+    (FULL, "two_phase", "compiled"),
+    (OPEN, "single_pass", "eager"),
+    (OPEN, "two_phase", "compiled"),
+    (OPEN, "score_on_write", "eager"),
+]
+
+
+def check_in_the_interpreter_of_triton(name, algorithm, mode, prompts, folder):
+    golden = GOLDENS / name
+    cases = expected(golden)[:prompts]
+    tokens = [case["prompt"] for case in cases]
+    # In blocks of 32, so that the second shortest prompt, of 33 tokens, is cached.
+    job = engine_job(golden, tokens, algorithm, mode, "triton", block_size=32)
+    (result,) = run_engine([job], folder, TRITON_INTERPRET="1")["results"]
+    check_job(result, cases)
+    assert result["backend"] == "triton"
+    check_executed(result, algorithm, compiled=mode == "compiled")
+
+
+def test_short_prompts_in_the_interpreter_of_triton(tmp_path):
+    """The triton backend in a whole model; other models and all prompts take minutes, see below."""
+    check_in_the_interpreter_of_triton(FULL, "two_phase", "eager", 2, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "algorithm", "mode"), TRITON)
+def test_golden_in_the_interpreter_of_triton(name, algorithm, mode, tmp_path):
+    """Every prompt."""
+    check_in_the_interpreter_of_triton(name, algorithm, mode, None, tmp_path)

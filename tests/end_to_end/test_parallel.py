@@ -1,0 +1,101 @@
+"""Goldens on several workers: tensor parallel, and pipelines split anywhere, also in a block."""
+
+import itertools
+
+import pytest
+from goldens import check_executed, check_job, expected
+from jobs import engine_job, run_engine
+from serving import GOLDENS
+
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.settings import ALGORITHMS
+
+pytestmark = pytest.mark.engine
+
+BLOCK = "fla_transformer_block"
+
+
+def spec_of(golden: str) -> AttnResSpec:
+    translation = validate(GOLDENS / golden).translation
+    assert translation is not None and translation.spec is not None
+    return translation.spec
+
+
+LAYERS = {path.name: spec_of(path.name).layout.num_layers for path in sorted(GOLDENS.iterdir())}
+SPLITS = {golden: range(1, layers) for golden, layers in LAYERS.items()}
+IN_MID_BLOCK = 3  # layers of the first stage, in the golden with blocks of two layers
+
+
+def job(golden: str, algorithm: str, mode: str, **options) -> dict:
+    prompts = [case["prompt"] for case in expected(GOLDENS / golden)]
+    options = {"distributed_executor_backend": "mp", **options}
+    return engine_job(GOLDENS / golden, prompts, algorithm, mode, **options)
+
+
+def pipeline(golden: str, first: int, algorithm: str, **options) -> dict:
+    """The first stage has ``first`` layers.  (Stock vLLM's eager mode has no pipelines on CPU.)"""
+    partition = {"VLLM_PP_LAYER_PARTITION": f"{first},{LAYERS[golden] - first}"}
+    options |= {"pipeline_parallel_size": 2}
+    return job(golden, algorithm, "compiled", **options) | {"env": partition}
+
+
+def check(jobs: list[dict], golden: str, folder, cores: str = "0|1", **env: str) -> None:
+    """Run the jobs in one process, each worker on its core, and check every answer."""
+    results = run_engine(jobs, folder, VLLM_CPU_OMP_THREADS_BIND=cores, **env)["results"]
+    for asked, result in zip(jobs, results, strict=True):
+        check_job(result, expected(GOLDENS / golden))
+        check_executed(result, asked["algorithm"], compiled=asked["mode"] == "compiled")
+
+
+def test_two_workers_share_the_heads(tmp_path):
+    check([job(BLOCK, "two_phase", "eager", tensor_parallel_size=2)], BLOCK, tmp_path)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    "algorithm", ["two_phase", pytest.param("score_on_write", marks=pytest.mark.exhaustive)]
+)
+def test_a_stage_that_starts_inside_a_block(algorithm, tmp_path):
+    check([pipeline(BLOCK, IN_MID_BLOCK, algorithm)], BLOCK, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_stages_load_their_own_code(tmp_path):
+    """From one cache, where a split is moved and moved back."""
+    jobs = [pipeline(BLOCK, first, "single_pass") for first in (2, 3, 2, 3)]
+    check(jobs, BLOCK, tmp_path, VLLM_CACHE_ROOT=str(tmp_path / "cache"))
+    log = (tmp_path / "log").read_text()
+    assert log.count("Directly load AOT compilation") == 2 * 2  # both stages of the last two
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("golden", LAYERS)
+def test_tensor_parallel(golden, tmp_path):
+    """Every algorithm, eager and compiled."""
+    ways = itertools.product(ALGORITHMS, ("eager", "compiled"))
+    check([job(golden, *way, tensor_parallel_size=2) for way in ways], golden, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("golden", LAYERS)
+def test_pipeline_parallel(golden, algorithm, tmp_path):
+    """Every split."""
+    check([pipeline(golden, first, algorithm) for first in SPLITS[golden]], golden, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_tensor_and_pipeline_parallel(tmp_path):
+    """Four workers on two cores: what two stages hand on is alike on both of their ranks."""
+    both = pipeline(BLOCK, IN_MID_BLOCK, "two_phase", tensor_parallel_size=2)
+    check([both], BLOCK, tmp_path, cores="0|1|0|1")
+
+
+def test_splits_lie_inside_blocks_and_between_them():
+    """After an odd number of layers the second stage's first site receives a partial sum."""
+    first_sites = sites(spec_of(BLOCK))[2:-1:2]
+    inside = [not site.opens_block and site.reads_partial for site in first_sites]
+    assert inside == [True, False, True, False]
+    assert inside[IN_MID_BLOCK - 1]

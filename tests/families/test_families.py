@@ -1,0 +1,153 @@
+"""What is known of the families, against Hugging Face's own classes."""
+
+import pickle
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_house
+from checkpoints.hugging_face import saved, tiny
+from family_facts import FACTS
+from serving import ROOT
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModel
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, layout_of
+from attnres_serve.formats.resolve import resolve
+from attnres_serve.model import config as model_config
+from attnres_serve.verify import oracle
+
+STOCK = [name for name, family in FAMILIES.items() if family.is_stock]
+CONFIG: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"tie_word_embeddings": True},
+    {"head_dim": 32},
+    {"attention_bias": True},
+    {"mlp_bias": True},
+]
+
+
+def test_importing_them_is_cheap() -> None:
+    """`attnres-serve check` and every process of vLLM's do."""
+    heavy = "{'torch', 'vllm', 'transformers', 'numpy'}"
+    code = f"import sys, attnres_serve.families; print({heavy} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"
+
+
+def test_those_that_vllm_has_come_first() -> None:
+    """The order is that of error sentences, whatever the file system's."""
+    assert [*FAMILIES] == [*sorted(STOCK), *sorted({*FAMILIES} - {*STOCK})]
+    assert all(family.name == name for name, family in FAMILIES.items())
+    assert len(BY_ARCHITECTURE) == len(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, one) for name in STOCK for one in VARIANTS if set(one) <= set(FAMILIES[name].keys())],
+    ids=str,
+)
+def test_tensors_are_those_of_hugging_face(name: str, variant: dict[str, Any]) -> None:
+    """Every name and shape, with every key that the family reads."""
+    family = FAMILIES[name]
+    if FACTS[name].is_tiny:
+        config = tiny(name, **variant)
+        wanted = {key: tuple(tensor.shape) for key, tensor in saved(config).items()}
+        assert family.shapes(config) == wanted
+        return
+    config = CONFIG | variant
+    own = CONFIG_MAPPING[family.hf](**config)
+    with torch.device("meta"):
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own)
+    wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    if own.tie_word_embeddings:
+        del wanted["lm_head.weight"]
+    # vLLM's has none on o; a checkpoint with one is refused.
+    if name == "qwen3" and own.attention_bias:
+        wanted = {key: shape for key, shape in wanted.items() if not key.endswith("o_proj.bias")}
+    assert family.shapes(config) == wanted
+
+
+def translated(name: str, **changes: Any) -> Any:
+    """A config.json of the house format, resolved."""
+    family = FAMILIES[name]
+    own = {"model_type": family.model_type, "architectures": [family.architecture]}
+    config = tiny(name) if FACTS[name].is_tiny else CONFIG
+    return resolve(config | own | {"attn_res": {"block_size": 2}} | changes)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_variants_are_served_as_they_are(name: str) -> None:
+    """Nothing that a variant states is left out on the way to vLLM."""
+    for changes in FACTS[name].variants.values():
+        found = translated(name, num_hidden_layers=4, **changes)
+        assert found.config.items() >= changes.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [(name, one) for name in FAMILIES for one in FACTS[name].refused], ids=str
+)
+def test_what_would_be_another_model_is_refused(name: str, changes: dict[str, Any]) -> None:
+    assert translated(name) is not None
+    with pytest.raises(CheckpointError):
+        translated(name, **changes)
+
+
+def test_the_page_lists_them() -> None:
+    """Run `python docs/use/families.py` where it does not."""
+    (script,) = ROOT.glob("docs/**/families.py")
+    page = runpy.run_path(str(script))
+    assert page["PAGE"].read_text(encoding="utf-8") == page["text"]()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_configurations_reach_other_processes(name: str) -> None:
+    """By the name of their class, which is Hugging Face's own, with its model type."""
+    family = FAMILIES[name]
+    found = pickle.loads(pickle.dumps(model_config.build(translated(name))))
+    assert type(found) is CONFIG_MAPPING[family.hf] and found.model_type == family.hf
+    assert layout_of(found.attn_res_config).num_layers == found.num_hidden_layers
+    model_config.register_model_types()
+    read = AutoConfig.for_model(family.model_type)
+    with pytest.raises(ValueError, match="Unrecognized configuration class"):
+        AutoModel.from_config(read)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not FACTS[name].is_tiny])
+def test_verify_knows_it(name: str, tmp_path: Path) -> None:
+    """Its model in float64 reads the checkpoint, and sees the window that is served."""
+    family = FAMILIES[name]
+    for variant, changes in FACTS[name].variants.items():
+        folder = write_house(
+            tmp_path / (variant or "usual"), name, layers=4, block_size=2, changes=changes
+        )
+        attention = oracle.load(folder).spec.sublayers["attention"]
+        assert attention.window == family.window(
+            translated(name, num_hidden_layers=4, **changes).config
+        )
+
+
+def test_the_window_of_mistral() -> None:
+    """4096 where the key is missing, for vLLM too, and what it says where it is not."""
+    cases: list[tuple[dict[str, Any], int | None]] = [
+        ({}, 4096),
+        ({"sliding_window": 24}, 24),
+        ({"sliding_window": None}, None),
+    ]
+    for changes, window in cases:
+        translation = translated("mistral", **changes)
+        assert FAMILIES["mistral"].window(translation.config) == window
+        assert model_config.build(translation).sliding_window == window

@@ -1,0 +1,507 @@
+"""From a config.json to a translation, and from that to the configuration that vLLM sees."""
+
+import json
+import pickle
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import GOLDENS, write_fla, write_house
+from family_facts import FACTS
+
+from attnres_serve import formats, settings
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.formats import fla, house
+from attnres_serve.formats.resolve import resolve
+from attnres_serve.kernels.backends import BACKENDS
+from attnres_serve.model import backend as backend_choice
+from attnres_serve.model import config as model_config
+
+FLA_GOLDENS = sorted(path.name for path in GOLDENS.glob("fla_*"))
+
+
+def golden(name: str = "fla_transformer_block", **changes: Any) -> dict[str, Any]:
+    return json.loads((GOLDENS / name / "config.json").read_text()) | changes
+
+
+def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+HOUSE = {
+    "model_type": "attnres_llama",
+    "architectures": ["AttnResLlamaForCausalLM"],
+    "attn_res": {"block_size": 4},
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 3,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 320,
+}
+
+
+# --- FLA
+
+
+def test_fla_golden_in_full() -> None:
+    """Every field that decides the numbers arrives under the base family's name."""
+    translation = resolve(golden())
+    assert translation is not None
+    assert (translation.format, translation.base) == ("fla", "llama")
+    assert translation.spec == AttnResSpec(Layout.of(5), (0, 4, 8), 1e-6, final_mix=True)
+    assert translation.qk_norm_eps is None
+    wanted = {
+        "hidden_size": 64,
+        "num_hidden_layers": 5,
+        "vocab_size": 320,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 256,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+    }
+    assert translation.config.items() >= wanted.items()
+    assert "sliding_window" not in translation.config
+
+
+@pytest.mark.parametrize(("kv_heads", "wanted"), [(1, 1), (2, 2), (4, 4), (None, 4)])
+def test_fla_kv_heads(kv_heads: int | None, wanted: int) -> None:
+    """Grouped and multi-head attention; null means as many as there are heads."""
+    config = fla.translate(golden(num_heads=4, num_kv_heads=kv_heads)).config
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (4, wanted)
+    assert config["head_dim"] == 16
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ratio", "wanted"),
+    [
+        # By hand: 64*4*2/3 = 170.67; 96*4*2/3 = 256 exactly; 97 is just above; null ratio is 4.
+        (64, 4, 256),
+        (96, 4, 256),
+        (98, 4, 512),
+        (1024, 4, 2816),
+        (1024, None, 2816),
+        (2048, 4, 5632),
+        (1024, 2, 1536),
+    ],
+)
+def test_fla_null_intermediate_size(hidden: int, ratio: int | None, wanted: int) -> None:
+    """Two thirds of hidden times ratio, up to the next multiple of 256."""
+    config = golden(hidden_size=hidden, hidden_ratio=ratio, intermediate_size=None)
+    assert fla.translate(config).config["intermediate_size"] == wanted
+
+
+def test_fla_intermediate_size_has_precedence_over_the_ratio() -> None:
+    """A size that is given is taken as it is, though no multiple of 256."""
+    assert fla.translate(golden(intermediate_size=100)).config["intermediate_size"] == 100
+
+
+@pytest.mark.parametrize(
+    ("bias", "norm", "base", "eps"),
+    [
+        (False, False, "llama", None),
+        (True, False, "qwen2", None),
+        (False, True, "qwen3", 1e-5),
+        (True, True, "qwen3", 1e-5),
+    ],
+)
+def test_fla_bias_and_qk_norm_choose_the_backbone(
+    bias: bool, norm: bool, base: str, eps: float | None
+) -> None:
+    """Per-head norms have FLA's default eps, whatever norm_eps is."""
+    translation = fla.translate(golden(qkv_bias=bias, qk_norm=norm, norm_eps=1e-3))
+    assert (translation.base, translation.qk_norm_eps) == (base, eps)
+    assert translation.config["attention_bias"] is bias
+    assert translation.config["rms_norm_eps"] == translation.spec.key_norm_eps == 1e-3
+
+
+def test_fla_window() -> None:
+    """A window holds in every layer."""
+    config = fla.translate(golden(window_size=33)).config
+    assert config["sliding_window"] == 33 and config["use_sliding_window"] is True
+    assert config["layer_types"] == ["sliding_attention"] * 5 and config["max_window_layers"] == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_fla_tied_head(tied: bool) -> None:
+    """A tied head stays tied."""
+    assert fla.translate(golden(tie_word_embeddings=tied)).config["tie_word_embeddings"] is tied
+
+
+def test_fla_null_block_size_is_the_standard_residual_model() -> None:
+    """The twin without AttnRes is recognised, and has no specification."""
+    translation = resolve(golden(attnres_block_size=None))
+    assert translation is not None and translation.spec is None
+    assert translation.base == "llama"
+
+
+@pytest.mark.parametrize(
+    ("size", "starts"), [(1, tuple(range(10))), (2, (0, 2, 4, 6, 8)), (6, (0, 6)), (12, (0,))]
+)
+def test_fla_block_sizes_count_sublayers(size: int, starts: tuple[int, ...]) -> None:
+    """Five layers are ten sublayers; larger than that is one block."""
+    assert fla.translate(golden(attnres_block_size=size)).spec.block_starts == starts
+
+
+@pytest.mark.parametrize("size", [3, 5, 0, -2, -1, True, False, "4", "", 4.0, [4], {}], ids=repr)
+def test_fla_block_sizes_that_are_refused(size: Any) -> None:
+    """Odd, not positive, or no whole number: the sentence names the value and what is allowed."""
+    with pytest.raises(CheckpointError) as caught:
+        resolve(golden(attnres_block_size=size))
+    assert f"attnres_block_size is {size!r}" in str(caught.value)
+    assert "sublayers" in str(caught.value) and "even" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"num_heads": 3}, "hidden_size 64 is not divisible by num_heads 3"),
+        ({"num_heads": None}, "num_heads is None"),
+        ({"num_kv_heads": 0}, "num_kv_heads is 0"),
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_heads 4 is not divisible by num_kv_heads 3"),
+        ({"vocab_size": "320"}, "vocab_size is '320'"),
+        ({"intermediate_size": -96}, "intermediate_size is -96"),
+        ({"intermediate_size": None, "hidden_ratio": "4"}, "hidden_ratio is '4'"),
+        ({"hidden_ratio": 0}, "hidden_ratio is 0"),
+        ({"max_position_embeddings": 2.5}, "max_position_embeddings is 2.5"),
+        ({"qkv_bias": "no"}, "qkv_bias is 'no'"),
+        ({"qk_norm": 1}, "qk_norm is 1"),
+        ({"tie_word_embeddings": None}, "tie_word_embeddings is None"),
+        ({"norm_eps": "1e-6"}, "norm_eps is '1e-6'"),
+        ({"norm_eps": float("nan")}, "norm_eps is nan"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_theta": None}, "rope_theta is None"),
+        ({"rope_theta": "1e4"}, "rope_theta is '1e4'"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0"),
+        ({"rope_scaling": {"factor": 2.0}}, "rope_scaling is {'factor': 2.0}"),
+        ({"window_size": 0}, "window_size is 0"),
+        ({"window_size": "all"}, "window_size is 'all'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_fla_values_that_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    """A value that FLA itself could not run is named, not passed on."""
+    with pytest.raises(CheckpointError) as caught:
+        resolve(golden(**changes))
+    assert sentence in str(caught.value)
+
+
+def test_fla_names() -> None:
+    """Every tensor name of a golden becomes one that the base family or the house format has."""
+    table = {
+        "model.embeddings.weight": "model.embed_tokens.weight",
+        "model.res_proj.weight": "model.output_attn_res_proj.weight",
+        "model.res_norm.weight": "model.output_attn_res_norm.weight",
+        "model.layers.3.attn_res_proj.weight": "model.layers.3.self_attention_res_proj.weight",
+        "model.layers.3.attn_res_norm.weight": "model.layers.3.self_attention_res_norm.weight",
+        "model.layers.3.mlp_res_proj.weight": "model.layers.3.mlp_res_proj.weight",
+        "model.layers.3.attn_norm.weight": "model.layers.3.input_layernorm.weight",
+        "model.layers.3.mlp_norm.weight": "model.layers.3.post_attention_layernorm.weight",
+        "model.layers.3.attn.q_norm.weight": "model.layers.3.self_attn.q_norm.weight",
+        "model.layers.3.mlp.up_proj.weight": "model.layers.3.mlp.up_proj.weight",
+        "model.norm.weight": "model.norm.weight",
+        "lm_head.weight": "lm_head.weight",
+    }
+    assert {name: fla.rename(name) for name in table} == table
+
+
+# --- house
+
+
+@pytest.mark.parametrize("base", [name for name in FAMILIES if not FACTS[name].is_tiny])
+def test_house_bases(base: str) -> None:
+    """Each base family is recognised and its configuration passed on untouched."""
+    architectures = [FAMILIES[base].architecture]
+    config = HOUSE | {"model_type": f"attnres_{base}", "architectures": architectures}
+    before = deepcopy(config)
+    translation = resolve(config)
+    assert translation is not None and config == before
+    assert (translation.format, translation.base, translation.qk_norm_eps) == ("house", base, None)
+    assert translation.config == without(config, "attn_res")
+    assert translation.spec == AttnResSpec(Layout.of(3), (0, 4), 1e-5)
+
+
+def test_house_epsilon_of_the_heads_norms() -> None:
+    """FLA's per-head norms have an epsilon of their own, and so may the house format's."""
+    qwen3 = {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausalLM"]}
+    translation = resolve(HOUSE | qwen3 | {"qk_norm_eps": 1e-5})
+    assert translation is not None and translation.qk_norm_eps == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (HOUSE | {"model_type": "attnres_falcon"}, "names the base family 'falcon'"),
+        (HOUSE | {"model_type": "attnres_"}, "names the base family ''"),
+        (HOUSE | {"architectures": ["LlamaForCausalLM"]}, "architectures is ['LlamaForCausalLM']"),
+        (HOUSE | {"architectures": ["AttnResQwen3ForCausalLM"]}, "['AttnResLlamaForCausalLM']"),
+        (HOUSE | {"architectures": []}, "architectures is []"),
+        (HOUSE | {"architectures": "AttnResLlamaForCausalLM"}, "['AttnResLlamaForCausalLM']"),
+        (without(HOUSE, "architectures"), "architectures is None"),
+        (without(HOUSE, "attn_res"), "no attn_res"),
+        (HOUSE | {"attn_res": {"block_size": 4, "unit": "layers"}}, "the unknown key 'unit'"),
+        (HOUSE | {"attn_res": {"block_size": True}}, "the block size is True"),
+        (HOUSE | {"attn_res": None}, "attn_res is None"),
+        (without(HOUSE, "num_hidden_layers"), "num_hidden_layers is None"),
+        (without(HOUSE, "hidden_size"), "hidden_size is None"),
+        (HOUSE | {"qk_norm_eps": 1e-5}, "qk_norm_eps is 1e-05; expected a positive number, and"),
+        (HOUSE | {"attn_res_window": 4}, "attn_res_window: 4 (a window over depth)"),
+        (HOUSE | {"attnres_block_size": 2}, "attnres_block_size: 2, which is not supported"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_house_configs_that_are_refused(config: dict[str, Any], sentence: str) -> None:
+    """Each part of a house configuration that does not fit is named."""
+    with pytest.raises(CheckpointError) as caught:
+        resolve(config)
+    assert sentence in str(caught.value)
+
+
+def test_house_odd_blocks_are_allowed() -> None:
+    """Only FLA wants even sizes; the house format takes any."""
+    assert resolve(HOUSE | {"attn_res": {"block_size": 3}}).spec.block_starts == (0, 3)
+
+
+def test_formats_are_found_by_their_names() -> None:
+    """The name that a configuration carries leads back to its module."""
+    assert formats.by_name("fla") is fla and formats.by_name("house") is house
+
+
+# --- recognised, not served
+
+
+PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4}
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "qwen3_attnres with another architecture": (
+        golden("qwen3_attnres_block", architectures=["Qwen3AttnResModel"]),
+        ("open-attnres / delta-attnres", "'qwen3_attnres'", "'Qwen3AttnResModel'"),
+    ),
+    "llama_attnres without an architecture": (
+        PLAIN | {"model_type": "llama_attnres", "architectures": None},
+        ("delta-attnres", "'llama_attnres'"),
+    ),
+    "qwen3_ar by its architecture alone": (
+        {"model_type": "qwen3", "architectures": ["Qwen3ARForCausalLM"]},
+        ("Qwen3AR", "'Qwen3ARForCausalLM'"),
+    ),
+    "torchtitan on another base": (
+        {"model_type": "qwen3_moe", "architectures": ["Qwen3BlockAttnResForCausalLM"]},
+        ("torchtitan / SGLang fork", "'qwen3_moe'"),
+    ),
+    "delta attention residuals": (
+        {"model_type": "qwen3_dar", "architectures": ["Qwen3DARForCausalLM"]},
+        ("Qwen3DAR", "delta attention residuals"),
+    ),
+    "gated delta attention residuals": (
+        {"model_type": "qwen3_gdar", "architectures": ["Qwen3GDARForCausalLM"]},
+        ("Qwen3GDAR", "gated delta attention residuals"),
+    ),
+    "torchtitan on Kimi Linear, which vLLM would take for its own": (
+        {
+            "model_type": "kimi_linear",
+            "architectures": ["KimiBlockAttnResForCausalLM", "KimiLinearForCausalLM"],
+            "attn_res_num_blocks": 9,
+        },
+        ("torchtitan / SGLang fork on Kimi Linear", "'KimiBlockAttnResForCausalLM'"),
+    ),
+    "Megatron": (
+        PLAIN | {"attn_res_block_layers": 3},
+        ("attn_res_block_layers: 3", "Megatron-LM", "no Hugging Face format"),
+    ),
+    "llama with a block size": (
+        PLAIN | {"attn_res_block_size": 2},
+        ("attn_res_block_size: 2", "ambiguous", "'llama'"),
+    ),
+    "nanogpt": (
+        {
+            "model_type": "nanogpt",
+            "architectures": ["NanoGPTForCausalLM"],
+            "attn_res_block_size": 4,
+            "auto_map": {"AutoConfig": "configuration_nanogpt.NanoGPTConfig"},
+        },
+        ("attn_res_block_size: 4", "ambiguous", "'nanogpt'"),
+    ),
+    "number of blocks": (
+        PLAIN | {"attn_res_num_blocks": 2},
+        ("attn_res_num_blocks: 2", "ambiguous"),
+    ),
+    "house dictionary on a plain llama": (
+        PLAIN | {"attn_res": {"block_size": 4}},
+        ("attn_res: {'block_size': 4}", "'llama'"),
+    ),
+    "another FLA model": (
+        golden(model_type="gla", architectures=["GLAForCausalLM"]),
+        ("attnres_block_size: 4", "'gla'"),
+    ),
+    "FLA without an architecture": (
+        without(golden(), "architectures"),
+        ("attnres_block_size: 4", "'transformer'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_recognised_but_unsupported(name: str) -> None:
+    """Refused by name instead of served as a plain model, which would give wrong numbers."""
+    config, parts = REFUSED[name]
+    with pytest.raises(CheckpointError) as caught:
+        resolve(config)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["kimi_linear", "kimi_k3"])
+def test_kimi_is_left_to_vllm(model_type: str) -> None:
+    """vLLM serves these itself; the plugin must not stand in the way."""
+    assert resolve({"model_type": model_type, "attn_res_block_size": 8}) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        PLAIN,
+        PLAIN | {"attn_res_block_size": None, "attnres_mode": None},
+        {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+        golden(auto_map={"AutoConfig": "configuration_foo.FooConfig"}),
+        without(golden(architectures=["FooForCausalLM"]), "attnres_block_size"),
+        golden(architectures=["TransformerModel"], attnres_block_size=None),
+        without(golden(), "attnres_block_size"),
+        {"model_type": "transformer"},
+        {"model_type": "transformer", "architectures": ["TransformerForCausalLM"], "d_model": 8},
+    ],
+    ids=repr,
+)
+def test_not_ours(config: dict[str, Any]) -> None:
+    """Plain models, and foreign repositories under the name `transformer`, are none of ours."""
+    assert resolve(config) is None
+    assert resolve(config, own_code=True) is None
+
+
+def test_own_code_is_left_alone_only_when_it_will_run() -> None:
+    """With trust_remote_code a repository computes its own AttnRes; without it vLLM would not."""
+    config, _ = REFUSED["nanogpt"]
+    assert resolve(config, own_code=True) is None
+    with pytest.raises(CheckpointError):
+        resolve(without(config, "auto_map"), own_code=True)
+
+
+# --- configurations
+
+
+def built(config: dict[str, Any]):
+    return model_config.build(resolve(config), "some/where")
+
+
+@pytest.mark.parametrize(
+    ("config", "cls"),
+    [
+        (golden(), "LlamaConfig"),
+        (golden(qkv_bias=True), "Qwen2Config"),
+        (golden("fla_transformer_full"), "Qwen3Config"),
+        (HOUSE, "LlamaConfig"),
+    ],
+    ids=["fla llama", "fla qwen2", "fla qwen3", "house"],
+)
+def test_build(config: dict[str, Any], cls: str) -> None:
+    """Class, architecture and the normalised specification of the configuration that vLLM sees."""
+    translation, result = resolve(config), built(config)
+    assert type(result).__name__ == cls
+    assert result.model_type == FAMILIES[translation.base].hf
+    assert result.attn_res_config.items() >= without(translation.config, "model_type").items()
+    assert result.attn_res_config["model_type"] == f"attnres_{translation.base}"
+    assert result.architectures == [FAMILIES[translation.base].architecture]
+    assert result.attn_res == translation.spec.to_house()
+    assert set(result.attn_res) == {"block_starts", "key_norm_eps"}
+    assert model_config.spec_of(result) == translation.spec
+    assert result.attn_res_format == translation.format
+    assert result.attn_res_qk_norm_eps == translation.qk_norm_eps
+    assert result.name_or_path == "some/where"
+    assert result.hidden_size == 64 and result.vocab_size == 320
+    assert result.rms_norm_eps == translation.config["rms_norm_eps"]
+
+
+def test_build_without_attnres() -> None:
+    """The standard-residual twin has no specification."""
+    result = built(golden(attnres_block_size=None))
+    assert result.attn_res is None and model_config.spec_of(result) is None
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDENS.iterdir()))
+def test_configurations_survive_pickling_and_json(name: str) -> None:
+    """vLLM's engine core unpickles the configuration; Hugging Face writes it as JSON."""
+    result = built(golden(name))
+    copy = pickle.loads(pickle.dumps(result))
+    assert type(copy) is type(result) and copy == result
+    assert model_config.spec_of(copy) == model_config.spec_of(result)
+    written = json.loads(result.to_json_string(use_diff=False))
+    for key in ("attn_res", "attn_res_format", "attn_res_qk_norm_eps", "architectures"):
+        assert written[key] == getattr(result, key)
+    assert json.loads(result.to_json_string())["attn_res"] == result.attn_res
+    again = type(result).from_dict(written)
+    assert again.attn_res == result.attn_res and again.rms_norm_eps == result.rms_norm_eps
+
+
+def engine_config(folder: Path, **additional_config: str) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = EngineArgs(
+        model=str(folder), dtype="float32", max_model_len=64, additional_config=additional_config
+    )
+    return arguments.create_engine_config()
+
+
+def compile_hash(folder: Path, **additional_config: str) -> str:
+    return engine_config(folder, **additional_config).compute_hash()
+
+
+def test_compile_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changes the graph changes the key of vLLM's compile cache; nothing else does.
+
+    A block size or an algorithm that shared the key would run another model's compiled graph.
+    """
+    from attnres_serve import plugin
+
+    plugin.register()
+    folder = tmp_path / "model"  # always the same one, so that the path plays no part
+    options: list[dict[str, Any]] = [
+        {"writer": write_fla, "block_size": 2},
+        {"writer": write_fla, "block_size": 1},
+        {"writer": write_fla, "block_size": 4},
+        {"writer": write_fla, "block_size": None},
+        {"writer": write_fla, "block_size": 2, "qk_norm": True},
+        {"writer": write_house, "block_starts": [0, 3]},
+        {"writer": write_house, "block_starts": [0, 3], "key_norm_eps": 1e-2},
+        {"writer": write_house, "block_starts": [0, 3], "final_mix": False},
+        *(
+            {"writer": write_house, "block_starts": [0, 3], "attn_res": attn_res}
+            for attn_res in ({"cumulative": True}, {"recency_bias": True}, {"logit_scale": 0.5})
+        ),
+    ]
+    hashes = []
+    for option in options:
+        writer = option.pop("writer")
+        hashes.append(compile_hash(writer(folder, layers=4, **option)))
+    assert len(set(hashes)) == len(options)
+    write_fla(folder, layers=4, block_size=2, seed=5)
+    assert compile_hash(folder) == hashes[0], "other weights, the same graph"
+    algorithms = [compile_hash(folder, attnres_algorithm=name) for name in settings.ALGORITHMS]
+    backends = [compile_hash(folder, attnres_backend=name) for name in BACKENDS]
+    keys = {*algorithms, *backends}
+    assert len(keys) == len(algorithms) + len(backends)
+    monkeypatch.setattr(backend_choice, "_fastest", lambda: "torch")  # which asks all workers
+    chosen = engine_config(folder)  # what auto comes to is a choice like any other
+    backend_choice.choose(chosen)
+    assert chosen.compute_hash() == backends[BACKENDS.index("torch")]

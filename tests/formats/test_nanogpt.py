@@ -1,0 +1,419 @@
+"""BabyLM's nanoGPT: config.json, tensors, the oracle, and what is served."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nanogpt_model
+import pytest
+import torch
+from checkpoints import GOLDENS, house_copy_of_nanogpt, write_house, write_nanogpt
+from goldens import check_all_against, check_executed, check_job, expected
+from jobs import engine_job, fresh_prompts, run_engine
+from safetensors.torch import load_file, save_file
+
+from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints.names import expected_parts
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.formats import nanogpt
+from attnres_serve.formats.resolve import resolve
+from attnres_serve.verify.oracle import agreement, load, starts_of
+from attnres_serve.verify.oracle.sublayers import Attention
+
+BLOCK, SMALL = "nanogpt_block", "nanogpt_bias_small_scale"
+WEIGHTS = "model.safetensors"
+IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(60)]
+MISSING = object()
+
+
+def golden(name: str = BLOCK, **changes: Any) -> dict[str, Any]:
+    config = json.loads((GOLDENS / name / "config.json").read_text()) | changes
+    return {key: value for key, value in config.items() if value is not MISSING}
+
+
+# --- config.json
+
+
+@pytest.mark.parametrize("own_code", [False, True])
+def test_golden_in_full(own_code: bool) -> None:
+    """Every field that decides the numbers arrives under Llama's name. The class that the
+    checkpoint brings along is not needed, and vLLM could not run it if it were allowed to."""
+    translation = resolve(golden(), own_code)
+    assert translation is not None
+    assert (translation.format, translation.base) == ("nanogpt", "gated_llama")
+    assert translation.spec == AttnResSpec(Layout.of(6), (0, 4, 8), 1e-5, final_mix=True)
+    assert translation.qk_norm_eps is None
+    wanted = {
+        "hidden_size": 64,
+        "num_hidden_layers": 6,
+        "vocab_size": 320,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 128,  # 160 is two and a half times 64: rounded to even
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 256,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    assert translation.config.items() >= wanted.items()
+    assert "auto_map" not in translation.config and "block_size" not in translation.config
+
+
+def test_other_golden() -> None:
+    """Biases everywhere, a head of its own; the key norms keep their eps whatever the norms'."""
+    translation = resolve(golden(SMALL))
+    assert translation.config["attention_bias"] is translation.config["mlp_bias"] is True
+    assert translation.config["tie_word_embeddings"] is False
+    assert translation.config["rms_norm_eps"] == 1e-6 and translation.spec.key_norm_eps == 1e-5
+    assert translation.config["rope_parameters"]["rope_theta"] == 5000.0
+
+
+def test_variants_that_are_served() -> None:
+    """Without a gate it is a plain Llama; without AttnRes it is the standard-residual twin; and
+    Transformers leaves out a tied head, which is its default."""
+    assert resolve(golden(use_attn_gate=False)).base == "llama"
+    twin = resolve(golden(use_attn_res=False))
+    assert twin.spec is None and twin.base == "gated_llama"
+    assert resolve(golden(tie_word_embeddings=MISSING)) == resolve(golden())
+
+
+@pytest.mark.parametrize(
+    ("layers", "block_size", "parameters"),
+    [(16, 4, 62_244_352), (16, None, 62_210_560), (32, 8, 116_295_168), (32, None, 116_228_608)],
+)
+def test_number_of_parameters(layers: int, block_size: int | None, parameters: int) -> None:
+    """The published models' sizes, as their index counts them (docs/models.json in
+    YpLarryWang/attnres4babylm2026)."""
+    translation = resolve(
+        golden(
+            n_layer=layers,
+            n_embd=512,
+            n_head=8,
+            vocab_size=16000,
+            block_size=512,
+            swiglu_mult=8 / 3,
+            use_attn_res=block_size is not None,
+            attn_res_block_size=block_size or 2,
+        )
+    )
+    shapes = FAMILIES[translation.base].shapes(translation.config)
+    found = sum(math.prod(shape) for shape in shapes.values())
+    if translation.spec:
+        found += 512 * len(expected_parts(translation.spec))
+    assert found == parameters
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 0, -2, 8, 24, True, "4", 4.0, None], ids=repr)
+def test_block_sizes_that_are_refused(size: Any) -> None:
+    """Twelve sublayers: the class itself wants an even size that divides them."""
+    with pytest.raises(CheckpointError) as caught:
+        resolve(golden(attn_res_block_size=size))
+    sentence = str(caught.value)
+    assert f"attn_res_block_size is {size!r}" in sentence and "divides all 12" in sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"use_rmsnorm": False}, "use_rmsnorm is False (LayerNorm"),
+        ({"use_swiglu": False}, "use_swiglu is False (a GELU MLP)"),
+        ({"use_rope": False}, "use_rope is False (learned positions)"),
+        ({"bidirectional": True}, "bidirectional is True (attention to later tokens)"),
+        ({"use_static_attn_res": True}, "use_static_attn_res is True (static routing"),
+        ({"rope_theta": MISSING}, "rope_theta is None; config.json must state it"),
+        ({"layer_norm_epsilon": MISSING}, "layer_norm_epsilon is None; config.json must state it"),
+        ({"swiglu_mult": MISSING}, "swiglu_mult is None; config.json must state it"),
+        ({"use_attn_gate": MISSING}, "use_attn_gate is None; config.json must state it"),
+        ({"use_rmsnorm": MISSING}, "use_rmsnorm is None; config.json must state it"),
+        ({"bias": MISSING}, "bias is None; config.json must state it"),
+        ({"vocab_size": MISSING}, "vocab_size is None; config.json must state it"),
+        ({"use_attn_res": 1}, "use_attn_res is 1;"),
+        ({"tie_word_embeddings": None}, "tie_word_embeddings is None;"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan;"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0;"),
+        ({"swiglu_mult": 1e300}, "swiglu_mult is 1e+300;"),
+        ({"swiglu_mult": 0.25}, "make an MLP of size 0"),
+        ({"n_layer": 0}, "n_layer is 0;"),
+        ({"n_embd": 10**400}, "a whole number from 1 to 2^31 - 1"),
+        ({"block_size": "512"}, "block_size is '512';"),
+        ({"n_head": 3}, "n_embd 64 is not n_head 3 times an even number"),
+        ({"n_head": 64}, "n_embd 64 is not n_head 64 times an even number"),
+        ({"hidden_size": 128}, "n_embd: 64 and hidden_size: 128, which are two names"),
+        ({"num_hidden_layers": 4}, "n_layer: 6 and num_hidden_layers: 4"),
+        ({"max_position_embeddings": 99}, "block_size: 256 and max_position_embeddings: 99"),
+        ({"use_qk_norm": True}, "has use_qk_norm: True, which this nanoGPT does not have"),
+        ({"n_kv_head": 1}, "has n_kv_head: 1,"),
+        ({"rope_scaling": {"factor": 2}}, "has rope_scaling: {'factor': 2},"),
+        ({"attn_res_mode": "delta"}, "has attn_res_mode: 'delta',"),
+        ({"logit_softcap": 30.0}, "has logit_softcap: 30.0,"),
+        ({"sliding_window": 8}, "has sliding_window: 8,"),
+        ({"attention_normalizer": "relu2max"}, "has attention_normalizer: 'relu2max',"),
+        ({"quantization_config": {"bits": 8}}, "has quantization_config: {'bits': 8},"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_configs_that_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    """Other models of the family, values that are not stated or not possible, unknown settings."""
+    with pytest.raises(CheckpointError) as caught:
+        resolve(golden(**changes))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 64, "num_attention_heads": 2},
+        {"use_qk_norm": False, "rope_scaling": None},
+        {"use_cache": True, "initializer_range": 0.02},
+    ],
+    ids=repr,
+)
+def test_harmless_settings(changes: dict[str, Any]) -> None:
+    """The same value by its other name, and what is switched off."""
+    assert resolve(golden(**changes)) == resolve(golden())
+
+
+def test_other_repositories_of_that_name_are_none_of_ours() -> None:
+    """`nanogpt` is a name that anyone may use: the keys decide, too."""
+    foreign = {"model_type": "nanogpt", "architectures": ["NanoGPTForCausalLM"], "n_embd": 64}
+    assert resolve(foreign) is None
+    other = {"model_type": "gpt2", "attn_res_block_size": MISSING, "use_attn_res": MISSING}
+    assert resolve(golden(**other)) is None
+    for changes in ({"model_type": "gpt2"}, {"architectures": ["NanoGPTForMaskedLM"]}):
+        with pytest.raises(CheckpointError, match=r"attn_res_block_size: 4 .* ambiguous"):
+            resolve(golden(**changes))
+
+
+# --- tensors
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the golden, to be damaged."""
+    return Path(shutil.copytree(GOLDENS / BLOCK, tmp_path / "checkpoint"))
+
+
+def test_names() -> None:
+    """Each name of the format becomes one that Llama or the house format has."""
+    table = {
+        "transformer.wte.weight": "model.embed_tokens.weight",
+        "transformer.ln_f.weight": "model.norm.weight",
+        "transformer.h.11.ln_1.weight": "model.layers.11.input_layernorm.weight",
+        "transformer.h.11.ln_2.weight": "model.layers.11.post_attention_layernorm.weight",
+        "transformer.h.11.attn.c_proj.bias": "model.layers.11.self_attn.o_proj.bias",
+        "transformer.h.11.attn.attn_gate.weight": "model.layers.11.self_attn.attn_gate.weight",
+        "transformer.h.11.mlp.c_gate.weight": "model.layers.11.mlp.gate_proj.weight",
+        "transformer.h.11.mlp.c_val.weight": "model.layers.11.mlp.up_proj.weight",
+        "transformer.h.11.mlp.c_proj.weight": "model.layers.11.mlp.down_proj.weight",
+        "transformer.h.11.attn_res_q1": "model.layers.11.self_attention_res_proj.weight",
+        "transformer.h.11.attn_res_q2": "model.layers.11.mlp_res_proj.weight",
+        "transformer.h.11.attn_res_norm1.weight": "model.layers.11.self_attention_res_norm.weight",
+        "transformer.h.11.attn_res_norm2.weight": "model.layers.11.mlp_res_norm.weight",
+        "attn_res_qf": "model.output_attn_res_proj.weight",
+        "attn_res_normf.weight": "model.output_attn_res_norm.weight",
+        "lm_head.weight": "lm_head.weight",
+    }
+    assert {name: nanogpt.rename(name) for name in table} == table
+    assert [nanogpt.rename(part) for part in nanogpt.parts("transformer.h.3.attn.c_attn.bias")] == [
+        f"model.layers.3.self_attn.{part}_proj.bias" for part in "qkv"
+    ]
+
+
+@pytest.mark.parametrize("name", [BLOCK, SMALL])
+def test_goldens_hold_what_is_needed(name: str) -> None:
+    assert validate.validate(GOLDENS / name).translation is not None
+
+
+LAYER = "transformer.h.2."
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        ({f"{LAYER}attn.attn_gate.weight": None}, "lacks the tensor model.layers.2.self_attn.attn"),
+        ({f"{LAYER}attn.c_attn.weight": None}, "lacks the tensor model.layers.2.self_attn.q_proj"),
+        ({f"{LAYER}attn_res_q2": None}, "lacks the query of the MLP of layer 2"),
+        ({f"{LAYER}attn_res_norm1.weight": None}, "lacks the key norm of the attention of layer 2"),
+        ({"attn_res_qf": None}, "lacks the query of the final norm"),
+        ({f"{LAYER}attn.attn_gate.weight": (2, 64)}, "[2, 64], but config.json makes it [64, 64]"),
+        ({f"{LAYER}attn.c_attn.weight": (190, 64)}, "[190, 64]; it should hold 3 parts of equal"),
+        ({f"{LAYER}attn.c_attn.weight": (64, 192)}, "it should hold 3 parts"),
+        ({f"{LAYER}attn.c_attn.weight": (192, 32)}, "[64, 32], but config.json makes it [64, 64]"),
+        ({f"{LAYER}attn_res_q1": (4,)}, "[4]; expected [1, 64]"),  # as in static routing
+        ({f"{LAYER}attn.c_attn.bias": (192,)}, "attn.c_attn.q.bias, which a gated_llama"),
+        ({f"{LAYER}ln_1.bias": (64,)}, "holds the tensor transformer.h.2.ln_1.bias"),
+        ({"transformer.wpe.weight": (256, 64)}, "holds the tensor transformer.wpe.weight"),
+        ({"transformer.h.6.attn_res_q1": (64,)}, "transformer.h.6.attn_res_q1, for which"),
+        ({"model.embed_tokens.weight": (320, 64)}, "transformer.wte.weight, two names of one"),
+        ({"model.layers.2.self_attn.v_proj.weight": (64, 64)}, "two names of one weight"),
+    ],
+    ids=lambda value: str(*value) if isinstance(value, dict) else "",
+)
+def test_tensors_that_are_refused(edit: dict, sentence: str, folder: Path) -> None:
+    """Missing, misshapen, left over, or there twice."""
+    tensors = load_file(folder / WEIGHTS)
+    for name, shape in edit.items():
+        if shape is None:
+            del tensors[name]
+        else:
+            tensors[name] = torch.zeros(shape)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        validate.validate(folder)
+    assert sentence in str(caught.value)
+
+
+def test_res_tensors_beside_standard_residuals(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(golden(use_attn_res=False)))
+    with pytest.raises(CheckpointError, match="no site"):
+        validate.validate(folder)
+
+
+def test_a_gate_that_the_configuration_does_not_have(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(golden(use_attn_gate=False)))
+    with pytest.raises(CheckpointError, match="attn_gate"):
+        validate.validate(folder)
+
+
+# --- the oracle
+
+
+@pytest.mark.parametrize("name", [BLOCK, SMALL])
+def test_oracle_equals_the_goldens(name: str) -> None:
+    """Written and evaluated in float32 by the class that the published checkpoints bring along."""
+    result = agreement(load(GOLDENS / name), expected(GOLDENS / name))
+    assert result["excess"] <= 1 and result["gap"] <= 4e-4
+    assert result["tokens"] == result["of"] >= 60
+
+
+@pytest.mark.parametrize(
+    "mistake", ["no gate", "qkv order", "layers", "key eps", "eps", "theta", "tied"]
+)
+def test_goldens_show_a_mistake(mistake: str) -> None:
+    """Each wrong reading of the format leaves the bound far behind."""
+    name = BLOCK if mistake in ("no gate", "qkv order", "layers") else SMALL
+    model = load(GOLDENS / name)
+    spec = model.spec
+    attention = spec.sublayers["attention"]
+    if mistake == "no gate":
+        spec.sublayers["attention"] = Attention(**vars(attention))
+    elif mistake == "qkv order":  # heads first, as in Megatron
+        for layer in range(spec.layers):
+            weight = model.weight("attention", layer, "c_attn.weight")
+            weight.copy_(weight.view(attention.heads, 3, -1, 64).transpose(0, 1).reshape(192, 64))
+    elif mistake == "layers":
+        spec.block_starts = starts_of(8, spec.final)
+    elif mistake == "key eps":
+        spec.key_norm_eps = spec.eps
+    elif mistake == "eps":
+        spec.eps = 1e-5
+    elif mistake == "theta":
+        rope = {**attention.rope, "rope_theta": 10000.0}
+        spec.sublayers["attention"] = replace(attention, rope=rope)
+    else:
+        spec.tied = True
+    assert agreement(model, expected(GOLDENS / name)[2:3])["excess"] > 10
+
+
+VARIANTS = {
+    "default": {},
+    "one block, one head": {"layers": 2, "block_size": 4, "heads": 1},
+    "biases, untied": {"bias": True, "tie": False, "heads": 4, "block_size": 2},
+    "no gate": {"gate": False, "rope_theta": 300.0},
+    "eps": {"scale": 0.01, "eps": 1e-3, "swiglu_mult": 3.5},
+    "standard residuals": {"block_size": None},
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_oracle_equals_the_second_opinion(options: dict, tmp_path: Path) -> None:
+    """Two readings of the format, in float64, that share no code."""
+    folder = write_nanogpt(tmp_path, seed=3, **options)
+    other = nanogpt_model.load(folder)(IDS)
+    torch.testing.assert_close(load(folder).logprobs(IDS), other, atol=1e-10, rtol=0)
+    assert validate.validate(folder).translation is not None
+
+
+@pytest.mark.parametrize("options", [VARIANTS["biases, untied"], VARIANTS["no gate"]], ids=repr)
+def test_house_copy(options: dict, tmp_path: Path) -> None:
+    """The same model in the house format has the same specification and the same numbers."""
+    own = write_nanogpt(tmp_path / "own", **options)
+    house = house_copy_of_nanogpt(own, tmp_path / "house")
+    torch.testing.assert_close(load(house).logprobs(IDS), load(own).logprobs(IDS))
+    first, second = (validate.validate(folder).translation for folder in (own, house))
+    assert (first.base, first.spec) == (second.base, second.spec)
+    shapes = FAMILIES[second.base].shapes(second.config)
+    assert shapes == FAMILIES[first.base].shapes(first.config)
+
+
+# --- what is served
+
+SERVED = [(BLOCK, "single_pass"), (SMALL, "two_phase")]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory):
+    """Goldens, a house checkpoint, zero queries and the standard twin, in one process."""
+    root = tmp_path_factory.mktemp("nanogpt")
+    house = {"layers": 3, "block_size": 3, "heads": 4, "head_dim": 32, "kv_heads": 2}
+    write_house(root / "house", "gated_llama", seed=32, attention_bias=True, **house)
+    for name, size in (("zero", 4), ("twin", None)):
+        write_nanogpt(root / name, seed=33, scale=16.0, block_size=size, zero_queries=True)
+    prompts = fresh_prompts((7, 190))
+    jobs = {
+        ("house", "single_pass"): engine_job(root / "house", prompts, "single_pass"),
+        ("zero", "two_phase"): engine_job(root / "zero", prompts, "two_phase"),
+        ("twin", None): engine_job(root / "twin", prompts, None),
+    }
+    for name, algorithm in SERVED:
+        asked = [case["prompt"] for case in expected(GOLDENS / name)]
+        jobs[name, algorithm] = engine_job(GOLDENS / name, asked, algorithm)
+    results = run_engine(list(jobs.values()), root / "run")["results"]
+    return root, {
+        key: (job, result) for (key, job), result in zip(jobs.items(), results, strict=True)
+    }
+
+
+@pytest.mark.engine
+@pytest.mark.versions
+@pytest.mark.parametrize(("name", "algorithm"), SERVED)
+def test_goldens_served(name: str, algorithm: str, served) -> None:
+    result = served[1][name, algorithm][1]
+    check_job(result, expected(GOLDENS / name))
+    check_executed(result, algorithm, compiled=False)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "key", [("house", "single_pass"), ("zero", "two_phase"), ("twin", None)], ids=str
+)
+def test_random_checkpoints_served(key: tuple[str, str | None], served) -> None:
+    """Grouped queries under a gate wider than the model, zero queries, standard residuals: the
+    oracle's numbers."""
+    root, runs = served
+    job, result = runs[key]
+    check_all_against(load(root / key[0]), job, result)
+
+
+@pytest.mark.engine
+def test_zero_queries_equal_the_twin(served) -> None:
+    """Every mix is a mean then, and at this scale the norms' eps does not show."""
+    (_, zero), (_, twin) = served[1]["zero", "two_phase"], served[1]["twin", None]
+    for wanted, found in zip(twin["alone"], zero["alone"], strict=True):
+        assert found["tokens"] == wanted["tokens"]
+        torch.testing.assert_close(
+            torch.tensor(found["prompt_logprobs"]),
+            torch.tensor(wanted["prompt_logprobs"]),
+            atol=1e-4,
+            rtol=2e-5,
+        )

@@ -1,0 +1,507 @@
+"""qwen3_ar, open-attnres, delta-attnres and torchtitan: recognised, told apart, refused by name."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import GOLDENS, write_house, write_kimi_names, write_mode, write_titan
+from hub import MODEL, server
+from safetensors.torch import load_file, save_file
+
+from attnres_serve import cli
+from attnres_serve.checkpoints import validate
+from attnres_serve.compat import openai_server
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.flags import value_of
+from attnres_serve.formats.resolve import resolve
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CUMULATIVE, DELTA = "qwen3_attnres_cumulative_block", "qwen3_attnres_block"
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def golden(name: str, **changes: Any) -> dict[str, Any]:
+    return config_of(GOLDENS / name) | changes
+
+
+def edit(folder: Path, tensors: Callable[[dict], Any] | None = None, **changes: Any) -> Path:
+    """Change a checkpoint in place: keys of its config, and its tensors by a function."""
+    (folder / "config.json").write_text(json.dumps(config_of(folder) | changes))
+    if tensors:
+        held = load_file(folder / WEIGHTS)
+        tensors(held)
+        save_file(held, folder / WEIGHTS)
+    return folder
+
+
+# --- what is made of each
+
+
+WRITERS = {
+    "qwen3_ar": (lambda f, **o: write_kimi_names(f, block_layers=2, **o), "qwen3"),
+    "open_attnres": (lambda f, **o: write_mode(f, cumulative=True, **o), "qwen3"),
+    "delta_attnres": (lambda f, **o: write_mode(f, **o), "qwen3"),
+    "delta_attnres llama": (lambda f, **o: write_mode(f, "llama", **o), "llama"),
+    "torchtitan": (lambda f, **o: write_titan(f, **o), "qwen3"),
+}
+OWN_KEYS = ("attn_res", "attnres", "auto_map")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_base_familys_config_and_every_tensor(name: str, tmp_path: Path) -> None:
+    """The base's keys arrive untouched, the format's own do not; every tensor has its place."""
+    write, base = WRITERS[name]
+    folder = write(tmp_path, layers=5)
+    translation = validate.validate(folder).translation
+    assert translation is not None and translation.format == name.split()[0]
+    assert (translation.base, translation.qk_norm_eps) == (base, None)
+    own = {key: value for key, value in config_of(folder).items() if not key.startswith(OWN_KEYS)}
+    assert translation.config == own
+
+
+R1 = {"key_norm_eps": 1e-6}
+SEVEN = {"num_hidden_layers": 7, "layer_types": None}
+CUMULATIVE_SPEC = R1 | {"final_mix": False, "cumulative": True, "recency_bias": True}
+AR = {"model_type": "qwen3_ar", "architectures": ["Qwen3ARForCausalLM"]}
+SIZES = {"hidden_size": 64, "rms_norm_eps": 1e-6}
+TITAN = {"model_type": "qwen3", "architectures": ["Qwen3BlockAttnResForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "starts", "options"),
+    [
+        # Layers a block.
+        (AR | {"num_hidden_layers": 5, "attn_res_block_size": 2}, (0, 4, 8), R1),
+        (AR | {"num_hidden_layers": 4, "attn_res_block_size": 9}, (0,), R1),
+        (
+            AR | {"num_hidden_layers": 3, "attn_res_block_size": 1, "attn_res_output_route": False},
+            (0, 2, 4),
+            R1 | {"final_mix": False},
+        ),
+        # Blocks, by the ceiling of 6 / 4, 7 / 3, 6 / 9; and every sublayer.
+        (golden(DELTA), (0, 4, 8), R1),
+        (
+            golden(DELTA, num_hidden_layers=7, layer_types=None, attnres_num_blocks=3),
+            (0, 6, 12),
+            R1,
+        ),
+        (golden(DELTA, attnres_num_blocks=9), (0, 2, 4, 6, 8, 10), R1),
+        (golden("qwen3_attnres_full"), tuple(range(12)), R1),
+        (golden(CUMULATIVE), (0, 4, 8), CUMULATIVE_SPEC),
+        (golden(CUMULATIVE, **SEVEN), (0, 4, 8, 12), CUMULATIVE_SPEC),
+        (golden("qwen3_attnres_cumulative_full"), tuple(range(12)), CUMULATIVE_SPEC),
+        # Blocks, by the floor of 5 / 2, 7 / 4, 3 / 9.
+        (TITAN | {"num_hidden_layers": 5, "attn_res_num_blocks": 2}, (0, 4, 8), R1),
+        (TITAN | {"num_hidden_layers": 7, "attn_res_num_blocks": 4}, tuple(range(0, 14, 2)), R1),
+        (TITAN | {"num_hidden_layers": 3, "attn_res_num_blocks": 9}, (0, 2, 4), R1),
+    ],
+)
+def test_specifications_by_hand(config: dict, starts: tuple[int, ...], options: dict) -> None:
+    """Each unit of the block size becomes the sublayers that it means."""
+    config = SIZES | config
+    translation = resolve(config)
+    assert translation is not None
+    layout = Layout.of(config["num_hidden_layers"])
+    assert translation.spec == AttnResSpec(layout, starts, **options)
+
+
+def test_qwen3_ar_without_blocks_has_standard_residuals(tmp_path: Path) -> None:
+    """A null size is the twin without AttnRes, and so are its tensors."""
+    translation = validate.validate(write_kimi_names(tmp_path, block_layers=None)).translation
+    assert translation is not None and translation.spec is None
+
+
+def test_qwen3_ar_is_served_without_its_own_code() -> None:
+    """It saves an `auto_map`; model type and architecture are its own, so it is claimed."""
+    config = SIZES | AR | {"num_hidden_layers": 2, "attn_res_block_size": 1}
+    config["auto_map"] = {"AutoConfig": "configuration_qwen3_ar.Qwen3ARConfig"}
+    for own_code in (True, False):
+        translation = resolve(config, own_code)
+        assert translation is not None and "auto_map" not in translation.config
+
+
+# --- open-attnres or delta-attnres
+
+
+@pytest.mark.parametrize("path", sorted(GOLDENS.glob("qwen3_attnres_*")), ids=lambda p: p.name)
+def test_goldens_are_told_apart_by_their_tensors(path: Path) -> None:
+    """Also where both formats' keys, or none of them, are in config.json."""
+    wanted = "open_attnres" if "cumulative" in path.name else "delta_attnres"
+    keys = ("attnres_recency_bias_init", "attnres_use_null_source")
+    for changes in ({}, {keys[0]: 0.0, keys[1]: False}):
+        config = golden(path.name, **changes)
+        translation = validate.translate(config, False, path)
+        assert translation is not None and translation.format == wanted
+    bare = {key: value for key, value in golden(path.name).items() if key not in keys}
+    translation = validate.translate(bare, False, path)
+    assert translation is not None and translation.format == wanted
+
+
+def test_an_index_tells_as_well(tmp_path: Path) -> None:
+    """Names are all that is needed, wherever the files are."""
+    shutil.copy(GOLDENS / DELTA / "config.json", tmp_path)  # its keys say delta-attnres
+    names = load_file(GOLDENS / CUMULATIVE / WEIGHTS)
+    table = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (tmp_path / INDEX).write_text(json.dumps(table))
+    translation = validate.translate(config_of(tmp_path), False, tmp_path)
+    assert translation is not None and translation.format == "open_attnres"
+
+
+def engine_config(folder: Path | str, **options: Any):
+    from vllm.engine.arg_utils import EngineArgs
+
+    from attnres_serve import plugin
+
+    plugin.register()
+    return EngineArgs(
+        model=str(folder), dtype="float32", max_model_len=64, **options
+    ).create_engine_config()
+
+
+def test_the_answer_travels_in_the_configuration(tmp_path: Path) -> None:
+    """What was decided once is pickled to vLLM's other processes, which read no tensors."""
+    folder = shutil.copytree(GOLDENS / CUMULATIVE, tmp_path / "checkpoint")
+    config = engine_config(folder).model_config.hf_config
+    shutil.rmtree(folder)
+    copy = pickle.loads(pickle.dumps(config))
+    assert copy.attn_res_format == "open_attnres" and copy.attn_res["cumulative"] is True
+
+
+def test_dummy_weights(tmp_path: Path) -> None:
+    """Tensors decide where there are any, then a key that only one of the formats writes."""
+    folder = shutil.copytree(GOLDENS / CUMULATIVE, tmp_path / "checkpoint")
+    edit(folder, attnres_use_null_source=False)  # both formats' keys now
+
+    def dummy() -> str:
+        return engine_config(folder, load_format="dummy").model_config.hf_config.attn_res_format
+
+    assert dummy() == "open_attnres"
+    (folder / WEIGHTS).unlink()
+    both = (
+        r"init \(of open_attnres only\) and attnres_use_null_source \(of delta_attnres only\): no"
+    )
+    with pytest.raises(ValueError, match=both):
+        dummy()
+    shutil.copy(GOLDENS / DELTA / "config.json", folder)
+    assert dummy() == "delta_attnres"
+    config = {k: v for k, v in config_of(folder).items() if k != "attnres_use_null_source"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"nothing that only one of them has: .*not at hand"):
+        dummy()
+
+
+def test_the_launcher_with_dummy_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A config.json and a tokenizer can be served with them, and only with them."""
+    served = []
+    monkeypatch.setattr(openai_server, "run_server", lambda *arguments: served.append(arguments))
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(GOLDENS / DELTA / name, tmp_path)
+    assert cli.main(["serve", str(tmp_path), "--port", "0"]) == 2
+    assert "no *.safetensors file" in capsys.readouterr().err and not served
+    assert cli.main(["serve", str(tmp_path), "--port", "0", "--load-format", "dummy"]) == 0
+    assert len(served) == 1
+
+
+# --- a hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A model with delta-attnres on its main branch and open-attnres at v2; the environment."""
+    root = tmp_path / "hub"
+    shutil.copytree(GOLDENS / DELTA, root / "main")
+    shutil.copytree(GOLDENS / CUMULATIVE, root / "v2")
+    edit(shutil.copytree(root / "v2", root / "broken"), lambda t: t.pop("model.norm.weight"))
+    running = server(root)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield {
+        "HF_ENDPOINT": f"http://127.0.0.1:{running.server_address[1]}",
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_OFFLINE": "0",
+        "VLLM_PLUGINS": "",
+    }
+    running.shutdown()
+    running.server_close()
+
+
+ASK = """
+import json, sys
+from attnres_serve.checkpoints.validate import validate_hub
+from attnres_serve.errors import CheckpointError
+from attnres_serve.plugin import register
+from vllm.transformers_utils.config import get_config
+register()
+answers = []
+for revision in (None, "main", "v2"):
+    config = get_config(sys.argv[1], trust_remote_code=False, revision=revision)
+    answers.append([config.attn_res_format, validate_hub(sys.argv[1], revision).translation.format])
+try:
+    answers.append(str(validate_hub(sys.argv[1], "broken")))
+except CheckpointError as error:
+    answers.append(str(error))
+print()
+print(json.dumps(answers))
+"""
+DOWNLOAD = """
+import sys
+from huggingface_hub import snapshot_download
+for revision in ("main", "v2", "broken"):
+    snapshot_download(sys.argv[1], revision=revision)
+"""
+
+
+def python(script: str, **env: str) -> str:
+    child = subprocess.run(
+        [sys.executable, "-c", script, MODEL],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    return child.stdout
+
+
+def test_a_model_id_is_judged_by_its_headers(hub: dict[str, str]) -> None:
+    """At each revision its own format, with no weights fetched; then the same from the cache."""
+    both = [["delta_attnres"] * 2, ["delta_attnres"] * 2, ["open_attnres"] * 2]
+    *found, broken = json.loads(python(ASK, **hub).splitlines()[-1])
+    assert found == both and "lacks the tensor model.norm.weight" in broken
+    home = Path(hub["HF_HOME"])
+    assert list(home.rglob("config.json")) and not list(home.rglob("*.safetensors"))
+    python(DOWNLOAD, **hub)
+    offline = hub | {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    *found, broken = json.loads(python(ASK, **offline).splitlines()[-1])
+    assert found == both and "lacks the tensor model.norm.weight" in broken
+
+
+@pytest.mark.parametrize(
+    ("arguments", "revision"),
+    [
+        ([], None),
+        (["--revision", "v2"], "v2"),
+        (["--dtype", "float32", "--revision=v2"], "v2"),
+        (["--tokenizer-revision", "v3"], None),
+        (["--revision"], None),
+    ],
+)
+def test_the_launcher_reads_the_revision(arguments: list[str], revision: str | None) -> None:
+    """It judges a model id before vLLM does, so at the revision that vLLM will be told."""
+    assert value_of("--revision", arguments) == revision
+
+
+@pytest.mark.engine
+def test_a_model_id_is_served_at_its_revision(hub: dict[str, str], tmp_path: Path) -> None:
+    """API server and engine core are two processes; the answers are those of the golden."""
+    from goldens import check_golden_over_http
+    from serving import OURS, running
+
+    flags = ("--revision", "v2", "--dtype", "float32", "--max-model-len", "256")
+    flags += ("--enforce-eager", "--enable-prompt-tokens-details")
+    with running(OURS, Path(MODEL), tmp_path / "log", *flags, **hub) as served:
+        assert served.info["format"] == "open_attnres"
+        check_golden_over_http(served, GOLDENS / CUMULATIVE)
+
+
+# --- refused by name
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    **{
+        f"mode {mode}": (golden(DELTA, attnres_mode=mode), sentence)
+        for mode, sentence in {
+            "delta": "attnres_mode is 'delta' (delta attention residuals), another function",
+            "delta_block": "'delta_block' (delta attention residuals)",
+            "full_mh": "'full_mh' (multi-head depth attention)",
+            "block_mh": "'block_mh' (multi-head depth attention)",
+            "full_hw": "'full_hw' (multi-head depth attention)",
+            "block_v": "'block_v' (values with a depth attention of their own)",
+            "full_split": "'full_split' (residual streams of their own for attention and MLP)",
+            "pre_gated": "'pre_gated' (a gate beside the mix)",
+            "hyper_connection": "attnres_mode is 'hyper_connection', another function",
+            None: "attnres_mode is None, another function",
+        }.items()
+    },
+    **{
+        f"gate {gate} of {name}": (
+            golden(name, attnres_gate_type=gate),
+            f"attnres_gate_type is {gate!r}: a gate between the mix and the residual stream",
+        )
+        for name in (DELTA, CUMULATIVE)
+        for gate in ("sigmoid_scalar", "sigmoid_vector", "learnable_alpha", "new")
+    },
+    **{
+        f"null source of {name}": (
+            golden(name, attnres_use_null_source=True),
+            "attnres_use_null_source is True: a null source",
+        )
+        for name in (DELTA, CUMULATIVE)
+    },
+    "blocks of delta-attnres": (golden(DELTA, attnres_num_blocks=0), "attnres_num_blocks is 0"),
+    "blocks of open-attnres": (
+        golden(CUMULATIVE, attnres_num_blocks="4"),
+        "attnres_num_blocks is '4'",
+    ),
+    "another key": (
+        golden(DELTA, attnres_window=4),
+        "attnres_window: 4 (a window over depth), which is not supported",
+    ),
+    "sigmoid": (
+        golden(DELTA, attn_res_activation="sigmoid"),
+        "(another function than softmax over depth)",
+    ),
+    "layers of qwen3_ar": (
+        SIZES | AR | {"num_hidden_layers": 4, "attn_res_block_size": 1.5},
+        "attn_res_block_size is 1.5; expected null (standard residuals) or a whole",
+    ),
+    "no size of qwen3_ar": (SIZES | AR | {"num_hidden_layers": 4}, "attn_res_block_size is"),
+    "route of qwen3_ar": (
+        SIZES | AR | {"num_hidden_layers": 4, "attn_res_block_size": 1, "attn_res_output_route": 1},
+        "attn_res_output_route is 1; expected true or false",
+    ),
+    "null source of qwen3_ar": (
+        SIZES
+        | AR
+        | {"num_hidden_layers": 4, "attn_res_block_size": 1, "attn_res_use_null_source": True},
+        "attn_res_use_null_source: True (a null source)",
+    ),
+    "input-dependent queries": (
+        SIZES | AR | {"num_hidden_layers": 4, "attn_res_block_size": 1, "attn_res_query": "input"},
+        "attn_res_query: 'input' (queries that depend on the input)",
+    ),
+    "window of qwen3_ar": (
+        SIZES
+        | AR
+        | {"num_hidden_layers": 1, "attn_res_block_size": 1, "use_sliding_window": True}
+        | {"sliding_window": 8, "layer_types": ["sliding_attention"]},
+        "sliding windows are not supported in this format",
+    ),
+    "blocks of torchtitan": (
+        SIZES | TITAN | {"num_hidden_layers": 4, "attn_res_num_blocks": None},
+        "attn_res_num_blocks is None",
+    ),
+    "heads of torchtitan": (
+        SIZES | TITAN | {"num_hidden_layers": 4, "attn_res_num_blocks": 2, "attn_res_num_heads": 4},
+        "attn_res_num_heads: 4 (multi-head depth attention)",
+    ),
+    "layers": (golden(DELTA, num_hidden_layers=None), "num_hidden_layers is None"),
+    "layer types": (golden(DELTA, layer_types=7), "layer_types is 7; expected a list of names"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_configurations_that_are_refused(name: str) -> None:
+    """By what was found in them."""
+    config, sentence = REFUSED[name]
+    with pytest.raises(CheckpointError) as caught:
+        resolve(config)
+    assert sentence in str(caught.value)
+
+
+def put(name: str, *shape: int) -> Callable[[dict], None]:
+    return lambda tensors: tensors.update({name: torch.zeros(shape)})
+
+
+LAYER = "model.layers.1."
+
+
+@pytest.mark.parametrize(
+    ("source", "tensors", "parts"),
+    [
+        # 3b, which has both; and a half of each format.
+        (DELTA, put(LAYER + "attn_res_bias"), ("attn_res_bias (of open_attnres only)", "has both")),
+        (
+            CUMULATIVE,
+            put("model.final_res_proj.weight", 1, 64),
+            ("final_res_proj.weight (of delta_attnres only)", "has both"),
+        ),
+        (
+            DELTA,
+            lambda t: [t.pop(f"model.final_res_{part}.weight") for part in ("proj", "norm")],
+            ("nothing that only one of them has",),
+        ),
+        (
+            CUMULATIVE,
+            lambda t: t.pop(LAYER + "mlp_res_bias"),
+            ("lacks the recency bias of the MLP",),
+        ),
+        (CUMULATIVE, put(LAYER + "mlp_res_bias", 64), ("recency bias of the MLP of", "[64]")),
+        (DELTA, put(LAYER + "attn_null_source", 64), ("(a null source)", "attn_null_source")),
+        (DELTA, put(LAYER + "attn_res_gate_logit"), ("(a gate beside the mix)", "gate_logit")),
+        (DELTA, put(LAYER + "mlp_res_alpha"), ("(a gate beside the mix)", "mlp_res_alpha")),
+        (DELTA, put(LAYER + "v_res_proj.weight", 1, 64), ("(values with a depth attention",)),
+        (DELTA, put(LAYER + "attn_res_proj.weight", 4, 64), ("[4, 64]; expected [1, 64]",)),
+        (
+            DELTA,
+            put(LAYER + "self_attention_res_proj.weight", 1, 64),
+            ("holds both", "attn_res_proj.weight", "two names of one weight"),
+        ),
+        (DELTA, put("model.layers.6.mlp_res_proj.weight", 1, 64), ("no site",)),
+    ],
+)
+def test_tensors_that_are_refused(
+    source: str, tensors: Callable[[dict], Any], parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Missing, left over, of both formats, or of a function that is not served."""
+    folder = edit(shutil.copytree(GOLDENS / source, tmp_path / "checkpoint"), tensors)
+    with pytest.raises(CheckpointError) as caught:
+        validate.validate(folder)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_a_recency_bias_on_llama(tmp_path: Path) -> None:
+    """No published code has one; the tensor is named."""
+    folder = edit(write_mode(tmp_path, "llama"), put(LAYER + "attn_res_bias"))
+    with pytest.raises(CheckpointError, match=r"attn_res_bias, for which its configuration has no"):
+        validate.validate(folder)
+
+
+def test_house_tensors_of_shared_queries(tmp_path: Path) -> None:
+    """The sites that share have no tensors of their own, and the ones that are shared must be."""
+    shared = {"shared_queries": "layer", "recency_bias": True}
+    validate.validate(write_house(tmp_path, block_size=2, attn_res=shared))
+    edit(tmp_path, put(LAYER + "mlp_res_norm.weight", 64))
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp_res_norm.weight, for which"):
+        validate.validate(tmp_path)
+    write_house(tmp_path, block_size=2, attn_res=shared)
+    edit(tmp_path, attn_res={"block_size": 2, "recency_bias": True})
+    with pytest.raises(CheckpointError, match="lacks the query of the MLP of layer 0"):
+        validate.validate(tmp_path)
+
+
+# --- a tied head
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_tied_head_that_is_stored(same: bool, tmp_path: Path) -> None:
+    """A copy of the embedding is harmless; another head was perhaps trained, and is refused."""
+    folder = write_mode(tmp_path, tie=True)
+
+    def add(tensors: dict) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["lm_head.weight"][7, 7] += 0 if same else 1
+
+    edit(folder, add)
+    if same:
+        assert validate.validate(folder).translation is not None
+        return
+    with pytest.raises(CheckpointError, match=r"ties the head to the embedding .* other values"):
+        validate.validate(folder)

@@ -1,0 +1,453 @@
+"""``attnres-serve inspect``: figures of made-up traces, refusals, and traces of an engine."""
+
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from checkpoints import write_fla, write_standard
+from matplotlib.figure import Figure
+from serving import DEMO, GOLDENS, free_port, run_module
+
+from attnres_serve import cli
+from attnres_serve.bench import pictures
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.inspect import answer as trace_answer
+from attnres_serve.inspect import figure
+from attnres_serve.inspect.answer import Trace
+
+TEXTS = ("import", " os", "\n", "def", " $x$", "\t", "你", "é")
+TOKENS = len(TEXTS)
+
+
+def made_up(layers: int, block_size: int, model: str = "folder/demo", **options) -> Trace:
+    """A trace with random numbers, through what makes the route's answer."""
+    random = np.random.default_rng(0)
+    spec = AttnResSpec.uniform(Layout.of(layers), block_size, 1e-6, **options)
+    mixing = [site for site in sites(spec) if site.mixes]
+    content = trace_answer.head(model, range(100, 100 + TOKENS), TOKENS, range(TOKENS), TEXTS)
+    content["sites"] = []
+    for site in mixing:
+        weights = random.dirichlet(np.ones(site.num_sources), TOKENS).astype(np.float32)
+        rms = random.uniform(1, 2, (TOKENS, site.num_sources)).astype(np.float32)
+        both = weights.tobytes(), rms.tobytes()
+        content["sites"].append(trace_answer.traced_site(site, *both, TOKENS))
+    return Trace.model_validate(content)
+
+
+def heat_map(drawn: Figure, panel: int) -> np.ma.MaskedArray:
+    (image,) = drawn.axes[panel].images
+    return image.get_array()
+
+
+def lines(drawn: Figure, panel: int, marker: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Values and rows of the lines of a panel that have this marker."""
+    found = [line for line in drawn.axes[panel].lines if line.get_marker() == marker]
+    return [(line.get_xdata(), line.get_ydata()) for line in found]
+
+
+SHAPES = {
+    "block": (made_up(8, 4), 17, 5),
+    "full": (made_up(48, 1), 97, 97),
+    "two sources": (made_up(4, 8), 9, 2),
+    "deep": (made_up(100, 2), 201, 101),
+    "cumulative": (made_up(6, 3, cumulative=True, final_mix=False), 12, 5),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_heat_maps(shape):
+    """Every weight of the token and of the mean in its place, and nothing where no source is."""
+    trace, count, sources = SHAPES[shape]
+    drawn = figure.draw(trace, 4)
+    for panel, wanted in (
+        (0, lambda weights: weights[4]),
+        (1, lambda weights: weights.mean(axis=0)),
+    ):
+        table = heat_map(drawn, panel)
+        assert table.shape == (count, sources)
+        for row, site in zip(table, trace.sites, strict=True):
+            own = len(site.sources)
+            np.testing.assert_allclose(row[:own], wanted(np.array(site.weights)))
+            assert np.ma.getmaskarray(np.ma.masked_invalid(row))[own:].all()
+        assert np.ma.masked_invalid(table).count() < table.size
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_labels_are_few_and_right(shape):
+    """Layers beside their rows, sources below their columns, and a colour for the kind of site."""
+    trace, count, sources = SHAPES[shape]
+    axes = figure.draw(trace, 0).axes[0]
+    ticks = dict(
+        zip([t.get_text() for t in axes.get_yticklabels()], axes.get_yticks(), strict=True)
+    )
+    if trace.sites[-1].kind == "final":
+        assert ticks.pop("final") == count - 1
+    assert 4 <= len(ticks) <= figure.MOST_LAYERS + 1
+    assert all(at == 2 * int(layer) + 0.5 for layer, at in ticks.items())
+    names = [text.get_text() for text in axes.get_xticklabels()]
+    assert names[0] == "emb" and list(axes.get_xticks()) == [0, *map(int, names[1:])]
+    assert 2 <= len(names) <= figure.MOST_SOURCES + 1 and int(names[-1]) < sources
+    strip = [bar.get_facecolor()[:3] for bar in axes.containers[0]]
+    assert len(strip) == count
+    assert len(set(strip)) == len({site.kind for site in trace.sites})
+    assert strip[0] == strip[2] != strip[1] == strip[3]
+
+
+def test_blocks_are_marked():
+    """Names beside the last panel, and a frame around every open sum; none for single sublayers."""
+    drawn = figure.draw(SHAPES["block"][0], 0)
+    assert [text.get_text() for text in drawn.axes[3].texts] == [f"block {n}" for n in range(1, 5)]
+    frames = drawn.axes[0].patches[-4:]  # the strip's bars come first
+    assert [frame.get_bbox().bounds for frame in frames] == [
+        (0.5, 0.5, 1, 3),  # site 0 reads the embedding alone
+        (1.5, 4.5, 1, 3),
+        (2.5, 8.5, 1, 3),
+        (3.5, 12.5, 1, 4),
+    ]
+    drawn = figure.draw(SHAPES["full"][0], 0)
+    assert not drawn.axes[3].texts and len(drawn.axes[0].patches) == 97
+
+
+def test_profiles():
+    """Magnitude of the last source, and entropy by kind of site; means, and the token's own."""
+    trace = SHAPES["block"][0]
+    drawn = figure.draw(trace, 3)
+    newest = np.array([np.array(site.rms)[:, -1] for site in trace.sites])
+    means = lines(drawn, 2, figure.FINISHED)
+    assert [list(rows) for _, rows in means] == [
+        [0],
+        [1, 2, 3, 4],  # the sum of a block, up to where the next one opens
+        [5, 6, 7, 8],
+        [9, 10, 11, 12],
+        [13, 14, 15, 16],
+    ]
+    np.testing.assert_allclose(np.concatenate([x for x, _ in means]), newest.mean(axis=1))
+    own = np.concatenate([x for x, _ in lines(drawn, 2, "x")])
+    np.testing.assert_allclose(own, newest[:, 3])
+    entropy = np.array([site.entropy for site in trace.sites])
+    for marker, rows in (("o", range(0, 16, 2)), ("s", range(1, 16, 2)), ("D", [16])):
+        ((values, places),) = lines(drawn, 3, marker)
+        assert list(places) == list(rows)
+        np.testing.assert_allclose(values, entropy[list(rows)].mean(axis=1))
+    # In Full AttnRes the outputs of attention and of MLP, each one row below what made it.
+    drawn = figure.draw(SHAPES["full"][0], 3)
+    assert [list(rows)[:2] for marker in "os" for _, rows in lines(drawn, 2, marker)] == [
+        [1, 3],
+        [2, 4],
+    ]
+    # A cumulative sum goes on where a block opens.
+    ((_, rows),) = lines(figure.draw(SHAPES["cumulative"][0], 3), 2, figure.FINISHED)
+    assert len(rows) == 12
+
+
+def test_magnitudes_far_apart_are_drawn_by_their_logarithm():
+    trace = made_up(4, 4)
+    assert figure.draw(trace, 0).axes[2].get_xscale() == "linear"
+    trace.sites[-1].rms[0][-1] = 1e3
+    assert figure.draw(trace, 0).axes[2].get_xscale() == "log"
+
+
+def test_titles():
+    """The model by its name, the token by its text as it stands, white space to be seen."""
+    trace = SHAPES["block"][0]
+    drawn = figure.draw(trace, 4)
+    assert drawn.get_suptitle() == "demo: attention over depth"
+    assert drawn.axes[0].get_title() == "token 4: “␣$x$”\nafter “import␣os⏎def”"
+    assert not drawn.axes[0].title.get_parse_math()
+    assert drawn.axes[1].get_title() == "mean over 8 tokens"
+    assert figure.draw(trace, 0).axes[0].get_title() == "token 0: “import”"
+    assert figure.visible("\t你é\r") == "⇥\\u4f60é\\r"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as of a missing glyph
+        drawn.savefig(io.BytesIO())
+    bare = made_up(2, 2)
+    bare.tokens[5].text = None
+    assert figure.draw(bare, 5).axes[0].get_title() == "token 5, id 105"
+
+
+def test_the_same_trace_gives_the_same_file(tmp_path):
+    trace = made_up(3, 2)
+    for suffix, begin in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
+        paths = [tmp_path / f"{name}{suffix}" for name in "abc"]
+        for path, token in zip(paths, (1, 1, 2), strict=True):
+            figure.write(trace, token, path)
+        first, second, other = (path.read_bytes() for path in paths)
+        assert first == second != other and first.startswith(begin)
+
+
+# What is refused.
+
+
+def refused(capsys, *words: str) -> str:
+    assert cli.main(["inspect", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.splitlines()[-1].startswith("attnres-serve: ") and "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+ASK = ("--prompt", "import os")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([*ASK], "give a checkpoint right after `inspect`, --url"),
+        ([str(DEMO), *ASK, "--url", "http://127.0.0.1:1"], "one of them"),
+        ([str(DEMO)], "give the prompt by --prompt TEXT or --prompt-file FILE"),
+        ([str(DEMO), *ASK, "--prompt-file", "x"], "or --prompt-file FILE, one of them"),
+        ([str(DEMO), "--prompt-file", "nowhere.txt"], "nowhere.txt cannot be read"),
+        ([str(DEMO), "--from", "x.json"], "one of them"),
+        (["--from", "x.json"], "x.json cannot be read"),
+        (["--from", "x.json", *ASK], "--prompt is for a new trace"),
+        (["--from", "x.json", "--max-tokens", "2"], "--max-tokens is for a new trace"),
+        (["--from", "x.json", "--dtype", "half"], "--dtype is for a new trace"),
+        ([str(DEMO), "--prompt", ""], "--prompt is empty"),
+        ([str(DEMO), *ASK, "--token", "3"], "--token is 3; expected one of the 3 tokens"),
+        ([str(DEMO), *ASK, "--token", "-1"], "--token is -1"),
+        ([str(DEMO), *ASK, "--max-tokens", "-1"], "--max-tokens is -1; expected 0 or more"),
+        ([str(DEMO), *ASK, "--out", "x.pdf"], "x.pdf; expected a name that ends with one of .png"),
+        ([str(DEMO), *ASK, "--out", "x"], "--out is x; expected"),
+        ([str(DEMO), *ASK, "--out", "nowhere/at/all.png"], "nowhere/at is not a folder"),
+        ([str(DEMO), *ASK, "--out", "x.json", "--token", "0"], "a .json file has every token"),
+        ([str(DEMO), "--prompt", "x = 1\n" * 999], "expected at most 1024"),
+        ([str(DEMO), *ASK, "--max-tokens", "9999"], "expected at most 1024"),
+        ([str(DEMO), *ASK, "--max-model-len", "2"], "may have 3 tokens; expected at most 2"),
+        ([str(DEMO), *ASK, "--max-model-len", "2048"], "has a context of 1024 tokens"),
+        (["no/such/folder", *ASK], "no/such/folder does not exist"),
+        ([str(DEMO), *ASK, "--model", "other"], "--model does not go with inspect"),
+        (["--url", "http://127.0.0.1:1", *ASK, "--dtype", "half"], "--dtype is for an engine"),
+        (["--url", "http://127.0.0.1:1", *ASK, "--max-model-len", "9"], "--max-model-len is for"),
+        (["--url", "nonsense", *ASK], "the server nonsense cannot be asked"),
+    ],
+)
+def test_a_refusal_is_one_sentence(words, sentence, capsys):
+    assert sentence in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("words", ["--prompt -", "--prompt-file -", "--prompt-file p"])
+def test_a_prompt_of_a_file_or_of_stdin(words, server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("p").write_text("über\n", encoding="utf-8")
+    with open("p") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        server["answer"] = httpx.Response(200, content=made_up(3, 2).model_dump_json())
+        assert cli.main(["inspect", "--url", "http://x", *words.split(), "--out", "x.json"]) == 0
+    assert server["json"]["prompt"] == "über\n"
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"", "is empty"), (b"\xff", "is not in UTF-8")])
+def test_a_prompt_that_is_none(content, said, tmp_path, capsys):
+    (tmp_path / "p").write_bytes(content)
+    assert said in refused(capsys, str(DEMO), "--prompt-file", str(tmp_path / "p"))
+
+
+def test_a_trace_is_drawn_again(tmp_path, capsys):
+    """To the byte what the first drawing was, and a token of those that are in it."""
+    trace, saved = made_up(3, 2), tmp_path / "trace.json"
+    saved.write_text(trace.model_dump_json())
+    last = trace.tokens[-1].position
+    figure.write(trace, last, tmp_path / "first.png")
+    again = tmp_path / "again.png"
+    assert cli.main(["inspect", "--from", str(saved), "--out", str(again)]) == 0
+    assert capsys.readouterr().out == f"{again}\n"
+    assert again.read_bytes() == (tmp_path / "first.png").read_bytes()
+    content = json.loads(saved.read_text())
+    content["tokens"] = content["tokens"][2:4]  # as a server traces when it is asked for some
+    for site in content["sites"]:
+        for name in ("weights", "rms", "entropy"):
+            site[name] = site[name][2:4]
+    saved.write_text(json.dumps(content))
+    assert cli.main(["inspect", "--from", str(saved), "--out", str(again)]) == 0
+    capsys.readouterr()
+    words = ("--from", str(saved), "--out", str(again), "--token", "0")
+    assert "expected one of the 2 tokens that are traced" in refused(capsys, *words)
+
+
+def test_a_trace_is_drawn_without_an_engine(tmp_path):
+    """And without what engines are made of."""
+    (tmp_path / "trace.json").write_text(made_up(3, 2).model_dump_json())
+    script = """
+import sys
+from attnres_serve import cli
+status = cli.main(["inspect", "--from", "trace.json", "--out", "x.svg"])
+sys.exit(status or len({"torch", "vllm", "transformers"} & set(sys.modules)))
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    assert (tmp_path / "x.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda trace: trace.pop("model"), "is no trace"),
+        (lambda trace: trace["tokens"].pop(), "do not fit"),
+        (lambda trace: trace["sites"][1]["weights"][0].pop(), "numbers of site 1 do not fit"),
+        (lambda trace: trace["sites"].clear(), "nothing to draw"),
+    ],
+)
+def test_a_file_that_is_no_trace(change, said, tmp_path, capsys):
+    content = made_up(3, 2).model_dump()
+    change(content)
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    assert said in refused(capsys, "--from", str(tmp_path / "x.json"), "--out", "y.json")
+
+
+def test_a_model_without_sites(tmp_path, capsys):
+    plain = write_standard(tmp_path / "plain")
+    assert "is not an AttnRes checkpoint" in refused(capsys, str(plain), *ASK)
+    twin = write_fla(tmp_path / "twin", block_size=None)
+    assert "has standard residuals" in refused(capsys, str(twin), *ASK)
+
+
+def test_memory_is_bounded(monkeypatch, capsys):
+    monkeypatch.setattr("attnres_serve.inspect.command.MAX_ROWS", 2 * 17)
+    assert "may have 3 tokens; expected at most 2" in refused(capsys, str(DEMO), *ASK)
+
+
+def test_matplotlib_is_wanted_for_a_figure_alone(monkeypatch, capsys):
+    monkeypatch.setattr(pictures, "find_spec", lambda _: None)
+    assert "--out x.svg needs matplotlib" in refused(capsys, str(DEMO), *ASK, "--out", "x.svg")
+    said = refused(capsys, "no/such/folder", *ASK, "--out", "x.json")
+    assert "matplotlib" not in said
+
+
+# A server is asked.
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Set what the next answer is; what was asked is kept."""
+    asked = {}
+
+    def post(url: str, **options) -> httpx.Response:
+        asked.update(options, url=url)
+        return asked["answer"]
+
+    monkeypatch.setattr(httpx, "post", post)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return asked
+
+
+URL = ("--url", "http://127.0.0.1:8000/", *ASK)
+
+
+@pytest.mark.parametrize("key", [None, "a-key"])
+def test_a_server_is_asked(key, server, monkeypatch, tmp_path, capsys):
+    if key:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    wanted = made_up(3, 2)
+    server["answer"] = httpx.Response(200, content=wanted.model_dump_json())
+    out = tmp_path / "found.json"
+    assert cli.main(["inspect", *URL, "--max-tokens", "3", "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    assert Trace.model_validate_json(out.read_text()) == wanted
+    assert server["url"] == "http://127.0.0.1:8000/v1/attn_res/trace"
+    assert server["json"] == {"prompt": "import os", "max_tokens": 3}
+    assert server["headers"] == ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def test_a_page_holds_the_trace(server, tmp_path, capsys):
+    """Written behind a bar that came to its end."""
+    trace, path = made_up(3, 2), tmp_path / "trace.html"
+    server["answer"] = httpx.Response(200, content=trace.model_dump_json())
+    assert cli.main(["inspect", *URL, "--out", str(path)]) == 0
+    page = path.read_text(encoding="utf-8")
+    embedded = page.partition('id="trace">')[2].partition("</script>")[0]
+    assert json.loads(embedded) == trace.model_dump(mode="json")
+    last = capsys.readouterr().err.rpartition("\r")[2]
+    assert last.startswith("writing: 100%") and "2/2" in last
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (httpx.Response(401, json={"error": "Unauthorized"}), "give it in the variable OPENAI"),
+        (httpx.Response(400, json={"error": {"message": "Too long."}}), "(status 400): Too long."),
+        (httpx.Response(404, json={"detail": "Not Found"}), "expected an answer of attnres-serve"),
+        (httpx.Response(200, text="<html>"), "expected an answer of attnres-serve"),
+        (httpx.Response(200, json=[1]), "expected an answer of attnres-serve"),
+    ],
+)
+def test_a_server_that_gives_no_trace(answer, sentence, server, capsys):
+    server["answer"] = answer
+    assert sentence in refused(capsys, *URL)
+
+
+def test_a_token_that_the_answer_does_not_have(server, capsys):
+    server["answer"] = httpx.Response(200, content=made_up(3, 2).model_dump_json())
+    assert "--token is 8; expected one of the 8 tokens" in refused(capsys, *URL, "--token", "8")
+
+
+def test_no_server(capsys):
+    url = f"http://127.0.0.1:{free_port()}"
+    assert f"the server {url} cannot be asked" in refused(capsys, "--url", url, *ASK)
+
+
+# The whole.
+
+
+def inspect(*words: str) -> str:
+    return run_module("attnres_serve", "inspect", *words, timeout=300)
+
+
+@pytest.mark.engine
+@pytest.mark.versions
+def test_the_demo(tmp_path):
+    """Prompt and greedy answer, as the float64 model has them."""
+    pytest.importorskip("vllm")
+    from trace_cases import FAR, wanted
+
+    from attnres_serve.verify.oracle import load
+
+    out = tmp_path / "demo.json"
+    prompt = "import os\n\n\ndef "
+    words = ("--prompt", prompt, "--max-tokens", "4", "--dtype", "float32", "--out", str(out))
+    assert inspect(str(DEMO), *words, "--served-model-name", "demo").endswith(f"{out}\n")
+    content = json.loads(out.read_text())
+    found = Trace.model_validate(content, strict=True)
+    assert found.model_dump() == content and found.model == "demo"
+    ids, texts = zip(*((token.id, token.text) for token in found.tokens), strict=True)
+    assert "".join(texts[: found.prompt_tokens]) == f"<s>{prompt}"
+    assert [token.position for token in found.tokens] == list(range(found.total_tokens))
+    model = load(DEMO)
+    given = list(ids[: found.prompt_tokens])
+    assert model.greedy(given, 4)[0] == list(ids[found.prompt_tokens :])
+    weights, rms = wanted(model, ids)
+    assert len(found.sites) == len(weights) == 17
+    for site, own, size in zip(found.sites, weights, rms, strict=True):
+        np.testing.assert_allclose(np.sum(site.weights, axis=1), 1, atol=1e-3)
+        np.testing.assert_allclose(site.weights, own, atol=FAR)
+        np.testing.assert_allclose(site.rms, size, atol=FAR, rtol=FAR)
+
+
+@pytest.mark.engine
+def test_the_figure_of_the_documentation(tmp_path):
+    """Its command, word for word but for the name of the file."""
+    page = (DEMO.parents[2] / "docs" / "use" / "inspect.md").read_text()
+    (command,) = re.findall(r"```bash\nattnres-serve (inspect .*?)```", page, re.DOTALL)
+    *words, committed = shlex.split(command.replace("\\\n", ""))
+    out = tmp_path / "demo.png"
+    words[1] = str(DEMO)
+    inspect(*words[1:], str(out))
+    for path in (out, DEMO.parents[2] / committed):
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG") and len(content) < 200_000
+
+
+@pytest.mark.engine
+def test_a_picture_of_one_token(tmp_path):
+    """Of a model without a final mix."""
+    out = tmp_path / "one.svg"
+    golden = GOLDENS / "qwen3_attnres_cumulative_block"
+    inspect(str(golden), "--prompt", "a", "--out", str(out))
+    assert "<svg" in out.read_text()

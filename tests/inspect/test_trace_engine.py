@@ -1,0 +1,99 @@
+"""Traces in engines that serve other requests meanwhile, against the float64 model.
+
+Chunked prefill, prefix caching and batches are on in all of them; the traced prompt is longer than
+a chunk, and one of those that are served.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import fresh_prompts, run_trace_jobs
+from serving import GOLDENS
+from trace_cases import FAR, wanted
+
+from attnres_serve.verify.oracle import load
+
+pytestmark = pytest.mark.engine
+
+CHUNK = 32
+BLOCK = "fla_transformer_block"
+LAYERS, IN_MID_BLOCK = 5, 3  # of the first stage
+TWO = {"distributed_executor_backend": "mp"}
+
+# Every algorithm and backend, eager and compiled, on three formats.  The single pass compiled has a
+# test for every version of vLLM.
+JOBS = [
+    (BLOCK, "single_pass", "cpp", "eager"),
+    (BLOCK, "two_phase", "torch", "eager"),
+    ("qwen3_attnres_cumulative_block", "score_on_write", "cpp", "eager"),
+    ("nanogpt_block", "two_phase", "cpp", "eager"),
+    (BLOCK, "two_phase", "cpp", "compiled"),
+    ("qwen3_attnres_full", "score_on_write", "torch", "compiled"),
+]
+
+
+def job(golden: str, algorithm: str, backend: str, mode: str, env=None, **options) -> dict:
+    return {
+        "checkpoint": str(GOLDENS / golden),
+        "prompts": fresh_prompts((150, 5, 25)),  # the KV cache has blocks of 128 tokens
+        "algorithm": algorithm,
+        "backend": backend,
+        "mode": mode,
+        "chunk": CHUNK,
+        "options": options,
+        "env": env or {},
+    }
+
+
+def check(jobs: list[dict], folder: Path, **env: str) -> None:
+    """Run the jobs in one process; every trace, and every answer beside it, is right."""
+    for asked, result in zip(jobs, run_trace_jobs(jobs, folder, **env), strict=True):
+        model, ids = load(Path(asked["checkpoint"])), asked["prompts"][0]
+        weights, rms = wanted(model, ids)
+        assert len(result["traces"]) == 5
+        for trace in result["traces"]:
+            assert [index for index, *_ in trace] == list(range(len(weights)))
+            for index, own, size in trace:
+                torch.testing.assert_close(
+                    torch.tensor(own).double(), weights[index], atol=FAR, rtol=0
+                )
+                torch.testing.assert_close(
+                    torch.tensor(size).double(), rms[index], atol=FAR, rtol=FAR
+                )
+        answers = [model.greedy(prompt, 8)[0] for prompt in asked["prompts"]]
+        assert result["answers"] == [answers] * 2
+        assert result["cached"][1] > 0
+        compiled = asked["mode"] == "compiled"
+        assert (result["executed"]["compiled"] > 0, result["executed"]["eager"] > 0) == (
+            compiled,
+            not compiled,
+        )
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.exhaustive)])
+def test_beside_other_requests(mode, tmp_path):
+    check([job(*ways) for ways in JOBS if ways[-1] == mode], tmp_path)
+
+
+@pytest.mark.versions
+def test_compiled_in_every_version(tmp_path):
+    check([job(BLOCK, "single_pass", "cpp", "compiled")], tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_compiled_with_gates(tmp_path):
+    check([job("nanogpt_block", "single_pass", "cpp", "compiled")], tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_two_workers_share_the_heads(tmp_path):
+    ways = job(BLOCK, "two_phase", "cpp", "eager", tensor_parallel_size=2, **TWO)
+    check([ways], tmp_path, VLLM_CPU_OMP_THREADS_BIND="0|1")
+
+
+def test_a_stage_that_starts_inside_a_block(tmp_path):
+    """What travels between the stages in a replay does not mix with what steps send."""
+    env = {"VLLM_PP_LAYER_PARTITION": f"{IN_MID_BLOCK},{LAYERS - IN_MID_BLOCK}"}
+    ways = job(BLOCK, "score_on_write", "cpp", "compiled", env, pipeline_parallel_size=2, **TWO)
+    check([ways], tmp_path, VLLM_CPU_OMP_THREADS_BIND="0|1")

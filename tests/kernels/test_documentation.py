@@ -1,0 +1,103 @@
+"""docs/build/kernels.md: its examples run, its functions exist with those parameters, and importing
+the package costs nothing."""
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from triton_interpreter import (
+    INTERPRETED,
+    ON_GPU,
+    interpreter,  # noqa: F401
+    passes_in_a_process_of_its_own,
+)
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "docs" / "build"
+TEXT = (BUILD / "kernels.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+SIGNATURES = re.findall(r"^\| `(\w+)\(([^`]*)\)` \|", TEXT, re.MULTILINE)
+MODULES = (
+    "torch.functions",
+    "triton.single_pass",
+    "triton.open_group",
+    "triton.two_phase",
+    "triton.score_rows",
+    "triton.mix_scored",
+)
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_runs(number):
+    torch.manual_seed(number)
+    exec(compile(EXAMPLES[number], f"example {number} of docs/build/kernels.md", "exec"), {})
+
+
+def test_every_module_of_the_table_has_an_example():
+    assert len(EXAMPLES) == 6
+    imported = [f"from attnres_serve.kernels.{module} import" for module in MODULES[1:]]
+    imported += ["from attnres_serve.kernels.torch import functions", "reference", "traffic"]
+    for words in imported:
+        assert any(words in example for example in EXAMPLES)
+
+
+def test_the_signatures_are_those_of_the_code():
+    """By name, order, kind and default; ``config``, for measurements, is left out."""
+    assert len(SIGNATURES) == 12
+    for name, parameters in SIGNATURES:
+        found = []
+        for module in MODULES:
+            function = getattr(
+                importlib.import_module(f"attnres_serve.kernels.{module}"), name, None
+            )
+            if function is not None and function.__module__.endswith(module):
+                found.append(_shown(function))
+        assert parameters in found, f"{name}: {parameters} is none of {found}"
+
+
+def _shown(function) -> str:
+    signature = inspect.signature(function)
+    kept = [
+        one.replace(annotation=one.empty)
+        for name, one in signature.parameters.items()
+        if name != "config"
+    ]
+    return str(inspect.Signature(kept)).strip("()")
+
+
+def test_the_kernels_of_the_profiling_recipe_exist():
+    recipe = (BUILD / "profile-kernels.md").read_text()
+    pattern = re.search(r"--kernel-name 'regex:(\S+)'", recipe)[1]
+    kernels = {
+        name
+        for module in MODULES[1:]
+        for name in vars(importlib.import_module(f"attnres_serve.kernels.{module}"))
+        if name.endswith("_kernel")
+    }
+    assert kernels and all(re.fullmatch(pattern, name) for name in kernels)
+
+
+def test_importing_the_package_imports_neither_triton_nor_torch_nor_vllm():
+    code = (
+        "import sys, attnres_serve.kernels; "
+        "print([name for name in ('triton', 'torch', 'vllm', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+if not ON_GPU and not INTERPRETED:
+    for _name in [name for name in globals() if name.startswith("test_")]:
+        del globals()[_name]
+
+    def test_the_documentation_in_a_process_of_its_own() -> None:
+        """Triton was imported here without the interpreter: all tests above run in a child."""
+        passes_in_a_process_of_its_own(__file__)

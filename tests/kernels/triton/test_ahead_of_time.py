@@ -1,0 +1,188 @@
+"""What the compiler makes of the Triton kernels, without a GPU: registers, spills, widths."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).parents[3]
+ARCHS = ("sm_80", "sm_90")
+HIDDEN = (1024, 4096, 7168)
+BEGINNINGS = {
+    "single_pass": (False, True),
+    "inter_block": (None,),
+    "open_group": (False, True),
+    "score": (None,),
+    "mix_scored": (False, True),
+    "merge": (False, True),
+    "merge_rows": (False, True),
+}
+SHAPES = [
+    (kernel, arch, hidden, fresh)
+    for kernel, beginnings in BEGINNINGS.items()
+    for arch in ARCHS
+    for hidden in HIDDEN
+    for fresh in beginnings
+]
+Shape = tuple[str, str, int, bool | None]
+
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape)))
+
+
+@cache
+def _compiled() -> dict[Shape, dict[str, Any]]:
+    """Everything compiled once, in a process where Triton is not interpreted."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.kernels.compile_ahead", "--arch", "80", "90"]
+    done = subprocess.run(
+        [*command, "--hidden", *map(str, HIDDEN), "--dtype", "bfloat16"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    kernels = json.loads(done.stdout.splitlines()[-1])["kernels"]
+    return {(k["kernel"], k["arch"], k["hidden"], k["fresh"]): k for k in kernels}
+
+
+@every_shape
+def test_nothing_spills(shape: Shape) -> None:
+    """No stack and no access to local memory: a token's rows live in registers."""
+    kernel = _compiled()[shape]
+    assert kernel["spill_bytes"] == 0 and kernel["local_accesses"] == 0
+    assert kernel["registers"] < 255
+
+
+@every_shape
+def test_every_access_is_128_bits_wide(shape: Shape) -> None:
+    """Aligned pointers and strides reach the compiler: no narrower load or store is left."""
+    name, _, hidden, fresh = shape
+    kernel = _compiled()[shape]
+    block = 1 << (hidden - 1).bit_length()
+    pieces = block // (32 * kernel["num_warps"]) // 8  # of bf16, per thread and row
+    # A row takes one of these pieces, a float32 query two.
+    loads, stores = {
+        # Delta, weight, query, tile before and in the loop; bank row and result.
+        "single_pass": lambda: (4 + 2 * kernel["tile"] + (not fresh), 2),
+        # A row before and in the loop, queries; answers.
+        "inter_block": lambda: (2 + 2 * kernel["sites"], kernel["sites"]),
+        # Delta, weight, and in the first and a later turn what phase 1 loads; bank row, result,
+        # and answers in both.
+        "open_group": lambda: (6 + 4 * kernel["sites"] + (not fresh), 2 + 2 * kernel["sites"]),
+        # A row before and in the loop, and queries.
+        "score": lambda: (2 + 2 * kernel["sites"], 0),
+        # As the single pass.
+        "mix_scored": lambda: (4 + 2 * kernel["tile"] + (not fresh), 2),
+        # Delta, weight, query, answer; bank row and result.
+        "merge": lambda: (5 + (not fresh), 2),
+        # And a tile before and in the loop.
+        "merge_rows": lambda: (5 + 2 * kernel["tile"] + (not fresh), 2),
+    }[name]()
+    # Log-sum-exps and scores are numbers of a token.
+    numbers_in, numbers_out = {
+        "inter_block": lambda: (0, 1),
+        "open_group": lambda: (0, 2),
+        "score": lambda: (0, 1),
+        # All of the site (there are nine slots), and a tile's before and in the loop: once for the
+        # predicate and once for the sum, unless a tile is one row.
+        "mix_scored": lambda: (1 + (2 if kernel["tile"] == 1 else 8), 0),
+        "merge": lambda: (1, 0),
+        "merge_rows": lambda: (1, 0),
+    }.get(name, lambda: (0, 0))()
+    assert kernel["loads"] == _counts(pieces * loads, numbers_in)
+    assert kernel["stores"] == _counts(pieces * stores, numbers_out)
+
+
+def _counts(wide: int, numbers: int) -> dict[str, int]:
+    return {width: n for width, n in (("128", wide), ("32", numbers)) if n}
+
+
+@every_shape
+def test_one_binary_for_every_number_of_sources(shape: Shape) -> None:
+    """Nor does it depend on sites, position or batch: none is compiled during a request."""
+    assert _compiled()[shape]["binaries"] == 1
+
+
+@every_shape
+def test_an_early_launch_waits_before_it_touches_memory(shape: Shape) -> None:
+    """Read off the machine code, because a compiler may move loads; before sm_90 there is none."""
+    kernel = _compiled()[shape]
+    early = shape[1] == "sm_90"
+    assert kernel["starts_early"] == early
+    # And it never releases its followers ("launch_dependents").
+    assert kernel["grid_control"] == (["wait"] if early else [])
+    assert kernel["accesses_before_wait"] == (0 if early else None)
+
+
+@every_shape
+def test_strides_have_64_bits(shape: Shape) -> None:
+    """A row's offset is a stride times its number, and a bank may exceed 2^31 elements.
+
+    The interpreter gives a stride the bits that its value needs, whatever the kernel says.
+    """
+    assert _compiled()[shape]["narrow_strides"] == []
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_threads_wait_before_they_read_a_row_back(hidden: int, arch: str) -> None:
+    """Later turns load parts of the new row that other threads stored.
+
+    The interpreter runs one thread.  The first turn ends with the weight's load, the barriers of a
+    sum, the result's store and, before the code branches to the later turns, the barrier.
+    """
+    order = _compiled()["open_group", arch, hidden, False]["order"]
+    *_, first_turn = re.findall(r"l[lb]*s+(b*)\|", order)
+    assert first_turn, order
+
+
+@every_shape
+def test_bf16_is_rounded_to_nearest(shape: Shape) -> None:
+    """The interpreter truncates to bf16, so the rounding of compiled code is read off its PTX."""
+    found = set(_compiled()[shape]["roundings"])
+    # The sum of two bf16 is rounded by the instruction that adds them (add or fma.rn).
+    assert found == (set() if shape[0] == "score" else {"cvt.rn.bf16x2.f32"})
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("kernel", ["single_pass", "mix_scored", "merge"])
+def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
+    """One program's reductions hide behind another's loads; CONFIGS was chosen for this."""
+    for fresh in (False, True):
+        assert _compiled()[kernel, "sm_90", hidden, fresh]["programs_per_sm"] >= 2
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize(("name", "fresh"), [("inter_block", None), ("open_group", False)])
+def test_phase_1_keeps_sixteen_warps_on_an_sm(
+    name: str, fresh: bool | None, hidden: int, arch: str
+) -> None:
+    """GROUP_CONFIGS was chosen for this; and no row passes through shared memory."""
+    kernel = _compiled()[name, arch, hidden, fresh]
+    assert kernel["programs_per_sm"] * kernel["num_warps"] >= 16
+    assert kernel["shared_bytes"] <= 4 * kernel["sites"] * kernel["num_warps"]
+
+
+def test_the_interpreter_is_refused() -> None:
+    """Numbers of a kernel that is not compiled would be no numbers."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kernels.compile_ahead"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2 and not done.stdout
+    assert "TRITON_INTERPRET is set" in done.stderr

@@ -1,0 +1,139 @@
+"""A token among others, in every Triton kernel: whatever they hold, and however far away."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from kernel_cases import DTYPES, KEY_EPS, NORM_EPS
+from torch import Tensor
+from triton_interpreter import (
+    DEVICE,
+    ON_GPU,
+    RUNNABLE,
+    bits,
+    interpreter,  # noqa: F401
+    passes_in_a_process_of_its_own,
+)
+
+from attnres_serve.kernels.triton import score_rows as score_rows_module
+from attnres_serve.kernels.triton.mix_scored import mix_scored
+from attnres_serve.kernels.triton.open_group import open_group
+from attnres_serve.kernels.triton.score_rows import score_rows
+from attnres_serve.kernels.triton.single_pass import single_pass
+from attnres_serve.kernels.triton.two_phase import GroupConfig, inter_block, merge
+
+pytestmark = pytest.mark.usefixtures("interpreter")
+
+HIDDEN, SITES = 65, 2
+ONE = {"config": GroupConfig(sites=1, num_warps=1)}  # a program's turn: two of them here
+Written = dict[str, tuple[Tensor, ...]]
+
+
+def _inputs(dtype: torch.dtype, tokens: int, slots: int) -> tuple[Tensor, ...]:
+    """Delta, bank, queries and norm weight."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE)
+
+    activations = draw(tokens, HIDDEN).to(dtype), draw(tokens, slots, HIDDEN).to(dtype)
+    return *activations, draw(SITES, HIDDEN), draw(HIDDEN).to(dtype)
+
+
+def _launch_all(
+    delta: Tensor,
+    bank: Tensor,
+    queries: Tensor,
+    weight: Tensor,
+    place: Callable[[Tensor], Tensor] = Tensor.clone,
+) -> Written:
+    """What each kernel writes, tokens first; the bank's last row is the partial sum.
+
+    Args:
+        delta, bank, queries, weight: as the kernels take them.
+        place: copies a tensor to where a launch finds it.
+    """
+    (tokens, hidden), row = delta.shape, bank.shape[1] - 1
+    queries = place(queries)
+    written: Written = {}
+
+    def empty(*shape: int, dtype: torch.dtype = delta.dtype) -> Tensor:
+        return place(torch.full(shape, torch.nan, dtype=dtype, device=DEVICE))
+
+    def answers(sites: int) -> tuple[Tensor, Tensor]:
+        sums = empty(sites, tokens, 1, dtype=torch.float32)
+        return empty(sites, tokens, hidden), sums[..., 0]
+
+    def site(name: str, function: Callable, *known: object, **options: object) -> None:
+        own, out = place(bank), options.pop("out", None) or empty(tokens, hidden)
+        eps = {"key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+        arguments = place(delta), own, *known, weight
+        function(*arguments, row=row, fresh=False, out=out, **eps, **options)
+        written[name] = own, *(out if isinstance(out, tuple) else (out,))
+
+    site("single_pass", single_pass, queries[0])
+    opened = empty(tokens, hidden), *answers(SITES - 1)
+    site("open_group", open_group, queries, completes=True, out=opened, **ONE)
+    phase_1 = answers(SITES)
+    inter_block(place(bank), queries, count=row - 1, key_eps=KEY_EPS, out=phase_1, **ONE)
+    site("merge", merge, *phase_1, queries[1], position=1, first=row - 1)
+    scores = empty(tokens, SITES, row + 1, dtype=torch.float32)
+    score_rows(place(bank), queries, scores, first=0, count=row, key_eps=KEY_EPS, **ONE)
+    site("mix_scored", mix_scored, scores, queries[1], position=1)
+
+    written |= {"inter_block": phase_1, "score_rows": (scores,)}
+    for name, at in (("open_group", 2), ("inter_block", 0)):
+        *others, vectors, sums = *written[name][:at], *written[name][at:]
+        written[name] = *others, vectors.transpose(0, 1), sums.t()
+    return written
+
+
+def _same(found: Written, wanted: Written, chosen: slice = slice(None)) -> None:
+    """Bit for bit, of the chosen tokens."""
+    for name, tensors in wanted.items():
+        for one, other in zip(found[name], tensors, strict=True):
+            assert torch.equal(bits(one[chosen]), bits(other)), name
+
+
+# NumPy, which Triton's interpreter computes with, says what it makes of the values of padding.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:numpy")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -6e4])
+def test_padding_does_not_reach_a_token(
+    value: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CUDA graphs pad a batch: a token gets the bits that it gets alone."""
+    monkeypatch.setattr(score_rows_module, "SCORE_PROGRAMS", 1)  # it takes all tokens in turn
+    delta, bank, *site = _inputs(dtype, tokens=5, slots=5)
+    token = slice(2, 3)
+    alone = _launch_all(delta[token], bank[token], *site)
+    for tensor in (delta, bank):
+        tensor[:2] = tensor[3:] = value
+    _same(_launch_all(delta, bank, *site), alone, token)
+
+
+@pytest.mark.skipif(ON_GPU, reason="only the host maps memory where it is touched")
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_may_be_far_apart(axis: int) -> None:
+    """With offsets beyond 2^31, of tokens, slots and sites, the bits are those of dense tensors."""
+
+    def place(tensor: Tensor) -> Tensor:
+        """Of eight GiB at most; memory that is never touched costs nothing."""
+        strides = list(tensor.stride())
+        strides[min(axis, tensor.dim() - 2)] = 2**31 + 64
+        reach = sum(s * (n - 1) for s, n in zip(strides, tensor.shape, strict=True))
+        far = torch.empty(reach + 1, dtype=tensor.dtype)
+        return far.as_strided(tensor.shape, strides).copy_(tensor)
+
+    inputs = _inputs(torch.bfloat16, tokens=2, slots=3)
+    _same(_launch_all(*inputs, place=place), _launch_all(*inputs))
+
+
+if not RUNNABLE:
+    for _name in [name for name in globals() if name.startswith("test_")]:
+        del globals()[_name]
+
+    def test_batch_in_a_process_of_its_own() -> None:
+        """Triton was imported here without the interpreter: all tests above run in a child."""
+        passes_in_a_process_of_its_own(__file__)

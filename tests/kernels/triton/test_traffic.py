@@ -1,0 +1,217 @@
+"""Byte counts: what the kernels read and write in the interpreter, the functions that predict it,
+and the formulae of docs/measure/bytes.md."""
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from triton_interpreter import (
+    INTERPRETED,
+    ON_GPU,
+    interpreter,  # noqa: F401
+    passes_in_a_process_of_its_own,
+)
+
+from attnres_serve.kernels import traffic
+from attnres_serve.kernels.triton.mix_scored import mix_scored
+from attnres_serve.kernels.triton.open_group import open_group
+from attnres_serve.kernels.triton.score_rows import score_rows
+from attnres_serve.kernels.triton.single_pass import single_pass
+from attnres_serve.kernels.triton.two_phase import inter_block, merge
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TOKENS, HIDDEN, SLOTS = 3, 257, 8
+EPS = {"key_eps": 1e-6, "norm_eps": 1e-5}
+
+watched = pytest.mark.skipif(ON_GPU, reason="only the interpreter shows every address")
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch, interpreter: None) -> Callable[..., int]:  # noqa: F811
+    """Call a function and count its launch's bytes: what is read once, and what is written once.
+
+    With ``reads_back``, what a program reads of what it wrote itself is not counted.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    touched: dict[str, list[np.ndarray]] = {"load": [], "store": []}
+    reading_back = False
+
+    def watch(kind: str, mask_at: int) -> None:
+        method = getattr(InterpreterBuilder, f"create_masked_{kind}")
+
+        def watching(self, pointers, *arguments):
+            size = pointers.get_element_ty().primitive_bitwidth // 8
+            first = pointers.data[arguments[mask_at].data.astype(bool)].reshape(-1, 1)
+            bytes_ = (first + np.arange(size, dtype=first.dtype)).ravel()
+            if kind == "load" and reading_back and touched["store"]:
+                bytes_ = np.setdiff1d(bytes_, np.concatenate(touched["store"]))
+            touched[kind].append(bytes_)
+            return method(self, pointers, *arguments)
+
+        monkeypatch.setattr(InterpreterBuilder, f"create_masked_{kind}", watching)
+
+    watch("load", 0)
+    watch("store", 1)
+
+    def run(function: Callable, *arguments, reads_back: bool = False, **options) -> int:
+        for kind in touched.values():
+            kind.clear()
+        nonlocal reading_back
+        reading_back = reads_back
+        function(*arguments, **options)
+        return sum(np.unique(np.concatenate(kind)).size for kind in touched.values())
+
+    return run
+
+
+def _tensors(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Delta, bank, query and norm weight."""
+    vector = torch.randn(TOKENS, HIDDEN).to(dtype)
+    bank = torch.randn(TOKENS, SLOTS, HIDDEN).to(dtype)
+    return vector, bank, torch.randn(HIDDEN), torch.ones(HIDDEN, dtype=dtype)
+
+
+@watched
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("row", [0, 1, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_single_pass_moves_what_is_stated(moved, dtype, row, fresh) -> None:
+    """Rows 0 to ``row``, each once; nothing of a row behind them."""
+    found = moved(single_pass, *_tensors(dtype), row=row, fresh=fresh, **EPS)
+    assert found == traffic.single_pass(TOKENS, row, HIDDEN, dtype, fresh=fresh)
+
+
+@watched
+@pytest.mark.parametrize(("count", "sites"), [(1, 1), (3, 4), (5, 9)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_phase_moves_what_is_stated(moved, dtype, count, sites) -> None:
+    """Rows once for all sites, however many groups; one answer and one number for each site."""
+    delta, bank, query, weight = _tensors(dtype)
+    queries = torch.randn(sites, HIDDEN)
+    found = moved(inter_block, bank, queries, count=count, key_eps=1e-6)
+    assert found == traffic.inter_block(TOKENS, count, sites, HIDDEN, dtype)
+    answers = inter_block(bank, queries, count=count, key_eps=1e-6)
+    for fresh, late in product((False, True), (0, 1, 2)):
+        where = {"row": count + late, "first": count, "position": sites - 1, "fresh": fresh}
+        found = moved(merge, delta, bank, *answers, query, weight, **where, **EPS)
+        assert found == traffic.merge(TOKENS, HIDDEN, dtype, fresh=fresh, late=late)
+
+
+@watched
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("completes", [False, True])
+@pytest.mark.parametrize(("row", "sites"), [(0, 1), (1, 4), (3, 5), (5, 9)])
+def test_open_group_moves_what_is_stated(moved, row, sites, fresh, completes) -> None:
+    """Each row once for all turns, and not a partial sum's for the later sites."""
+    dtype = torch.bfloat16
+    delta, bank, _, weight = _tensors(dtype)
+    # Later turns read the new row again, if it is a block.
+    where = {"row": row, "fresh": fresh, "completes": completes, "reads_back": completes}
+    found = moved(open_group, delta, bank, torch.randn(sites, HIDDEN), weight, **where, **EPS)
+    assert found == traffic.open_group(TOKENS, row, sites, HIDDEN, dtype, fresh=fresh)
+
+
+@watched
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [1, 3])
+def test_scoring_moves_what_is_stated(moved, dtype, count) -> None:
+    """A row once for all its sites, and one number for each."""
+    _, bank, *_ = _tensors(dtype)
+    queries, scores = torch.randn(9, HIDDEN), torch.zeros(TOKENS, 9, SLOTS)
+    found = moved(score_rows, bank, queries, scores, first=1, count=count, key_eps=1e-6)
+    assert found == traffic.score_rows(TOKENS, count, 9, HIDDEN, dtype)
+
+
+@watched
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("row", [0, 1, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mixing_with_known_scores_moves_what_is_stated(moved, dtype, row, fresh) -> None:
+    """Each row once, or not at all if its weight is zero."""
+    delta, bank, query, weight = _tensors(dtype)
+    scores = torch.randn(TOKENS, 3, SLOTS)
+    where = {"row": row, "position": 1, "fresh": fresh}
+    found = moved(mix_scored, delta, bank, scores, query, weight, **where, **EPS)
+    assert found == traffic.mix_scored(TOKENS, row, HIDDEN, dtype, fresh=fresh)
+    scores[:, 1, 1:3] = -1000.0  # other rows for every site, so that they cannot be meant
+    skipped = max(0, min(row, 3) - 1)
+    found = moved(mix_scored, delta, bank, scores, query, weight, **where, **EPS)
+    assert found == traffic.mix_scored(TOKENS, row, HIDDEN, dtype, fresh=fresh, skipped=skipped)
+
+
+def _vectors(count: Callable[..., int], *shape: object) -> float:
+    """Bytes of a group in vectors, at so many tokens that queries, weights and sums vanish."""
+    return count(10**6, *shape, 4096, torch.bfloat16) / (10**6 * 4096 * 2)
+
+
+@pytest.mark.parametrize("sites", [2, 3, 8, 24])
+@pytest.mark.parametrize("blocks", [1, 4, 9])
+def test_a_block_of_sites_in_vectors(blocks: int, sites: int) -> None:
+    """The formulae of docs/measure/bytes.md."""
+    rows = traffic.block_rows(blocks, sites)
+    single = _vectors(traffic.single_pass_group, rows)
+    assert single == pytest.approx(sites * (blocks + 4) - 2, rel=1e-4)
+    # A float32 sum for a vector of 4096 halves, written and read: 1/1024 of a vector per answer.
+    two_phase = _vectors(traffic.two_phase_group, rows)
+    assert two_phase == pytest.approx(blocks + 6 * sites - 4 + (sites - 1) / 1024, rel=1e-4)
+    # The single pass, and the last block's row once more; its logit is written for the 49 sites
+    # that are left, and a site reads one of every row but its own.
+    known = _vectors(lambda *shape: traffic.score_on_write_group(*shape, sites=50), rows)
+    numbers = (49 + sites * blocks - 1) / 2048
+    assert known == pytest.approx(sites * (blocks + 4) - 2 + 1 + numbers, rel=1e-4)
+
+
+@pytest.mark.parametrize("sites", [1, 4, 12])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_group_of_single_sublayers_in_vectors(rows: int, sites: int) -> None:
+    """Full AttnRes: every site finishes a row, and a merge reads those finished in its group."""
+    group = [traffic.SiteRow(rows + i, fresh=True, completes=True) for i in range(sites)]
+    single = _vectors(traffic.single_pass_group, group)
+    assert single == pytest.approx(sites * (rows + 3) + sites * (sites - 1) / 2, rel=1e-4)
+    two_phase = _vectors(traffic.two_phase_group, group)
+    merges = 4 * (sites - 1) + (sites - 1) * (sites - 2) / 2
+    sums = (sites - 1) / 1024
+    assert two_phase == pytest.approx(rows + sites + 2 + merges + sums, rel=1e-4)
+    # Each row once more for the sites that are left; no launch where none is.
+    for left in (0, 5):
+        known = _vectors(
+            lambda *shape, all_=sites + left: traffic.score_on_write_group(*shape, sites=all_),
+            group,
+        )
+        scored = sites - (left == 0)
+        written = sum(sites + left - i - 1 for i in range(sites))
+        numbers = (written + sum(site.row for site in group)) / 2048
+        assert known == pytest.approx(single + scored + numbers, rel=1e-4)
+
+
+def _two_phase_over_single_pass(blocks: int, sites: int) -> float:
+    """At 8192 tokens of 4096 halves."""
+    shape = 8192, traffic.block_rows(blocks, sites), 4096, torch.bfloat16
+    return traffic.two_phase_group(*shape) / traffic.single_pass_group(*shape)
+
+
+def test_where_two_phase_moves_fewer_bytes() -> None:
+    """From three finished blocks on, whatever the sites; below never."""
+    for blocks, sites in product(range(1, 17), range(2, 200)):
+        assert (_two_phase_over_single_pass(blocks, sites) < 1) == (blocks >= 3)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "sites", "ratio"),
+    [(2, 24, 1.00), (4, 2, 0.86), (4, 8, 0.77), (9, 8, 0.52), (9, 24, 0.48)],
+)
+def test_ratios_of_the_documentation(blocks: int, sites: int, ratio: float) -> None:
+    """Two-phase over single pass."""
+    assert round(_two_phase_over_single_pass(blocks, sites), 2) == ratio
+
+
+if not ON_GPU and not INTERPRETED:
+    for _name in [name for name in globals() if name.startswith("test_")]:
+        del globals()[_name]
+
+    def test_traffic_in_a_process_of_its_own() -> None:
+        """Triton was imported here without the interpreter: all tests above run in a child."""
+        passes_in_a_process_of_its_own(__file__)

@@ -1,0 +1,552 @@
+"""The Triton kernels of two-phase against the float64 run of their specification."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import (
+    DTYPES,
+    KEY_EPS,
+    NORM_EPS,
+    ROUNDINGS,
+    half_ulp,
+    mix_error,
+    rounding_of_the_answer,
+)
+from torch import Tensor
+from triton_cases import (  # noqa: F401
+    Case,
+    Spy,
+    cases,
+    close,
+    floats,
+    gain,
+    make_inputs,
+    poison,
+    zeros,
+)
+from triton_interpreter import (
+    DEVICE,
+    LAYOUTS,
+    ON_GPU,
+    RUNNABLE,
+    bits,
+    interpreter,  # noqa: F401
+    passes_in_a_process_of_its_own,
+    poisoned,
+)
+
+from attnres_serve.kernels import reference
+from attnres_serve.kernels.triton import common as triton_common
+from attnres_serve.kernels.triton import two_phase
+from attnres_serve.kernels.triton.common import MAX_HIDDEN
+from attnres_serve.kernels.triton.single_pass import single_pass
+from attnres_serve.kernels.triton.two_phase import GroupConfig, inter_block, merge
+
+pytestmark = pytest.mark.usefixtures("interpreter")
+
+
+# Phase 1
+
+
+def _compare_inter_block(case: Case) -> None:
+    """Run phase 1 and hold answers, log-sum-exps and untouched memory to the reference."""
+    inputs = make_inputs(case)
+    before = inputs.storage.clone()
+    # Room for a whole group behind the last site, which must stay NaN.
+    shape = case.sites + 4, case.tokens, case.hidden
+    holes, answers = poisoned(shape, case.layout, case.dtype)
+    sums = torch.full(shape[:2], torch.nan, device=DEVICE)
+    if case.layout != "padded":
+        sums = sums.t().contiguous().t()
+    answers, log_sums = answers[: case.sites], sums[: case.sites]
+
+    returned = inter_block(
+        inputs.bank, inputs.queries, count=case.count, key_eps=KEY_EPS, out=(answers, log_sums)
+    )
+
+    assert returned[0] is answers and returned[1] is log_sums
+    assert torch.equal(bits(inputs.storage), bits(before)), "phase 1 writes to no row"
+    assert int(holes.isnan().sum()) == holes.numel() - answers.numel(), "padding or holes"
+    assert int(sums.isnan().sum()) == sums.numel() - log_sums.numel(), "sites that are none"
+    blocks = inputs.blocks()
+    expected = reference.inter_block(blocks, inputs.queries, KEY_EPS, torch.float64)
+    stacked = torch.stack(blocks, dim=1).double()
+    for site, query in enumerate(inputs.queries):
+        error = mix_error(blocks, query)  # [T, 1]
+        close(answers[site], expected[0][site], half_ulp(expected[0][site], case.dtype) + error)
+        largest = stacked.abs().amax((1, 2)).clamp(min=torch.finfo(torch.float64).tiny)
+        # The error of a score: that of the mix without the source it multiplies.
+        close(log_sums[site], expected[1][site], error[:, 0] / largest)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cases(
+        count=st.integers(1, 16),
+        sites=st.sampled_from((1, 2, 3, 4, 5, 9)),
+        hidden=st.sampled_from((1, 3, 64, 257, 1000)),
+    )
+)
+def test_inter_block_over_the_grid(case: Case) -> None:
+    """Any mix of shape, dtype, layout and magnitude."""
+    _compare_inter_block(case)
+
+
+ROWS = [
+    # One block: the answer is the block, whatever its score.
+    Case(count=1),
+    # Fewer sites than a program answers, exactly as many, one more.
+    Case(sites=1),
+    Case(sites=4),
+    Case(sites=5),
+    # Every padded size has a config of its own; odd sizes fill no vector.
+    Case(hidden=1),
+    Case(hidden=300, sites=5),
+    Case(hidden=1025, sites=5),
+    Case(hidden=4097, tokens=1),
+    Case(hidden=8193, tokens=1, count=2),
+    # No row behind the last, so that a read past it would leave the bank.
+    Case(spare=0, layout="slots first"),
+    # Equal scores: a plain mean, and the log-sum-exp is the logarithm of the count.
+    Case(query_scale=0.0, count=7),
+    # Scores of several tens: one weight takes all, the others underflow.
+    Case(query_scale=4.0, count=8),
+    # Magnitudes at which a mean square overflows fp16 and at which eps outweighs it.
+    Case(scale=1e4),
+    Case(scale=1e-6),
+    # Nothing to do.
+    Case(tokens=0),
+]
+WIDE_ROWS = [Case(scale=1e15), Case(scale=1e-20)]  # beyond the range of half precision
+EVERY = [replace(row, dtype=dtype) for row, dtype in product(ROWS, DTYPES)]
+EVERY += [replace(r, dtype=t) for r, t in product(WIDE_ROWS, (torch.float32, torch.bfloat16))]
+
+
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_inter_block_rows(case: Case) -> None:
+    """Hand-picked rows; the comments say what each stresses."""
+    _compare_inter_block(case)
+
+
+def test_a_dominating_score_selects_its_block() -> None:
+    """A block along a long query is the answer, wherever it stands; another site is not moved."""
+    for chosen in range(4):
+        inputs = make_inputs(Case())
+        inputs.bank[:, chosen] = inputs.queries[1].to(torch.bfloat16)
+        inputs.queries[1] *= 50
+        answers, log_sums = inter_block(inputs.bank, inputs.queries, count=4, key_eps=KEY_EPS)
+        assert torch.equal(answers[1], inputs.bank[:, chosen])
+        exact, _ = reference.mix(inputs.blocks(), inputs.queries[0], KEY_EPS, torch.float64)
+        torch.testing.assert_close(answers[0].double(), exact, rtol=2**-7, atol=1e-5)
+        scores = reference.scores(inputs.bank[:, chosen].float(), inputs.queries[1], KEY_EPS)
+        torch.testing.assert_close(log_sums[1], scores)
+
+
+def test_an_answer_does_not_depend_on_its_company() -> None:
+    """A site alone and a token alone get the bits that they get among others."""
+    inputs = make_inputs(Case(sites=5))
+    together = inter_block(inputs.bank, inputs.queries, count=4, key_eps=KEY_EPS)
+    for site in range(5):
+        alone = inter_block(inputs.bank, inputs.queries[site, None], count=4, key_eps=KEY_EPS)
+        assert torch.equal(alone[0][0], together[0][site])
+        assert torch.equal(alone[1][0], together[1][site])
+    alone = inter_block(inputs.bank[1:2], inputs.queries, count=4, key_eps=KEY_EPS)
+    assert torch.equal(alone[0][:, 0], together[0][:, 1])
+    assert torch.equal(alone[1][:, 0], together[1][:, 1])
+
+
+@pytest.mark.parametrize("config", [(1, 1), (2, 2), (8, 4)], ids=str)
+def test_group_configs_agree(config: tuple[int, int]) -> None:
+    """Groups that divide the number of sites, do not, and exceed it."""
+    inputs = make_inputs(Case(sites=5, dtype=torch.float32))
+    arguments = {"count": 4, "key_eps": KEY_EPS}
+    expected = inter_block(inputs.bank, inputs.queries, **arguments)
+    actual = inter_block(inputs.bank, inputs.queries, **arguments, config=GroupConfig(*config))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+# Phase 2
+
+
+def _compare_merge(case: Case) -> None:
+    """Run a merge and hold state, untouched memory and result to the reference.
+
+    The answers are exact ones, rounded: what that rounding costs is the next test's.
+    """
+    inputs = make_inputs(replace(case, spare=case.spare + 1))  # a row for the partial sum
+    first = max(1, case.count - case.late)
+    blocks, late = inputs.blocks()[:first], inputs.blocks()[first:]
+    exact = reference.inter_block(blocks, inputs.queries, KEY_EPS, torch.float64)
+    holes, answers = poisoned((case.sites, case.tokens, case.hidden), case.layout, case.dtype)
+    position = case.seed % case.sites
+    answers[position] = exact[0][position].to(case.dtype)  # other sites' answers stay NaN
+    log_sums = exact[1].float()
+    row, query, delta = case.count, inputs.queries[position], inputs.vectors()
+    if not case.fresh:
+        inputs.bank[:, row] = inputs.random(case.tokens, case.hidden)
+    out_storage, out = poisoned((case.tokens, case.hidden), case.layout, case.dtype)
+
+    before = None if case.fresh else inputs.bank[:, row].clone()
+    partial = reference.add_partial(before, delta)
+    state = inputs.storage.clone()
+    view = state.as_strided(inputs.bank.shape, inputs.bank.stride(), inputs.bank.storage_offset())
+    view[:, row] = partial
+    kept = [(tensor, tensor.clone()) for tensor in (delta, holes, log_sums)]
+    returned = merge(
+        delta,
+        inputs.bank,
+        answers,
+        log_sums,
+        query,
+        inputs.norm_weight,
+        row=row,
+        position=position,
+        fresh=case.fresh,
+        key_eps=KEY_EPS,
+        norm_eps=NORM_EPS,
+        first=first if late else None,
+        bias=inputs.bias,
+        out=out,
+    )
+
+    assert returned is out
+    assert torch.equal(bits(inputs.storage), bits(state)), "state or untouched rows"
+    for tensor, value in kept:
+        assert torch.equal(bits(tensor), bits(value)), "an argument was written to"
+    assert int(out_storage.isnan().sum()) == out_storage.numel() - out.numel(), "padding or holes"
+    answer, log_sum = answers[position].double(), log_sums[position].double()
+    rows = torch.stack([*late, partial], 1).double()
+    scores = reference.scores(rows, query.double(), KEY_EPS)
+    scores[:, -1] += case.bias or 0
+    weights = torch.softmax(torch.cat([log_sum[:, None], scores], 1), -1)
+    sources = torch.cat([answer[:, None], rows], 1)
+    mixed = (weights[..., None] * sources).sum(1)
+    expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
+    rms = (rows.square().mean(-1) + KEY_EPS).sqrt()
+    terms = (rows * query.double()).square().sum(-1).sqrt() / rms
+    condition = 1 + (terms + scores.abs()).amax(1) + log_sum.abs() + abs(case.bias or 0)
+    largest = sources.abs().amax((1, 2))
+    error = (ROUNDINGS * 2**-24 * condition * largest)[:, None]
+    error *= gain(mixed, inputs.norm_weight)
+    close(out, expected, half_ulp(expected, case.dtype) + error)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cases(
+        count=st.integers(1, 16),
+        sites=st.integers(1, 4),
+        hidden=st.sampled_from((1, 3, 64, 257, 1000, 4097)),
+        bias=st.sampled_from((None, 0.7, -3.0)),
+        fresh=st.booleans(),
+        late=st.sampled_from((0, 0, 1, 2, 5)),
+        weight_dtype=st.sampled_from((None, *DTYPES)),
+    )
+)
+def test_merge_over_the_grid(case: Case) -> None:
+    """Any mix of shape, dtype, layout, magnitude and bias."""
+    _compare_merge(case)
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["adds", "begins"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        # The partial sum in the last row of the bank, whatever its layout.
+        *(Case(spare=0, layout=layout) for layout in LAYOUTS),
+        # Scores of several tens, to either side of the log-sum-exp.
+        *(Case(query_scale=4.0, seed=seed) for seed in range(4)),
+        # One row finished since phase 1, all but the first, and more than a tile.
+        Case(late=1),
+        Case(late=3, layout="slots first"),
+        Case(count=8, late=5, spare=0, bias=0.7),
+        # The last source alone has the bias.
+        Case(late=2, bias=30.0),
+        Case(late=2, bias=-30.0),
+        Case(bias=30.0),
+        Case(bias=-30.0),
+        Case(bias=200.0),
+        Case(bias=-200.0),
+        Case(scale=1e15),
+        Case(scale=1e-20),
+        Case(tokens=0),
+    ],
+    ids=str,
+)
+def test_merge_rows(case: Case, fresh: bool) -> None:
+    """Hand-picked rows; the comments say what each stresses."""
+    _compare_merge(replace(case, fresh=fresh))
+
+
+# A whole block
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("count", "layout"), [(1, "padded"), (2, "dense"), (6, "padded"), (15, "slots first")]
+)
+def test_a_block_of_sites(count: int, dtype: torch.dtype, layout: str) -> None:
+    """Sites of a block in order: exact state, and results within the stated rounding.
+
+    The partial sum is in the bank's last row.
+    """
+    case = Case(count=count, sites=6, dtype=dtype, layout=layout, scale=3.0, seed=count)
+    inputs = make_inputs(case)
+    blocks, partial = inputs.blocks(), None
+    answers = inter_block(inputs.bank, inputs.queries, count=count, key_eps=KEY_EPS)
+    for site, query in enumerate(inputs.queries):
+        delta = inputs.vectors()
+        partial = reference.add_partial(partial, delta.clone())
+        sources = [*blocks, partial]
+        out = merge(
+            delta,
+            inputs.bank,
+            *answers,
+            query,
+            inputs.norm_weight,
+            row=count,
+            position=site,
+            fresh=site == 0,
+            key_eps=KEY_EPS,
+            norm_eps=NORM_EPS,
+        )
+        assert torch.equal(bits(inputs.bank[:, count]), bits(partial))
+        assert out.dtype == dtype and out.is_contiguous()
+        mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
+        expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
+        # Two scores stand behind a merge, one in each phase.
+        error = 2 * gain(mixed, inputs.norm_weight) * mix_error(sources, query)
+        cost = rounding_of_the_answer(sources, query, inputs.norm_weight, dtype, count)
+        close(out, expected, half_ulp(expected, dtype) + error + cost)
+    assert torch.equal(bits(torch.stack(blocks, 1)), bits(inputs.bank[:, :count]))
+
+
+def test_a_group_of_several_blocks() -> None:
+    """Blocks of one sublayer: an answer serves sites at which rows were finished since."""
+    case = Case(count=2, sites=4, spare=5, seed=5)
+    inputs = make_inputs(case)
+    answers = inter_block(inputs.bank, inputs.queries, count=2, key_eps=KEY_EPS)
+    blocks = inputs.blocks()
+    for site, query in enumerate(inputs.queries):
+        delta = inputs.vectors()
+        common = {"row": 2 + site, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+        tensors = delta, inputs.bank, *answers, query, inputs.norm_weight
+        out = merge(*tensors, position=site, first=2, **common)
+        blocks.append(delta.clone())
+        assert torch.equal(bits(inputs.bank[:, : 3 + site]), bits(torch.stack(blocks, 1)))
+        mixed, _ = reference.mix(blocks, query, KEY_EPS, torch.float64)
+        expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
+        error = 2 * gain(mixed, inputs.norm_weight) * mix_error(blocks, query)
+        cost = rounding_of_the_answer(blocks, query, inputs.norm_weight, case.dtype, 2)
+        close(out, expected, half_ulp(expected, case.dtype) + error + cost)
+
+
+def test_both_algorithms_keep_the_same_state() -> None:
+    """Two-phase leaves the bank that the single pass leaves, bit for bit."""
+    one, two = make_inputs(Case(spare=2)), make_inputs(Case(spare=2))
+    answers = inter_block(two.bank, two.queries, count=4, key_eps=KEY_EPS)
+    for site, fresh in enumerate((True, False, False)):
+        delta = one.vectors()
+        common = {"row": 4, "fresh": fresh, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+        first = single_pass(delta, one.bank, one.queries[site], one.norm_weight, **common)
+        tensors = delta, two.bank, *answers, two.queries[site], two.norm_weight
+        second = merge(*tensors, **common, position=site)
+        assert torch.equal(bits(one.storage), bits(two.storage))
+        torch.testing.assert_close(first, second, rtol=2**-6, atol=2**-7)
+
+
+# Contracts
+
+KERNELS = ("inter_block_kernel", "site_kernel")
+
+
+def test_one_launch_each_and_none_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phase 1 is one launch of a program per token and group, phase 2 of one per token."""
+    spies = [Spy(), Spy()]
+    for name, spy in zip(KERNELS, spies, strict=True):
+        monkeypatch.setattr(two_phase, name, spy)
+    for tokens, sites in ((4, 9), (4, 0), (0, 9)):
+        inter_block(**_phase_1(bank=zeros(tokens, 5, 96), queries=zeros(sites, 96).float()))
+    assert spies[0].grids == [(12,)]  # three groups of four
+    merge(**_phase_2())
+    assert merge(**_phase_2(tokens=0)).shape == (0, 96)
+    assert spies[1].grids == [(4,)]
+
+
+def test_no_stride_of_a_result_depends_on_the_tokens() -> None:
+    """Strides are specialised by Triton: with another batch there would be another binary."""
+    shapes = {}
+    for tokens in (2, 5):
+        answers, _ = inter_block(**_phase_1(bank=zeros(tokens, 5, 96)))
+        shapes[tokens] = answers.stride()
+    assert shapes[2] == shapes[5]
+
+
+def _phase_1(**changes: object) -> dict[str, object]:
+    """Valid arguments of ``inter_block``, with changes."""
+    arguments = {"bank": zeros(4, 5, 96), "queries": floats(2, 96), "count": 3, "key_eps": 1e-6}
+    return arguments | changes
+
+
+def _phase_2(tokens: int = 4, **changes: object) -> dict[str, object]:
+    """Valid arguments of ``merge``, with changes."""
+    return {
+        "delta": zeros(tokens, 96),
+        "bank": zeros(tokens, 5, 96),
+        "answers": zeros(2, tokens, 96),
+        "log_sums": floats(2, tokens),
+        "query": floats(96),
+        "norm_weight": zeros(96),
+        "row": 4,
+        "position": 1,
+        "fresh": False,
+        "key_eps": 1e-6,
+        "norm_eps": 1e-5,
+    } | changes
+
+
+def _half(*shape: int) -> Tensor:
+    return zeros(*shape, dtype=torch.float16)
+
+
+REFUSALS = {
+    "a flat bank": (
+        lambda: inter_block(**_phase_1(bank=zeros(4, 96))),
+        r"bank must be \[tokens, slots, hidden\] and queries \[sites, hidden\], not \[4, 96\]",
+    ),
+    "one query": (
+        lambda: inter_block(**_phase_1(queries=floats(96))),
+        r"and queries \[sites, hidden\], not \[4, 5, 96\] and \[96\]",
+    ),
+    "too large a hidden size": (
+        lambda: inter_block(**_phase_1(bank=zeros(1, 3, MAX_HIDDEN + 1))),
+        f"hidden size {MAX_HIDDEN + 1} is outside",
+    ),
+    "an integer bank": (
+        lambda: inter_block(**_phase_1(bank=zeros(4, 5, 96, dtype=torch.int8))),
+        "bank is torch.int8, not float32",
+    ),
+    "queries in a half": (
+        lambda: inter_block(**_phase_1(queries=zeros(2, 96))),
+        "queries is torch.bfloat16; it is folded",
+    ),
+    "queries of another size": (
+        lambda: inter_block(**_phase_1(queries=floats(2, 95))),
+        r"queries is \[2, 95\], not \[2, 96\]",
+    ),
+    "no block": (lambda: inter_block(**_phase_1(count=0)), r"count 0 is outside 1..5, the slots"),
+    "too many blocks": (lambda: inter_block(**_phase_1(count=6)), "count 6 is outside 1..5"),
+    "strided bank": (
+        lambda: inter_block(**_phase_1(bank=zeros(4, 5, 192)[..., ::2])),
+        "bank must have unit stride",
+    ),
+    "strided queries": (
+        lambda: inter_block(**_phase_1(queries=floats(2, 192)[:, ::2])),
+        "queries must have unit stride",
+    ),
+    "queries elsewhere": (
+        lambda: inter_block(**_phase_1(queries=torch.empty(2, 96, device="meta"))),
+        f"queries is on meta but bank on {DEVICE}",
+    ),
+    "answers of another dtype": (
+        lambda: inter_block(**_phase_1(out=(floats(2, 4, 96), floats(2, 4)))),
+        r"answers is \[2, 4, 96\] torch.float32, not \[2, 4, 96\] torch.bfloat16",
+    ),
+    "sums of another shape": (
+        lambda: inter_block(**_phase_1(out=(zeros(2, 4, 96), floats(4, 2)))),
+        r"log_sums is \[4, 2\] torch.float32, not \[2, 4\] torch.float32",
+    ),
+    "expanded answers": (
+        lambda: inter_block(**_phase_1(out=(zeros(1, 4, 96).expand(2, 4, 96), floats(2, 4)))),
+        "answers is written and its rows overlap",
+    ),
+    "merge: answers of another dtype": (
+        lambda: merge(**_phase_2(answers=_half(2, 4, 96))),
+        r"answers is \[2, 4, 96\] torch.float16, not \[2, 4, 96\] torch.bfloat16",
+    ),
+    "merge: answers of other tokens": (
+        lambda: merge(**_phase_2(answers=zeros(2, 3, 96))),
+        r"answers is \[2, 3, 96\]",
+    ),
+    "merge: one answer": (
+        lambda: merge(**_phase_2(answers=zeros(4, 96))),
+        r"answers must be \[sites, tokens, hidden\], not \[4, 96\]",
+    ),
+    "merge: sums in a half": (
+        lambda: merge(**_phase_2(log_sums=zeros(2, 4))),
+        r"log_sums is \[2, 4\] torch.bfloat16, not \[2, 4\] torch.float32",
+    ),
+    "merge: sums elsewhere": (
+        lambda: merge(**_phase_2(log_sums=torch.empty(2, 4, device="meta"))),
+        "log_sums is on meta",
+    ),
+    "merge: no such site": (
+        lambda: merge(**_phase_2(position=2)),
+        "position 2 is outside the 2 sites of phase 1",
+    ),
+    "merge: no such row": (lambda: merge(**_phase_2(row=5)), "row 5 is outside the 5 slots"),
+    "merge: an answer for later rows": (
+        lambda: merge(**_phase_2(first=5)),
+        "first 5 is outside 0..4, the row of the partial sum",
+    ),
+    "merge: negative position": (
+        lambda: merge(**_phase_2(position=-1)),
+        "position -1 is outside",
+    ),
+    "merge: negative first": (lambda: merge(**_phase_2(first=-1)), "first -1 is outside 0..4"),
+    "merge: strided answers": (
+        lambda: merge(**_phase_2(answers=zeros(2, 4, 192)[..., ::2])),
+        "answers must have unit stride",
+    ),
+    "merge: expanded bank": (
+        lambda: merge(**_phase_2(bank=zeros(1, 5, 96).expand(4, 5, 96))),
+        "bank is written and its rows overlap",
+    ),
+    "merge: bias in a half": (lambda: merge(**_phase_2(bias=zeros(1))), r"bias is \[1\] torch.b"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each broken contract is named before anything is launched."""
+    call, sentence = REFUSALS[name]
+    for kernel in KERNELS:
+        monkeypatch.setattr(two_phase, kernel, None)
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        call()
+
+
+def test_refuses_results_that_share_memory() -> None:
+    """Writing a result must not change what another program still reads."""
+    bank = zeros(4, 5, 96)
+    with pytest.raises(ValueError, match="answers must not share memory with bank"):
+        inter_block(**_phase_1(bank=bank, out=(bank[:, 3:].transpose(0, 1), floats(2, 4))))
+    for name in ("delta", "answers"):
+        arguments = _phase_2()
+        shared = arguments[name] if name == "delta" else arguments[name][0]
+        with pytest.raises(ValueError, match=f"out must not share memory with {name}"):
+            merge(**arguments, out=shared)
+
+
+@pytest.mark.skipif(ON_GPU, reason="needs tensors without a Triton backend")
+def test_refuses_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every function names both ways out."""
+    monkeypatch.setattr(triton_common, "INTERPRETED", False)
+    for call in (lambda: inter_block(**_phase_1()), lambda: merge(**_phase_2())):
+        with pytest.raises(ValueError, match="torch path, or set TRITON_INTERPRET=1 before"):
+            call()
+
+
+if not RUNNABLE:
+    for _name in [name for name in globals() if name.startswith("test_")]:
+        del globals()[_name]
+
+    def test_two_phase_in_a_process_of_its_own() -> None:
+        """Triton was imported here without the interpreter: all tests above run in a child."""
+        passes_in_a_process_of_its_own(__file__)

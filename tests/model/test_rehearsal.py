@@ -1,0 +1,572 @@
+"""Models of vLLM's classes in this process: every site must run, every tensor must arrive.
+
+No engine: a world of one process, a model without KV cache.
+"""
+
+import json
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import INT8, quantised, write_fla, write_house, write_mode, write_nanogpt
+from safetensors.torch import load_file
+
+pytest.importorskip("vllm")
+
+from vllm.config import set_current_vllm_config
+from vllm.distributed import (
+    cleanup_dist_env_and_memory,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.models.utils import PPMissingLayer
+
+from attnres_serve import plugin
+from attnres_serve.checkpoints.check import describe
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.compat import decoder, host
+from attnres_serve.compat.workarounds import malloc
+from attnres_serve.depth.layout import Layout
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.model import rehearsal
+from attnres_serve.model.rehearsal import rehearse
+from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
+
+# Those whose norms have the usual names; test_families serves the others.
+BASES = tuple(
+    name for name, one in FAMILIES.items() if one.layout({"num_hidden_layers": 1}) == Layout.of(1)
+)
+LAYERS = 3  # seven sites, the final one included; blocks of four sublayers
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A world of one process, and the folders of the checkpoints."""
+    plugin.register()
+    root = tmp_path_factory.mktemp("models")
+    for base in BASES:
+        write_house(root / base, base, layers=LAYERS, block_size=4)
+    write_house(root / "unmixed", layers=LAYERS, block_size=4, final_mix=False)
+    write_fla(root / "fla", layers=LAYERS)
+    write_fla(root / "qk_norm", layers=LAYERS, qk_norm=True)
+    write_nanogpt(root / "nanogpt", layers=LAYERS, block_size=2, bias=True, tie=False)
+    write_fla(root / "standard", layers=LAYERS, block_size=None)
+    write_mode(root / "open", layers=LAYERS, num_blocks=2, cumulative=True)
+    shared = {"shared_queries": "block", "recency_bias": True}
+    write_house(root / "shared", layers=LAYERS, block_size=4, attn_res=shared)
+    write_house(root / "tied", layers=LAYERS, block_size=4, tie=True)
+    for name in ("fla", "llama", "qwen2"):
+        quantised(root / f"{name}_int8", root / name)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with set_current_vllm_config(vllm_config(root / "mixtral")):  # which needs a group of experts
+        init_distributed_environment(1, 0, f"tcp://127.0.0.1:{port}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+    yield root
+    cleanup_dist_env_and_memory()
+
+
+def vllm_config(folder: Path, algorithm: str = "single_pass", load_format: str = "auto"):
+    return EngineArgs(
+        load_format=load_format,
+        model=str(folder),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        additional_config={"attnres_algorithm": algorithm},
+    ).create_engine_config()
+
+
+@pytest.fixture
+def make(world: Path) -> Iterator[Make]:
+    """Models by the name of their checkpoint; the configuration stays current in the test."""
+    contexts = []
+
+    def build(name: str, algorithm: str = "single_pass") -> Any:
+        config = vllm_config(world / name, algorithm)
+        context = set_current_vllm_config(config)
+        context.__enter__()
+        contexts.append(context)
+        return initialize_model(vllm_config=config)
+
+    yield build
+    for context in reversed(contexts):
+        context.__exit__(None, None, None)
+
+
+def norm_at(model: Any, site: int) -> tuple[Any, str]:
+    """Where a site's norm is: the module that holds it, and its name there."""
+    if site == 2 * LAYERS:
+        return model, "norm"
+    names = ("input_layernorm", "post_attention_layernorm")
+    return model.layers[site // 2], names[site % 2]
+
+
+def test_a_model_on_cpu_keeps_what_its_steps_free(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(malloc, "keep_freed", lambda: kept.append(True))
+    for on_cpu in (True, False):
+        monkeypatch.setattr(host, "on_cpu", lambda answer=on_cpu: answer)
+        kept.clear()
+        make("llama")
+        assert kept == [True] * on_cpu
+
+
+@pytest.mark.parametrize("algorithm", ["single_pass", "two_phase"])
+@pytest.mark.parametrize("base", BASES)
+def test_every_site_runs(base: str, algorithm: str, make: Make) -> None:
+    """A model builds, each norm is a site, and vLLM's own forward runs them all in order."""
+    model = make(base, algorithm)
+    assert sorted(model.attn_res_sites) == list(range(2 * LAYERS + 1))
+    for index, site in model.attn_res_sites.items():
+        owner, name = norm_at(model.model, index)
+        assert getattr(owner, name) is site and isinstance(site, SiteNorm)
+        assert site.site.index == index and site.context.algorithm == algorithm
+    with torch.no_grad(), rehearsal._stubbed_sublayers(model.model), recorded_sites() as ran:
+        decoder.forward_one_token(model.model, model.model.norm.weight)
+    assert ran == list(range(2 * LAYERS + 1))
+    # The stubs are gone, and the rehearsal is not among the passes that are counted.
+    assert not any("forward" in vars(module) for module in model.modules())
+    executed = model.attn_res_executed()
+    assert all(count == 0 for row in executed.values() for count in row.values())
+
+
+@pytest.mark.parametrize("name", ["qwen2", "unmixed", "standard"])
+def test_check_counts_what_vllm_holds(name: str, make: Make, world: Path) -> None:
+    """``attnres-serve check`` counts headers; the model in vLLM has as many parameters."""
+    facts = describe(validate(world / name))
+    parameters = dict(make(name).named_parameters())
+    own = [parameters[n] for n in parameters if n.endswith((".query", ".key_norm"))]
+    assert sum(p.numel() for p in parameters.values()) == facts["parameters"]
+    assert sum(p.numel() * p.element_size() for p in own) == 4 * facts["attnres_parameters"]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_building_a_model_rehearses_it(
+    base: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder layer of vLLM's that changes its convention is found when the model is built."""
+    layer_class = type(make(base).model.layers[0])
+    monkeypatch.setattr(layer_class, "forward", without_mlp_norm)
+    with pytest.raises(SiteOrderError):
+        make(base)
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("site", range(2 * LAYERS + 1))
+def test_a_plain_norm_in_the_place_of_a_site(base: str, site: int, make: Make) -> None:
+    """Whichever site is lost, the sentence names it."""
+    model = make(base)
+    owner, name = norm_at(model.model, site)
+    setattr(owner, name, RMSNorm(64))
+    with pytest.raises(SiteOrderError) as caught:
+        rehearse(model.model, model.attn_res_sites)
+    assert_names(caught.value, site)
+
+
+def without_mlp_norm(self, positions, hidden_states, residual, *rest, **kwargs):
+    """A decoder layer's forward that leaves out its second norm."""
+    if residual is None:
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+    else:
+        hidden_states, residual = self.input_layernorm(hidden_states, residual)
+    hidden_states = self.self_attn(positions=positions, hidden_states=hidden_states)
+    return self.mlp(hidden_states), residual
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_layer_that_skips_its_mlp_norm(
+    base: str, layer: int, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that runs its MLP on what attention returned is refused."""
+    model = make(base)
+    skipping = without_mlp_norm.__get__(model.model.layers[layer])
+    monkeypatch.setattr(model.model.layers[layer], "forward", skipping)
+    with pytest.raises(SiteOrderError) as caught:
+        rehearse(model.model, model.attn_res_sites)
+    assert_names(caught.value, 2 * layer + 1)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_decoder_that_skips_its_final_norm(
+    base: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last mix is not the decoder layers' business, and is missed all the same."""
+    model = make(base)
+
+    def forward(self, input_ids, positions, received, inputs_embeds=None):
+        hidden, residual = inputs_embeds, None
+        for layer in self.layers:
+            hidden, residual = layer(positions, hidden, residual)
+        return hidden
+
+    monkeypatch.setattr(type(model.model), "forward", forward)
+    with pytest.raises(SiteOrderError, match="the site before the final norm did not run") as info:
+        rehearse(model.model, model.attn_res_sites)
+    assert "residual convention" in str(info.value)
+
+
+def assert_names(error: SiteOrderError, site: int) -> None:
+    """One line that says at which place a site is missing."""
+    kind = "MLP" if site % 2 else "attention"
+    place = "the final norm" if site == 2 * LAYERS else f"the {kind} of layer {site // 2}"
+    sentence = str(error)
+    assert f"the site before {place} did not run" in sentence
+    assert "residual convention" in sentence
+    assert "\n" not in sentence and len(sentence) < 400
+
+
+# --- weights
+
+QUERY = "model.layers.1.mlp_res_proj.weight"
+FINAL_NORM = "model.output_attn_res_norm.weight"
+
+
+def weights(world: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(world / name / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", [*BASES, "unmixed", "fla"])
+def test_weights_arrive(name: str, make: Make, world: Path) -> None:
+    """Every query and key norm of the file stands, bit for bit in value, at its own site."""
+    model, tensors = make(name), weights(world, name)
+    model.load_weights(iter(tensors.items()))
+    seen = 0
+    for index, site in model.attn_res_sites.items():
+        if index == 2 * LAYERS:
+            stem = "model.res" if name == "fla" else "model.output_attn_res"
+        else:
+            kind = "mlp" if index % 2 else "attn" if name == "fla" else "self_attention"
+            stem = f"model.layers.{index // 2}.{kind}_res"
+        if not site.site.mixes:
+            assert f"{stem}_proj.weight" not in tensors
+            continue
+        assert torch.equal(site.query, tensors[f"{stem}_proj.weight"].float().flatten())
+        assert torch.equal(site.key_norm, tensors[f"{stem}_norm.weight"].float())
+        seen += 1
+    assert seen == 2 * LAYERS + (name != "unmixed")
+
+
+def test_fused_weights_arrive(make: Make, world: Path) -> None:
+    """nanoGPT's queries, keys, values and gate stand where vLLM reads them, bit for bit."""
+    model, tensors = make("nanogpt"), weights(world, "nanogpt")
+    model.load_weights(iter(tensors.items()))
+    for index, layer in enumerate(model.model.layers):
+        for own, module in (("c_attn", "qkv_proj"), ("attn_gate", "attn_gate")):
+            for leaf in ("weight", "bias"):
+                found = getattr(getattr(layer.self_attn, module), leaf)
+                assert torch.equal(
+                    found, tensors[f"transformer.h.{index}.attn.{own}.{leaf}"].float()
+                )
+    site = model.attn_res_sites[3]
+    assert torch.equal(site.query, tensors["transformer.h.1.attn_res_q2"].float())
+    assert torch.equal(site.key_norm, tensors["transformer.h.1.attn_res_norm2.weight"].float())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("model.layers.1.self_attn.v_proj.weight", (64, 64), "two names of one weight"),
+        ("transformer.h.1.attn.c_attn.weight", (190, 64), "3 parts of equal size"),
+        ("transformer.h.1.attn.attn_gate.weight", (64, 32), "config.json makes it"),
+    ],
+)
+def test_fused_weights_that_are_refused(
+    name: str, value: tuple[int, int], sentence: str, make: Make, world: Path
+) -> None:
+    """Also where no folder could be judged before."""
+    tensors = weights(world, "nanogpt") | {name: torch.zeros(value)}
+    with pytest.raises(CheckpointError, match=sentence):
+        make("nanogpt").load_weights(iter(tensors.items()))
+
+
+def test_recency_biases_arrive(make: Make, world: Path) -> None:
+    """Scalars, under open-attnres' names; the final site neither mixes nor has one."""
+    model, tensors = make("open"), weights(world, "open")
+    model.load_weights(iter(tensors.items()))
+    for index in range(2 * LAYERS):
+        name = f"model.layers.{index // 2}.{'mlp' if index % 2 else 'attn'}_res_bias"
+        site = model.attn_res_sites[index]
+        assert torch.equal(site.bias, tensors[name].float().view(1)) and site.bias != 0
+        assert site.site.cumulative
+    assert model.attn_res_sites[2 * LAYERS].bias is None
+
+
+def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, world: Path) -> None:
+    """Sites 0 to 3 have the tensors of site 0, sites 4 and 5 those of site 4."""
+    model, tensors = make("shared"), weights(world, "shared")
+    model.load_weights(iter(tensors.items()))
+    for index, site in model.attn_res_sites.items():
+        owner = "output_attn" if index == 6 else f"layers.{2 * (index // 4)}.self_attention"
+        stem = f"model.{owner}_res_"
+        assert torch.equal(site.query, tensors[stem + "proj.weight"].float().flatten())
+        assert torch.equal(site.key_norm, tensors[stem + "norm.weight"].float())
+        assert torch.equal(site.bias, tensors[stem + "bias"].float().view(1))
+    name = "model.layers.0.mlp_res_proj.weight"
+    with pytest.raises(CheckpointError, match=rf"the AttnRes tensor {name}, for which"):
+        make("shared").load_weights(iter([*tensors.items(), (name, torch.zeros(1, 64))]))
+
+
+@pytest.mark.parametrize("name", ["model.layers.2.attn_res_bias", "model.layers.0.mlp_res_bias"])
+def test_missing_recency_bias(name: str, make: Make, world: Path) -> None:
+    """As delta-attnres would have it; a start that went on would serve another model."""
+    tensors = weights(world, "open")
+    del tensors[name]
+    with pytest.raises(CheckpointError, match="lacks the recency bias of the"):
+        make("open").load_weights(iter(tensors.items()))
+
+
+def test_the_same_tensor_twice(make: Make, world: Path) -> None:
+    """By the format's name and by the house name; the second one would win silently."""
+    tensors = weights(world, "fla")
+    name = "model.layers.1.attn_res_proj.weight"
+    again = ("model.layers.1.self_attention_res_proj.weight", tensors[name] + 1)
+    with pytest.raises(CheckpointError, match="two names of one weight"):
+        make("fla").load_weights(iter([*tensors.items(), again]))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_tied_head_that_differs(first: bool, make: Make, world: Path) -> None:
+    """vLLM would leave it out without a word, wherever it stands in the files."""
+    tensors = list(weights(world, "tied").items())
+    embedding = dict(tensors)["model.embed_tokens.weight"]
+    for head, refused in ((embedding.clone(), False), (embedding + 1, True)):
+        pair = [("lm_head.weight", head)]
+        stream = iter(pair + tensors if first else tensors + pair)
+        if not refused:
+            make("tied").load_weights(stream)
+            continue
+        with pytest.raises(CheckpointError, match="ties the head to the embedding"):
+            make("tied").load_weights(stream)
+
+
+def test_norms_of_queries_and_keys_have_an_epsilon_of_their_own(make: Make) -> None:
+    """FLA's is fixed; that of the other norms is in config.json."""
+    for layer in make("qk_norm").model.layers:
+        norms = layer.self_attn.q_norm, layer.self_attn.k_norm, layer.input_layernorm
+        assert [norm.variance_epsilon for norm in norms] == [1e-5, 1e-5, 1e-6]
+
+
+def test_a_site_refuses_the_state_of_any_but_the_one_before_it(make: Make) -> None:
+    """While a model serves, too, when nobody records which sites run."""
+    sites, zeros = make("llama").attn_res_sites, torch.zeros(1, 64)
+    with torch.no_grad():
+        _, state = sites[1](zeros.clone(), zeros.clone())
+        with pytest.raises(SiteOrderError, match="site 3 was run after site 1 instead of after"):
+            sites[3](zeros.clone(), state)
+
+
+def test_standard_residuals_have_no_sites(make: Make, world: Path) -> None:
+    """The twin without AttnRes is vLLM's plain model, and refuses a query."""
+    model, tensors = make("standard"), weights(world, "standard")
+    assert model.attn_res_sites == {} and model.attn_res_executed() == {}
+    assert not any(isinstance(module, SiteNorm) for module in model.modules())
+    model.load_weights(iter(tensors.items()))
+    extra = ("model.layers.0.attn_res_proj.weight", torch.zeros(1, 64))
+    with pytest.raises(CheckpointError, match=r"attn_res_proj.* no site"):
+        make("standard").load_weights(iter([*tensors.items(), extra]))
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (QUERY, "lacks the query of the MLP of layer 1"),
+        (FINAL_NORM, "lacks the key norm of the final norm"),
+    ],
+)
+def test_missing(base: str, name: str, sentence: str, make: Make, world: Path) -> None:
+    """A query that does not come is never left at what memory held."""
+    tensors = weights(world, base)
+    del tensors[name]
+    with pytest.raises(CheckpointError, match=sentence):
+        make(base).load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("name", [QUERY, FINAL_NORM])
+def test_wrong_shape(base: str, name: str, make: Make, world: Path) -> None:
+    """Half a query is not loaded into the half of a parameter."""
+    tensors = weights(world, base)
+    hidden = tensors[name].numel()
+    tensors[name] = torch.zeros(1, 32)
+    with pytest.raises(CheckpointError, match=rf"\[1, 32\]; expected \[.*{hidden}\]") as caught:
+        make(base).load_weights(iter(tensors.items()))
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        # A layer too many: its attention site has the number that the final site would have.
+        *((base, f"model.layers.{LAYERS}.self_attention_res_proj.weight") for base in BASES),
+        ("llama", f"model.layers.{LAYERS}.mlp_res_norm.weight"),
+        ("unmixed", "model.output_attn_res_proj.weight"),
+        ("fla", f"model.layers.{LAYERS}.attn_res_proj.weight"),
+    ],
+)
+def test_left_over(checkpoint: str, name: str, make: Make, world: Path) -> None:
+    """A query that has no site is refused, not dropped and not put at another site."""
+    tensors = weights(world, checkpoint) | {name: torch.zeros(64)}
+    with pytest.raises(CheckpointError, match="no site") as caught:
+        make(checkpoint).load_weights(iter(tensors.items()))
+    assert name in str(caught.value)
+
+
+def test_quantised_weights_of_which_nothing_tells(make: Make, world: Path) -> None:
+    """Also where no folder could be judged before: vLLM would take the integers for weights."""
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors = weights(world, "llama")
+    tensors[name] = tensors[name].to(torch.int8)
+    with pytest.raises(CheckpointError, match=f"{name} holds I8"):
+        make("llama").load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize("checkpoint", [*BASES, "fla", "nanogpt", "tied", "open", "qwen2_int8"])
+def test_whatever_is_missing(checkpoint: str, make: Make, world: Path) -> None:
+    """Also where no folder could be judged before: one tensor of every meaning, left out."""
+    whole = weights(world, checkpoint)
+    left_out = {re.sub(r"[.]\d[.]", ".1.", name) for name in whole}
+    assert len(left_out) >= 14
+    for name in left_out:
+        tensors = {other: tensor for other, tensor in whole.items() if other != name}
+        with pytest.raises(CheckpointError, match=r"the checkpoint lacks (the|a) "):
+            make(checkpoint).load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.self_attn.o_proj.bias",  # vLLM would leave it out without a word
+        "model.layers.1.mlp.gate_up_proj.weight",
+        "unknown.weight",
+    ],
+)
+@pytest.mark.parametrize("checkpoint", ["llama", "llama_int8"])
+def test_whatever_is_left_over(name: str, checkpoint: str, make: Make, world: Path) -> None:
+    """Also where no folder could be judged before; a rotary table may be there."""
+    table = ("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(16))
+    tensors = [*weights(world, checkpoint).items(), table]
+    make(checkpoint).load_weights(iter(tensors))
+    with pytest.raises(CheckpointError, match=f"the tensor {name}, which a llama model with 3"):
+        make(checkpoint).load_weights(iter([*tensors, (name, torch.ones(64))]))
+
+
+@pytest.mark.parametrize(("load_format", "file"), [("hf", "pytorch_model.bin"), ("pt", "model.pt")])
+def test_other_load_formats(load_format: str, file: str, world: Path, tmp_path: Path) -> None:
+    """vLLM's own loader on files that are not judged before: whole, and without one tensor."""
+    folder = shutil.copytree(world / "llama", tmp_path / load_format)
+    (folder / "model.safetensors").unlink()
+    tensors = weights(world, "llama")
+
+    def load() -> None:
+        torch.save(tensors, folder / file)
+        config = vllm_config(folder, load_format=load_format)
+        with set_current_vllm_config(config):
+            model = initialize_model(vllm_config=config)
+            get_model_loader(config.load_config).load_weights(model, config.model_config)
+
+    load()
+    left_out = "model.layers.1.input_layernorm.weight"
+    del tensors[left_out]
+    with pytest.raises(CheckpointError, match=f"lacks the tensor {left_out}"):
+        load()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+def test_weights_of_another_type_than_vllm_reads(
+    dtype: torch.dtype, make: Make, world: Path
+) -> None:
+    """vLLM would cast floats to integers, with scales that nothing filled."""
+    tensors = weights(world, "llama_int8")
+    for name in [name for name in tensors if name.endswith("o_proj.weight")]:
+        tensors[name] = tensors[name].to(dtype)
+        if dtype == torch.float32:
+            del tensors[f"{name}_scale"]
+    found = r"o_proj.weight holds F\w*, but by quantization_config vLLM reads I8"
+    with pytest.raises(CheckpointError, match=found):
+        make("llama_int8").load_weights(iter(tensors.items()))
+
+
+def test_what_a_quantisation_needs_besides(make: Make, world: Path) -> None:
+    """Scales of activations are among a layer's parameters where they are static."""
+    config = json.loads((world / "llama_int8" / "config.json").read_text())
+    group = config["quantization_config"]["config_groups"]["group_0"]
+    group["input_activations"] = INT8 | {"strategy": "tensor", "dynamic": False}
+    folder = shutil.copytree(world / "llama_int8", world / "llama_static", dirs_exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    model = make("llama_static")
+    needed = "vLLM needs model.layers.0.self_attn.qkv_proj.input_scale by quantization_config"
+    with pytest.raises(CheckpointError, match=needed):
+        model.load_weights(iter(weights(world, "llama_static").items()))
+
+
+def test_a_quantisation_that_names_layers_as_fla_does(make: Make, world: Path) -> None:
+    """Also where no folder could be judged before."""
+    model = make("fla_int8")
+    ignored = ["lm_head", "model.layers.0.attn.o_proj"]
+    model.attn_res_base.quantisation = model.attn_res_base.quantisation | {"ignore": ignored}
+    with pytest.raises(CheckpointError, match=r"entry 'model.layers.0.attn.o_proj', which fits"):
+        model.load_weights(iter(weights(world, "fla_int8").items()))
+
+
+@pytest.mark.parametrize("checkpoint", ["llama", "llama_int8"])
+def test_tensors_of_other_pipeline_stages(checkpoint: str, make: Make, world: Path) -> None:
+    """They may come, and need not."""
+    whole = weights(world, checkpoint)
+    others = ("model.layers.0.", "lm_head.", "model.norm.")
+    own = {
+        name: tensor
+        for name, tensor in whole.items()
+        if not name.startswith(others) or "_res_" in name
+    }
+    for tensors in (whole, own):
+        model = make(checkpoint)
+        model.model.layers[0] = model.model.norm = model.lm_head = PPMissingLayer()
+        loaded = model.load_weights(iter(tensors.items()))
+        assert "model.layers.1.mlp.down_proj.weight" in loaded
+    del own["model.layers.1.input_layernorm.weight"]
+    model = make(checkpoint)
+    model.model.layers[0] = model.model.norm = model.lm_head = PPMissingLayer()
+    with pytest.raises(CheckpointError, match=r"lacks the tensor model.layers.1.input_layernorm"):
+        model.load_weights(iter(own.items()))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_int8", "tied"])
+def test_any_part_can_be_loaded_again(name: str, make: Make, world: Path) -> None:
+    """After a whole load."""
+    model, tensors = make(name), weights(world, name)
+    model.load_weights(iter(tensors.items()))
+    part = [(found, tensor) for found, tensor in tensors.items() if "layers.1.mlp" in found]
+    model.load_weights(iter(part))
+
+
+def test_part_of_the_weights_can_be_loaded_again(make: Make, world: Path) -> None:
+    """After a whole load, a part may be updated in place: backends fold it in every pass."""
+    model, tensors = make("llama"), weights(world, "llama")
+    model.load_weights(iter(tensors.items()))
+    model.load_weights(iter([(QUERY, torch.full((1, 64), 2.0))]))
+    site = model.attn_res_sites[3]
+    assert torch.equal(site.site_weights().query, torch.full((64,), 2.0))
+
+
+def test_eagle_is_refused(make: Make) -> None:
+    """Auxiliary hidden states would be hidden + residual, which a depth state is not."""
+    with pytest.raises(CheckpointError, match="EAGLE"):
+        make("llama").set_aux_hidden_state_layers((1,))

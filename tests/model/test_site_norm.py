@@ -1,0 +1,338 @@
+"""The engine's own sites on a decoder of random matrices, against the float64 definition.
+
+No engine: the sites are installed as in the engine, and run eagerly in this process.  Any
+specification is drawn: starts, cumulative or begun anew, recency bias, shared queries, logit scale,
+final mix or none, over one pipeline stage or two.
+"""
+
+from itertools import pairwise
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from interpreted import INTERPRETED, run_tests
+from torch import Tensor, nn
+
+from attnres_serve.verify.oracle import HOUSE_NAMES, Model, Spec, alike, rms_norm, site_role
+
+pytest.importorskip("vllm")
+
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.layernorm import RMSNorm
+
+from attnres_serve.checkpoints.names import expected_parts
+from attnres_serve.compat import host
+from attnres_serve.depth import groups as site_groups
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.kernels import backends
+from attnres_serve.model.loading import parameters_of
+from attnres_serve.model.stage import install_sites, rows_received
+from attnres_serve.settings import ALGORITHMS
+
+HIDDEN, TOKENS, EPS, KEY_EPS = 24, 5, 1e-5, 1e-3
+# Of a step; with the others, no two sites share a phase 1, or two or three do.
+MOST_TOKENS = st.sampled_from([TOKENS, 1 << 40, site_groups.SCRATCH_BYTES // (2 * 4 * HIDDEN)])
+# The triton backend needs its interpreter here, so it has a process of its own, see below.
+HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> AttnResSpec:
+    layers = draw(st.integers(1, 6))
+    rest = draw(st.sets(st.integers(1, 2 * layers - 1)))
+    return AttnResSpec(
+        Layout.of(layers),
+        (0, *sorted(rest)),
+        KEY_EPS,
+        final_mix=draw(st.booleans()),
+        cumulative=draw(st.booleans()),
+        recency_bias=draw(st.booleans()),
+        logit_scale=draw(st.sampled_from([1.0, 0.25, 3])),
+        shared_queries=draw(st.sampled_from([None, "layer", "block"])),
+    )
+
+
+class Definition(Model):
+    """The oracle with a matrix and a tanh for every sublayer, and no head."""
+
+    def sublayer(self, s: int, h: Tensor) -> Tensor:
+        return torch.tanh(self.norm(s, h) @ self.weights[f"matrix {s}"])
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def read_by_the_head(self, x: Tensor) -> Tensor:
+        return rms_norm(self._evaluate(x)[0], self.weight("final_norm"), EPS)
+
+
+def definition(spec: AttnResSpec, seed: int) -> Definition:
+    """Random weights, by the oracle's names; the queries give spiky depth weights."""
+    options = ("block_starts", "final_mix", "cumulative", "recency_bias", "logit_scale")
+    own = Spec(
+        names=HOUSE_NAMES,
+        layout=alike(spec.layout.num_layers, ("attention", "mlp")),
+        sublayers={},
+        hidden=HIDDEN,
+        vocab=0,
+        eps=EPS,
+        tied=False,
+        key_norm_eps=KEY_EPS,
+        shared_queries=spec.shared_queries,
+        **{name: getattr(spec, name) for name in options},
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:  # float32 values, so that both sides start from the same
+        return torch.randn(shape, generator=generator).double()
+
+    weights = {"model.norm.weight": 1 + 0.3 * draw(HIDDEN)}
+    for s, (layer, kind) in enumerate(own.layout):
+        weights[HOUSE_NAMES[f"{kind}_norm"].format(layer)] = 1 + 0.3 * draw(HIDDEN)
+        weights[f"matrix {s}"] = draw(HIDDEN, HIDDEN) / HIDDEN**0.5
+    for site in range(own.final + own.final_mix):
+        role, layer = site_role(own, site)
+        weights[HOUSE_NAMES[f"{role}_query"].format(layer)] = draw(1, HIDDEN) / HIDDEN**0.5
+        weights[HOUSE_NAMES[f"{role}_key"].format(layer)] = 1 + 0.3 * draw(HIDDEN)
+        weights[HOUSE_NAMES[f"{role}_recency"].format(layer)] = 2 * draw(1)
+    return Definition(own, weights)
+
+
+def modules(**children: nn.Module) -> Any:
+    """A module with children; attributes of any type can be set on it."""
+    parent = nn.Module()
+    for name, child in children.items():
+        parent.add_module(name, child)
+    return parent
+
+
+def stage(
+    own: Definition,
+    spec: AttnResSpec,
+    algorithm: str,
+    backend: str,
+    first: int,
+    end: int,
+    tokens: int = TOKENS,
+) -> tuple[Any, dict]:
+    """Layers ``first`` to ``end`` with their sites, and the final norm in the last stage.
+
+    Made for steps of ``tokens``: the more, the fewer sites share a phase 1.
+    """
+
+    def norm(weight: Tensor) -> RMSNorm:
+        module = RMSNorm(HIDDEN, eps=EPS)
+        module.weight.data.copy_(weight)
+        return module
+
+    decoder = modules(
+        layers=nn.ModuleList(
+            modules(
+                input_layernorm=norm(own.weight("attention_norm", layer)),
+                post_attention_layernorm=norm(own.weight("mlp_norm", layer)),
+            )
+            for layer in range(spec.layout.num_layers)
+        ),
+        norm=norm(own.weight("final_norm")) if end == spec.layout.num_layers else nn.Identity(),
+    )
+    decoder.start_layer, decoder.end_layer = first, end
+    installed = install_sites(decoder, spec, algorithm, backends.load(backend), tokens)
+    names = {"query": "query", "key_norm": "key", "bias": "recency"}
+    for site in installed.values():
+        role, layer = site_role(own.spec, site.site.tensors)
+        for name, parameter in site.named_parameters():
+            if name != "weight":
+                parameter.data.copy_(own.weight(f"{role}_{names[name]}", layer).view(-1))
+    return decoder, installed
+
+
+def serve(
+    own: Definition,
+    spec: AttnResSpec,
+    algorithm: str,
+    backend: str,
+    split: int,
+    x: Tensor,
+    tokens: int = TOKENS,
+) -> Tensor:
+    """The residual convention of vLLM's decoders, over two pipeline stages if ``split``."""
+    hidden, residual = x, None
+    cuts = [0, *([split] if split else []), spec.layout.num_layers]
+    for first, end in pairwise(cuts):
+        decoder, installed = stage(own, spec, algorithm, backend, first, end, tokens)
+        if first:
+            rows = rows_received(spec, min(installed))
+            assert residual.shape == (len(x), rows, HIDDEN)
+        for index, layer in enumerate(decoder.layers[first:end], first):
+            for kind, norm in enumerate((layer.input_layernorm, layer.post_attention_layernorm)):
+                if residual is None:
+                    hidden, residual = norm(hidden), hidden
+                else:
+                    hidden, residual = norm(hidden, residual)
+                hidden = torch.tanh(hidden @ own.weights[f"matrix {2 * index + kind}"].float())
+                if installed[2 * index + kind].context.leaves_stage:
+                    assert isinstance(residual, Tensor) and residual.dim() == 3
+    return decoder.norm(hidden, residual)[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configuration():
+    with set_current_vllm_config(VllmConfig()), torch.inference_mode():
+        yield
+
+
+@settings(max_examples=40 if INTERPRETED else 150, deadline=None)
+@given(
+    specs(),
+    st.integers(0, 2**31),
+    st.sampled_from(ALGORITHMS),
+    st.sampled_from(HERE),
+    st.data(),
+)
+def test_any_specification_equals_its_definition(spec, seed, algorithm, backend, data) -> None:
+    """The last norm reads what the definition says, to the rounding of float32."""
+    split = data.draw(st.integers(0, spec.layout.num_layers - 1))
+    own = definition(spec, seed)
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(seed + 1))
+    wanted = own.read_by_the_head(x.double())
+    found = serve(own, spec, algorithm, backend, split, x, data.draw(MOST_TOKENS))
+    # Some hundred roundings of 2^-24 through up to twelve sublayers with gains of one to three.
+    torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_full_attnres_of_a_deep_model(algorithm: str, backend: str) -> None:
+    """64 sublayers, each a block: up to 65 sources, and merges that read many rows since."""
+    spec = AttnResSpec(Layout.of(32), tuple(range(64)), KEY_EPS)
+    own = definition(spec, seed=5)
+    x = torch.randn((2, HIDDEN), generator=torch.Generator().manual_seed(6))
+    found = serve(own, spec, algorithm, backend, 13, x)
+    wanted = own.read_by_the_head(x.double())
+    torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+# Of eight sites: three read the first two blocks, two the third as well, three the fourth as well.
+CALLS = {
+    "single_pass": ["single_pass"] * 8,
+    "two_phase": [
+        *("open_group", "merge", "merge"),
+        *("open_group", "merge"),
+        *("open_group", "merge", "merge"),
+    ],
+    "score_on_write": [
+        *("score_rows", "mix_scored"),
+        *("score_rows", "mix_scored", "mix_scored", "mix_scored"),
+        *("score_rows", "mix_scored", "mix_scored"),
+        *("score_rows", "mix_scored", "mix_scored"),
+    ],
+}
+# The torch backend has other names for what it does on separate tensors.
+IN_TORCH = {"open_group": ["inter_block", "norm_answer"], "score_rows": ["score"]}
+
+
+class Spied:
+    """A backend whose calls are noted."""
+
+    def __init__(self, backend: ModuleType, calls: list[str]) -> None:
+        self.backend, self.calls = backend, calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.backend, name)
+        if not isinstance(found, FunctionType):
+            return found
+
+        def noted(*arguments: Any) -> Any:
+            self.calls.append(name)
+            return found(*arguments)
+
+        return noted
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_which_functions_run_for_each_choice(
+    algorithm: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers cannot tell: every algorithm has the same."""
+    calls: list[str] = []
+    module = backends.load(backend)
+    monkeypatch.setattr(backends, "load", lambda name: Spied(module, calls))
+    spec = AttnResSpec(Layout.of(4), (0, 1, 4, 6), KEY_EPS)
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(6))
+    serve(definition(spec, seed=5), spec, algorithm, backend, 0, x)
+    wanted = ["queries_of", *CALLS[algorithm]]
+    if backend == "torch":
+        wanted = [call for name in wanted[1:] for call in IN_TORCH.get(name, [name])]
+    assert calls == wanted
+
+
+def test_two_phase_that_comes_to_single_passes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block: the embedding is all that is ever finished."""
+    said: list[str] = []
+    monkeypatch.setattr(host, "logger", lambda: SimpleNamespace(warning=said.append))
+    for starts, warnings in (((0, 2), 0), ((0,), 1)):
+        spec = AttnResSpec(Layout.of(2), starts, KEY_EPS)
+        stage(definition(spec, 0), spec, "two_phase", HERE[0], 0, 2)
+        assert len(said) == warnings
+    assert "with two_phase every site is a single pass" in said[0]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_the_triton_backend_in_a_process_of_its_own() -> None:
+    """The tests above with one bank written in place, in Triton's interpreter."""
+    above = (
+        test_any_specification_equals_its_definition,
+        test_full_attnres_of_a_deep_model,
+        test_which_functions_run_for_each_choice,
+    )
+    names = [f"{__file__}::{test.__name__}" for test in above]
+    passed = f"{1 + 2 * len(ALGORITHMS)} passed"
+    assert passed in run_tests(*names)
+
+
+STARTS = (0, 1, 4, 6)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_starts": (0, 1, 4, 7)},
+        {"cumulative": False},
+        {"final_mix": False},
+        {"logit_scale": 1.0},
+        {"shared_queries": "layer"},
+        {"key_norm_eps": 1e-1},
+    ],
+    ids=str,
+)
+def test_a_wrong_specification_shows(algorithm: str, wrong: dict) -> None:
+    """The test above can tell: any field that is wrong leaves the bound far behind."""
+    right = {"block_starts": STARTS, "final_mix": True, "cumulative": True, "recency_bias": True}
+    options = {"key_norm_eps": KEY_EPS, "logit_scale": 3.0, **right}
+    own = definition(AttnResSpec(Layout.of(4), **options), seed=3)
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(4))
+    served = serve(own, AttnResSpec(Layout.of(4), **options | wrong), algorithm, "cpp", 0, x)
+    assert (served.double() - own.read_by_the_head(x.double())).abs().max() > 1e-2
+
+
+@example(AttnResSpec(Layout.of(2), (0, 3), KEY_EPS, recency_bias=True, shared_queries="layer"), 1)
+@settings(max_examples=60, deadline=None)
+@given(specs(), st.integers(0, 5))
+def test_every_tensor_fills_the_parameters_that_use_it(spec: AttnResSpec, split: int) -> None:
+    """Over all stages, each parameter of each site is filled by exactly one expected tensor."""
+    split = min(split, spec.layout.num_layers - 1)
+    own = definition(spec, 0)
+    filled: list[str] = []
+    layers = spec.layout.num_layers
+    for first, end in ((0, split), (split, layers)) if split else ((0, layers),):
+        _, installed = stage(own, spec, "single_pass", "cpp", first, end)
+        table = parameters_of(installed, spec)
+        assert list(table) == expected_parts(spec)
+        filled += [name for names in table.values() for name in names]
+    count = (2 * layers + spec.final_mix) * (2 + spec.recency_bias)
+    assert len(filled) == len(set(filled)) == count

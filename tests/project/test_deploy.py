@@ -1,0 +1,376 @@
+"""deploy/ by the schemas and parsers of other projects, without a cluster, Prometheus or Grafana.
+
+``promtool`` (Debian's package ``prometheus``) and ``systemd-analyze`` are used if they are there.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grafana_foundation_sdk.cog.plugins
+import kubernetes_validate
+import promql_parser
+import pytest
+import vllm
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from pydantic import BaseModel, ValidationError
+
+from attnres_serve.server import launcher, metrics
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+MANIFESTS = DEPLOY / "kubernetes"
+MONITORING = DEPLOY / "monitoring"
+UNIT = DEPLOY / "systemd" / "attnres-serve.service"
+ENTRYPOINT = ROOT / "docker" / "entrypoint.sh"
+UID = 10001
+VERSIONS = ("1.29", "1.37")  # of Kubernetes: the chart's oldest, and the newest schema at hand
+
+
+def read(path: Path) -> dict:
+    return yaml.safe_load(path.read_text())
+
+
+# Kubernetes.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_manifests_follow_the_schema_of_kubernetes(path, version):
+    kubernetes_validate.validate(read(path), version, strict=True)
+
+
+def applied() -> list[Path]:
+    """The folders that a page gives to kubectl."""
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    return [ROOT / name for name in re.findall(r"kubectl apply -f (\S+/)\s", pages)]
+
+
+def test_kubectl_finds_a_kind_in_every_file_of_a_folder_that_it_applies():
+    assert set(applied()) == {MANIFESTS, MONITORING}
+    for folder in applied():
+        # It reads these three, and ends with an error where one is no resource.
+        for path in (one for one in folder.iterdir() if one.suffix in (".json", ".yaml", ".yml")):
+            assert {"apiVersion", "kind"} <= read(path).keys(), path
+
+
+def test_the_schema_of_kubernetes_would_have_something_to_say():
+    manifest = read(MANIFESTS / "deployment.yaml")
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    container["readinesProbe"] = container.pop("readinessProbe")
+    with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+
+
+def test_pods_are_confined_as_compose_yaml_confines():
+    pod = read(MANIFESTS / "deployment.yaml")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), UID),
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not pod["automountServiceAccountToken"]
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert {"/model", "/cache", "/tmp", "/dev/shm"} < set(mounts) and mounts["/model"]["readOnly"]
+    assert {mount["name"] for mount in mounts.values()} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    env = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert Path(env["ATTNRES_API_KEY_FILE"]).parent == Path("/run/secrets/attnres-serve")
+    assert env["ATTNRES_API_KEY_FILE"].rpartition("/")[0] in mounts and "VLLM_API_KEY" not in env
+    drain = int(re.search(r"--shutdown-timeout (\d+)", ENTRYPOINT.read_text())[1])
+    assert pod["terminationGracePeriodSeconds"] >= drain + 10
+
+
+def probes(values: dict) -> dict[str, str]:
+    return {
+        name: probe["httpGet"]["path"] for name, probe in values.items() if name.endswith("Probe")
+    }
+
+
+def test_readiness_is_ready_and_liveness_is_health():
+    (container,) = read(MANIFESTS / "deployment.yaml")["spec"]["template"]["spec"]["containers"]
+    assert probes(container) == {
+        "startupProbe": "/health",
+        "readinessProbe": "/ready",
+        "livenessProbe": "/health",
+    }
+    chart = read(ROOT / "docker" / "production-stack.yaml")["servingEngineSpec"]
+    assert probes(chart) == {"startupProbe": "/health", "readinessProbe": "/ready"}
+
+
+def test_the_selectors_find_the_pods():
+    deployment, service = (read(MANIFESTS / f"{name}.yaml") for name in ("deployment", "service"))
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    monitor = read(MONITORING / "pod-monitor.yaml")["spec"]
+    for selector in (
+        deployment["spec"]["selector"]["matchLabels"],
+        service["spec"]["selector"],
+        monitor["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    assert monitor["podMetricsEndpoints"][0]["port"] == port["name"]
+    scaled = read(MONITORING / "keda-scaled-object.yaml")["spec"]["scaleTargetRef"]["name"]
+    assert scaled == deployment["metadata"]["name"]
+
+
+# Custom resources, by models that were made of their definitions.
+
+RESOURCES = {
+    "pod-monitor": "prometheus_operator.v1:PodMonitor",
+    "prometheus-rule": "prometheus_operator.v1:PrometheusRule",
+    "keda-scaled-object": "keda.v1alpha1:ScaledObject",
+}
+
+
+def model_of(name: str) -> type[BaseModel]:
+    module, _, kind = RESOURCES[name].partition(":")
+    return getattr(importlib.import_module(f"cloudcoil.models.{module}"), kind)
+
+
+def validate(model: type[BaseModel], resource: dict) -> None:
+    """Types by the model; and what comes back is all of it, as the models skip unknown fields."""
+    found = model.model_validate(resource)
+    assert found.model_dump(mode="json", by_alias=True, exclude_unset=True) == resource
+
+
+def test_every_custom_resource_has_a_model():
+    assert {path.stem for path in MONITORING.glob("*.yaml")} == set(RESOURCES)
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_custom_resources_follow_their_definitions(name):
+    validate(model_of(name), read(MONITORING / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_a_field_that_a_definition_lacks_is_found(name):
+    resource = read(MONITORING / f"{name}.yaml")
+    resource["spec"]["intervall"] = "15s"
+    with pytest.raises(AssertionError):
+        validate(model_of(name), resource)
+    with pytest.raises(ValidationError):
+        validate(model_of(name), {**resource, "spec": "none"})
+
+
+# Queries.
+
+
+def dashboard() -> dict:
+    return json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Where a query stands, and the query with Grafana's variables filled in."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            query = target["expr"].replace("$__rate_interval", "1m").replace("$instance", ".*")
+            yield panel["title"], query
+    for group in read(MONITORING / "prometheus-rule.yaml")["spec"]["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    for trigger in read(MONITORING / "keda-scaled-object.yaml")["spec"]["triggers"]:
+        yield "KEDA", trigger["metadata"]["query"]
+
+
+def metric_names(query: str) -> set[str]:
+    """Names of the metrics that a query selects.
+
+    Raises:
+        ValueError: the query is no PromQL.
+    """
+    promql_parser.parse(query)
+    return set(re.findall(r"(?:attnres_|vllm:|http_)\w+", query))
+
+
+def served_names() -> set[str]:
+    """Our metrics, vLLM's by its source, and those of the library that counts HTTP requests."""
+    families = [family for one in metrics.SERVED for family in one.describe()]
+    ours = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    loggers = Path(vllm.__file__).parent / "v1" / "metrics" / "loggers.py"
+    theirs = set(re.findall(r'"(vllm:\w+)"', loggers.read_text()))
+    parts = {name + part for name in theirs for part in ("", "_total", "_bucket")}
+    return ours | parts | {"http_requests_total"}
+
+
+@pytest.mark.parametrize(("where", "query"), list(queries()))
+def test_queries_are_promql_and_ask_for_what_is_served(where, query):
+    names = metric_names(query)
+    assert names and names <= served_names(), where
+
+
+def test_the_parser_would_have_something_to_say():
+    with pytest.raises(ValueError, match="unclosed left parenthesis"):
+        promql_parser.parse("sum by (instance rate(x[5m])")
+
+
+def test_every_metric_of_ours_is_on_the_dashboard():
+    asked = set().union(*(metric_names(query) for _, query in queries()))
+    assert {name for name in served_names() if name.startswith("attnres_")} <= asked
+
+
+# Prometheus.
+
+RULES_TEST = """
+rule_files: [rules.yaml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'attnres_traces_total{outcome="failed", instance="a"}', values: "0 0 0 1 1 1"}
+      - {series: 'vllm:num_requests_waiting{instance="a", engine="0"}', values: "20x30"}
+      - {series: 'attnres_forward_passes_total{mode="eager", instance="a"}', values: "0+60x40"}
+      - {series: 'attnres_forward_passes_total{mode="compiled", instance="a"}', values: "1x40"}
+      - {series: 'attnres_forward_passes_total{mode="eager", instance="b"}', values: "0+60x40"}
+      - {series: 'attnres_forward_passes_total{mode="compiled", instance="b"}', values: "0x40"}
+    alert_rule_test:
+      - {eval_time: 2m, alertname: AttnResTraceFailed}
+      - eval_time: 5m
+        alertname: AttnResTraceFailed
+        exp_alerts: [{exp_labels: {severity: warning, outcome: failed, instance: a}}]
+      - {eval_time: 5m, alertname: AttnResRequestsWait}
+      - eval_time: 15m
+        alertname: AttnResRequestsWait
+        exp_alerts: [{exp_labels: {severity: warning, instance: a}}]
+      - eval_time: 30m
+        alertname: AttnResEagerPasses
+        exp_alerts: [{exp_labels: {severity: warning, instance: a}}]
+"""
+
+
+def test_promtool_accepts_the_rules_and_they_fire(tmp_path):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no `promtool` on PATH; on Debian: apt-get install prometheus")
+    spec = read(MONITORING / "prometheus-rule.yaml")["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
+    for alert in (case := yaml.safe_load(RULES_TEST))["tests"][0]["alert_rule_test"]:
+        (rule,) = (one for one in spec["groups"][0]["rules"] if one["alert"] == alert["alertname"])
+        for expected in alert.get("exp_alerts", ()):
+            expected["exp_annotations"] = {
+                key: text.replace("{{ $labels.instance }}", "a")
+                for key, text in rule["annotations"].items()
+            }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(case))
+    for words in (["check", "rules", "rules.yaml"], ["test", "rules", "test.yaml"]):
+        done = subprocess.run(
+            [promtool, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Grafana.
+
+
+def through_grafanas_types(board: dict) -> dict:
+    grafana_foundation_sdk.cog.plugins.register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+
+
+def lost(given: object, kept: object, at: str = "") -> list[str]:
+    """Paths of what is not the same in ``kept``; what that has beside it does not count."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        return [
+            path
+            for key, value in given.items()
+            for path in (lost(value, kept[key], f"{at}/{key}") if key in kept else [f"{at}/{key}"])
+        ]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        return [path for n, pair in enumerate(zip(given, kept, strict=True))
+                for path in lost(*pair, f"{at}/{n}")]  # fmt: skip
+    return [] if given == kept else [at]
+
+
+def test_the_dashboard_is_one_of_grafanas():
+    board = dashboard()
+    assert lost(board, through_grafanas_types(board)) == []
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    wrong = {**board, "tokken": 1, "panels": [{**board["panels"][1], "gridpos": {}}]}
+    assert set(lost(wrong, through_grafanas_types(wrong))) == {"/tokken", "/panels/0/gridpos"}
+
+
+# systemd.
+
+
+def service() -> dict[str, str]:
+    """Keys of the unit's section of that name; of one that is repeated the last."""
+    section = UNIT.read_text().partition("[Service]")[2].partition("\n[")[0]
+    return dict(re.findall(r"^(\w+)=(.*)$", section, re.M))
+
+
+def test_the_unit_drains_and_starts_a_dead_engine_again():
+    said = service()
+    assert said["KillMode"] == "mixed" and said["Restart"] == "on-failure"
+    words = shlex.split(said["ExecStart"])
+    drain = int(words[words.index("--shutdown-timeout") + 1])
+    assert int(said["TimeoutStopSec"]) >= drain + 10
+    parser = argparse.ArgumentParser()
+    launcher.add_arguments(parser)
+    own = {flag for action in parser._actions for flag in action.option_strings}
+    flags = {word for word in words if word.startswith("--")}
+    assert flags - {"--shutdown-timeout"} == {"--api-key-file"} and flags - own == {
+        "--shutdown-timeout"
+    }
+
+
+def test_systemd_accepts_the_unit(tmp_path):
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("no `systemd-analyze` on PATH")
+    # What the unit names has to be there.
+    text = UNIT.read_text().replace("/opt/attnres-serve/.venv", sys.prefix)
+    for key in ("User", "Group"):
+        text = re.sub(rf"^{key}=attnres$", f"{key}=root", text, flags=re.M)
+
+    def verify(content: str) -> str:
+        path = tmp_path / UNIT.name
+        path.write_text(content)
+        done = subprocess.run(
+            [analyze, "verify", "--man=no", path], capture_output=True, text=True, timeout=60
+        )
+        return done.stderr
+
+    assert verify(text) == ""
+    assert "KillMod" in verify(text.replace("KillMode=", "KillMod="))
+    assert "mxied" in verify(text.replace("KillMode=mixed", "KillMode=mxied"))
+
+
+# Logs.
+
+LOG = """
+import json, logging.config, sys
+with open(sys.argv[1]) as file:
+    logging.config.dictConfig(json.load(file))
+for name in ("vllm.attnres_serve", "uvicorn.access"):
+    logging.getLogger(name).warning("a %s of two\\nlines", "message")
+"""
+
+
+def test_logs_are_json_by_the_file():
+    """By logging's own dictConfig, as vLLM uses the file; test_observability asks a server."""
+    command = [sys.executable, "-c", LOG, DEPLOY / "logging.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["name"] for line in said] == ["vllm.attnres_serve", "uvicorn.access"]
+    assert {line["levelname"] for line in said} == {"WARNING"}
+    assert {line["message"] for line in said} == {"a message of two\nlines"}

@@ -1,0 +1,83 @@
+"""docs/: how a page begins and is reached, and what the picture of the house shows."""
+
+import re
+import subprocess
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from markdown_it import MarkdownIt
+from serving import ROOT
+
+DOCS = ROOT / "docs"
+INDEX = DOCS / "index.md"
+PAGES = sorted(DOCS.rglob("*.md"))
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+COMMAND_OR_DIAGRAM = ("fence", "code_block")
+
+
+def first_block(text: str) -> str:
+    """Kind of the block below a page's title; a paragraph of one picture is an ``image``."""
+    tokens = MARKDOWN.parse(text)
+    below = tokens[[token.type for token in tokens].index("heading_close") + 1 :]
+    if below[0].type == "paragraph_open":
+        kinds = [child.type for child in below[1].children or ()]
+        return "image" if kinds == ["image"] else "paragraph_open"
+    return below[0].type
+
+
+def linked(path: Path) -> set[Path]:
+    """Pages that a page links to, a folder's by its README."""
+    found = set()
+    for token in MARKDOWN.parse(path.read_text()):
+        for child in token.children or ():
+            name = unquote(str(child.attrs.get("href", ""))).partition("#")[0]
+            if name and not re.match(r"[a-z]+:", name):
+                found.add((path.parent / name).resolve())
+    return {target for target in found if target.suffix == ".md"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_a_page_begins_with_a_picture_a_table_or_a_command(path: Path) -> None:
+    assert first_block(path.read_text()) in ("image", "table_open", *COMMAND_OR_DIAGRAM)
+
+
+def test_prose_at_the_beginning_is_found() -> None:
+    assert first_block("# A\n\nWords, and ![a picture](a.svg)\n") == "paragraph_open"
+
+
+def test_git_ignores_no_page() -> None:
+    done = subprocess.run(
+        ["git", "check-ignore", "--no-index", *map(str, PAGES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")  # 1: none is ignored
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached: set[Path] = set()
+    left = {INDEX}
+    while left:
+        reached |= left
+        left = {target for path in left for target in linked(path) if DOCS in target.parents}
+        left -= reached
+    assert set(PAGES) - reached == set()
+
+
+def test_the_picture_of_the_house_has_every_room_once() -> None:
+    picture = re.search(r"```mermaid\n(.*?)```", INDEX.read_text(), re.S)
+    assert picture
+    boxes = re.findall(r'^ +(\w+)\["<b>(\w+)</b>', picture[1], re.M)
+    rooms = {path.name for path in (ROOT / "attnres_serve").iterdir() if path.is_dir()}
+    assert len(boxes) == 12
+    assert {name for pair in boxes for name in pair} == rooms - {"__pycache__"}
+
+
+def test_the_architecture_has_a_row_for_every_room() -> None:
+    text = (DOCS / "build" / "architecture.md").read_text()
+    table = text.partition("## Rooms")[2].partition("\n\nBeside")[0]
+    rows = re.findall(r"^\| \[?`(\w+)/`", table, re.M)
+    rooms = {path.name for path in (ROOT / "attnres_serve").iterdir() if path.is_dir()}
+    assert sorted(rows) == sorted(rooms - {"__pycache__"})

@@ -1,0 +1,146 @@
+"""The floors of the house: no import runs up, none runs in a circle, and nothing stands outside."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving import ROOT
+
+PACKAGE = ROOT / "attnres_serve"
+# From the ground up.  A room imports rooms of its own floor or of one below.
+FLOORS = (
+    ("errors", "kernels"),
+    ("depth", "settings", "flags"),
+    ("families",),
+    ("formats", "compat"),
+    ("checkpoints",),
+    ("model",),
+    ("bench",),
+    ("verify", "inspect", "plugin"),
+    ("worker", "warmup", "server"),
+    ("cli",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+DOORS = ("__init__", "__main__")
+LONGEST = 400  # lines of a file
+
+
+def files(package: Path = PACKAGE) -> Iterator[tuple[str, Path]]:
+    """Every module of the package by its dotted name below it."""
+    # rglob does not follow the links to kernels/ and server/
+    for folder in (package, *(link.resolve() for link in package.iterdir() if link.is_symlink())):
+        start = package if folder == package else folder.parent
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(start).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of ours that a file imports, wherever it does, by their names below the package."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnres_serve"):
+            below = (node.module or "").partition(".")[2]
+            found |= {f"{below}.{name.name}".strip(".") for name in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {
+                name.name.partition(".")[2]
+                for name in node.names
+                if name.name.startswith("attnres_serve.")
+            }
+    return found
+
+
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def running_up(modules: dict[str, set[str]]) -> list[str]:
+    """The imports that run up, in words."""
+    return [
+        f"{module} imports {target}, which is {FLOOR[room(target)] - FLOOR[room(module)]} up"
+        for module, targets in modules.items()
+        for target in sorted(targets)
+        if room(module) in FLOOR
+        and room(target) in FLOOR
+        and FLOOR[room(target)] > FLOOR[room(module)]
+    ]
+
+
+def circles(modules: dict[str, set[str]]) -> list[str]:
+    """The circles of modules, each from its first name in the alphabet back to it."""
+    # A target is a module, or a name in one.
+    graph = {
+        module: {name if name in modules else parent(name) for name in targets}.intersection(
+            modules
+        )
+        for module, targets in modules.items()
+    }
+    found: set[tuple[str, ...]] = set()
+
+    def visit(module: str, way: tuple[str, ...], done: set[str]) -> None:
+        if module in way:
+            circle = way[way.index(module) :]
+            start = circle.index(min(circle))
+            found.add(circle[start:] + circle[:start])
+        elif module not in done:
+            for target in sorted(graph[module] - {module}):
+                visit(target, (*way, module), done)
+            done.add(module)
+
+    done: set[str] = set()
+    for module in graph:
+        visit(module, (), done)
+    return [" -> ".join((*circle, circle[0])) for circle in sorted(found)]
+
+
+def parent(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+MODULES = {module: imported(path) for module, path in files()}
+
+
+def test_no_import_runs_up() -> None:
+    assert running_up(MODULES) == []
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    assert circles(MODULES) == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "up", "around"),
+    [
+        ({"depth.a": {"model.b"}, "model.b": set()}, 1, 0),
+        ({"model.b": {"depth.a.name"}, "depth.a": set()}, 0, 0),
+        ({"model.a": {"model.b.name"}, "model.b": {"model.a"}}, 0, 1),
+    ],
+)
+def test_both_are_found_where_they_are(modules: dict, up: int, around: int) -> None:
+    assert (len(running_up(modules)), len(circles(modules))) == (up, around)
+
+
+def test_every_room_has_its_floor() -> None:
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert rooms - {"__pycache__"} == {*FLOOR, *DOORS}
+
+
+def test_files_stay_small() -> None:
+    long = {module: len(path.read_text().splitlines()) for module, path in files()}
+    assert {module: lines for module, lines in long.items() if lines > LONGEST} == {}
+
+
+@pytest.mark.parametrize(
+    ("judge", "allowed"),
+    [
+        ("verify.oracle", ("verify.oracle",)),
+        ("verify.rewritten", ("verify.oracle", "verify.rewritten")),
+    ],
+)
+def test_a_judge_imports_nothing_else_of_ours(judge: str, allowed: tuple[str, ...]) -> None:
+    files = {module: found for module, found in MODULES.items() if module.startswith(judge)}
+    assert len(files) > 5
+    for found in files.values():
+        assert all(target.startswith(allowed) for target in found)

@@ -1,0 +1,299 @@
+"""README.md: within its limits, its commands run as they are written; and links of every page."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from markdown_it import MarkdownIt
+from serving import DEMO, Server, running_demo
+
+from attnres_serve.server.routes import page
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+LISTED = subprocess.run(
+    ["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout.split("\0")
+PAGES = [ROOT / name for name in LISTED if name and (ROOT / name).is_file()]
+TEMPLATES = {"examples/demo/card.md"}  # filled in by train.py
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+SCRIPT = ROOT / "docs" / "images" / "attnres.py"
+
+
+# Limits.
+
+
+def test_the_readme_is_short():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 130
+    assert len(text.split()) <= 900
+
+
+def test_the_readme_has_its_parts_in_order():
+    text = README.read_text()
+    marks = (
+        "arxiv.org/abs/2603.15031",
+        "docs/images/attnres.svg",
+        "make serve",
+        "/v1/completions",
+        "pip install",
+        "| format |",
+        "## Speed",
+        "attnres-serve check",
+        "attnres-serve inspect",
+        "attnres-serve bench",
+        "make up",
+        "## Documentation",
+        "```bibtex",
+    )
+    places = [text.index(mark) for mark in marks]
+    assert places == sorted(places)
+    assert text[: text.index("docs/images/attnres.svg")].count("\n") <= 12  # above the fold
+
+
+def test_the_demos_figures_are_those_of_its_card():
+    card = (DEMO / "README.md").read_text()
+    readme = README.read_text()
+    for row in (
+        r"\*\*this model\*\* \| \*\*([\d.]+)\*\*",
+        r"queries set to zero \| ([\d.]+)",
+        r"same tokens \| ([\d.]+)",
+    ):
+        assert f"{float(re.search(row, card)[1]):.2f}" in readme
+
+
+# Links.
+
+
+def links(path: Path) -> list[str]:
+    """Targets of the links and pictures of a page."""
+    found = []
+    for token in MARKDOWN.parse(path.read_text()):
+        for child in token.children or ():
+            found += [child.attrs[key] for key in ("href", "src") if key in child.attrs]
+    return found
+
+
+def anchors(path: Path) -> set[str]:
+    """Names of a page's headings, as GitHub makes them."""
+    tokens = MARKDOWN.parse(path.read_text())
+    titles = [
+        "".join(
+            part.content for part in text.children or () if part.type in ("text", "code_inline")
+        )
+        for heading, text in pairwise(tokens)
+        if heading.type == "heading_open"
+    ]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken(path: Path) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    wrong = []
+    for link in links(path):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = unquote(link).partition("#")
+        target = path.parent / name if name else path
+        inside = target.resolve().is_relative_to(ROOT) and target.exists()
+        if not inside or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(path):
+    assert str(path.relative_to(ROOT)) in TEMPLATES or broken(path) == []
+
+
+def test_a_broken_link_is_found(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "a.md").write_text(
+        "# One `two`, three\n[x](b.md) [y](#one-two-three) [z](a.md#no)\n"
+    )
+    assert broken(tmp_path / "a.md") == ["b.md", "a.md#no"]
+
+
+# The picture.
+
+
+def test_the_picture_is_what_its_script_draws():
+    """In both places; it loads nothing, and has colours for light and dark themes."""
+    namespace: dict = {"__file__": str(SCRIPT), "__name__": "drawing"}
+    exec(compile(SCRIPT.read_text(), SCRIPT, "exec"), namespace)
+    drawn = namespace["drawing"]()
+    copies = {path.read_text() for path in namespace["FILES"]}
+    assert copies == {drawn} and (page.FOLDER / "attnres.svg").read_text() == drawn
+    assert "prefers-color-scheme:dark" in drawn
+    assert not re.search(r"<script|href=|url\((?!#)|@import", drawn)
+
+
+# Commands.
+
+
+def commands(block: str) -> list[list[str]]:
+    """The words of every command of a block of shell."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", README.read_text(), re.M | re.S)
+
+
+SHELL = blocks("bash")
+COMMANDS = [command for block in SHELL for command in commands(block)]
+
+
+def test_every_kind_of_command_is_run_by_a_test():
+    """A command that is new in the README needs a test below."""
+    first = {" ".join(command[:2]) for command in COMMANDS}
+    assert first == {
+        *("git clone", "cd attnres-serve", "make serve", "make up", "make down"),
+        *("curl http://127.0.0.1:8000/v1/completions", "curl --retry", "pip install"),
+        *(f"attnres-serve {name}" for name in ("serve", "check", "inspect", "bench")),
+    }
+
+
+@pytest.mark.parametrize("block", SHELL)
+def test_blocks_are_shell(block):
+    done = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_clone_serves(tmp_path):
+    """The first block on a clone of this repository; what make would run is printed instead."""
+    (block,) = (one for one in SHELL if "git clone" in one)
+    assert block.count("make serve\n") == 1
+    done = subprocess.run(
+        ["bash", "-ec", block.replace("make serve", "make --dry-run serve")],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "URL": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "requirements/setup.sh serve" in done.stdout
+    assert "bin/attnres-serve serve" in done.stdout and "--served-model-name demo" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [one for one in COMMANDS if one[0] == "make" and one != ["make", "serve"]],
+    ids=" ".join,
+)
+def test_targets_of_make_exist(command):
+    words = [*command, "CONTAINER=docker", "--dry-run"]
+    words = [word.replace("path/to/checkpoint", str(DEMO)) for word in words]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    flags = dict(word.split("=", 1) for word in command if "=" in word)
+    assert flags.get("ARGS", "") in done.stdout
+
+
+def test_pip_installs_the_clone(tmp_path):
+    """As a wheel that requires nothing, in this environment and without a network."""
+    (command,) = (one for one in COMMANDS if one[0] == "pip")
+    assert command == ["pip", "install", "."]
+    flags = ["--dry-run", "--no-index", "--no-build-isolation", "--force-reinstall", "--quiet"]
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", *command[:2], *flags, "--report", report, *command[2:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(report.read_text())["install"]
+    assert found["metadata"]["name"] == "attnres-serve"
+
+
+def run(command: list[str], cwd: Path = ROOT) -> str:
+    """Run a command of the README, ``attnres-serve`` being that of this environment."""
+    if command[0] == "attnres-serve":
+        command = [sys.executable, "-m", "attnres_serve", *command[1:]]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def command_of(name: str) -> list[str]:
+    (command,) = (one for one in COMMANDS if one[:2] == ["attnres-serve", name])
+    return command
+
+
+def test_check_runs():
+    assert "can be served" in run(command_of("check"))
+
+
+def test_bench_has_those_flags():
+    """It takes minutes, and test_bench measures with the same flags."""
+    done = run(["attnres-serve", "bench", "--help"])
+    assert all(word in done for word in command_of("bench") if word.startswith("--"))
+    assert (ROOT / command_of("bench")[2]).is_dir()
+
+
+@pytest.mark.engine
+def test_inspect_runs(tmp_path):
+    command = command_of("inspect")
+    command[2] = str(ROOT / command[2])
+    run(command, cwd=tmp_path)
+    assert (tmp_path / command[-1]).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """What ``make serve`` and ``attnres-serve serve`` start, on another port."""
+    with running_demo(tmp_path_factory.mktemp("log") / "server.log") as server:
+        yield server
+
+
+@pytest.mark.engine
+def test_what_the_readme_asks_is_answered(server: Server):
+    for command in COMMANDS:
+        if command[0] == "curl":
+            run([word.replace("http://127.0.0.1:8000", server.url) for word in command])
+    (completion,) = (one for one in COMMANDS if "/v1/completions" in one[1])
+    asked = [word.replace("http://127.0.0.1:8000", server.url) for word in completion]
+    assert json.loads(run([*asked, "-s"]))["choices"][0]["text"].strip()
+
+
+def prompts() -> list[str]:
+    """The one that curl asks with, and the two more."""
+    (completion,) = (one for one in COMMANDS if "/v1/completions" in one[1])
+    (more,) = blocks("text")
+    asked = json.loads(completion[-1])
+    assert not {"temperature", "top_p"} & set(asked)
+    return [asked["prompt"], *map(json.loads, more.splitlines())]
+
+
+def test_readme_page_and_card_have_the_same_three_prompts():
+    assert len(prompts()) == 3
+    written = unescape((page.FOLDER / page.INDEX).read_text())
+    examples = re.findall(r'class="example" value="(.*?)">', written, re.S)
+    card = (DEMO / "README.md").read_text().partition("## Samples")[2]
+    samples = re.findall(r"^```python\n(.*?)^```", card, re.M | re.S)
+    assert examples == prompts() and len(samples) == 3
+    for sample, prompt in zip(samples, prompts(), strict=True):
+        assert sample.startswith(prompt) and sample.count("import os") <= 1
+
+
+@pytest.mark.engine
+def test_the_three_prompts_work(server: Server):
+    """With the demo's sampling, no answer has a line more than three times."""
+    for prompt in prompts():
+        for seed in range(3):
+            body = {"model": "demo", "prompt": prompt, "max_tokens": 40, "seed": seed}
+            answer = server.client.post("/v1/completions", json=body).raise_for_status().json()
+            lines = [line.strip() for line in answer["choices"][0]["text"].splitlines()]
+            lines = [line for line in lines if line]
+            assert lines and max(map(lines.count, lines)) <= 3, answer

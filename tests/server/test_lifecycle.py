@@ -1,0 +1,369 @@
+"""Ready, stopping, dead, and request ids: without an engine."""
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+pytest.importorskip("vllm")
+
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import coordinator
+from vllm.v1.engine.exceptions import EngineGenerateError
+
+from attnres_serve.compat import requests
+from attnres_serve.compat.workarounds import orphans
+from attnres_serve.server import lifecycle, metrics
+from attnres_serve.server.request_ids import RequestIds
+
+
+class Client:
+    """An engine's client."""
+
+    def __init__(self) -> None:
+        self.errored = False
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=1))
+        self.stopped: list[float | None] = []
+        self.prompts: list = []
+
+    async def answer(self) -> None:
+        """What a request waits for."""
+
+    async def generate(self, prompt, params, name: str):
+        self.prompts.append((params.max_tokens, params.ignore_eos))
+        await self.answer()
+        for _ in range(params.max_tokens):
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1], finish_reason="length")])
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.stopped.append(timeout)
+
+
+class Started:
+    """A lifecycle that has begun, in a loop of its own; and an app behind its gate."""
+
+    def __init__(self) -> None:
+        self.client = Client()
+        self.stopped = self.client.stopped
+        self.state = SimpleNamespace(
+            server=SimpleNamespace(
+                should_exit=False, config=SimpleNamespace(timeout_graceful_shutdown=None)
+            )
+        )
+        self.lifecycle = lifecycle.Lifecycle()
+        self.app = FastAPI()
+        self.app.state.attn_res_lifecycle = self.lifecycle
+        self.app.include_router(lifecycle.router)
+        self.app.add_middleware(lifecycle.Gate, lifecycle=self.lifecycle)
+
+        @self.app.get("/work")
+        @self.app.get("/attn_res/{name}")
+        async def work() -> int:
+            return self.lifecycle.running
+
+        self.http = TestClient(self.app)
+
+    async def begin(self) -> None:
+        await self.lifecycle.begin(self.client, self.state)
+
+
+def raising(error: Exception) -> Callable:
+    async def answer() -> None:
+        raise error
+
+    return answer
+
+
+async def within(seconds: float, condition) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("error", [ValueError, VLLMValidationError])
+def test_a_model_whose_requests_need_more_is_served(error):
+    """The warm-up is refused: there is nothing else to warm up with."""
+    started = Started()
+    started.client.answer = raising(error("an image is missing"))
+    asyncio.run(started.begin())
+    assert started.http.get("/ready").status_code == 200
+
+
+def test_a_fault_while_warming_up_is_not_ready():
+    started = Started()
+    started.client.answer = raising(EngineGenerateError("/home/someone"))
+    asyncio.run(started.begin())
+    answer = started.http.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json()["reason"] == "The request that warms up failed; the server's log says why."
+
+
+def test_a_long_warm_up_is_waited_for(monkeypatch):
+    """The port is opened meanwhile, and /ready says what it waits for."""
+    monkeypatch.setattr(lifecycle, "WARM_UP", 0.05)
+    started = Started()
+
+    async def main() -> None:
+        ends = asyncio.Event()
+        started.client.answer = ends.wait
+        await started.begin()
+        answer = started.http.get("/ready")
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "reason": "The server is warming up."}
+        assert started.http.get("/work").status_code == 200
+        ends.set()
+        await within(5, lambda: started.http.get("/ready").status_code == 200)
+
+    asyncio.run(main())
+
+
+def test_a_request_was_served_before_the_port_is_open():
+    """Of two tokens, whatever the first one is: a prefill and a decode."""
+    started = Started()
+    asyncio.run(started.begin())
+    assert started.client.prompts == [(2, True)]
+    answer = started.http.get("/ready")
+    assert (answer.status_code, answer.json()) == (200, {"ready": True, "reason": None})
+
+
+def test_requests_are_counted_while_they_run():
+    started = Started()
+    assert started.http.get("/work").json() == 1
+    assert started.lifecycle.running == 0
+
+
+def test_nobody_waits_for_those_who_need_no_key():
+    """Who reads a file of the page slowly, or never to its end."""
+    started = Started()
+    assert started.http.get("/attn_res/page.js").json() == 0
+    started.lifecycle.stopping = True
+    assert started.http.get("/attn_res/page.js").status_code == 200
+    assert started.http.get("/work").status_code == 503
+
+
+def test_stopping_refuses_new_requests_and_waits_for_those_that_run():
+    started = Started()
+
+    async def main() -> None:
+        await started.begin()
+        started.lifecycle.running = 1
+        stop = asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 20)
+        await within(5, lambda: started.lifecycle.stopping)
+        refused = started.http.get("/work")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == 503
+        assert int(refused.headers["retry-after"]) > 0
+        answer = started.http.get("/ready")
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "reason": "The server is stopping."}
+        await asyncio.sleep(0.2)
+        assert not stop.done() and started.stopped == []
+        started.lifecycle.running = 0
+        await stop
+        assert started.stopped == [lifecycle.GRACE]
+        assert started.http.get("/ready").status_code == 503
+
+    asyncio.run(main())
+
+
+def test_it_waits_no_longer_than_it_may():
+    started = Started()
+
+    async def main() -> None:
+        await started.begin()
+        started.lifecycle.running = 1
+        begin = time.monotonic()
+        await asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 0.3)
+        assert 0.3 <= time.monotonic() - begin < 3
+        started.client.shutdown(20)  # as vLLM does again when the server has ended
+
+    asyncio.run(main())
+    assert started.stopped == [0, 20]
+
+
+def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
+    monkeypatch.setattr(lifecycle, "FAREWELL", 0.05)
+    started = Started()
+
+    async def main() -> None:
+        await started.begin()
+        server = started.state.server
+        await within(5, lambda: server.config.timeout_graceful_shutdown == lifecycle.GRACE)
+        assert not server.should_exit
+        started.client.errored = True
+        assert started.http.get("/ready").json() == {
+            "ready": False,
+            "reason": "The engine is dead.",
+        }
+        await within(5, lambda: server.should_exit)
+        with pytest.raises(SystemExit) as ended:
+            started.client.shutdown(20)
+        assert ended.value.code == 1 and started.stopped
+
+    asyncio.run(main())
+
+
+def test_the_server_outlives_its_engine_where_vllm_is_told_so(monkeypatch):
+    monkeypatch.setenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
+    monkeypatch.setattr(lifecycle, "FAREWELL", 0.0)
+    monkeypatch.setattr(requests, "LOOK", 0.01)
+    started = Started()
+
+    async def main() -> None:
+        await started.begin()
+        started.client.errored = True
+        await asyncio.sleep(0.2)
+        assert not started.state.server.should_exit
+
+    asyncio.run(main())
+
+
+# --- a process ends with its parent
+
+FAMILY = """
+import multiprocessing, sys, time
+from attnres_serve.compat.workarounds.orphans import end_with_parent
+
+def child(pipe):
+    end_with_parent()
+    end_with_parent()
+    pipe.send(None)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=child, args=(theirs,))
+    process.start()
+    ours.recv()
+    print(process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_process_ends_with_its_parent(method, tmp_path):
+    script = tmp_path / "family.py"
+    script.write_text(FAMILY)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), method],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with parent:
+        pid = int(parent.stdout.readline())
+        time.sleep(0.5)
+        assert alive(pid)
+        parent.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < end, "it outlived its parent"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("EngineCore_DP1", True), ("VllmWorker-0", True), ("ApiServer_1", True), ("Worker", False)],
+)
+def test_only_processes_of_vllm_end_with_their_parent(name, ends, monkeypatch):
+    monkeypatch.setattr(
+        orphans.multiprocessing, "current_process", lambda: SimpleNamespace(name=name)
+    )
+    assert orphans.is_process_of_vllm() is ends
+
+
+def test_the_coordinator_of_data_parallel_engines_ends_with_its_parent(monkeypatch):
+    """Forked, it finds ours in the place of vLLM's function; spawned, it is told ours by name."""
+    done = []
+    config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=2))
+    vllms = staticmethod(lambda *args, **options: done.append((args, options)))
+    monkeypatch.setattr(coordinator.DPCoordinatorProc, "run_coordinator", vllms)
+    monkeypatch.setattr(orphans, "_COORDINATE", None)
+    monkeypatch.setattr(orphans, "end_with_parent", lambda: done.append("watched"))
+    for _ in range(2):
+        orphans.end_coordinator_with_parent(config)
+    started = coordinator.DPCoordinatorProc.run_coordinator
+    assert pickle.loads(pickle.dumps(started)) is started
+    started(1, engine_count=2)
+    monkeypatch.setattr(coordinator.DPCoordinatorProc, "run_coordinator", vllms)
+    monkeypatch.setattr(orphans, "_COORDINATE", None)
+    started()
+    assert done == ["watched", ((1,), {"engine_count": 2}), "watched", ((), {})]
+
+
+def test_one_engine_has_no_coordinator(monkeypatch):
+    vllms = coordinator.DPCoordinatorProc.run_coordinator
+    config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
+    orphans.end_coordinator_with_parent(config)
+    assert coordinator.DPCoordinatorProc.run_coordinator is vllms
+
+
+# --- request ids
+
+
+@pytest.fixture
+def echo() -> TestClient:
+    app = FastAPI()
+
+    @app.get("/")
+    async def root(request: lifecycle.Request) -> str:
+        return request.headers["x-request-id"]
+
+    app.add_middleware(RequestIds)
+    return TestClient(app)
+
+
+def test_an_id_that_is_given_is_kept(echo):
+    answer = echo.get("/", headers={"X-Request-Id": "order-7"})
+    assert answer.json() == answer.headers["x-request-id"] == "order-7"
+
+
+def test_an_id_that_is_missing_is_made(echo):
+    first, second = echo.get("/"), echo.get("/")
+    assert len(first.json()) == 32
+    assert first.json() == first.headers["x-request-id"] != second.json()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "with a blank", "tab\there"])
+def test_an_id_that_is_no_use_is_replaced(echo, name):
+    answer = echo.get("/", headers={"X-Request-Id": name})
+    assert len(answer.json()) == 32
+    assert answer.headers.get_list("x-request-id") == [answer.json()]
+
+
+def test_errors_have_an_id(echo):
+    answer = echo.get("/nowhere", headers={"X-Request-Id": "order-7"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (404, "order-7")
+
+
+# --- counts of the workers
+
+
+def test_only_what_is_new_is_counted():
+    def count() -> float:
+        return metrics.passes.labels("of_the_test", "eager")._value.get()
+
+    for total in (3, 3, 10, 4):  # a restarted worker begins anew
+        metrics.count_passes({"of_the_test": {"eager": total}})
+    assert count() == 10
+    metrics.count_passes({"of_the_test": {"eager": 6}})
+    assert count() == 12

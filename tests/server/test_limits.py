@@ -1,0 +1,1425 @@
+"""Keys, hostile paths and bounds, on small apps and on vLLM's own without an engine."""
+
+import argparse
+import asyncio
+import json
+import math
+import pickle
+import re
+import time
+import tracemalloc
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+
+import pytest
+import uvicorn
+from asgi import Client, ask
+from fastapi import FastAPI, Request, Response, WebSocket
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic_core import SchemaError
+from serving import GOLDENS
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+pytest.importorskip("vllm")
+
+from attnres_serve import cli
+from attnres_serve.compat import host as vllm_host
+from attnres_serve.compat import openai_app, openai_server, requests
+from attnres_serve.compat.workarounds import worker_limits
+from attnres_serve.server import launcher
+from attnres_serve.server.bounds import fail_fast, fields, known_fields, limits
+from attnres_serve.server.bounds.guard import PAGE, PROBES, ROOT, is_local
+from attnres_serve.server.bounds.headers import BoundedHeaders
+from attnres_serve.server.bounds.policy import Policy, read_keys
+from attnres_serve.server.endpoints import protect
+
+KEY = "a-key-of-the-test"
+BEARER = ("Authorization", f"Bearer {KEY}")
+JSON = ("Content-Type", "application/json; charset=utf-8")
+GOLDEN = str(GOLDENS / "fla_transformer_block")
+DATA = (
+    *("/v1/attn_res/trace", "/v1/completions", "/invocations", "/tokenize", "/start_profile"),
+    *("/v1/attn_res", "/v1/responses"),
+)
+PUBLIC = (*sorted(PROBES), "/", "/attn_res", "/attn_res/page.js")
+
+
+@pytest.fixture(autouse=True)
+def no_key_around(monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+
+
+def app_of(
+    keys: tuple[str, ...] = (KEY,), host: str = "127.0.0.1", root_path: str = "", **bounds
+) -> FastAPI:
+    """An app with routes named as a server's; what reached one is in ``app.state.reached``."""
+    app = FastAPI(root_path=root_path)
+    reached = app.state.reached = []
+
+    async def data(request: Request) -> Response:
+        body = await request.body()
+        reached.append((request.url.path, body))
+        return PlainTextResponse(body)
+
+    for path in DATA:
+        app.add_api_route(path, data, methods=["GET", "POST", "PUT"])
+
+    async def public() -> str:
+        return "public"
+
+    for path in PUBLIC:
+        app.add_api_route(path, public, methods=["GET", "POST"])
+    metrics = Mount("/metrics", PlainTextResponse("metrics"))
+    metrics.path_regex = re.compile("^/metrics(?P<path>.*)$")  # as vLLM has it
+    app.routes.append(metrics)
+
+    @app.websocket("/v1/realtime")
+    async def realtime(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.close()
+
+    app.state.args = SimpleNamespace(
+        api_key=list(keys), host=host, attn_res_policy=Policy(**bounds)
+    )
+    protect(app)
+    return app
+
+
+def error_of(answer) -> str:
+    """The sentence of an error of OpenAI's shape."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == answer.status
+    return error["message"]
+
+
+# --- keys
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PATCH"])
+@pytest.mark.parametrize("path", [*DATA, "/nowhere", "/metrics", "/docs", "/openapi.json"])
+def test_all_but_the_probes_and_the_page_ask_for_a_key(path, method):
+    app = app_of()
+    answer = ask(app, method, path)
+    assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert "API key" in error_of(answer)
+    assert not app.state.reached
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_the_probes_and_the_page_do_not(path):
+    assert ask(app_of(), "GET", path).status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/attn_res", "/attn_res/page.js"])
+def test_the_page_is_open_to_who_reads_it_alone(path):
+    """A body would take a place among the requests at a time."""
+    assert ask(app_of(), "POST", path).status == 401
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        (f"Bearer {KEY}", 200),
+        (f"bearer {KEY}", 200),
+        ("Bearer another", 200),
+        (f"Bearer {KEY} ", 401),
+        (f"Bearer  {KEY}", 401),
+        (f"Bearer {KEY.upper()}", 401),
+        (f"Bearer {KEY[:-1]}", 401),
+        (f"Basic {KEY}", 401),
+        (KEY, 401),
+        ("Bearer", 401),
+        ("Bearer ", 401),
+        ("", 401),
+        ("Bearer \xe4\U0001f511", 401),
+    ],
+)
+def test_only_a_key_opens(value, status):
+    app = app_of(keys=(KEY, "another"))
+    assert ask(app, "POST", DATA[0], [("Authorization", value)]).status == status
+    assert len(app.state.reached) == (status == 200)
+
+
+def test_the_first_of_two_authorizations_counts():
+    """As in vLLM's own middleware; a proxy in front may have looked at that one only."""
+    headers = [("Authorization", "Bearer another"), BEARER]
+    assert ask(app_of(), "POST", DATA[0], headers).status == 401
+
+
+def test_without_a_key_everything_is_open():
+    app = app_of(keys=())
+    assert ask(app, "POST", DATA[0]).status == 200
+    assert ask(app, "GET", "/metrics").status == 200
+
+
+def test_the_key_of_the_environment(monkeypatch):
+    """vLLM's own variable; its flag has precedence."""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    assert ask(app_of(keys=()), "POST", DATA[0]).status == 401
+    assert ask(app_of(keys=()), "POST", DATA[0], [BEARER]).status == 200
+    assert ask(app_of(keys=("another",)), "POST", DATA[0], [BEARER]).status == 401
+
+
+def test_metrics_by_a_flag():
+    app = app_of(public_metrics=True)
+    assert ask(app, "GET", "/metrics").status == 200
+    for path in ("/metrics/", "/metricsx", "/metrics/../v1/completions"):
+        assert ask(app, "GET", path).status == 401
+    assert ask(app_of(), "GET", "/metrics", [BEARER]).status == 200
+
+
+def test_a_websocket_asks_for_a_key():
+    client = TestClient(app_of())
+    with (
+        pytest.raises(WebSocketDisconnect) as caught,
+        client.websocket_connect("/v1/realtime"),
+    ):
+        pass
+    assert caught.value.code == 1008
+    with client.websocket_connect("/v1/realtime", headers=dict([BEARER])):
+        pass
+
+
+@pytest.mark.parametrize("allowed", [[], ["https://a.example"]])
+def test_cors_is_answered_before_the_key(allowed):
+    """A browser asks first and without the key; what is not allowed learns nothing."""
+    app = app_of()
+    app.add_middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["*"])
+    headers = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
+    answer = ask(app, "OPTIONS", DATA[0], headers)
+    assert answer.status == (200 if allowed else 400)
+    assert answer.headers.get("access-control-allow-origin") == (allowed[0] if allowed else None)
+    assert not app.state.reached
+
+
+# --- hostile paths and hosts
+
+NAMES = ["v1", "V1", "attn_res", "trace", "completions", "invocations", "health", "HEALTH", "ping"]
+ODD = ["", ".", "..", "%2e%2e", "..;", "metrics", "api", "*", "\\", "v1%2fcompletions", "\x00"]
+paths = st.lists(st.sampled_from([*NAMES, *ODD]), max_size=6).flatmap(
+    lambda names: st.tuples(
+        st.sampled_from(["/", "//", ""]),
+        st.just("/".join(names)),
+        st.sampled_from(["", "/", "//", ";", "?", "%00"]),
+    ).map("".join)
+)
+hosts = st.sampled_from(
+    ["127.0.0.1", "evil.example", "health", "/health", "[::1", "a b", "", "localhost:/v1", "%2f"]
+)
+
+
+@given(
+    path=paths,
+    host=hosts,
+    method=st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "PUT"]),
+    root_path=st.sampled_from(["", "/api", "/v1", "/health", "/attn_res"]),
+    of_server=st.booleans(),
+    public_metrics=st.booleans(),
+)
+@example("//v1/attn_res/trace", "", "POST", "", False, False)
+@example("/v1/attn_res/trace", "", "POST", "/attn_res", False, False)
+@example("/attn_res/v1/attn_res/trace", "", "POST", "/attn_res", True, False)
+@example("/health/../v1/attn_res/trace", "", "POST", "/health", True, True)
+@example("/attn_res/../v1/attn_res/trace", "", "POST", "", True, True)
+@example("/healthv1/attn_res/trace", "", "POST", "/health", True, True)
+@settings(max_examples=400, deadline=None)
+def test_no_path_and_no_host_gets_around_the_key(
+    path, host, method, root_path, of_server, public_metrics
+):
+    """However the path is written, and wherever the app is mounted, by itself or by a server."""
+    app = app_of(root_path="" if of_server else root_path, public_metrics=public_metrics)
+    where = root_path if of_server else ""
+    ask(app, method, path, [("Host", host)], root_path=where)
+    assert not app.state.reached
+
+
+def test_data_routes_behind_a_root_path():
+    """The probes stay public there, by the name that the router knows."""
+    app = app_of(root_path="/api")
+    for path in ("/api/v1/attn_res/trace", "/v1/attn_res/trace"):
+        assert ask(app, "POST", path).status == 401
+        assert ask(app, "POST", path, [BEARER]).status == 200
+    assert ask(app, "GET", "/api/health").status == ask(app, "GET", "/health").status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1:8000", True),
+        ("localhost", True),
+        ("LOCALHOST:1", True),
+        ("a.localhost", True),
+        ("[::1]:8000", True),
+        ("10.0.0.1", True),
+        ("", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example:8000", False),
+        ("evil.example#127.0.0.1", False),
+        ("127.0.0.1@evil.example", False),
+        ("[::1", True),
+        ("\xff", False),
+    ],
+)
+def test_a_name_that_others_own_is_refused_on_loopback(host, local):
+    """A site whose name points to 127.0.0.1 has scripts in browsers that ask us as their own."""
+    assert is_local(host.encode()) is local
+    open_app = app_of(keys=())
+    answer = ask(open_app, "POST", DATA[0], [("Host", host)])
+    assert answer.status == (200 if local else 400)
+    if not local:
+        assert "loopback" in error_of(answer)
+    for app in (app_of(), app_of(keys=(), host="0.0.0.0"), app_of(keys=(), host="a.example")):
+        assert ask(app, "POST", DATA[0], [("Host", host), BEARER]).status == 200
+
+
+def test_no_key_beyond_loopback_is_said(monkeypatch):
+    said = []
+    monkeypatch.setattr(vllm_host, "logger", lambda: SimpleNamespace(warning=said.append))
+    app_of(keys=())
+    app_of(host="0.0.0.0")
+    assert not said
+    app_of(keys=(), host="0.0.0.0")
+    assert len(said) == 1 and "no API key" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "place"),
+    [
+        ({"host": "127.0.0.1"}, "loopback"),
+        ({"host": "::1"}, "loopback"),
+        ({"host": "localhost"}, "loopback"),
+        ({"host": "127.0.0.1", "uds": "/run/x"}, "file"),
+        ({"host": None}, "network"),
+        ({"host": "0.0.0.0"}, "network"),
+        ({"host": "a.example"}, "network"),
+        ({}, "network"),
+    ],
+)
+def test_what_reaches_the_server(args, place):
+    assert openai_server.listens_on(SimpleNamespace(**args)) == place
+
+
+# --- bodies
+
+LIMIT = 1000
+
+
+@given(
+    chunks=st.lists(st.integers(0, 700), max_size=8),
+    declared=st.sampled_from([None, "true", "0", "1000", "1001", "9" * 30, "x", "-5", "1e9"]),
+)
+@example([1000], "true")
+@example([1001], "true")
+@example([500, 500, 1], None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_size_of_a_body(chunks, declared):
+    """Whatever the header says, no more than the limit is kept; all of a body arrives or none."""
+    app = app_of(max_body_bytes=LIMIT)
+    parts = [bytes([65 + index]) * size for index, size in enumerate(chunks)]
+    total = sum(chunks)
+    length = str(total) if declared == "true" else declared
+    headers = [BEARER] if length is None else [BEARER, ("Content-Length", length)]
+    answer = ask(app, "POST", DATA[0], headers, chunks=parts)
+    if total > LIMIT or (length and length.isdigit() and int(length) > LIMIT):
+        assert answer.status == 413 and str(LIMIT) in error_of(answer)
+        assert not app.state.reached
+        assert answer.taken <= LIMIT + 700
+    else:
+        assert answer.status == 200
+        assert app.state.reached == [(DATA[0], b"".join(parts))]
+
+
+def test_a_declared_body_is_refused_unread():
+    answer = ask(
+        app_of(max_body_bytes=LIMIT), "POST", DATA[0], [BEARER, ("Content-Length", "1001")]
+    )
+    assert (answer.status, answer.taken) == (413, 0)
+
+
+@pytest.mark.parametrize("path", [*DATA, "/attn_res", "/attn_res/page.js", "/metrics"])
+def test_no_body_is_read_without_the_key(path):
+    answer = ask(app_of(public_metrics=True), "POST", path)
+    assert (answer.status, answer.taken) == (401, 0)
+
+
+def test_a_body_that_does_not_arrive(monkeypatch):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
+    app = app_of(max_concurrent_requests=1)
+    answer = ask(app, "POST", DATA[0], [BEARER], ends=False)
+    assert answer.status == 408 and "did not arrive" in error_of(answer)
+    assert ask(app, "POST", DATA[0], [BEARER]).status == 200
+
+
+def test_a_client_that_leaves_while_it_sends():
+    app = app_of(max_concurrent_requests=1)
+    answer = ask(app, "POST", DATA[0], [BEARER], chunks=[b"{"], ends=False, stays=False)
+    assert answer.status is None and not app.state.reached
+    assert ask(app, "POST", DATA[0], [BEARER]).status == 200
+
+
+# --- sequences
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({}, 1),
+        ({"prompt": "a"}, 1),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": ["a", "b", "c"]}, 3),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": []}, 1),
+        ({"prompt": ["a", "b"], "n": 5}, 10),
+        ({"prompt": "a", "n": 7}, 7),
+        ({"prompt": "a", "best_of": 8}, 8),
+        ({"prompt": "a", "n": 9, "best_of": 3}, 9),
+        ({"prompt": "a", "n": "12"}, 12),
+        ({"prompt": "a", "n": "12.0"}, 12),
+        ({"prompt": "a", "n": "1_2"}, 12),
+        ({"prompt": "a", "n": 12.0}, 12),
+        ({"prompt": "a", "n": 10**400}, math.inf),
+        ({"prompt": "a", "n": 0}, 1),
+        ({"prompt": "a", "n": -3}, 1),
+        ({"prompt": "a", "n": None}, 1),
+        ({"token_ids": [1], "sampling_params": {"n": 7}}, 7),
+        ({"prompt": "a", "n": [9]}, 1),
+        ({"messages": [{"role": "user", "content": "a"}] * 3, "n": 2}, 2),
+        ({"messages": [[{"role": "user"}]] * 3}, 3),
+        ({"query": "a", "items": ["b"] * 4}, 4),
+        ({"state": "a", "questions": {"b": {}, "c": {}}}, 2),
+        ({"items": ["b"] * 4, "n": "nan"}, 4),
+        ({"n": math.nan, "sampling_params": {"n": 7}}, 7),
+        ([1], 1),
+        ("a", 1),
+    ],
+)
+def test_sequences_of_a_request(body, count):
+    text = json.dumps(body)
+    if isinstance(body, dict) and body.get("n") == 10**400:
+        text = '{"prompt": "a", "n": 1' + "0" * 400 + "}"
+    assert limits.sequences(json.loads(text)) == count
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"a=b", b'{"n": 9,}'])
+def test_what_is_no_json_is_left_to_the_route(body):
+    app = app_of()
+    assert ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body]).status == 200
+    assert app.state.reached == [(DATA[0], body)]
+
+
+@pytest.mark.parametrize("body", [b'"\xff"', b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"])
+def test_json_that_cannot_be_read(body):
+    """The routes would say so in another shape.
+
+    What is not declared as JSON is their affair, unless it is too deep for any reader.
+    """
+    app = app_of()
+    answer = ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and "cannot be read" in error_of(answer)
+    assert not app.state.reached
+    undeclared = ask(app, "POST", DATA[0], [BEARER], chunks=[body]).status
+    assert undeclared == (400 if body.startswith(b"[") else 200)
+
+
+DEPTHS = (limits.DEPTH + 1, *range(150, 1000, 50), *range(950, 1000, 5))
+
+
+def nested(depth: int) -> bytes:
+    """A body of this depth; brackets in strings have none."""
+    inner = depth - 1
+    text = '"' + '[{\\"' * 500 + '"'
+    return b'{"prompt": %s, "metadata": %s}' % (text.encode(), b"[" * inner + b"]" * inner)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/invocations"])
+def test_deep_json_is_refused_before_a_route_reads_it(vllms_app, path):
+    """How deep a route can read depends on where it is called from."""
+    for depth in DEPTHS:
+        answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[nested(depth)])
+        assert answer.status == 400 and str(limits.DEPTH) in error_of(answer), depth
+
+
+def test_json_that_is_not_too_deep():
+    app = app_of()
+    for body in (nested(limits.DEPTH), b"[%s1]" % (b"[]," * 1000)):
+        assert ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body]).status == 200
+    shouted = ("Content-Type", "APPLICATION/JSON")
+    body = nested(limits.DEPTH + 1)
+    assert ask(app, "POST", DATA[0], [BEARER, shouted], chunks=[body]).status == 400
+
+
+def body_of(**fields) -> bytes:
+    return json.dumps(fields).encode()
+
+
+CROWDED = [
+    *({"prompt": [-1] * 10**6}, {"prompt": [1.5] * 10**5}, {"prompt": [[1, -1]] * 10**5}),
+    *({"prompt": [True] * 10**5}, {"prompt": [[]] * 10**5}, {"bad_words": [1] * 10**6}),
+    *({"messages": [{}] * 10**5}, {"input": [{}] * 10**6}, {"sites": [-1] * 10**5}),
+    *({"messages": [1] * 10**5}, {"sampling_params": {"stop": ["a"] * 10**5}}),
+    {"messages": [{"role": "user", "content": [{}] * 10**5}]},
+    {"metadata": {str(number): 1 for number in range(10**5)}},
+]
+
+
+@pytest.mark.parametrize("asked", CROWDED, ids=lambda asked: json.dumps(asked)[:40])
+def test_many_entries_are_refused(asked):
+    app = app_of()
+    answer = ask(app, "POST", DATA[0], [BEARER, JSON], chunks=[body_of(**asked)])
+    assert answer.status == 400 and f"more than {limits.ENTRIES} entries" in error_of(answer)
+    assert not app.state.reached
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"prompt": [1] * 10**6}, {"prompt": [[1] * 1000] * 200}, {"tokens": [0] * 10**6}),
+        *({"sampling_params": {"allowed_token_ids": [3] * 10**5}}, {"prompt": "a, [{" * 10**5}),
+        {"messages": [{"role": "user", "content": "a, "}] * (limits.ENTRIES // 4)},
+    ],
+    ids=lambda asked: json.dumps(asked)[:40],
+)
+def test_token_ids_and_text_are_no_entries(asked):
+    answer = ask(app_of(), "POST", DATA[0], [BEARER, JSON], chunks=[body_of(**asked)])
+    assert answer.status == 200
+
+
+MANY = limits.ENTRIES // 2 - 10
+WRONG = [  # of which pydantic would make ten thousands of errors and more, of some millions
+    *(("/v1/completions", {"prompt": [wrong] * MANY}) for wrong in (-1, 1.5, [])),
+    ("/v1/completions", {"prompt": "a", "bad_words": [1] * MANY}),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {str(key): "a" for key in range(MANY)}}),
+    ("/v1/chat/completions", {"messages": [{}] * MANY}),
+    ("/v1/messages", {"messages": [{}] * MANY}),
+    ("/v1/responses", {"input": [{}] * MANY}),
+    *(
+        ("/v1/responses", {"input": [{name: [{}] * MANY}]})
+        for name in ("tools", "content", "output", "outputs", "queries", "summary")
+    ),
+    ("/v1/responses", {"input": [{"tools": [{}] * 100}] * 50}),
+    ("/tokenize", {"messages": [{}] * MANY}),
+    ("/inference/v1/generate", {"token_ids": ["a"] * MANY, "sampling_params": {}}),
+    ("/v1/attn_res/trace", {"prompt": [-1] * MANY}),
+]
+
+
+@pytest.mark.parametrize(("path", "asked"), WRONG, ids=lambda one: str(one)[:50])
+def test_what_is_wrong_many_times_is_refused_soon(vllms_app, path, asked):
+    """And of little memory: what gets through to vLLM's own check ends at the first error."""
+    from vllm import __version__
+
+    request, chunks = ("POST", path, [BEARER, JSON]), [body_of(**asked)]
+    begin = time.process_time()
+    answer = ask(vllms_app, *request, chunks=chunks)
+    assert time.process_time() - begin < 2
+    # vLLM 0.28 repeats what is wrong for each of the kinds that it might have been.
+    longest = 2**23 if __version__.startswith("0.28.") else 2**20
+    assert answer.status == 400 and len(error_of(answer)) < longest
+    tracemalloc.start()  # which makes it slower
+    ask(vllms_app, *request, chunks=chunks)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**26
+
+
+LONG = [
+    ("/v1/completions", {"prompt": "a", "top_k": 2**63}),
+    ("/v1/completions", {"prompt": "a", "priority": -(2.0**70)}),
+    ("/v1/completions", {"prompt": "a", "repetition_detection": {"min_count": 1e25}}),
+    ("/v1/chat/completions", {"messages": [], "min_tokens": str(2**70)}),
+    ("/v1/chat/completions", {"messages": [], "kv_transfer_params": {"a": [{"b": 2**64}]}}),
+    ("/v1/completions", {"prompt": [[1, 2**64]]}),
+    ("/invocations", {"prompt": "a", "priority": -(2**64)}),
+]
+
+
+@pytest.mark.parametrize(("path", "asked"), LONG, ids=lambda one: str(one)[:60])
+def test_integers_that_an_engine_cannot_take_are_refused(vllms_app, path, asked):
+    answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[body_of(**asked)])
+    assert answer.status == 400
+    assert re.search("64 bits|than or equal to|exceeded maximum size", error_of(answer))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-le"])
+def test_long_integers_in_any_encoding(encoding):
+    """Of those that JSON is read in."""
+    app = app_of()
+    for number, status in ((2**64, 400), (2**64 - 1, 200)):
+        body = body_of(prompt="a", vllm_xargs={"a": number}).decode().encode(encoding)
+        assert ask(app, "POST", DATA[1], [BEARER, JSON], chunks=[body]).status == status
+    assert len(app.state.reached) == 1
+
+
+def test_many_entries_are_not_looked_through_for_long_integers():
+    body = body_of(bad_words=[1] * 10**6, priority=2**64)
+    answer = ask(app_of(), "POST", DATA[1], [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and "entries" in error_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        *((str(2**64), 400), (str(-(2**63) - 1), 400), (" +18_446_744_073_709_551_616 ", 400)),
+        *((str(2**64 - 1), 200), (str(-(2**63)), 200), ("7", 200)),
+        *(("x", 200), ("", 200), ("9" * 5000, 200)),  # vLLM takes the field of the body
+    ],
+)
+def test_a_priority_in_a_header_is_one_that_an_engine_can_take(value, status):
+    app = app_of()
+    # vLLM reads the first one.
+    headers = [BEARER, JSON, (openai_app.PRIORITY, value), (openai_app.PRIORITY, str(2**64))]
+    answer = ask(app, "POST", DATA[1], headers)
+    assert answer.status == status and len(app.state.reached) == (status == 200)
+    assert status == 200 or openai_app.PRIORITY in error_of(answer)
+
+
+def test_the_header_of_a_priority_is_vllms():
+    from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER
+
+    assert openai_app.PRIORITY == PRIORITY_HEADER
+
+
+@pytest.fixture
+def completions_of_invocations(vllms_app):
+    """What ``/invocations`` reads completions by; the other routes' is of an annotated type."""
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    routes = fail_fast.routes_in(vllms_app.routes)
+    found = [adapter for route in routes for adapter in fail_fast.adapters(route)]
+    (adapter,) = [adapter for adapter in found if adapter._type is CompletionRequest]
+    return adapter
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"top_k": str(2**64)}, {"top_k": -1e25}, {"bad_words": [1] * 1000}),
+        {"repetition_detection": {"max_pattern_size": 2, "min_count": str(2**64)}},
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_invocations_reads_within_the_same_bounds(completions_of_invocations, wrong):
+    read = completions_of_invocations.validate_python
+    with pytest.raises(ValidationError) as caught:
+        read({"prompt": "a", **wrong})
+    assert caught.value.error_count() == 1
+    assert read({"prompt": "a", "top_k": "7"}).top_k == 7
+
+
+def test_an_integer_that_may_be_a_float_stays_one(vllms_app):
+    (route,) = (route for route in vllms_app.routes if route.path == "/v1/completions")
+    given = {"a": 2**63 + 1, "b": [2**64 - 1, -(2**63), 1.5]}
+    found, errors = route.body_field.validate({"prompt": "a", "vllm_xargs": given}, {}, loc=())
+    assert not errors and repr(found.vllm_xargs) == repr(given)
+
+
+def test_numbers_that_an_engine_can_take_are_no_long_integers():
+    for number in (2**64 - 1, -(2**63), 1e300, str(2**70), True):
+        assert not limits.has_long_integer([{"a": [number]}, number])
+        assert not limits.has_long_integer(number)
+    assert limits.has_long_integer(2**64) and limits.has_long_integer({"a": -(2**63) - 1})
+
+
+def test_a_pydantic_that_cannot_end_early_is_told_of(vllms_app, monkeypatch):
+    said: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(vllm_host, "logger", lambda: logger)
+    fail_fast.read_to_first_error(vllms_app)
+    assert not said
+
+    def older(schema, **more):
+        raise TypeError(f"unexpected keyword argument {next(iter(more))}")
+
+    def stricter(schema, **more):
+        raise SchemaError("unexpected keyword fail_fast")
+
+    for validator, reason in ((older, "_use_prebuilt"), (stricter, "fail_fast")):
+        said.clear()
+        with monkeypatch.context() as context:
+            context.setattr(fail_fast, "SchemaValidator", validator)
+            fail_fast.read_to_first_error(vllms_app)
+        assert len(said) == 1 and reason in said[0] and "/v1/completions" in said[0]
+
+    for wrapped in ((), hollow(), winding()):
+        said.clear()
+        app = FastAPI()
+        app.add_api_route(openai_app.INVOCATIONS, closing_over(wrapped), methods=["POST"])
+        app.add_api_route("/other", taking_numbers, methods=["POST"])
+        fail_fast.read_to_first_error(app)
+        assert len(said) == 1 and openai_app.INVOCATIONS in said[0] and "/other" not in said[0]
+        answer = ask(app, "POST", "/other", [JSON], chunks=[b"[%d]" % 2**64])
+        assert answer.status == 422  # the others have their bounds
+
+
+async def taking_numbers(numbers: list[int]) -> int:
+    return len(numbers)
+
+
+def closing_over(value):
+    async def invocations() -> str:
+        return str(value)
+
+    return invocations
+
+
+def hollow():
+    """A function that closes over a name without a value."""
+
+    def inner():
+        return later
+
+    if inner is None:
+        later = 1
+    return inner
+
+
+def winding():
+    """A function that closes over itself."""
+
+    def inner():
+        return inner
+
+    return inner
+
+
+ITEMS = [
+    {"role": "user", "content": "a"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    # vLLM adds what these lack before it reads them.
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+    {"type": "reasoning", "summary": []},
+    {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": "a"},
+]
+
+
+@pytest.mark.parametrize("wrong", [None, {}, 7], ids=str)
+def test_what_is_right_is_read_as_before(vllms_app, wrong):
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    (route,) = (route for route in vllms_app.routes if route.path == fields.RESPONSES)
+    items = 100 * ITEMS + ([] if wrong is None else [wrong])
+    found, errors = route.body_field.validate({"input": items}, {}, loc=())
+    if wrong is None:
+        kinds = [type(item) for item in ResponsesRequest(input=items).input]
+        assert not errors and [type(item) for item in found.input] == kinds
+    else:
+        assert errors
+
+
+BEYOND = {  # one more than there is room for; the model stops at two tokens of its own
+    "allowed_token_ids": {"allowed_token_ids": [*range(1025)]},
+    "logit_bias": {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+    "min_tokens": {"stop_token_ids": [*range(2, 129)], "min_tokens": 1},
+    "bad_words": {"bad_words": ["a" * 512, "b" * 513]},
+    "max_tokens": {"max_tokens": 2**30 + 1},
+    "seed": {"seed": 2**63 - 2, "n": 3},
+}
+WITHIN: dict[str, dict] = {
+    "allowed_token_ids": {"allowed_token_ids": [*range(1024)]},
+    "logit_bias": {"logit_bias": dict.fromkeys(range(1024), 1.0)},
+    "stops": {"stop_token_ids": [*range(2, 128)], "min_tokens": 1},
+    "no min_tokens": {"stop_token_ids": [*range(2, 1000)]},
+    "bad_words": {"bad_words": ["a" * 512, "b" * 512]},
+    "seed": {"seed": 2**63 - 2, "n": 2},
+    "max_tokens": {"max_tokens": 2**30},
+    "one answer": {"seed": 2**63 - 1},
+    "usual": {},
+}
+
+
+class Letters:
+    """A tokenizer of a token for each letter; none is put before a word."""
+
+    max_token_id = 127
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [*text.strip().encode()]
+
+
+def processed(**asked) -> SimpleNamespace:
+    """A request as vLLM's input processor leaves it."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(**asked)
+    sampling.update_from_generation_config({"eos_token_id": [0, 1]}, 0)
+    sampling.update_from_tokenizer(Letters())
+    return SimpleNamespace(sampling_params=sampling)
+
+
+def engine(second_runner: bool) -> SimpleNamespace:
+    processor = SimpleNamespace(given=[])
+    processor.assign_request_id = processor.given.append
+    config = SimpleNamespace(use_v2_model_runner=second_runner)
+    client = SimpleNamespace(vllm_config=config, input_processor=processor)
+    worker_limits.refuse_beyond_workers(client)
+    return client
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_ends_workers_is_refused(name):
+    from vllm.exceptions import VLLMValidationError
+
+    request = processed(**BEYOND[name])
+    client = engine(second_runner=True)
+    with pytest.raises(VLLMValidationError, match=name) as caught:
+        client.input_processor.assign_request_id(request)
+    assert requests.is_refusal(caught.value) and not client.input_processor.given
+    client = engine(second_runner=False)
+    client.input_processor.assign_request_id(request)
+    assert client.input_processor.given == [request]
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_what_workers_have_room_for_is_not(name):
+    request = processed(**WITHIN[name])
+    client = engine(second_runner=True)
+    client.input_processor.assign_request_id(request)
+    client.input_processor.assign_request_id(pooling := SimpleNamespace(sampling_params=None))
+    assert client.input_processor.given == [request, pooling]
+
+
+def test_a_request_is_given_its_id_before_it_is_queued():
+    """By the method that is replaced."""
+    import inspect
+
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    source = inspect.getsource(AsyncLLM.add_request)
+    assert "self.input_processor.assign_request_id(request)" in source
+    assert source.index("assign_request_id") < source.index("_add_request(request")
+
+
+@pytest.mark.parametrize("path", fields.UNTYPED)
+def test_bodies_that_vllm_reads_without_their_type(path):
+    for asked in ([], 7, None, "a"):
+        assert "object" in fields.problem(path, asked, calls_tools=False)
+        assert fields.problem("/v1/completions", asked, calls_tools=False) is None
+    assert fields.problem(path, {}, calls_tools=False) is None
+
+
+@pytest.mark.parametrize("body", [b"[]", b"7", b"null", b'"a"'])
+def test_invocations_of_no_object_are_refused(vllms_app, body):
+    """By vLLM's own app, in which what wraps the route would fail at them."""
+    answer = ask(vllms_app, "POST", "/invocations", [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and "object" in error_of(answer)
+
+
+def test_many_sequences_are_refused():
+    app = app_of(max_sequences=4)
+    for n, status in ((4, 200), (5, 400), (1e30, 400)):
+        body = json.dumps({"prompt": "a", "n": n}).encode()
+        answer = ask(app, "POST", "/invocations", [BEARER], chunks=[body])
+        assert answer.status == status
+    assert "at most 4" in error_of(answer)
+    assert len(app.state.reached) == 1
+
+
+# --- requests at a time
+
+
+class Streams:
+    """An app whose one route streams until it is told to end."""
+
+    def __init__(self, limit: int) -> None:
+        self.end = asyncio.Event()
+        self.app = app_of(max_concurrent_requests=limit)
+        self.cancelled = 0
+
+        async def lines():
+            try:
+                yield b"first\n"
+                await self.end.wait()
+                yield b"last\n"
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+
+        async def stream() -> StreamingResponse:
+            return StreamingResponse(lines())
+
+        async def broken() -> None:
+            raise RuntimeError("a fault")
+
+        self.app.add_api_route("/stream", stream, methods=["POST"])
+        self.app.add_api_route("/broken", broken, methods=["POST"])
+
+    def client(self, path: str = "/stream") -> Client:
+        return Client("POST", path, [BEARER])
+
+    async def status(self) -> int | None:
+        """Of one more request, a short one."""
+        return (await self.client(DATA[0]).ask(self.app)).status
+
+
+def run(scenario) -> None:
+    async def within_time() -> None:
+        await asyncio.wait_for(scenario(), 30)
+
+    asyncio.run(within_time())
+
+
+def test_streams_count_until_their_end():
+    async def scenario() -> None:
+        streams = Streams(2)
+        clients = [streams.client() for _ in range(2)]
+        running = [asyncio.create_task(client.ask(streams.app)) for client in clients]
+        for client in clients:
+            await client.started.wait()
+        refused = await streams.client().ask(streams.app)
+        assert refused.status == 429 and int(refused.headers["retry-after"]) > 0
+        assert "2 requests" in error_of(refused)
+        # What starts nothing in the engine is answered meanwhile, and that asks the workers is not.
+        assert (await Client("GET", DATA[0], [BEARER]).ask(streams.app)).status == 200
+        assert (await Client("GET", "/v1/attn_res", [BEARER]).ask(streams.app)).status == 429
+        for method in ("GET", "POST"):
+            assert (await Client(method, "/ping").ask(streams.app)).status == 200
+        streams.end.set()
+        answers = await asyncio.gather(*running)
+        assert [answer.body for answer in answers] == [b"first\nlast\n"] * 2
+        assert await streams.status() == 200
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_frees_its_place():
+    async def scenario() -> None:
+        streams = Streams(1)
+        for _ in range(3):
+            client = streams.client()
+            running = asyncio.create_task(client.ask(streams.app))
+            await client.started.wait()
+            assert await streams.status() == 429
+            client.gone.set()
+            await running
+            assert await streams.status() == 200
+        assert streams.cancelled == 3
+
+    run(scenario)
+
+
+def test_a_fault_or_a_cancelled_request_frees_its_place():
+    async def scenario() -> None:
+        streams = Streams(1)
+        with pytest.raises(RuntimeError, match="a fault"):
+            await streams.client("/broken").ask(streams.app)
+        assert await streams.status() == 200
+        client = streams.client()
+        running = asyncio.create_task(client.ask(streams.app))
+        await client.started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await streams.status() == 200
+
+    run(scenario)
+
+
+@given(st.lists(st.sampled_from(["start", "leave", "end", "fault", "large"]), max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_places_are_counted_through_any_sequence_of_events(events):
+    """No event leaks a place or frees one twice."""
+
+    async def scenario() -> None:
+        streams = Streams(3)
+        held: list[tuple[Client, asyncio.Task]] = []
+        for event in events:
+            if event == "start":
+                client = streams.client()
+                task = asyncio.create_task(client.ask(streams.app))
+                if len(held) < 3:
+                    await client.started.wait()
+                    held.append((client, task))
+                else:
+                    assert (await task).status == 429
+            elif event == "leave" and held:
+                client, task = held.pop()
+                client.gone.set()
+                await task
+            elif event == "end":
+                streams.end.set()
+                await asyncio.gather(*(task for _, task in held))
+                held.clear()
+                streams.end.clear()
+            elif event == "fault" and len(held) < 3:
+                with pytest.raises(RuntimeError):
+                    await streams.client("/broken").ask(streams.app)
+            elif event == "large":
+                client = Client("POST", DATA[0], [BEARER, ("Content-Length", "9" * 12)])
+                assert (await client.ask(streams.app)).status == (429 if len(held) == 3 else 413)
+            assert await streams.status() == (429 if len(held) == 3 else 200)
+        for client, task in held:
+            client.gone.set()
+            await task
+
+    run(scenario)
+
+
+# --- flags, files and variables
+
+
+def test_keys_of_a_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_bytes(b"first\r\n\n  second-~!  \n")
+    assert read_keys(str(path)) == ["first", "second-~!"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        (b"", "has no API key"),
+        (b" \n\n", "has no API key"),
+        (b"good\n# a comment\n", "line 2"),
+        (b"two words\n", "line 1"),
+        ("schlüssel\n".encode(), "line 1"),
+        (b"good\n\x00\n", "line 2"),
+    ],
+    ids=str,
+)
+def test_a_file_without_keys_is_refused(tmp_path, capfd, monkeypatch, content, said):
+    """In one sentence that shows no key, before anything starts."""
+    monkeypatch.setattr(openai_server, "run_server", lambda *_: pytest.fail("it was served"))
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    assert cli.main(["serve", GOLDEN, "--api-key-file", str(path)]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("attnres-serve: ") and err.count("\n") == 1
+    assert said in err and str(path) in err
+    assert "good" not in err and "words" not in err
+
+
+@pytest.fixture
+def served(monkeypatch) -> list[argparse.Namespace]:
+    """vLLM's arguments, in the place of a server."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    found: list[argparse.Namespace] = []
+    monkeypatch.setattr(ServeSubcommand, "cmd", staticmethod(found.append))
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    return found
+
+
+def test_flags_reach_the_server(served, tmp_path, capfd):
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY}\nanother\n")
+    bounds = ["--max-body-bytes", "7", "--max-concurrent-requests", "8", "--max-sequences", "9"]
+    flags = ["--port", "0", "--api-key-file", str(keys), "--public-metrics", *bounds]
+    assert cli.main(["serve", GOLDEN, *flags]) == 0
+    (args,) = served
+    assert openai_server.api_keys(args) == [KEY, "another"]
+    assert openai_server.policy_of(args) == Policy(True, 7, 8, 9)
+    assert args.allowed_origins == []
+    assert not args.trust_remote_code
+    # To processes of their own they travel pickled; vLLM 0.28 logs the arguments as they are.
+    copied = pickle.loads(pickle.dumps(args))
+    assert openai_server.policy_of(copied) == Policy(True, 7, 8, 9)
+    assert openai_server.api_keys(copied) == [KEY, "another"]
+    assert KEY not in repr(copied) + str(vars(copied)) + capfd.readouterr().err
+
+
+def test_without_flags(served, capfd):
+    assert cli.main(["serve", GOLDEN, "--port", "0"]) == 0
+    assert cli.main(["serve", GOLDEN, "--port", "0", "--allowed-origins", '["https://a"]']) == 0
+    assert [args.allowed_origins for args in served] == [[], ["https://a"]]
+    assert openai_server.api_keys(served[0]) == []
+    assert openai_server.policy_of(served[0]) == Policy()
+    assert served[0].h11_max_incomplete_event_size == 2**16
+    assert "api-key" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [["--api-key", KEY], [f"--api-key={KEY}"], ["--api_key", KEY]])
+def test_a_key_on_the_command_line_is_taken_with_a_warning(served, capfd, flag):
+    assert cli.main(["serve", GOLDEN, "--port", "0", *flag]) == 0
+    assert openai_server.api_keys(served[0]) == [KEY]
+    err = capfd.readouterr().err
+    assert "--api-key-file" in err and KEY not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "said"),
+    [
+        (["--api-key", KEY], {}, "--api-key beside --api-key-file"),
+        (["--grpc"], {}, "--grpc"),
+        (["--api-key", ""], {}, "an empty --api-key"),
+        ([], {"VLLM_SERVER_DEV_MODE": "1"}, "VLLM_SERVER_DEV_MODE"),
+        ([], {"VLLM_USE_RUST_FRONTEND": "1"}, "VLLM_USE_RUST_FRONTEND"),
+        ([], {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}, "VLLM_ENABLE_RESPONSES_API_STORE"),
+    ],
+    ids=str,
+)
+def test_what_would_open_the_server_is_refused(
+    served, tmp_path, capfd, monkeypatch, flags, variables, said
+):
+    keys = tmp_path / "keys"
+    keys.write_text("another")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    words = ["serve", GOLDEN, "--port", "0", "--api-key-file", str(keys), *flags]
+    assert cli.main(words) == 2 and not served
+    err = capfd.readouterr().err.splitlines()
+    assert said in err[-1] and err[-1].startswith("attnres-serve: ")
+
+
+def test_an_empty_key_ends_the_start_where_it_would_be_used(served, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", " ")
+    assert cli.main(["serve", GOLDEN, "--port", "0"]) == 2 and not served
+    assert "VLLM_API_KEY is set and empty" in capfd.readouterr().err
+    (tmp_path / "keys").write_text(KEY)
+    words = ["serve", GOLDEN, "--port", "0", "--api-key-file", str(tmp_path / "keys")]
+    assert cli.main(words) == 0 and served
+
+
+@pytest.mark.parametrize("points", [[], [EntryPoint("attnres", "no.such.module:x", "group")]])
+def test_a_plugin_that_does_not_load_ends_the_start(served, capfd, monkeypatch, points):
+    """vLLM would log that, and serve without keys and bounds."""
+    monkeypatch.setattr(launcher, "entry_points", lambda **_: points)
+    assert cli.main(["serve", GOLDEN, "--port", "0"]) == 2 and not served
+    (said,) = capfd.readouterr().err.splitlines()
+    assert "keys and bounds, cannot be loaded" in said
+
+
+def test_development_routes_may_be_set_to_off(served, monkeypatch):
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "0")
+    assert cli.main(["serve", GOLDEN, "--port", "0"]) == 0 and served
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5"])
+def test_a_bound_is_a_positive_number(value, capfd):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", GOLDEN, "--max-sequences", value])
+    assert "--max-sequences" in capfd.readouterr().err
+
+
+# --- vLLM's own app
+
+
+@pytest.fixture(scope="module")
+def vllms_app() -> FastAPI:
+    """vLLM's app, complete with the plugin, no engine behind it."""
+    from vllm.entrypoints.cli.serve import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.app import build_app
+    except ImportError:  # 0.28
+        from vllm.entrypoints.openai.api_server import build_app
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_PLUGINS", "attnres")
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")  # the more routes the better
+        args = parser.parse_args(["--model", "x", "--api-key", KEY])
+        args.enable_scale_out = True
+        return build_app(args, ("generate",))
+
+
+def routes_of(app: FastAPI) -> list[tuple[str, str]]:
+    """Every method and path, also of routers that were included as one."""
+    found = []
+
+    def walk(routes) -> None:
+        for route in routes:
+            if hasattr(route, "path"):
+                for method in getattr(route, "methods", None) or ("GET",):
+                    found.append((method, re.sub(r"\{[^}]*\}", "x", route.path)))
+            walk(getattr(getattr(route, "router", None), "routes", ()))
+
+    walk(app.routes)
+    return found
+
+
+def test_every_route_of_vllm_asks_for_the_key(vllms_app):
+    """Also those that its own key does not cover."""
+    routes = routes_of(vllms_app)
+    named = {path for _, path in routes}
+    assert {"/invocations", "/tokenize", "/v1/attn_res/trace", "/collective_rpc"} <= named
+    for method, path in routes:
+        if path not in (*PROBES, ROOT, PAGE) and not path.startswith(f"{PAGE}/"):
+            for written in (path, f"{path}/", f"/{path}"):
+                assert ask(vllms_app, method, written).status == 401, (method, written)
+
+
+def test_a_route_for_a_feature_that_is_off_is_closed(vllms_app):
+    """With its flag it is vLLM's."""
+    answer = ask(vllms_app, "POST", "/scale_elastic_ep", [BEARER, JSON], chunks=[b"[]"])
+    assert answer.status == 404 and "--enable-elastic-ep" in error_of(answer)
+    assert openai_app.closed_routes(SimpleNamespace(enable_elastic_ep=True)) == {}
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/nowhere", "/v1/completions"])
+def test_what_the_router_refuses_has_the_shape_of_the_others(vllms_app, path):
+    answer = ask(vllms_app, "PUT", path, [BEARER])
+    assert error_of(answer) == ("Method Not Allowed" if answer.status == 405 else "Not Found")
+    assert answer.headers.get("allow") == ("POST" if answer.status == 405 else None)
+
+
+def test_http_is_read_within_bounds(vllms_app):
+    config = uvicorn.Config(vllms_app)
+    config.load()
+    assert config.http_protocol_class is BoundedHeaders
+
+
+def test_vllm_counts_what_is_refused(vllms_app):
+    """The bounds lie inside its metrics, so that they show how often they are met."""
+    from prometheus_client import generate_latest
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    def refused() -> float:
+        text = generate_latest(get_prometheus_registry()).decode()
+        rows = re.findall(
+            r'^http_requests_total\{(?=.*"/tokenize")(?=.*"4xx").*\} (\S+)$', text, re.M
+        )
+        return sum(map(float, rows))
+
+    before = refused()
+    assert ask(vllms_app, "POST", "/tokenize").status == 401
+    assert refused() == before + 1
+
+
+# --- fields of OpenAI's that vLLM would drop or fail at
+
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+DROPPED = [
+    *({"best_of": 3}, {"best_of": 2, "n": 1}, {"store": True}, {"modalities": ["audio"]}),
+    {"stream_options": {"include_obfuscation": True}},
+]
+
+
+@pytest.mark.parametrize("path", fields.ROUTES)
+@pytest.mark.parametrize(
+    "field",
+    [
+        *DROPPED,
+        *({"structured_outputs": value} for value in (True, 0, "", [])),
+        *({"tools": [FUNCTION, value]} for value in ({}, 1, {"function": {}}, {"function": "f"})),
+    ],
+    ids=json.dumps,
+)
+def test_a_field_that_vllm_would_drop_or_fail_at_is_refused_by_name(path, field):
+    app = app_of()
+    body = json.dumps({"prompt": "a", **field}).encode()
+    answer = ask(app, "POST", path, [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and next(iter(field)) in error_of(answer)
+    assert not app.state.reached
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"best_of": 3, "n": 3}, {"best_of": 1}, {"store": None}, {"user": "a"}),
+        *({"stream_options": {"include_usage": True}}, {"stream_options": None}),
+        *({"structured_outputs": None}, {"structured_outputs": {}}),
+        *({"tools": None}, {"tools": []}, {"tools": [FUNCTION]}),
+    ],
+)
+def test_a_field_that_changes_nothing_passes(field):
+    app = app_of()
+    body = json.dumps({"prompt": "a", **field}).encode()
+    assert ask(app, "POST", fields.ROUTES[0], [BEARER, JSON], chunks=[body]).status == 200
+
+
+ASKED = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize("path", fields.ROUTES)
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "function_call"),
+        ({"role": "assistant", "audio": {"id": "a"}}, "audio"),
+        ({"role": "assistant", "refusal": "no"}, "refusal"),
+        ({"role": "assistant", "content": "a", "refusal": None}, None),
+        ({"role": "assistant", "content": "a", "refusal": ""}, None),
+    ],
+    ids=str,
+)
+def test_a_field_of_a_message_that_vllm_would_drop_is_refused_by_name(path, message, name):
+    """Also in a batch of chats."""
+    for messages in ([ASKED, message, ASKED], [[ASKED], [message, ASKED]]):
+        said = fields.problem(path, {"messages": messages}, calls_tools=True)
+        assert said is None if name is None else f"{name!r} of a message" in said
+
+
+# --- the same for /v1/responses
+
+
+TEXT = {"type": "output_text", "text": "a"}
+REASON = {"type": "reasoning_text", "text": "a"}
+SUMMARY = {"type": "summary_text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        *(
+            ({"type": "message", "role": "assistant", "content": content}, "the assistant")
+            for content in ([], [TEXT, TEXT], [{"type": "refusal", "refusal": "no"}], [7])
+        ),
+        ({"role": "assistant", "content": [TEXT, TEXT]}, "the assistant"),
+        ({"role": "assistant", "content": []}, None),
+        ({"type": "reasoning", "summary": [], "content": [REASON, REASON]}, "several parts"),
+        ({"type": "reasoning", "summary": [SUMMARY, SUMMARY]}, "several parts"),
+        ({"type": "message", "role": "assistant", "content": [TEXT]}, None),
+        ({"role": "assistant", "content": "a"}, None),
+        ({"role": "user", "content": [{"type": "input_text", "text": "a"}] * 2}, None),
+        ({"type": "reasoning", "summary": [SUMMARY, SUMMARY], "content": [REASON]}, None),
+        ({"type": "reasoning", "summary": [SUMMARY], "content": []}, None),
+    ],
+    ids=str,
+)
+def test_an_item_of_which_vllm_would_read_a_part_or_fail_at_is_refused(item, said):
+    body = body_of(input=[ASKED, item, ASKED])
+    answer = ask(app_of(), "POST", fields.RESPONSES, [BEARER, JSON], chunks=[body])
+    assert answer.status == (400 if said else 200)
+    assert said is None or said in error_of(answer)
+
+
+DROPPED_OF_RESPONSES = [
+    *({"conversation": "a"}, {"context_management": [{"type": "compaction"}]}, {"store": True}),
+    *({"moderation": {"model": "a"}}, {"service_tier": "flex"}, {"max_tool_calls": 2}),
+    *({"include": ["reasoning.encrypted_content"]}, {"access_programs": {"cyber": "standard"}}),
+    *({"text": {"verbosity": "low"}}, {"reasoning": {"summary": "auto"}}),
+    *({"reasoning": {"mode": "pro"}}, {"stream_options": {"include_obfuscation": True}}),
+    *({"tools": [{"type": "function", "name": "f"}]}, {"tools": [{"type": "web_search"}]}),
+    *({"tool_choice": "required"}, {"structured_outputs": 1}),
+]
+
+
+@pytest.mark.parametrize("field", DROPPED_OF_RESPONSES, ids=json.dumps)
+def test_a_field_of_responses_that_would_be_dropped_is_refused_by_name(field):
+    app = app_of()
+    body = json.dumps({"input": "a", **field}).encode()
+    answer = ask(app, "POST", fields.RESPONSES, [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and next(iter(field)) in error_of(answer)
+    assert not app.state.reached
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"conversation": None}, {"store": False}, {"service_tier": "default"}, {"include": []}),
+        *({"include": ["message.output_text.logprobs"]}, {"reasoning": {"effort": "low"}}),
+        *({"reasoning": None}, {"reasoning": 5}, {"text": {"format": {"type": "text"}}}),
+        *({"tools": []}, {"tool_choice": "none"}, {"safety_identifier": "a"}),
+    ],
+    ids=json.dumps,
+)
+def test_a_field_of_responses_that_is_read_or_changes_nothing_passes(field):
+    body = json.dumps({"input": "a", **field}).encode()
+    answer = ask(app_of(), "POST", fields.RESPONSES, [BEARER, JSON], chunks=[body])
+    assert answer.status == 200
+
+
+def test_tools_of_responses_where_their_calls_are_looked_for():
+    """Those that vLLM would have to run are none of them."""
+    function = {"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}
+    assert fields.problem(fields.RESPONSES, function, calls_tools=True) is None
+    search = {"tools": [*function["tools"], {"type": "web_search"}]}
+    assert "tools" in fields.problem(fields.RESPONSES, search, calls_tools=True)
+
+
+BODIES = {
+    "/v1/completions": {"model": "x", "prompt": "a"},
+    "/v1/chat/completions": {"model": "x", "messages": [ASKED]},
+    "/v1/chat/completions/batch": {"model": "x", "messages": [[ASKED]]},
+    fields.RESPONSES: {"model": "x", "input": "a"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "advice"),
+    [
+        ("/v1/completions", "max_token", "did you mean 'max_tokens'?"),
+        ("/v1/completions", "max_completion_tokens", "is no field that this server reads"),
+        ("/v1/chat/completions", "temprature", "did you mean 'temperature'?"),
+        ("/v1/chat/completions", "guided_json", "leave it out"),
+        ("/v1/chat/completions/batch", "top_kk", "did you mean 'top_k'?"),
+        (fields.RESPONSES, "max_output_token", "did you mean 'max_output_tokens'?"),
+        (fields.RESPONSES, "messages", "is no field"),
+    ],
+)
+def test_a_field_that_no_one_reads_is_refused_by_name(vllms_app, path, field, advice):
+    body = json.dumps({**BODIES[path], field: 1}).encode()
+    answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[body])
+    assert answer.status == 400
+    assert error_of(answer).startswith(f"{field!r} is no field") and advice in error_of(answer)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_vllm_reads_and_openai_documents_is_no_unknown_field(vllms_app, path):
+    """Every field of its models, and what only names the caller or says where to cache."""
+    known = known_fields.of_app(vllms_app)[path]
+    documented = {
+        "/v1/completions": completion_create_params.CompletionCreateParamsBase,
+        fields.RESPONSES: response_create_params.ResponseCreateParamsBase,
+    }.get(path, chat_params.CompletionCreateParamsBase)
+    asked = {*documented.__annotations__, "user", "metadata", "service_tier", "store", "stream"}
+    if path.endswith("/batch"):  # one that OpenAI does not have, with fewer fields
+        asked &= known
+    assert known_fields.problem(dict.fromkeys(asked, 1), known) is None
+
+
+def test_fields_of_other_routes_are_left_alone(vllms_app):
+    known = known_fields.of_app(vllms_app)
+    assert known.keys() == BODIES.keys()
+
+
+def test_aliases_are_fields_too():
+    class Body(BaseModel):
+        plain: int = 0
+        other: int = Field(0, alias="another")
+        third: int = Field(0, validation_alias=AliasChoices("one", "two"))
+
+    app = FastAPI()
+
+    @app.post("/v1/completions")
+    def route(body: Body | None) -> None: ...
+
+    known = known_fields.of_app(app)["/v1/completions"]
+    assert {"plain", "other", "another", "third", "one", "two"} <= known
+    assert known_fields.problem({"plains": 1}, known).endswith("did you mean 'plain'?")
+    assert known_fields.problem([{"plains": 1}], known) is None
+
+
+def test_a_null_asks_for_nothing():
+    known = {"plain"}
+    assert known_fields.problem({"plain": 1, "plains": None}, known) is None
+    assert known_fields.problem({"plains": None, "other": 0}, known) == (
+        "'other' is no field that this server reads; leave it out."
+    )
+
+
+def test_every_documented_field_is_read_or_refused():
+    """But for those that only name the caller or say where to cache."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    of_responses = fields.UNREAD | fields.UNREAD_OF_RESPONSES
+    for params, request, unread in (
+        (completion_create_params.CompletionCreateParamsBase, CompletionRequest, fields.UNREAD),
+        (chat_params.CompletionCreateParamsBase, ChatCompletionRequest, fields.UNREAD),
+        (response_create_params.ResponseCreateParamsBase, ResponsesRequest, of_responses),
+    ):
+        documented = params.__annotations__.keys()
+        assert {"model", "temperature"} <= documented
+        refused = {name.partition(".")[0] for name in unread} | {"best_of"}
+        dropped = documented - request.model_fields.keys() - refused
+        changing = dropped - {"safety_identifier", "metadata"}
+        assert not {name for name in changing if not name.startswith("prompt_cache_")}

@@ -1,0 +1,109 @@
+"""Traces of OpenTelemetry and logs in JSON: docs/use/operations/observability.md."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from serving import Server, running_demo
+
+from tests.project.test_deploy import metric_names, queries
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[tuple[str, list]]:
+    """Address of a collector of traces, and the spans that came: resource, span."""
+    spans = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            for group in ExportTraceServiceRequest.FromString(body).resource_spans:
+                spans.extend(
+                    (group.resource, span) for scope in group.scope_spans for span in scope.spans
+                )
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}/v1/traces", spans
+        listening.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(collector, tmp_path_factory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    env = {
+        "OTEL_SERVICE_NAME": "attnres-serve",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "VLLM_LOGGING_CONFIG_PATH": str(ROOT / "deploy" / "logging.json"),
+    }
+    with running_demo(log, "--otlp-traces-endpoint", collector[0], **env) as server:
+        header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        body = {"model": "demo", "prompt": "import os", "max_tokens": 5}
+        answer = server.client.post("/v1/completions", json=body, headers=header)
+        answer.raise_for_status()
+        server.request_id = answer.json()["id"]
+        yield server
+
+
+def wait_for(found: Callable[[], Any]) -> Any:
+    """What ``found`` returns once it is no longer empty.
+
+    Every process sends its spans in batches, every five seconds.
+    """
+    deadline = time.monotonic() + 30
+    while not (spans := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return spans
+
+
+def test_a_request_is_a_span_of_the_callers_trace(server, collector):
+    ((resource, span),) = wait_for(
+        lambda: [pair for pair in collector[1] if pair[1].trace_id.hex() == TRACE]
+    )
+    assert (span.name, span.parent_span_id.hex()) == ("llm_request", PARENT)
+    said = {item.key: item.value for item in resource.attributes}
+    assert said["service.name"].string_value == "attnres-serve"
+    attributes = {item.key: item.value for item in span.attributes}
+    assert attributes["gen_ai.usage.completion_tokens"].int_value == 5
+    assert attributes["gen_ai.latency.time_to_first_token"].double_value > 0
+    assert attributes["gen_ai.request.id"].string_value.startswith(server.request_id)
+
+
+def test_the_start_is_a_trace(server, collector):
+    names = {"Load weights", "Worker init"}
+    assert wait_for(lambda: names <= {span.name for _, span in collector[1]})
+
+
+def test_the_log_is_json(server):
+    lines = server.log.read_text().splitlines()
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    assert {"vllm.attnres_serve", "uvicorn.access"} <= {line["name"] for line in said}
+    assert all({"asctime", "levelname", "process", "message"} <= set(line) for line in said)
+    # What is no JSON comes from libraries that do not log.
+    assert not [line for line in lines if re.match(r"(\(.*\) )?(INFO|WARNING|ERROR)\b", line)]
+
+
+def test_what_dashboard_and_alerts_ask_for_is_served(server):
+    server.complete("import os", max_tokens=2)
+    text = server.client.get("/metrics").text
+    for where, query in queries():
+        for name in metric_names(query):
+            assert re.search(rf"^{re.escape(name)}[{{ ]", text, re.M), (where, name)

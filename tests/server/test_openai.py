@@ -1,0 +1,322 @@
+"""OpenAI's own client, sync and async: every documented field is honoured or refused by name."""
+
+import asyncio
+import json
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from serving import DEMO, running_demo
+
+from attnres_serve.checkpoints import tokenizer
+from attnres_serve.verify import oracle
+
+pytestmark = pytest.mark.engine
+
+CONTEXT = 512
+PROMPT = "import os\n\n\ndef "
+ASK = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
+NAMES = ["demo", "team/demo v2"]
+MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
+CHAT = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("openai") / "log"
+    flags = ("--max-model-len", str(CONTEXT), "--served-model-name", *NAMES)
+    with running_demo(log, *flags) as running_server:
+        yield running_server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def greedy(client) -> str:
+    return client.completions.create(**ASK).choices[0].text
+
+
+# --- completions
+
+
+def test_echo_and_usage(client, greedy):
+    answer = client.completions.create(**ASK, echo=True)
+    assert answer.choices[0].text == PROMPT + greedy
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+
+
+def test_likelihoods_as_lm_eval_asks_for_them(client):
+    """Its whole tasks are in ``test_conformance.py``; the answer may be rounded to bfloat16."""
+    ids = tokenizer.load(DEMO)("def add(a, b):\n    return a + b\n").input_ids
+    ask = {"model": "demo", "prompt": [ids], "temperature": 0, "seed": 1234}
+    (choice,) = client.completions.create(**ask, max_tokens=1, logprobs=1, echo=True).choices
+    first, *said = choice.logprobs.token_logprobs[: len(ids)]
+    rows = oracle.load(DEMO).logprobs(ids)
+    wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
+    assert first is None and said == pytest.approx(wanted, abs=0.1)
+    greedy = [max(top.values()) for top in choice.logprobs.top_logprobs[1 : len(ids)]]
+    assert greedy == pytest.approx(rows[:-1].max(-1).values.tolist(), abs=0.1)
+
+
+def test_every_form_of_prompt(client, greedy):
+    ids = client.completions.create(**ASK, extra_body={"return_token_ids": True})
+    tokens = ids.choices[0].prompt_token_ids
+    forms = {"text": PROMPT, "texts": [PROMPT, PROMPT], "ids": tokens, "lists": [tokens, tokens]}
+    for form, prompt in forms.items():
+        answer = client.completions.create(**ASK | {"prompt": prompt})
+        texts = [choice.text for choice in answer.choices]
+        assert texts == [greedy] * (2 if form in ("texts", "lists") else 1), form
+
+
+def test_sampling_fields_are_honoured(client, greedy):
+    hot = ASK | {"temperature": 1.5, "seed": 3, "n": 4}
+    texts = [choice.text for choice in client.completions.create(**hot).choices]
+    assert len(texts) == 4 and len(set(texts)) > 1
+    nucleus = client.completions.create(**hot | {"top_p": 1e-6})
+    assert {choice.text for choice in nucleus.choices} == {greedy}
+    biased = client.completions.create(**ASK, logit_bias={"300": 100}, logprobs=0)
+    assert len(set(biased.choices[0].logprobs.tokens)) == 1
+    repeating = ASK | {"prompt": "x = x = x = x = x = ", "max_tokens": 40}
+    plain = client.completions.create(**repeating).choices[0].text
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        changed = client.completions.create(**repeating, **{penalty: 2.0}).choices[0].text
+        assert changed != plain, penalty
+
+
+def test_streams_end_with_usage(client, greedy):
+    options = {"include_usage": True, "continuous_usage_stats": False}
+    chunks = list(client.completions.create(**ASK, stream=True, stream_options=options))
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == greedy
+    assert not chunks[-1].choices and chunks[-1].usage.completion_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("suffix", "return"),
+        ("best_of", 3),
+        ("n", 0),
+        ("temperature", -1),
+        ("top_p", 2),
+        ("logprobs", 999),
+        ("max_tokens", -1),
+        ("max_tokens", 10 * CONTEXT),
+        ("presence_penalty", 9),
+        ("logit_bias", {"9999999": 1}),
+        ("stop", ["a"] * 99),
+        ("prompt", []),
+        ("prompt", [10**9]),
+        ("prompt", "word " * CONTEXT),
+        ("extra_body", {"structured_outputs": True}),
+    ],
+)
+def test_a_field_of_completions_that_cannot_be_honoured_is_refused(client, field, value):
+    with pytest.raises(BadRequestError) as caught:
+        client.completions.create(**ASK | {field: value})
+    assert caught.value.body["message"] and "Traceback" not in caught.value.body["message"]
+
+
+# --- chat
+
+
+def test_chat_fields_are_honoured(client):
+    whole = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
+    (first,) = whole.choices
+    assert [len(token.top_logprobs) for token in first.logprobs.content] == [3] * 12
+    system = [{"role": "system", "content": "class A:"}, *MESSAGES]
+    other = client.chat.completions.create(**CHAT | {"messages": system})
+    assert other.usage.prompt_tokens > whole.usage.prompt_tokens
+    parts = [{"type": "text", "text": MESSAGES[0]["content"]}]
+    same = client.chat.completions.create(
+        **CHAT | {"messages": [{"role": "user", "content": parts}]}
+    )
+    assert same.choices[0].message.content == first.message.content
+
+
+def test_a_schema_binds_the_answer(client):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["a", "b"]}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    answer = client.chat.completions.create(
+        **CHAT | {"max_completion_tokens": 60}, response_format=wanted
+    )
+    assert json.loads(answer.choices[0].message.content)["name"] in ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("audio", {"voice": "alloy", "format": "mp3"}),
+        ("modalities", ["text", "audio"]),
+        ("functions", [{"name": "f", "parameters": {}}]),
+        ("function_call", "auto"),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("store", True),
+        ("service_tier", "flex"),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("top_logprobs", 3),
+        ("tool_choice", "required"),
+        (
+            "extra_body",
+            {"tools": [{}], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
+        ("messages", []),
+        (
+            "messages",
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+                    ],
+                }
+            ],
+        ),
+    ],
+)
+def test_a_field_of_chat_that_cannot_be_honoured_is_refused(client, field, value):
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(**CHAT | {field: value})
+    assert caught.value.body["message"] and "Traceback" not in caught.value.body["message"]
+
+
+def test_fields_that_change_nothing_may_be_given(client):
+    caller = {"user": "someone", "safety_identifier": "x", "prompt_cache_key": "y"}
+    usual = {"store": False, "service_tier": "auto", "modalities": ["text"], "metadata": {"a": "b"}}
+    assert client.chat.completions.create(**CHAT, **caller, **usual).choices
+    assert client.completions.create(**ASK, user="someone", best_of=1).choices
+
+
+# --- responses
+
+
+ASK_RESPONSES = {
+    "model": "demo",
+    "input": MESSAGES[0]["content"],
+    "temperature": 0,
+    "max_output_tokens": 12,
+}
+
+
+def test_responses_whole_and_streamed(client):
+    """Instructions are a message more."""
+    whole = client.responses.create(**ASK_RESPONSES)
+    assert whole.output_text and whole.usage.output_tokens == 12
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    events = client.responses.create(**ASK_RESPONSES, stream=True)
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(pieces) > 1 and "".join(pieces) == whole.output_text
+    more = client.responses.create(**ASK_RESPONSES, instructions="class A:")
+    assert more.usage.input_tokens > whole.usage.input_tokens
+
+
+def test_fields_of_responses_are_honoured(client):
+    listed = client.responses.create(
+        **ASK_RESPONSES, include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    logprobs = listed.output[0].content[0].logprobs
+    assert [len(token.top_logprobs) for token in logprobs] == [2] * 12
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["a", "b"]}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    wanted = {"format": {"type": "json_schema", "name": "one", "schema": schema}}
+    answer = client.responses.create(**ASK_RESPONSES | {"max_output_tokens": 60}, text=wanted)
+    assert json.loads(answer.output_text)["name"] in ("a", "b")
+    caller = {"user": "someone", "safety_identifier": "x", "prompt_cache_key": "y"}
+    usual = {"store": False, "service_tier": "auto", "include": [], "metadata": {"a": "b"}}
+    assert client.responses.create(**ASK_RESPONSES, **caller, **usual).output_text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("background", True),
+        ("conversation", "conv_1"),
+        ("context_management", [{"type": "compaction"}]),
+        ("include", ["reasoning.encrypted_content"]),
+        ("max_tool_calls", 1),
+        ("moderation", {"model": "omni-moderation-latest"}),
+        ("prompt", {"id": "pmpt_1"}),
+        ("reasoning", {"summary": "auto"}),
+        ("service_tier", "flex"),
+        ("store", True),
+        ("text", {"verbosity": "low"}),
+        ("tools", [{"type": "function", "name": "f", "parameters": {}, "strict": False}]),
+        ("tools", [{"type": "web_search"}]),
+        ("tool_choice", "required"),
+        ("temperature", -1),
+        ("top_p", 2),
+        ("max_output_tokens", 10 * CONTEXT),
+        ("input", "word " * CONTEXT),
+        ("input", []),
+    ],
+)
+def test_a_field_of_responses_that_cannot_be_honoured_is_refused(client, field, value):
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(**ASK_RESPONSES | {field: value})
+    assert caught.value.body["message"] and "Traceback" not in caught.value.body["message"]
+
+
+# --- the rest of the API
+
+
+def test_models_and_what_is_not_there(client):
+    assert [model.id for model in client.models.list()] == NAMES
+    for call in (
+        lambda: client.completions.create(**ASK | {"model": "nobody"}),
+        lambda: client.embeddings.create(model="demo", input="x"),
+    ):
+        with pytest.raises(NotFoundError):
+            call()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_retrieved_as_it_is_listed(client, name):
+    """But for what vLLM draws anew for every answer."""
+    (listed,) = (model for model in client.models.list() if model.id == name)
+    drawn = {"created", "permission"}
+    found = client.models.retrieve(name)
+    assert found.model_dump(exclude=drawn) == listed.model_dump(exclude=drawn)
+    assert found.object == "model" and found.root and found.max_model_len == CONTEXT
+
+
+@pytest.mark.parametrize("name", ["nobody", "demo/", "Demo", "a/b.c/d e", "a\nb\n"])
+def test_a_model_that_is_not_there(client, name):
+    with pytest.raises(NotFoundError) as caught:
+        client.models.retrieve(name)
+    message = f"The model `{name}` does not exist."
+    said = {"message": message, "type": "Not Found", "param": None, "code": 404}
+    assert caught.value.body == said
+
+
+def test_the_list_of_models_with_a_slash_too_many(server):
+    answer = server.client.get("/v1/models/", follow_redirects=True)
+    assert [model["id"] for model in answer.json()["data"]] == NAMES
+
+
+def test_the_async_client(server, greedy):
+    async def ask() -> tuple[list[str], str]:
+        async with AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="unused", max_retries=0
+        ) as client:
+            answers = await asyncio.gather(*(client.completions.create(**ASK) for _ in range(4)))
+            stream = await client.completions.create(**ASK, stream=True)
+            streamed = "".join([chunk.choices[0].text async for chunk in stream])
+            with pytest.raises(BadRequestError):
+                await client.completions.create(**ASK, best_of=9)
+            return [answer.choices[0].text for answer in answers], streamed
+
+    texts, streamed = asyncio.run(ask())
+    assert texts == [greedy] * 4 and streamed == greedy

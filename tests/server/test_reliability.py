@@ -1,0 +1,443 @@
+"""One server that is asked, left, overfed and stopped; and others whose processes are killed."""
+
+import json
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import serving
+from bodies import BODIES, PATHS, post_malformed
+from faults import Watched, find, metrics, until, value
+from hypothesis import HealthCheck, given, settings
+from load import load, slopes, watched_memory
+from serving import DEMO, OURS, VLLMS, Server, free_port, tail
+
+from attnres_serve.checkpoints.check import describe
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.server.lifecycle import AGAIN
+from attnres_serve.server.metrics import OUTCOMES
+
+pytestmark = pytest.mark.engine
+
+running = partial(serving.running, fresh=True)  # what is killed here is what users start
+
+STEP = 512  # tokens
+FLAGS = (
+    *("--enforce-eager", "--served-model-name", "demo", "--max-model-len", "1024"),
+    *("--max-num-batched-tokens", str(STEP), "--max-num-seqs", "64"),
+    *("--num-gpu-blocks-override", "256"),  # small, so that all of it is soon touched
+)
+ALONE: tuple[str, ...] = ()
+WORKERS = ("--tensor-parallel-size", "2")
+ENGINES = ("--data-parallel-size", "2")
+CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # one for each of two workers or engines
+TRACE = {"prompt": [5, 6, 7], "sites": [3]}
+LONG = {"prompt": [5, 6, 7], "max_tokens": 1000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("reliability")
+
+
+class Killed(NamedTuple):
+    """A server of two workers that was killed while it answered.
+
+    Attributes:
+        port: it was at.
+        trace: which it answered before.
+        seconds: that its workers lived on.
+    """
+
+    port: int
+    trace: dict[str, Any]
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def killed(folder) -> Killed:
+    port = free_port()
+    with (
+        running(OURS, DEMO, folder / "killed", *FLAGS, *WORKERS, port=port, **CORES) as server,
+        asked(server),
+    ):
+        trace = traced(server.client)
+        watched = Watched(server.process.pid)
+        assert len(watched.processes) >= 4  # server, engine, two workers
+        server.process.kill()
+        begin = time.monotonic()
+        watched.gone(30)
+    return Killed(port, trace, time.monotonic() - begin)
+
+
+@pytest.fixture(scope="module")
+def server(folder, killed):
+    """Started on the port of the one that was killed; nothing has to be cleaned."""
+    with running(OURS, DEMO, folder / "log", *FLAGS, port=killed.port) as running_server:
+        running_server.first_metrics = metrics(running_server)
+        yield running_server
+
+
+class asked:
+    """Requests that run, whatever becomes of them."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def _ask(self, number: int) -> None:
+        with suppress(httpx.HTTPError):
+            self.server.client.post("/v1/completions", json={**LONG, "seed": number})
+
+    def __enter__(self) -> None:
+        self.threads = ThreadPoolExecutor(4)
+        for number in range(4):
+            self.threads.submit(self._ask, number)
+        until(lambda: value(metrics(self.server), "vllm:num_requests_running") >= 1, 30)
+
+    def __exit__(self, *_) -> None:
+        self.threads.shutdown()
+
+
+def traced(client: httpx.Client) -> dict[str, Any]:
+    return client.post("/v1/attn_res/trace", json=TRACE).raise_for_status().json()
+
+
+def idle(server: Server) -> bool:
+    return value(metrics(server), "vllm:num_requests_running") == 0
+
+
+def test_two_workers_end_with_their_server(killed):
+    print(f"gone after {killed.seconds:.1f} s")
+    assert killed.seconds < 10
+
+
+def test_two_workers_trace_as_one_does(killed, server):
+    """But for the rounding to bfloat16 of what each of them adds."""
+    for found, wanted in zip(killed.trace["sites"], traced(server.client)["sites"], strict=True):
+        assert found["sources"] == wanted["sources"]
+        for row, own in zip(found["weights"], wanted["weights"], strict=True):
+            assert row == pytest.approx(own, abs=0.02)
+
+
+def test_it_is_ready_and_warm(server):
+    """A request was served before the first one of a client's."""
+    answer = server.client.get("/ready")
+    assert (answer.status_code, answer.json()) == (200, {"ready": True, "reason": None})
+    assert value(server.first_metrics, "vllm:request_success_total") == 1
+    assert value(server.first_metrics, "vllm:generation_tokens_total") == 2
+
+
+# --- metrics
+
+
+def test_our_metrics_are_beside_those_of_vllm(server):
+    before = metrics(server)
+    assert server.client.post("/v1/attn_res/trace", json=TRACE).status_code == 200
+    assert server.client.post("/v1/attn_res/trace", json={**TRACE, "sites": [99]}).is_client_error
+    assert server.client.post("/v1/attn_res/trace", content=b"{").is_client_error
+    executed = server.info["executed"]
+    after = metrics(server)
+    for outcome, more in (("served", 1), ("refused", 2), ("failed", 0), ("cancelled", 0)):
+        counts = [value(text, "attnres_traces_total", outcome=outcome) for text in (before, after)]
+        assert counts[1] - counts[0] == more
+    passes = value(after, "attnres_forward_passes_total", algorithm="single_pass", mode="eager")
+    assert passes == executed["single_pass"] > 0
+    assert value(after, "attnres_forward_passes_total", mode="compiled") == 0
+    facts = describe(validate(DEMO))
+    assert value(after, "attnres_bank_bytes") == STEP * facts["bank_bytes_per_token"]
+    families = set(re.findall(r"# TYPE (\S+)", after))
+    ours = {name for name in families if name.startswith("attnres_")}
+    others = [
+        name for name in families - ours if not re.match("vllm:|http_|python_|process_", name)
+    ]
+    assert others == []
+    assert {name for name in ours if not name.endswith("_created")} == {
+        "attnres_traces_total",
+        "attnres_forward_passes_total",
+        "attnres_bank_bytes",
+    }
+
+
+# --- request ids
+
+
+def test_request_ids(server):
+    body = {"prompt": "import os", "max_tokens": 1}
+    given = {"X-Request-Id": "order-7"}
+    answer = server.client.post("/v1/completions", json=body, headers=given)
+    assert answer.headers["x-request-id"] == "order-7" and "order-7" in answer.json()["id"]
+    answer = server.client.post("/v1/completions", json=body)
+    assert answer.headers["x-request-id"] in answer.json()["id"]
+    trace = server.client.post("/v1/attn_res/trace", json=TRACE, headers=given)
+    assert trace.headers["x-request-id"] == "order-7"
+    for refused in ({"prompt": 1.5}, {"prompt": "x", "model": "nope"}):
+        answer = server.client.post("/v1/completions", json=refused, headers=given)
+        assert answer.is_client_error and answer.headers["x-request-id"] == "order-7"
+
+
+# --- clients that leave
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot(server, stream):
+    until(lambda: idle(server), 30)
+    before = value(metrics(server), "vllm:generation_tokens_total")
+    choices = 8
+    body = {**LONG, "n": choices, "temperature": 1.0, "stream": stream}
+    with httpx.Client(base_url=server.url, timeout=0.5) as client:
+        if stream:
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                for _ in range(5):
+                    next(lines)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=body)
+    until(lambda: idle(server), 5)
+    made = value(metrics(server), "vllm:generation_tokens_total") - before
+    assert made < choices * LONG["max_tokens"] / 2
+
+
+# --- load and malformed bodies; `make soak` has the long forms
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_malformed_bodies(server, path):
+    check_malformed(server, path, 12)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("path", PATHS)
+def test_two_hundred_malformed_bodies(server, path):
+    check_malformed(server, path, 200)
+
+
+def check_malformed(server: Server, path: str, examples: int) -> None:
+    @settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=[*HealthCheck]
+    )
+    @given(BODIES)
+    def ask(body: bytes) -> None:
+        post_malformed(server.client, path, body)
+
+    ask()
+    assert server.complete("import os", max_tokens=1)["choices"]
+
+
+def test_some_load(server):
+    """Forward passes are counted meanwhile, without being asked for."""
+    name = "attnres_forward_passes_total"
+    before = value(metrics(server), name)
+    check_load(server, clients=8, seconds=20)  # on a busy machine 10 left no trace midway
+    until(lambda: value(metrics(server), name) > before + 20, 10)
+
+
+@pytest.mark.soak
+def test_much_load(server):
+    """The memory of the processes together stays, within 2 MiB a minute: 0.7 kB for every request.
+
+    The first half is not counted.  There the KV cache is touched, histograms reach their size, and
+    the process that runs the model takes what its largest steps need, which it keeps: on an idle
+    machine the last of it after a minute and a half.
+    """
+    rows = check_load(server, clients=64, seconds=360)
+    growth = slopes(rows, after=180)
+    for name, size in rows[-1][1].items():
+        begin = rows[0][1].get(name, 0.0)
+        print(f"{name}: {begin:.0f} to {size:.0f} MiB, at last {growth[name]:.2f} MiB/min")
+    print(f"together: {sum(growth.values()):.2f} MiB/min")
+    assert sum(growth.values()) < 2.0
+
+
+def check_load(
+    server: Server, clients: int, seconds: float
+) -> list[tuple[float, dict[str, float]]]:
+    """No error other than the ones that were asked for; the next request is answered soon.
+
+    Traces are among them, answered ones and left ones.
+    """
+    traces = trace_counts(server)
+    with watched_memory(server.process.pid) as rows:
+        tally = load(server.url, clients, seconds)
+    begin = time.monotonic()
+    server.complete("import os", max_tokens=1)
+    waited = time.monotonic() - begin
+    print(f"{clients} clients: {tally}; the next request took {waited:.2f} s")
+    assert not tally.errors
+    assert tally.answered > clients and tally.left > clients / 4
+    traces = trace_counts(server) - traces
+    print(f"traces: {dict(traces)}")
+    assert set(traces) == {"served", "cancelled"}
+    assert waited < 5
+    until(lambda: idle(server), 5)
+    assert server.client.get("/ready").status_code == 200
+    return rows
+
+
+def trace_counts(server: Server) -> Counter[str]:
+    text = metrics(server)
+    return Counter(
+        {name: int(value(text, "attnres_traces_total", outcome=name)) for name in OUTCOMES}
+    )
+
+
+# --- the end
+
+
+def test_sigterm_lets_requests_end(server):
+    """Streams and a trace that run are answered to their end; then the server has gone."""
+    watched = Watched(server.process.pid)
+    streaming = threading.Event()
+
+    def stream(number: int) -> list[str]:
+        body = {**LONG, "stream": True, "seed": number}
+        lines = []
+        with server.client.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                lines += [line] if line.startswith("data: ") else []
+                if len(lines) > 5:
+                    streaming.set()
+        return lines
+
+    with ThreadPoolExecutor(9) as threads:
+        streams = [threads.submit(stream, number) for number in range(8)]
+        assert streaming.wait(30)
+        trace = threads.submit(
+            server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 600}
+        )
+        until(lambda: value(metrics(server), "vllm:num_requests_running") == 9, 10)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.client.get("/ready").status_code == 503, 5)
+        assert server.client.get("/health").status_code == 200
+        assert "vllm:" in metrics(server)
+        refused = server.client.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert "stopping" in refused.json()["error"]["message"]
+        assert not any(each.done() for each in streams), "too short to tell"
+        for each in streams:
+            lines = each.result()
+            assert lines[-1] == "data: [DONE]"
+            assert (
+                json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
+                == "length"
+            )
+        assert trace.result().json()["total_tokens"] == 603
+    assert server.process.wait(15) == 0, tail(server.log)
+    watched.gone(1)
+
+
+ALL, SOAK = pytest.mark.exhaustive, pytest.mark.soak
+KILLED = [
+    ("the engine", OURS, ALONE, "EngineCore", True),
+    pytest.param("a worker of two", OURS, WORKERS, "Worker", True, marks=ALL),
+    pytest.param("vLLM's, its idle engine", VLLMS, ALONE, "EngineCore", False, marks=ALL),
+    pytest.param("the engine of two", OURS, WORKERS, "EngineCore", True, marks=SOAK),
+    pytest.param("vLLM's, a worker of two", VLLMS, WORKERS, "Worker", True, marks=SOAK),
+    pytest.param("an engine of two", OURS, ENGINES, "EngineCore", True, marks=SOAK),
+]
+
+
+@pytest.mark.parametrize(("name", "command", "two", "title", "busy"), KILLED)
+def test_a_killed_process_ends_the_server(folder, name, command, two, title, busy):
+    """With a status, within seconds, with nothing left; until then the probes say so."""
+    env = {**(CORES if two else {}), "VLLM_PLUGINS": "attnres"}
+    with (
+        running(command, DEMO, folder / name, *FLAGS, *two, **env) as server,
+        asked(server) if busy else nullcontext(),
+    ):
+        watched = Watched(server.process.pid)
+        find(server.process.pid, title).kill()
+        begin = time.monotonic()
+        probes = []
+        with suppress(httpx.HTTPError):  # it has ended
+            while time.monotonic() < begin + 30:
+                paths = ("/health", "/ready")
+                probes.append([server.client.get(path).status_code for path in paths])
+                time.sleep(0.05)
+        status = server.process.wait(30)
+        seconds = time.monotonic() - begin
+        print(f"{name}: status {status} after {seconds:.1f} s")
+        assert status == 1, tail(server.log)
+        assert seconds < (25 if two == ENGINES else 20)  # on an idle machine 16, and 2 or 10
+        watched.gone(5)
+    if not busy:  # otherwise vLLM ends as soon as a request has failed
+        assert probes[-1] == [503, 503]
+
+
+@pytest.mark.soak
+def test_two_servers_of_two_engines(folder):
+    """They serve, trace and count together, and end with the process that started them."""
+    two = (*ENGINES, "--api-server-count", "2")
+    with running(OURS, DEMO, folder / "servers", *FLAGS, *two, **CORES) as server, asked(server):
+        text = server.complete("import os", max_tokens=4)["choices"][0]["text"]
+        bank = STEP * describe(validate(DEMO))["bank_bytes_per_token"]
+        for number in range(1, 9):  # some of them by the other server or engine
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                body = {"prompt": "import os", "max_tokens": 4, "temperature": 0}
+                answer = client.post("/v1/completions", json=body)
+                assert answer.json()["choices"][0]["text"] == text
+                (site,) = traced(client)["sites"]
+                assert [sum(row) for row in site["weights"]] == pytest.approx([1] * 3, abs=1e-3)
+                counted = client.get("/metrics").text
+                assert value(counted, "attnres_traces_total", outcome="served") == number
+                assert value(counted, "attnres_forward_passes_total") > 0
+                assert value(counted, "attnres_bank_bytes") == bank
+        watched = Watched(server.process.pid)
+        assert len(watched.processes) >= 6  # launcher, servers, engines, their coordinator
+        server.process.kill()
+        watched.gone(30)
+
+
+@pytest.mark.soak
+def test_what_outlasts_the_timeout_is_cut_off(folder):
+    flags = (*FLAGS, "--shutdown-timeout", "1")
+    with running(OURS, DEMO, folder / "cut", *flags) as server, asked(server):
+        watched = Watched(server.process.pid)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0, tail(server.log)
+        seconds = time.monotonic() - begin
+        watched.gone(3)
+        print(f"cut off and ended after {seconds:.1f} s")
+        assert seconds > 1
+
+
+@pytest.mark.soak
+def test_vllms_own_command_lets_requests_end(folder):
+    flags = (*FLAGS, "--shutdown-timeout", "20")
+    with (
+        running(VLLMS, DEMO, folder / "drained", *flags) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        answer = threads.submit(server.complete, "import os", max_tokens=300, ignore_eos=True)
+        until(lambda: value(metrics(server), "vllm:num_requests_running") == 1, 30)
+        server.process.send_signal(signal.SIGTERM)
+        assert answer.result()["usage"]["completion_tokens"] == 300
+        assert server.process.wait(20) == 0, tail(server.log)
+
+
+def test_a_second_sigterm_aborts(folder):
+    """And without traces there are none: a server of its own for that would take half a minute."""
+    flags = (*FLAGS, "--disable-trace")
+    with running(OURS, DEMO, folder / "second", *flags) as server, asked(server):
+        refused = server.client.post("/v1/attn_res/trace", json=TRACE)
+        assert refused.status_code == 403 and "--disable-trace" in refused.text
+        watched = Watched(server.process.pid)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.client.get("/ready").status_code == 503, 5)
+        time.sleep(2 * AGAIN)  # one that comes sooner is the first one repeated
+        assert not idle(server)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5) == 128 + signal.SIGTERM
+        watched.gone(3)
+        print(f"aborted after {time.monotonic() - begin:.1f} s")

@@ -1,0 +1,226 @@
+"""The server on the demo checkpoint: OpenAI's client, our route, and bad requests."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import APIStatusError, OpenAI
+from serving import DEMO, running_demo
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+CONTEXT = 512
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running_demo(log, "--max-model-len", str(CONTEXT)) as running_server:
+        yield running_server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_models_lists_the_checkpoint(client):
+    assert [model.id for model in client.models.list()] == ["demo"]
+
+
+def test_health_and_metrics(server):
+    assert server.client.get("/health").status_code == 200
+    assert "vllm:" in server.client.get("/metrics").text
+
+
+def test_info_describes_the_model(server):
+    info = server.info
+    assert info["format"] == "house"
+    assert info["backbone"] == "llama"
+    assert info["backend"] == "cpp"
+    assert info["algorithm"] == "single_pass"
+    assert info["sites"] == 2 * info_layers() + 1
+    assert info["blocks"] == len(info["block_starts"]) > 1
+    before = info["executed"]["single_pass"]
+    server.complete("import os", max_tokens=5, ignore_eos=True)
+    after = server.info["executed"]
+    assert after["single_pass"] == before + 5  # the prompt's pass gives the first token
+    assert after["two_phase"] == 0
+
+
+def info_layers() -> int:
+    return int(re.search(r'"num_hidden_layers": (\d+)', (DEMO / "config.json").read_text())[1])
+
+
+def test_the_demo_continues_python(client):
+    """Really trained: a class body goes on as Python, which random weights would not."""
+    answer = client.completions.create(
+        model="demo", prompt="import os\nimport sys\n\n\ndef ", temperature=0, max_tokens=24
+    )
+    assert re.match(r"\w+\(", answer.choices[0].text), answer.choices[0].text
+
+
+def test_completion_logprobs(client):
+    answer = client.completions.create(
+        model="demo", prompt="def main(", temperature=0, max_tokens=4, logprobs=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == 4
+    for chosen, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert chosen <= 0
+        assert max(top.values()) == pytest.approx(chosen)
+
+
+def test_streaming_gives_the_same_text(client):
+    ask = {"model": "demo", "prompt": "class Foo:\n    def ", "temperature": 0, "max_tokens": 12}
+    whole = client.completions.create(**ask).choices[0].text
+    parts = [chunk.choices[0].text for chunk in client.completions.create(stream=True, **ask)]
+    assert len(parts) > 1
+    assert "".join(parts) == whole
+
+
+def test_n_and_seed(client):
+    ask = {"model": "demo", "prompt": "x = ", "temperature": 1.0, "max_tokens": 16, "n": 3}
+    first = [choice.text for choice in client.completions.create(seed=7, **ask).choices]
+    again = [choice.text for choice in client.completions.create(seed=7, **ask).choices]
+    other = [choice.text for choice in client.completions.create(seed=8, **ask).choices]
+    assert len(first) == 3
+    assert first == again
+    assert first != other
+
+
+def test_stop(client):
+    ask = {"model": "demo", "prompt": "def f(self):\n    return", "temperature": 0}
+    free = client.completions.create(max_tokens=30, **ask).choices[0]
+    assert "\n" in free.text
+    stopped = client.completions.create(max_tokens=30, stop="\n", **ask).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == free.text.split("\n")[0]
+
+
+def test_chat(client):
+    messages = [{"role": "user", "content": "def add(a, b):"}]
+    ask = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 8}
+    answer = client.chat.completions.create(logprobs=True, top_logprobs=2, **ask)
+    assert answer.choices[0].message.role == "assistant"
+    assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
+    chunks = list(client.chat.completions.create(stream=True, **ask))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == answer.choices[0].message.content
+
+
+def refused(call) -> APIStatusError:
+    with pytest.raises(APIStatusError) as caught:
+        call()
+    return caught.value
+
+
+def test_prompt_longer_than_the_context(client):
+    error = refused(
+        lambda: client.completions.create(model="demo", prompt=[5] * (CONTEXT + 1), max_tokens=1)
+    )
+    assert error.status_code == 400
+    assert str(CONTEXT) in error.message
+
+
+def test_unknown_model(client):
+    error = refused(lambda: client.completions.create(model="nope", prompt="x"))
+    assert error.status_code == 404
+    assert "nope" in error.message
+
+
+def test_negative_max_tokens(client):
+    error = refused(lambda: client.completions.create(model="demo", prompt="x", max_tokens=-1))
+    assert error.status_code == 400
+    assert "max_tokens" in error.message
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff\xfe", b'{"model": "demo"}'])
+def test_malformed_body(server, body):
+    answer = server.client.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["message"]
+    assert "Traceback" not in answer.text
+
+
+CHAT = {"messages": [{"role": "user", "content": "def "}], "max_tokens": 1}
+VALID = {
+    "/v1/completions": {"prompt": "def ", "max_tokens": 1},
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": {"model": "demo", **CHAT},
+    "/v1/messages/count_tokens": {"model": "demo", "messages": CHAT["messages"]},
+    "/v1/responses": {"input": "def ", "max_output_tokens": 1},
+    "/v1/attn_res/trace": {"prompt": [5]},
+    "/invocations": CHAT,
+    "/tokenize": {"prompt": "def "},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_a_page_of_another_site_cannot_ask(server, path):
+    """A browser sends these types without asking first, and this server has no key."""
+    content = json.dumps(VALID[path]).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None):
+        headers = {"content-type": kind} if kind else {}
+        answer = server.client.post(path, content=content, headers=headers)
+        assert answer.is_client_error, (kind, answer.text)
+    answer = server.client.post(path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+
+
+def test_readme_examples(server):
+    """The README's curl and the openai-python example, word for word but for the address."""
+    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "use" / "serve.md").read_text()
+    pattern = r"```bash\n(curl http://127.0.0.1:8000/v1/completions.*?)```"
+    (curl,) = re.findall(pattern, readme, re.S)
+    done = run(["bash", "-c", at(server, curl)])
+    assert '"text_completion"' in done
+    (python,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert run([sys.executable, "-c", at(server, python)]).strip()
+
+
+def at(server, text: str) -> str:
+    assert "http://127.0.0.1:8000" in text
+    return text.replace("http://127.0.0.1:8000", server.url)
+
+
+def run(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_its_latency_is_measured_over_http(server):
+    asked = ["--prompt-lengths", "32", "--contexts", "16", "--batches", "2", "--steps", "4"]
+    words = ["bench", str(DEMO), "--http", server.url, *asked, "--rounds", "6", "--model"]
+    command = [sys.executable, "-m", "attnres_serve", *words]
+    document = json.loads(run([*command, "demo"]).splitlines()[-1])
+    prefill, decode = document["cells"]
+    assert (prefill["requests"], decode["requests"]) == (6, 12)
+    for row in (prefill, decode):
+        assert 0 < row["ttft_s"]["p50"] <= row["ttft_s"]["p99"] < row["seconds"]
+    assert decode["steps"] == 6  # two of an engine's slice are not timed, all are over HTTP
+    assert decode["output_tokens_per_s"] == pytest.approx(12 * 7 / decode["seconds"])
+    refused = subprocess.run(
+        [*command, "another"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert refused.returncode == 2
+    said = [line for line in refused.stderr.splitlines() if line.startswith("attnres-serve: ")]
+    assert len(said) == 1
+    assert "Traceback" not in refused.stderr
+
+
+def test_loopback_only(server):
+    """Nothing listens on the other addresses of this machine."""
+    port = httpx.URL(server.url).port
+    sockets = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    listening = {row.split()[1] for row in sockets if row.split()[3] == "0A"}
+    bound = {address for address in listening if address.endswith(f":{port:04X}")}
+    assert bound == {f"0100007F:{port:04X}"}

@@ -1,0 +1,241 @@
+"""The start and the stop of ``serve``, as a person and a supervisor of services see them."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from load import tree
+from serving import DEMO, OURS, START_TIMEOUT, environment, free_port
+
+from attnres_serve.server.start import preload
+
+pytestmark = pytest.mark.engine
+
+LOG = {"VLLM_LOGGING_LEVEL": "INFO"}
+QUIET: dict[str, str] = {}
+EAGER = ("--enforce-eager",)
+ENDS = 10  # seconds from a signal in mid-start to the end
+IDLE_STOP = 3  # seconds from a signal to the end of an idle server, on a machine that is idle too
+# What must not be said at an end.
+NOISE = re.compile("Traceback|nanobind|leaked|resource_tracker|Error")
+
+
+class Command:
+    """A running ``attnres-serve serve`` of the demo, in a session of its own as in a terminal."""
+
+    def __init__(self, folder: Path, flags: tuple[str, ...], variables: dict[str, str]) -> None:
+        self.port = free_port()
+        self.files = folder / "out", folder / "err"
+        # An engine that ran in this process has set LD_PRELOAD for the processes after it.
+        gone = ("VLLM_LOGGING", "LD_PRELOAD")
+        kept = {k: v for k, v in environment().items() if not k.startswith(gone)}
+        words = [*OURS, str(DEMO), "--host", "127.0.0.1", "--port", str(self.port), *flags]
+        with self.files[0].open("w") as out, self.files[1].open("w") as err:
+            self.process = subprocess.Popen(
+                words, stdout=out, stderr=err, env=kept | variables, start_new_session=True
+            )
+
+    @property
+    def out(self) -> list[str]:
+        return self.files[0].read_text(errors="replace").splitlines()
+
+    @property
+    def err(self) -> list[str]:
+        return self.files[1].read_text(errors="replace").splitlines()
+
+    def wait_for(self, text: str) -> None:
+        """Until a line has the text; an empty one is there at once."""
+        end = time.monotonic() + START_TIMEOUT
+        while text and not any(text in line for line in (*self.out, *self.err)):
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < end, f"it never said {text!r}"
+            time.sleep(0.02)
+
+    def wait_until_it_hears(self) -> None:
+        """Until SIGTERM no longer ends the interpreter before it can run anything of ours."""
+        bit = 1 << (signal.SIGTERM - 1)
+        status = Path(f"/proc/{self.process.pid}/status")
+        end = time.monotonic() + START_TIMEOUT
+        while not any(
+            int(mask, 16) & bit
+            for mask in re.findall(r"^Sig(?:Blk|Cgt):\s*(\w+)", status.read_text(), re.M)
+        ):
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < end, "it never heard a signal"
+            time.sleep(0.005)
+
+    def end(self, send) -> tuple[int, float]:
+        """Send a signal; returns the status and the seconds, when nothing is left of it."""
+        processes = tree(self.process.pid)
+        begin = time.monotonic()
+        send(self.process.pid)
+        status = self.process.wait(60)
+        seconds = time.monotonic() - begin
+        _, left = psutil.wait_procs(processes, timeout=2)
+        assert left == []
+        names = [f"__KMP_REGISTERED_LIB_{process.pid}_{os.getuid()}" for process in processes]
+        assert not [name for name in names if Path("/dev/shm", name).exists()]
+        return status, seconds
+
+
+def terminate(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
+
+
+def interrupt_group(pid: int) -> None:
+    """What Ctrl-C in a terminal does."""
+    os.killpg(pid, signal.SIGINT)
+
+
+@contextmanager
+def begun(folder: Path, *flags: str, **variables: str) -> Iterator[Command]:
+    command = Command(folder, flags, variables)
+    try:
+        yield command
+    finally:
+        for process in tree(command.process.pid) if command.process.poll() is None else ():
+            process.kill()
+        command.process.wait()
+
+
+MOMENTS = [
+    ("before vLLM is imported", terminate, "", EAGER, QUIET),
+    ("before vLLM is imported", interrupt_group, "", EAGER, QUIET),
+    ("while vLLM is imported", interrupt_group, "layout", EAGER, QUIET),
+    ("the weights are loaded", terminate, "Loading weights took", EAGER, LOG),
+    ("it compiles", interrupt_group, "load the weights", (), QUIET),
+]
+# A whole start each; the others hear a signal in every way that there is.
+MORE_MOMENTS = [
+    ("the engine begins", terminate, "Initializing a V1 LLM engine", EAGER, LOG),
+    ("the model is built", terminate, "Starting to load model", EAGER, LOG),
+    ("it compiles", terminate, "Warming up model for the compilation", (), LOG),
+    ("the first request runs", terminate, "compile, warm up", EAGER, QUIET),
+]
+
+
+def named(moments, *marks) -> list:
+    return [pytest.param(*row, id=f"{row[0]}: {row[1].__name__}", marks=marks) for row in moments]
+
+
+@pytest.mark.parametrize(
+    ("name", "send", "text", "flags", "variables"),
+    [*named(MOMENTS), *named(MORE_MOMENTS, pytest.mark.exhaustive)],
+)
+def test_a_signal_ends_a_start(tmp_path, name, send, text, flags, variables):
+    with begun(tmp_path, *flags, **variables) as command:
+        if text:
+            command.wait_for(text)
+        else:
+            command.wait_until_it_hears()
+        before = len(command.err)
+        status, seconds = command.end(send)
+        print(f"{name}: ended after {seconds:.1f} s")
+        assert status == 130
+        assert seconds < ENDS
+        said = command.err[before:]
+        assert said[-1] == "attnres-serve: interrupted."
+        assert not NOISE.search("\n".join(said))
+        if not variables:
+            assert said == ["attnres-serve: interrupted."]
+            assert not NOISE.search("\n".join(command.out))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Command]:
+    """A server that became ready, with nothing asked for."""
+    with begun(tmp_path_factory.mktemp("server")) as command:
+        command.wait_for("metrics")
+        time.sleep(0.5)
+        yield command
+
+
+def test_a_start_says_what_is_served_how_and_where(server):
+    said = [*server.out, *server.err]
+    assert len(said) <= 15, said
+    text = "\n".join(said)
+    for fact in (
+        *("format house", "family llama", "4 blocks", "17 sites"),
+        *("algorithm single_pass", "backend cpp"),
+    ):
+        assert fact in text
+    for phase in ("import vLLM", "load the weights", "compile, warm up"):
+        assert re.search(rf"  {phase} +\d+\.\d s", text)
+    for path in ("/v1", "/attn_res", "/metrics"):
+        assert f"http://127.0.0.1:{server.port}{path}\n" in text + "\n"
+
+
+def test_libraries_of_the_environment_are_preloaded(server):
+    libraries = [str(path) for path in preload.libraries()]
+    if not libraries:
+        pytest.skip("there are none")
+    for process in tree(server.process.pid):
+        words = process.cmdline()  # none of a process that ends, and a compiler is none of ours
+        ours = words and ("python" in words[0] or words[0].startswith("VLLM"))
+        if ours and "resource_tracker" not in " ".join(words):
+            mapped = Path(f"/proc/{process.pid}/maps").read_text()
+            assert all(os.path.realpath(path) in mapped for path in libraries)
+
+
+def test_requests_are_shown_and_probes_are_not(server):
+    before = len(server.out)
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+        for path in ("/health", "/ready", "/metrics"):
+            assert client.get(path).status_code == 200
+        assert client.get("/").headers["location"] == "attn_res"
+        body = {"prompt": "import os", "max_tokens": 4}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    time.sleep(0.5)
+    said = server.out[before:]
+    assert len(said) == 2, said
+    assert "GET / " in said[0] and "POST /v1/completions" in said[1]
+
+
+def test_ctrl_c_stops_a_ready_server(server):
+    """The last test of that server."""
+    before = len(server.out), len(server.err)
+    status, seconds = server.end(interrupt_group)
+    busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+    print(f"stopped after {seconds:.1f} s{', on a busy machine' if busy else ''}")
+    assert status == 0
+    assert seconds < (3 * IDLE_STOP if busy else IDLE_STOP)
+    assert server.out[before[0] :] == []
+    (sentence,) = server.err[before[1] :]
+    assert sentence.startswith("attnres-serve: stopping;")
+
+
+def test_verbose_shows_the_log_of_vllm(tmp_path):
+    with begun(tmp_path, "--verbose", *EAGER) as command:
+        command.wait_for("Application startup complete")
+        text = "\n".join(command.out)
+        assert len(command.out) > 40
+        for words in (
+            "Initializing a V1 LLM engine",
+            "Loading weights took",
+            "Route: /v1/attn_res",
+        ):
+            assert words in text
+        time.sleep(1)
+        before = len(command.out), len(command.err)
+        status, _ = command.end(terminate)
+        assert status == 0
+        said = [*command.out[before[0] :], *command.err[before[1] :]]
+        assert not NOISE.search("\n".join(said)), said
+
+
+def test_a_failed_start_says_what_the_engine_said(tmp_path):
+    with begun(tmp_path, "--num-gpu-blocks-override", "1", *EAGER) as command:
+        assert command.process.wait(START_TIMEOUT) == 1
+        assert any("EngineCore failed to start" in line for line in command.err)
+        assert command.err[-1].startswith("attnres-serve: the server could not be started")
+        assert "ValueError: No available memory for the cache blocks" in command.err[-1]
+        assert len(command.err) < 45
+        assert not re.search("nanobind|resource_tracker|INFO", "\n".join(command.err))

@@ -1,0 +1,444 @@
+"""``POST /v1/attn_res/trace`` with workers in this process in the place of an engine."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from jobs import fresh_prompts
+from serving import GOLDENS
+from starlette.testclient import TestClient
+from transformers import LlamaConfig
+
+pytest.importorskip("vllm")
+
+from in_process import world
+from trace_cases import wanted, worker_of
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
+
+from attnres_serve.compat import engine_config, requests
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.inspect import answer as trace_answer
+from attnres_serve.server import metrics
+from attnres_serve.server.bounds.policy import Policy
+from attnres_serve.server.endpoints import EndpointPlugin
+from attnres_serve.server.routes import info, trace
+from attnres_serve.verify import oracle
+from attnres_serve.worker import WorkerExtension
+
+BLOCK = GOLDENS / "fla_transformer_block"
+CUMULATIVE = GOLDENS / "qwen3_attnres_cumulative_block"  # no final mix
+URL = "/v1/attn_res/trace"
+ANSWER = [7, 8, 9]
+TEXT = {"hello": [3, 4, 5, 6]}
+
+
+class Client:
+    """An engine's client: two stages of one worker each, both with the whole model."""
+
+    def __init__(self, folder) -> None:
+        worker = worker_of(folder, "two_phase", "cpp", 16)
+        self.workers = [worker, worker]
+        self.vllm_config = worker.vllm_config
+        self.vllm_config.parallel_config.worker_extension_cls = engine_config.WORKER_EXTENSION
+        self.asleep = self.errored = False
+        self.ended_by = "length"
+        self.calls: list[str] = []
+        self.generated = 0
+        self.names: list[str] = []
+
+    async def collective_rpc(self, method: str, args: tuple = ()) -> list[Any]:
+        self.calls.append(method)
+        await asyncio.sleep(0)
+        found = [getattr(WorkerExtension, method)(worker, *args) for worker in self.workers]
+        if method == "attn_res_trace":  # a stage has its own sites only
+            for stage, worker in enumerate(found):
+                worker["sites"] = [site for site in worker["sites"] if (site[0] > 6) == stage]
+        return found
+
+    async def is_sleeping(self) -> bool:
+        return self.asleep
+
+    async def generate(self, prompt, params, name: str):
+        assert params.temperature == 0
+        self.generated += 1
+        self.names.append(name)
+        for end in range(1, params.max_tokens + 1):
+            reason = self.ended_by if end == params.max_tokens else None
+            made = SimpleNamespace(token_ids=ANSWER[:end], finish_reason=reason)
+            yield SimpleNamespace(outputs=[made])
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        pass
+
+    def get_tokenizer(self):
+        return SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
+
+
+class Tokenization:
+    async def create_tokenize(self, asked, request) -> TokenizeResponse:
+        text = asked.messages[0]["content"] if hasattr(asked, "messages") else asked.prompt
+        return TokenizeResponse(tokens=TEXT[text], count=4, max_model_len=256)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_world():
+    with world(BLOCK):
+        yield
+
+
+def app_of(client: Client) -> TestClient:
+    app = FastAPI()
+    app.state.args = SimpleNamespace(log_error_stack=False)
+    app.state.engine_client = client
+    app.state.serving_tokenization = Tokenization()
+    models = [SimpleNamespace(name="demo")]
+    app.state.openai_serving_models = SimpleNamespace(base_model_paths=models)
+    client.vllm_config.model_config.skip_tokenizer_init = False
+    init_exception_handler(app)
+    plugin = EndpointPlugin()
+    plugin.attach_router(app)
+    asyncio.run(plugin.init_state(client, app.state, app.state.args))
+    client.calls.clear()
+    client.generated = 0  # without the warm-up
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_of_several_servers_asks_for_passes(client, rank, monkeypatch):
+    monkeypatch.setattr(client.vllm_config.parallel_config, "_api_process_rank", rank)
+    state = app_of(client).app.state
+    assert hasattr(state, "attn_res_counting") == (rank == 0)
+    counted: list[dict] = []
+    monkeypatch.setattr(metrics, "count_passes", counted.append)
+    assert asyncio.run(info.executed(client))  # as for each server's GET /v1/attn_res
+    assert len(counted) == (rank == 0)
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client(BLOCK)
+
+
+@pytest.fixture
+def app(client: Client) -> TestClient:
+    return app_of(client)
+
+
+def refused(app: TestClient, status: int, **body: Any) -> str:
+    """The one sentence of an error of OpenAI's shape."""
+    answer = app.post(URL, json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == status and error["type"]
+    message = error["message"]
+    assert message.endswith(".") and "\n" not in message and message.count(". ") == 0
+    return message
+
+
+@pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)
+def test_the_answer(folder):
+    """Every field, against the float64 model; sites of both stages, in order."""
+    (ids,) = fresh_prompts((21,))
+    model = oracle.load(folder)
+    weights, rms = wanted(model, ids)
+    found = app_of(Client(folder)).post(URL, json={"prompt": ids}).raise_for_status().json()
+    assert found["model"] == "demo"
+    assert found["prompt_tokens"] == found["total_tokens"] == 21
+    assert found["tokens"] == [
+        {"position": position, "id": token, "text": f"<{token}>"}
+        for position, token in enumerate(ids)
+    ]
+    kinds = [*model.spec.layout, (None, "final")]
+    assert len(found["sites"]) == len(weights) == model.spec.final + model.spec.final_mix
+    for index, site in enumerate(found["sites"]):
+        assert site["index"] == index
+        assert (site["layer"], site["kind"]) == kinds[index]
+        count = weights[index].shape[1]
+        names = ["embedding", *(f"block {number}" for number in range(1, count))]
+        reads_partial = model.spec.cumulative or index not in model.spec.starts
+        if reads_partial:
+            names[-1] = "partial"
+        assert site["sources"] == names
+        np.testing.assert_allclose(site["weights"], weights[index], atol=1e-4)
+        np.testing.assert_allclose(site["rms"], rms[index], rtol=1e-4)
+        np.testing.assert_allclose(np.sum(site["weights"], -1), 1, atol=1e-3)
+        own = weights[index].numpy()
+        np.testing.assert_allclose(site["entropy"], -(own * np.log(own)).sum(-1), atol=1e-4)
+
+
+def test_some_sites_and_tokens(app, client):
+    ids = fresh_prompts((30,))[0]
+    whole = app.post(URL, json={"prompt": ids}).json()
+    part = app.post(URL, json={"prompt": ids, "sites": [7, 2, 7], "tokens": [9, 0]}).json()
+    assert [site["index"] for site in part["sites"]] == [2, 7]
+    assert [token["position"] for token in part["tokens"]] == [0, 9]
+    for site in part["sites"]:
+        for key in ("weights", "rms", "entropy"):
+            everything = np.array(whole["sites"][site["index"]][key])
+            np.testing.assert_allclose(site[key], everything[[0, 9]], rtol=1e-3, atol=1e-5)
+    asked = {"prompt": ids, "sites": [0], "tokens": {"start": 28}}
+    assert [token["id"] for token in app.post(URL, json=asked).json()["tokens"]] == ids[28:]
+    asked["tokens"] = {"end": 2}
+    assert [token["id"] for token in app.post(URL, json=asked).json()["tokens"]] == ids[:2]
+    assert client.generated == 0
+
+
+def test_generated_tokens_are_traced_as_well(app):
+    """Those that were not reached are left out, and so is what was not asked for."""
+    ids = fresh_prompts((5,))[0]
+    found = app.post(URL, json={"prompt": ids, "max_tokens": 9, "sites": [3]}).json()
+    assert [token["id"] for token in found["tokens"]] == ids + ANSWER
+    assert (found["prompt_tokens"], found["total_tokens"]) == (5, 8)
+    again = app.post(URL, json={"prompt": ids + ANSWER, "sites": [3]}).json()
+    assert again["sites"] == found["sites"]
+    some = {"prompt": ids, "max_tokens": 9, "sites": [3], "tokens": [6, 13]}
+    assert [token["id"] for token in app.post(URL, json=some).json()["tokens"]] == [8]
+    some["tokens"] = [13]
+    nothing = app.post(URL, json=some).json()
+    assert nothing["tokens"] == nothing["sites"][0]["weights"] == []
+
+
+@pytest.mark.parametrize("way", ["--override-generation-config", "--generation-config"])
+def test_an_answer_is_as_long_as_the_generation_config_allows(app, client, tmp_path, way):
+    """As those of vLLM's routes are; the checkpoint's own is a default there, not a bound."""
+    config, bound = client.vllm_config.model_config, {"max_new_tokens": 2}
+    if way == "--generation-config":
+        (tmp_path / "generation_config.json").write_text(json.dumps(bound))
+        config.generation_config = str(tmp_path)
+    else:
+        config.override_generation_config = bound
+    for asked, got in ((1, 1), (3, 2)):
+        found = app.post(URL, json={"prompt": [3], "max_tokens": asked, "sites": [0]}).json()
+        assert found["total_tokens"] == 1 + got
+
+
+@pytest.mark.parametrize(
+    "asked", [{"prompt": "hello"}, {"messages": [{"role": "user", "content": "hello"}]}], ids=str
+)
+def test_text_and_chat(app, asked):
+    found = app.post(URL, json=asked | {"model": "demo", "sites": [0]}).json()
+    assert [token["id"] for token in found["tokens"]] == TEXT["hello"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "exactly one of `prompt` and `messages`"),
+        ({"prompt": "hello", "messages": []}, "exactly one of"),
+        ({"prompt": 5}, "prompt: Input should be a valid string or"),
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [-1]}, "prompt: "),
+        ({"prompt": [True]}, "prompt: "),
+        ({"prompt": [320]}, "Token 320 is not in the vocabulary of 320 tokens"),
+        ({"messages": [{"content": "hello"}]}, "messages: "),
+        ({"prompt": [3], "max_tokens": -1}, "max_tokens: "),
+        ({"prompt": [3], "max_tokens": 256}, "at most 256 tokens"),
+        ({"prompt": [3], "max_tokens": 10**15}, "at most 256 tokens"),
+        ({"prompt": [3], "tokens": {"start": 10**15}}, "range of tokens is empty"),
+        ({"prompt": [3] * 257}, "at most 256 tokens"),
+        ({"prompt": [3], "sites": [11]}, "no site 11; this model's are 0 to 10"),
+        ({"prompt": [3], "sites": ["final"]}, "sites: "),
+        ({"prompt": [3], "tokens": [1]}, "no token 1; the sequence has at most 1"),
+        ({"prompt": [3], "tokens": {"start": 1}}, "range of tokens is empty"),
+        ({"prompt": [3], "tokens": {"from": 1}}, "tokens: "),
+        ({"prompt": [3], "site": [1]}, "site: Extra inputs are not permitted"),
+    ],
+    ids=str,
+)
+def test_a_bad_request_is_one_sentence(app, client, body, said):
+    assert said in refused(app, 400, **body)
+    assert "attn_res_trace" not in client.calls and client.generated == 0
+
+
+def test_too_many_weights(app):
+    """The limit is of tokens x sites x sources, tokens that may be generated too; it is named."""
+    whole = app.post(URL, json={"prompt": [3]}).json()["sites"]
+    each, last = sum(len(site["sources"]) for site in whole), len(whole[10]["sources"])
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=10 * each)
+    app.post(URL, json={"prompt": [3] * 10}).raise_for_status()
+    for asked in ({"prompt": [3] * 11}, {"prompt": [3] * 10, "max_tokens": 1}):
+        message = refused(app, 400, **asked)
+        assert f"at most {10 * each} weights" in message and "--max-trace-weights" in message
+        assert f"11 tokens x 11 sites have {11 * each}" in message
+    app.post(URL, json={"prompt": [3] * 11, "tokens": {"end": 10}}).raise_for_status()
+    app.post(URL, json={"prompt": [3] * 11, "sites": [10]}).raise_for_status()
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=2 * last)
+    app.post(URL, json={"prompt": [3] * 2, "sites": [10]}).raise_for_status()
+    assert f"3 tokens x 1 sites have {3 * last}" in refused(app, 400, prompt=[3] * 3, sites=[10])
+
+
+def test_too_many_tokens(app):
+    app.app.state.args.attn_res_policy = Policy(max_trace_tokens=20)
+    app.post(URL, json={"prompt": [3] * 20, "sites": [0], "tokens": [0]}).raise_for_status()
+    for asked in ({"prompt": [3] * 21}, {"prompt": [3], "max_tokens": 20}):
+        message = refused(app, 400, **asked, sites=[0], tokens=[0])
+        assert "at most 20 tokens (--max-trace-tokens)" in message
+
+
+@pytest.mark.parametrize(("sublayers", "block"), [(128, 1), (16, 4)])
+def test_the_largest_answer_is_some_megabytes(sublayers, block):
+    """By default, where small weights take most characters: deep Full AttnRes, and few blocks."""
+    spec = AttnResSpec(Layout.of(sublayers // 2), tuple(range(0, sublayers, block)), 1e-6)
+    each = sum(site.num_sources for site in sites(spec))
+    rows = Policy().max_trace_weights // each
+    draw = np.random.default_rng(0)
+    pieces = []
+    for site in sites(spec):
+        weights = draw.dirichlet(np.full(site.num_sources, 0.3), rows).astype(np.float32)
+        sizes = draw.lognormal(size=weights.shape).astype(np.float32)
+        pieces.append((site, weights.tobytes(), sizes.tobytes()))
+    assert 4e6 < len(trace._encode({}, pieces, rows)) < 8e6
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'"x"', b"\xff\xfe"])
+def test_a_malformed_body(app, content):
+    answer = app.post(URL, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith(".")
+
+
+def test_another_content_type(app):
+    answer = app.post(URL, content=b'{"prompt": [3]}', headers={"content-type": "text/plain"})
+    assert answer.status_code == 400
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_unknown_model(app):
+    assert "`nope` does not exist" in refused(app, 404, model="nope", prompt=[3])
+
+
+def test_turned_off(app, client):
+    client.vllm_config.additional_config = {"attnres_trace": "off"}
+    assert "--disable-trace" in refused(app, 403, prompt=[3])
+    assert client.calls == []
+
+
+def test_standard_residuals(app, client):
+    client.vllm_config.model_config.hf_config.attn_res = None
+    assert "standard residuals" in refused(app, 400, prompt=[3])
+    client.vllm_config.model_config.hf_config = LlamaConfig()  # a model of vLLM's own
+    assert "standard residuals" in refused(app, 400, prompt=[3])
+
+
+def test_a_client_that_has_gone_is_no_error_of_the_server(app, monkeypatch):
+    async def gone(*_):
+        return None
+
+    monkeypatch.setattr(requests, "until_disconnect", gone)
+    assert app.post(URL, json={"prompt": [3]}).status_code == 499
+
+
+def test_replaced_extension(app, client):
+    client.vllm_config.parallel_config.worker_extension_cls = "my.Own"
+    assert "--worker-extension-cls" in refused(app, 501, prompt=[3])
+
+
+def test_untraceable(app, client):
+    client.vllm_config.lora_config = object()
+    assert "LoRA" in refused(app, 501, prompt=[3])
+
+
+def test_asleep(app, client):
+    client.asleep = client.vllm_config.model_config.enable_sleep_mode = True
+    assert "asleep" in refused(app, 503, prompt=[3])
+
+
+def test_a_body_that_is_no_text(app):
+    answer = app.post(URL, content=b"\x80", headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "is not in UTF-8" in answer.json()["error"]["message"]
+
+
+def test_the_engine_knows_a_trace_by_its_request_id(app, client):
+    asked = {"prompt": [3], "max_tokens": 1, "sites": [0]}
+    for headers in ({"X-Request-Id": "order-7"}, {}):
+        assert app.post(URL, json=asked, headers=headers).status_code == 200
+    first, second = client.names[-2:]
+    assert first == "attn-res-trace-order-7" != second
+
+
+def test_a_worker_that_fails_is_an_error(app, client, monkeypatch):
+    monkeypatch.setattr(
+        WorkerExtension, "attn_res_trace", lambda *_: {"problem": "the test says no.", "sites": []}
+    )
+    assert refused(app, 500, prompt=[3]) == "The test says no."
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_was_given_up_is_not_traced(app, client, reason):
+    client.ended_by = reason
+    answer = app.post(URL, json={"prompt": [3], "max_tokens": 2, "sites": [0]})
+    assert answer.status_code == 500 and "attn_res_trace" not in client.calls
+
+
+def test_without_a_tokenizer(app, client):
+    client.vllm_config.model_config.skip_tokenizer_init = True
+    assert "give token ids" in refused(app, 400, prompt="hello")
+    found = app.post(URL, json={"prompt": [3, 4], "sites": [0]}).json()
+    assert [token["text"] for token in found["tokens"]] == [None, None]
+
+
+def test_one_replay_at_a_time_and_none_for_who_left():
+    """Two clients go away, one whose replay runs and one in the queue; the third is answered."""
+    begun: list[int] = []
+    running = most = 0
+
+    async def collective_rpc(method: str, args: tuple) -> list[dict]:
+        nonlocal running, most
+        begun.append(args[0][0])
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return [{"problem": None, "sites": [[0, b"w", b"r"]]}]
+
+    async def main() -> dict:
+        state = SimpleNamespace(attn_res_replays=asyncio.Lock())
+        client = SimpleNamespace(collective_rpc=collective_rpc)
+        asked = [
+            asyncio.ensure_future(trace._replay(state, client, [number], [0], [0]))
+            for number in range(3)
+        ]
+        await asyncio.sleep(0.01)
+        asked[0].cancel()
+        asked[1].cancel()
+        answer = await asked[2]
+        assert not state.attn_res_replays.locked()
+        return answer
+
+    assert asyncio.run(main()) == {0: (b"w", b"r")}
+    assert begun == [0, 2] and most == 1
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_an_engine_that_dies_fails_who_waits_for_its_workers(app, client, monkeypatch, call):
+    """Soon, whichever call it was, and the next replay has its turn; vLLM lets them wait."""
+    monkeypatch.setattr(requests, "LOOK", 0.01)
+    answer = client.collective_rpc
+
+    async def dies(method: str, args: tuple = ()) -> list[Any]:
+        if len(client.calls) == call:
+            client.errored = True
+            await asyncio.sleep(20)
+        return await answer(method, args)
+
+    monkeypatch.setattr(client, "collective_rpc", dies)
+    failed = metrics.traces.labels("failed")._value.get()
+    assert app.post(URL, json={"prompt": [3], "sites": [0]}).status_code == 500
+    assert metrics.traces.labels("failed")._value.get() == failed + 1
+    assert not app.app.state.attn_res_replays.locked()
+
+
+def test_numbers_are_short():
+    """Six significant digits, whatever the size; zero stays zero."""
+    values = np.array([0, 1.23456789e-12, 0.1234567, 123456789.0, 1], np.float32)
+    found = trace_answer.short(values)
+    np.testing.assert_allclose(found, values, rtol=1e-5)
+    assert all(len(json.dumps(value)) <= 12 for value in found)

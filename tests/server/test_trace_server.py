@@ -1,0 +1,159 @@
+"""``POST /v1/attn_res/trace`` through a server that answers others meanwhile."""
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+
+import httpx
+import pytest
+from faults import find, metrics, until, value
+from openai import OpenAI
+from serving import DEMO, running_demo
+from trace_http import URL, check, others, trace
+
+from attnres_serve import cli
+from attnres_serve.verify.oracle import load
+from tests.server.test_server import ROOT, at, run
+
+pytestmark = pytest.mark.engine
+
+KEY = "a-key-of-the-test"
+TEXT = "import os\nimport sys\n\n\nclass Stack:\n    def __init__(self" * 6  # longer than a chunk
+CHUNK = 64
+WEIGHTS = 29000  # 57 sources of all sites together, times 508 tokens
+CLIENTS, LONG = 3, 500  # that go away, and the tokens that each asks for
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    flags = ("--max-model-len", "512", "--dtype", "float32", "--api-key", KEY)
+    flags += ("--max-trace-weights", str(WEIGHTS))
+    chunked = ("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8")
+    stays = {"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}  # for the last test
+    with running_demo(log, *flags, *chunked, **stays) as running_server:
+        running_server.client.headers["authorization"] = f"Bearer {KEY}"
+        yield running_server
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(DEMO)
+
+
+def test_beside_other_requests(server, model):
+    """Text, cached or not, and an answer, which is the one that a completion gives."""
+    with others(server, [[3 + number] * (5 + 40 * number) for number in range(3)]):
+        found = [trace(server, prompt=TEXT, max_tokens=6) for _ in range(2)]
+        answer = server.complete(TEXT, max_tokens=6)["choices"][0]["text"]
+    for one in found:
+        assert one["prompt_tokens"] > CHUNK
+        generated = one["tokens"][one["prompt_tokens"] :]
+        assert "".join(token["text"] for token in generated) == answer
+        check(one, model)
+
+
+def test_chat(server, model):
+    messages = [{"role": "user", "content": "def add(a, b):"}]
+    found = trace(server, model="demo", messages=messages)
+    client = OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
+    asked = client.chat.completions.create(model="demo", messages=messages, max_tokens=1)
+    assert found["prompt_tokens"] == asked.usage.prompt_tokens
+    check(found, model)
+
+
+def test_only_with_the_key(server):
+    for headers in ({}, {"authorization": "Bearer another"}):
+        answer = httpx.post(server.url + URL, json={}, headers=headers)
+        assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (400, {"prompt": [3] * 513}, "at most 512 tokens"),
+        (400, {"prompt": [3] * 510}, "at most 29000 weights"),
+        (400, {"prompt": [3], "sites": [999]}, "no site 999"),
+        (400, {"messages": [{"role": "user", "content": 5}]}, "messages"),
+        (400, {}, "exactly one of"),
+        (404, {"prompt": [3], "model": "nope"}, "nope"),
+    ],
+    ids=str,
+)
+def test_bad_requests(server, status, body, said):
+    answer = server.client.post(URL, json=body)
+    assert answer.status_code == status
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_client_that_goes_away_leaves_nothing(server, model):
+    """Its generation is aborted, which is counted, and the next trace is answered."""
+
+    def counts() -> tuple[float, float]:
+        text = metrics(server)
+        return (
+            value(text, "attnres_traces_total", outcome="cancelled"),
+            value(text, "vllm:generation_tokens_total"),
+        )
+
+    def running(requests: int) -> bool:
+        return value(metrics(server), "vllm:num_requests_running") == requests
+
+    cancelled, generated = counts()
+    asked = json.dumps({"prompt": [3, 4, 5], "max_tokens": LONG})
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    for _ in range(CLIENTS):
+        with closing(HTTPConnection("127.0.0.1", server.client.base_url.port)) as client:
+            client.request("POST", URL, asked, headers)
+            until(lambda: running(1), 30)
+        until(lambda: running(0), 30)
+    check(trace(server, prompt=[3, 4, 5]), model)
+    more_cancelled, more_generated = counts()
+    assert more_cancelled - cancelled == CLIENTS
+    assert more_generated - generated < CLIENTS * LONG / 2
+
+
+def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
+    """``attnres-serve inspect --url`` writes the route's answer, or asks for the key."""
+    out = tmp_path / "trace.json"
+    words = ["inspect", "--url", server.url, "--prompt", TEXT, "--max-tokens", "3"]
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert cli.main([*words, "--out", str(out)]) == 2
+    assert "wants an API key" in capsys.readouterr().err
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert cli.main([*words, "--out", str(out)]) == 0
+    assert json.loads(out.read_text()) == trace(server, prompt=TEXT, max_tokens=3)
+
+
+def test_the_example_of_the_documentation(server):
+    """The trace of docs/use/inspect.md, word for word but for the address and the key."""
+    page = (ROOT / "docs" / "use" / "inspect.md").read_text()
+    (curl,) = re.findall(
+        r"```bash\n(curl http://127.0.0.1:8000/v1/attn_res/trace.*?)```", page, re.S
+    )
+    key = f"-H 'Authorization: Bearer {KEY}' -H"
+    done = run(["bash", "-c", at(server, curl).replace("-H", key, 1)])
+    assert '"kind": "mlp"' in done and '"index": 4' in done
+
+
+def test_a_trace_whose_engine_dies_fails(server):
+    """The last test: the engine is killed while it is asked, and the server outlives it."""
+    engine = find(server.process.pid, "EngineCore")
+    failed = value(metrics(server), "attnres_traces_total", outcome="failed")
+    engine.suspend()  # it will not have answered
+    with ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(server.client.post, URL, json={"prompt": [3]}, timeout=20),
+            pool.submit(server.client.get, "/v1/attn_res", timeout=20),
+        ]
+        time.sleep(1)
+        assert not any(one.done() for one in asked)
+        engine.kill()
+        assert [one.result().status_code for one in asked] == [500, 500]
+    assert value(metrics(server), "attnres_traces_total", outcome="failed") == failed + 1
+    assert server.client.get("/ready").json()["reason"] == "The engine is dead."
+    assert server.client.get("/health").status_code == 503
+    assert server.client.post("/v1/completions", json={"prompt": [3]}).status_code == 500

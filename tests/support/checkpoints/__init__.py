@@ -1,0 +1,32 @@
+"""Makers of tiny random checkpoints on disk, each servable on its own.
+
+Every tensor is drawn from a generator seeded by its Hugging Face name, so `write_standard` and
+`write_house` with one seed share all weights but the residual ones. Values are bf16 numbers
+whatever dtype they are stored in. Weights are large enough for spiky depth weights, uneven
+attention and clear greedy choices; `scale` multiplies the embedding and the sublayers' outputs, so
+a small one brings the residual stream down to the norms' eps.
+"""
+
+from checkpoints.fla import house_copy_of_fla, write_fla
+from checkpoints.house import add_zero_queries, write_house, write_standard
+from checkpoints.nanogpt import house_copy_of_nanogpt, write_nanogpt
+from checkpoints.quantized import INT8, dequantised, quantised
+from checkpoints.qwen import write_kimi_names, write_mode, write_titan
+from checkpoints.tensors import GOLDENS
+
+__all__ = [
+    "GOLDENS",
+    "INT8",
+    "add_zero_queries",
+    "dequantised",
+    "house_copy_of_fla",
+    "house_copy_of_nanogpt",
+    "quantised",
+    "write_fla",
+    "write_house",
+    "write_kimi_names",
+    "write_mode",
+    "write_nanogpt",
+    "write_standard",
+    "write_titan",
+]

@@ -1,0 +1,140 @@
+"""FLA's `transformer`."""
+
+import json
+from pathlib import Path
+
+import torch
+from family_facts import FACTS
+from safetensors.torch import load_file
+
+from checkpoints.tensors import base_shapes, draw, renamed, residual_shapes, write
+
+_HF_OF_FLA = {
+    "model.embeddings.": "model.embed_tokens.",
+    "model.res_proj.": "model.output_attn_res_proj.",
+    "model.res_norm.": "model.output_attn_res_norm.",
+    ".attn_norm.": ".input_layernorm.",
+    ".mlp_norm.": ".post_attention_layernorm.",
+    ".attn.": ".self_attn.",
+    ".attn_res_proj.": ".self_attention_res_proj.",
+    ".attn_res_norm.": ".self_attention_res_norm.",
+}
+
+
+def write_fla(
+    folder: str | Path,
+    *,
+    layers: int = 3,
+    block_size: int | None = 4,
+    hidden: int = 64,
+    heads: int = 2,
+    kv_heads: int | None = 1,
+    intermediate: int | None = 96,
+    hidden_ratio: int | None = 4,
+    vocab: int = 320,
+    seed: int = 0,
+    scale: float = 1.0,
+    tie: bool = False,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    window_size: int | None = None,
+    norm_eps: float = 1e-6,
+    rope_theta: float = 10000.0,
+    max_positions: int = 512,
+    zero_queries: bool = False,
+    dtype: str = "bfloat16",
+) -> Path:
+    """An FLA `transformer` checkpoint; `block_size` None has ordinary residuals.
+
+    `kv_heads` and `intermediate` None are written as null. Returns the folder.
+    """
+    config = {
+        "architectures": ["TransformerForCausalLM"],
+        "model_type": "transformer",
+        "attnres_block_size": block_size,
+        "bos_token_id": 1,
+        "elementwise_affine": True,
+        "eos_token_id": 2,
+        "fuse_cross_entropy": False,
+        "fuse_linear_cross_entropy": False,
+        "fuse_norm": False,
+        "fuse_swiglu": False,
+        "hidden_act": "swish",
+        "hidden_ratio": hidden_ratio,
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": max_positions,
+        "norm_eps": norm_eps,
+        "num_heads": heads,
+        "num_hidden_layers": layers,
+        "num_kv_heads": kv_heads,
+        "pad_token_id": None,
+        "qk_norm": qk_norm,
+        "qkv_bias": qkv_bias,
+        "rope_theta": rope_theta,
+        "tie_word_embeddings": tie,
+        "use_cache": True,
+        "use_l2warp": False,
+        "vocab_size": vocab,
+        "window_size": window_size,
+    }
+    if intermediate is None:
+        intermediate = -(-int(hidden * (hidden_ratio or 4) * 2 / 3) // 256) * 256
+    shapes = base_shapes(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_dim=hidden // heads,
+        intermediate=intermediate,
+        vocab=vocab,
+        biases=["q_proj", "k_proj", "v_proj"] if qkv_bias else [],
+        qk_norm=qk_norm,
+        tie=tie,
+    )
+    if block_size is not None:
+        shapes |= residual_shapes(layers, hidden, True)
+    tensors = {name: draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
+    if zero_queries:
+        tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
+    tensors = renamed(tensors, {hf: fla for fla, hf in _HF_OF_FLA.items()})
+    return write(Path(folder), config, tensors, dtype)
+
+
+def house_copy_of_fla(src: str | Path, dst: str | Path) -> Path:
+    """An FLA checkpoint rewritten in the house format, or a ValueError if it cannot be exact.
+
+    Without per-head norms it becomes `attnres_llama`, with biases `attnres_qwen2`, with per-head
+    norms `attnres_qwen3`. Returns `dst`.
+    """
+    src = Path(src)
+    fla = json.loads((src / "config.json").read_text())
+    eps, heads, hidden = fla["norm_eps"], fla["num_heads"], fla["hidden_size"]
+    if fla["attnres_block_size"] is None or fla["window_size"] is not None:
+        raise ValueError("the house format has neither ordinary residuals nor a window")
+    if fla["qk_norm"] and eps != 1e-5:
+        raise ValueError(f"FLA's per-head norms have eps 1e-5, those of qwen3 would have {eps}")
+    if fla["qk_norm"] and fla["qkv_bias"]:
+        raise ValueError("no base family has per-head norms and biases on q, k, v alone")
+    base = "qwen3" if fla["qk_norm"] else "qwen2" if fla["qkv_bias"] else "llama"
+    tensors = renamed(load_file(src / "model.safetensors"), _HF_OF_FLA)
+    config = {
+        "architectures": [f"AttnRes{FACTS[base].title}ForCausalLM"],
+        "model_type": f"attnres_{base}",
+        "attn_res": {"block_size": fla["attnres_block_size"]},
+        "hidden_act": "silu",
+        "intermediate_size": tensors["model.layers.0.mlp.gate_proj.weight"].shape[0],
+        "num_attention_heads": heads,
+        "num_key_value_heads": fla["num_kv_heads"] or heads,
+        "rms_norm_eps": eps,
+        "rope_parameters": {"rope_theta": fla["rope_theta"], "rope_type": "default"},
+    }
+    same = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
+    same += ("tie_word_embeddings", "bos_token_id", "eos_token_id", "initializer_range")
+    config |= {key: fla[key] for key in same}
+    if base != "qwen2":
+        config |= {"head_dim": hidden // heads, "attention_bias": False}
+    if base == "llama":
+        config["mlp_bias"] = False
+    return write(Path(dst), config, tensors, fla["dtype"])

@@ -1,0 +1,172 @@
+"""Ordinary checkpoints, and those of the house format."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from family_facts import FACTS, QKV
+from safetensors.torch import load_file
+from torch import Tensor
+
+from checkpoints.hugging_face import write_tiny
+from checkpoints.tensors import base_shapes, draw, residual_shapes, write
+
+
+def _blocks(block_size: int | None, block_starts: Sequence[int] | None) -> dict:
+    if (block_size is None) == (block_starts is None):
+        raise ValueError("give either block_size or block_starts")
+    return {"block_size": block_size} if block_starts is None else {"block_starts": [*block_starts]}
+
+
+def write_standard(
+    folder: str | Path,
+    base: str = "llama",
+    *,
+    layers: int = 3,
+    hidden: int = 64,
+    heads: int = 2,
+    kv_heads: int = 1,
+    head_dim: int = 32,
+    intermediate: int = 96,
+    vocab: int = 320,
+    seed: int = 0,
+    scale: float = 1.0,
+    tie: bool = False,
+    rms_norm_eps: float = 1e-6,
+    rope_theta: float = 10000.0,
+    max_positions: int = 512,
+    attention_bias: bool = False,
+    mlp_bias: bool = False,
+    dtype: str = "bfloat16",
+    changes: dict | None = None,
+) -> Path:
+    """An ordinary checkpoint of a family. Returns its folder.
+
+    `changes` are further keys of its config.json. `gated_llama` is for `write_house`: there is no
+    ordinary model of that name.
+    """
+    facts = FACTS[base]
+    if facts.is_tiny:
+        return write_tiny(Path(folder), base, layers, seed, scale, dtype, changes or {})
+    given = {"head_dim": head_dim, "attention_bias": attention_bias, "mlp_bias": mlp_bias}
+    usual = {"head_dim": hidden // heads, "attention_bias": False, "mlp_bias": False}
+    for key in set(given) - set(facts.options):
+        if given[key] != usual[key]:
+            raise ValueError(f"{base} has no {key}")
+    config = {
+        "architectures": [f"{FACTS[base].title}ForCausalLM"],
+        "model_type": base,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": max_positions,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": rms_norm_eps,
+        "rope_parameters": {"rope_theta": rope_theta, "rope_type": "default"},
+        "tie_word_embeddings": tie,
+        "use_cache": True,
+        "vocab_size": vocab,
+    }
+    config |= {key: given[key] for key in facts.options} | (changes or {})
+    biases = [*facts.biased, *((*QKV, "o_proj", "attn_gate") if attention_bias else ())]
+    biases += ["gate_proj", "up_proj", "down_proj"] if mlp_bias else []
+    shapes = base_shapes(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocab=vocab,
+        biases=biases,
+        qk_norm=facts.has_head_norms,
+        tie=tie,
+        gate=facts.has_gate,
+    )
+    tensors = {name: draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
+    return write(Path(folder), config, tensors, dtype)
+
+
+def _add_residual(folder: Path, attn_res: dict, tensors: dict[str, Tensor], source: Path) -> Path:
+    """The ordinary checkpoint `source` as a house checkpoint with the residual `tensors`."""
+    config = json.loads((source / "config.json").read_text())
+    base = config["model_type"]
+    config["model_type"] = f"attnres_{base}"
+    config["architectures"] = [f"AttnRes{FACTS[base].title}ForCausalLM"]
+    config["attn_res"] = attn_res
+    merged = load_file(source / "model.safetensors") | tensors
+    return write(folder, config, merged, config["dtype"])
+
+
+def write_house(
+    folder: str | Path,
+    base: str = "llama",
+    *,
+    block_size: int | None = None,
+    block_starts: Sequence[int] | None = None,
+    final_mix: bool | None = None,
+    key_norm_eps: float | None = None,
+    attn_res: dict | None = None,
+    qk_norm_eps: float | None = None,
+    zero_queries: bool = False,
+    **options,
+) -> Path:
+    """A house-format checkpoint; `options` are those of `write_standard`. Returns its folder.
+
+    `final_mix` and `key_norm_eps` are left out of the config when None; `attn_res` holds further
+    keys of its dictionary of that name.
+    """
+    given = {"final_mix": final_mix, "key_norm_eps": key_norm_eps}
+    attn_res = _blocks(block_size, block_starts) | (attn_res or {})
+    attn_res |= {key: value for key, value in given.items() if value is not None}
+    folder = write_standard(folder, base, **options)
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    owners = {
+        None: range(2 * layers),
+        "layer": range(0, 2 * layers, 2),
+        "block": block_starts or range(0, 2 * layers, block_size or 1),
+    }[attn_res.get("shared_queries")]
+    shapes = residual_shapes(
+        layers,
+        config["hidden_size"],
+        attn_res.get("final_mix", True),
+        attn_res.get("recency_bias", False),
+        owners,
+    )
+    seed = options.get("seed", 0)
+    tensors = {name: draw(name, shape, seed, 1.0, False) for name, shape in shapes.items()}
+    if zero_queries:
+        tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
+    _add_residual(folder, attn_res, tensors, folder)
+    if qk_norm_eps is not None:
+        config = json.loads((folder / "config.json").read_text()) | {"qk_norm_eps": qk_norm_eps}
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def add_zero_queries(
+    src: str | Path,
+    dst: str | Path,
+    block_size: int | None = None,
+    *,
+    block_starts: Sequence[int] | None = None,
+) -> Path:
+    """An ordinary checkpoint rewritten with zero queries and unit key norms.
+
+    Both compute the same function, up to the norms' eps. Returns `dst`.
+    """
+    src = Path(src)
+    config = json.loads((src / "config.json").read_text())
+    shapes = residual_shapes(config["num_hidden_layers"], config["hidden_size"], True)
+    tensors = {
+        name: torch.zeros(shape) if "_res_proj" in name else torch.ones(shape)
+        for name, shape in shapes.items()
+    }
+    return _add_residual(Path(dst), _blocks(block_size, block_starts), tensors, src)

@@ -1,0 +1,40 @@
+"""Ordinary checkpoints of families without a maker of their own, by Hugging Face's class."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from safetensors.torch import load_file
+from tiny import TINY
+from torch import Tensor
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+from checkpoints.tensors import draw, write
+
+
+def tiny(base: str, **changes: Any) -> dict[str, Any]:
+    """The config.json of a tiny model, with the vocabulary of the tests' tokenizer."""
+    config = TINY[base] | {"vocab_size": 320, "max_position_embeddings": 512} | changes
+    if base == "olmoe":
+        config["rms_norm_eps"] = 1e-5
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
+    return config
+
+
+def saved(config: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors that Hugging Face's class saves of a model that it begins."""
+    own = CONFIG_MAPPING[config["model_type"]].from_dict(config)
+    with TemporaryDirectory() as folder:
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own).save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
+
+
+def write_tiny(
+    folder: Path, base: str, layers: int, seed: int, scale: float, dtype: str, changes: dict
+) -> Path:
+    """An ordinary checkpoint of random weights. Returns its folder."""
+    config = tiny(base, num_hidden_layers=layers, **changes)
+    shapes = {name: tuple(tensor.shape) for name, tensor in saved(config).items()}
+    tensors = {name: draw(name, shape, seed, scale, False) for name, shape in shapes.items()}
+    return write(folder, config, tensors, dtype)

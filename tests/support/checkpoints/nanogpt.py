@@ -1,0 +1,149 @@
+"""BabyLM's `nanogpt`."""
+
+import json
+from pathlib import Path
+
+import torch
+from family_facts import FACTS
+from safetensors.torch import load_file
+
+from checkpoints.tensors import base_shapes, draw, renamed, residual_shapes, write
+
+_HF_OF_NANOGPT = {  # before "transformer.h." becomes "model.layers."
+    "transformer.wte.": "model.embed_tokens.",
+    "transformer.ln_f.": "model.norm.",
+    ".ln_1.": ".input_layernorm.",
+    ".ln_2.": ".post_attention_layernorm.",
+    ".attn.c_proj.": ".self_attn.o_proj.",
+    ".attn.attn_gate.": ".self_attn.attn_gate.",
+    ".mlp.c_gate.": ".mlp.gate_proj.",
+    ".mlp.c_val.": ".mlp.up_proj.",
+    ".mlp.c_proj.": ".mlp.down_proj.",
+    ".attn_res_q1": ".self_attention_res_proj.weight",
+    ".attn_res_q2": ".mlp_res_proj.weight",
+    ".attn_res_norm1.": ".self_attention_res_norm.",
+    ".attn_res_norm2.": ".mlp_res_norm.",
+    "attn_res_qf": "model.output_attn_res_proj.weight",
+    "attn_res_normf.": "model.output_attn_res_norm.",
+}
+
+
+def write_nanogpt(
+    folder: str | Path,
+    *,
+    layers: int = 4,
+    block_size: int | None = 4,
+    hidden: int = 64,
+    heads: int = 2,
+    swiglu_mult: float = 8 / 3,
+    vocab: int = 320,
+    context: int = 512,
+    gate: bool = True,
+    bias: bool = False,
+    seed: int = 0,
+    scale: float = 1.0,
+    tie: bool = True,
+    eps: float = 1e-5,
+    rope_theta: float = 10000.0,
+    zero_queries: bool = False,
+    dtype: str = "bfloat16",
+) -> Path:
+    """A BabyLM `nanogpt` checkpoint; `block_size` None has ordinary residuals. Returns the folder.
+
+    `tie` True is left out of the config, as Transformers does when it writes one.
+    """
+    classes = {"AutoConfig": "NanoGPTConfig", "AutoModelForCausalLM": "NanoGPTForCausalLM"}
+    config = {
+        "architectures": ["NanoGPTForCausalLM"],
+        "auto_map": {auto: f"modeling_nanogpt.{name}" for auto, name in classes.items()},
+        "model_type": "nanogpt",
+        "attn_res_block_size": block_size or 2,
+        "bias": bias,
+        "bidirectional": False,
+        "block_size": context,
+        "bos_token_id": 1,
+        "dropout": 0.0,
+        "eos_token_id": 2,
+        "layer_norm_epsilon": eps,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_layer": layers,
+        "pad_token_id": 0,
+        "rope_theta": rope_theta,
+        "swiglu_mult": swiglu_mult,
+        "use_attn_gate": gate,
+        "use_attn_res": block_size is not None,
+        "use_rmsnorm": True,
+        "use_rope": True,
+        "use_swiglu": True,
+        "vocab_size": vocab,
+    }
+    if not tie:
+        config["tie_word_embeddings"] = False
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_gate")
+    shapes = base_shapes(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=64 * round(int(swiglu_mult * hidden) / 64),
+        vocab=vocab,
+        biases=(*linears, "gate_proj", "up_proj", "down_proj") if bias else (),
+        qk_norm=False,
+        tie=tie,
+        gate=gate,
+    )
+    if block_size is not None:
+        shapes |= residual_shapes(layers, hidden, True)
+    tensors = {name: draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
+    for name in shapes:
+        if "_res_proj" in name:
+            tensors[name] = torch.zeros(hidden) if zero_queries else tensors[name].flatten()
+    tensors = renamed(tensors, {hf: own for own, hf in _HF_OF_NANOGPT.items()})
+    for layer in range(layers):
+        stem = f"model.layers.{layer}."
+        for leaf in ("weight", "bias") if bias else ("weight",):
+            qkv = [tensors.pop(f"{stem}self_attn.{part}_proj.{leaf}") for part in "qkv"]
+            tensors[f"{stem}attn.c_attn.{leaf}"] = torch.cat(qkv)
+    tensors = renamed(tensors, {"model.layers.": "transformer.h."})
+    return write(Path(folder), config, tensors, dtype)
+
+
+def house_copy_of_nanogpt(src: str | Path, dst: str | Path) -> Path:
+    """A nanoGPT checkpoint rewritten in the house format. Returns `dst`."""
+    src = Path(src)
+    own = json.loads((src / "config.json").read_text())
+    tensors = {}
+    fused = load_file(src / "model.safetensors")
+    for name, tensor in renamed(fused, {"transformer.h.": "model.layers."}).items():
+        stem, found, leaf = name.partition(".attn.c_attn.")
+        for part, value in zip("qkv", tensor.chunk(3), strict=True) if found else ():
+            tensors[f"{stem}.self_attn.{part}_proj.{leaf}"] = value
+        if not found:
+            tensors[name] = tensor
+    tensors = renamed(tensors, _HF_OF_NANOGPT)
+    base = "gated_llama" if own["use_attn_gate"] else "llama"
+    config = {
+        "architectures": [f"AttnRes{FACTS[base].title}ForCausalLM"],
+        "model_type": f"attnres_{base}",
+        "attn_res": {"block_size": own["attn_res_block_size"], "key_norm_eps": 1e-5},
+        "attention_bias": own["bias"],
+        "head_dim": own["n_embd"] // own["n_head"],
+        "hidden_act": "silu",
+        "hidden_size": own["n_embd"],
+        "intermediate_size": tensors["model.layers.0.mlp.gate_proj.weight"].shape[0],
+        "max_position_embeddings": own["block_size"],
+        "mlp_bias": own["bias"],
+        "num_attention_heads": own["n_head"],
+        "num_hidden_layers": own["n_layer"],
+        "num_key_value_heads": own["n_head"],
+        "rms_norm_eps": own["layer_norm_epsilon"],
+        "rope_parameters": {"rope_theta": own["rope_theta"], "rope_type": "default"},
+        "tie_word_embeddings": own.get("tie_word_embeddings", True),
+    }
+    config |= {key: own[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
+    for name in tensors:
+        if "_res_proj" in name:
+            tensors[name] = tensors[name][None]
+    return write(Path(dst), config, tensors, own["dtype"])

@@ -1,0 +1,54 @@
+"""INT8 copies as saved by compressed-tensors."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+
+
+def quantised(folder: str | Path, source: str | Path, ignore: Sequence[str] = ()) -> Path:
+    """A copy with INT8 weights (one scale per row) and INT8 activations, as saved by
+    compressed-tensors. Returns its folder.
+
+    `ignore` names linear layers that stay as they are, beside the head.
+    """
+    folder, tensors = Path(folder), {}
+    shutil.copytree(source, folder)
+    for name, weight in load_file(folder / "model.safetensors").items():
+        stem = name.removesuffix(".weight")
+        if not stem.endswith("_proj") or "res_proj" in stem or stem in ignore:
+            tensors[name] = weight
+            continue
+        scale = weight.float().abs().amax(1, keepdim=True) / 127
+        tensors[name] = (weight.float() / scale).round().to(torch.int8)
+        tensors[f"{name}_scale"] = scale
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    group = {
+        "targets": ["Linear"],
+        "weights": INT8 | {"strategy": "channel", "dynamic": False},
+        "input_activations": INT8 | {"strategy": "token", "dynamic": True},
+    }
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", *ignore],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def dequantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The float tensors that INT8 ones stand for."""
+    return {
+        name: tensor.float() * tensors[f"{name}_scale"] if f"{name}_scale" in tensors else tensor
+        for name, tensor in tensors.items()
+        if not name.endswith("_scale")
+    }

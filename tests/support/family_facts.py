@@ -1,0 +1,95 @@
+"""What the tests know of each family, read off Hugging Face's classes and not off ours.
+
+The makers of checkpoints draw by it, and the tests of families run every variant.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+QKV = ("q_proj", "k_proj", "v_proj")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A family.
+
+    Attributes:
+        title: how the names of its classes begin.
+        options: keys that its config.json has and not every family's.
+        biased: projections that always have a bias.
+        has_head_norms: whether heads have a query and a key norm.
+        has_gate: whether attention has a gate on what it returns.
+        variants: further keys of config.json with which a model is served and compared, by a name.
+        is_tiny: whether checkpoints are made of the sizes in ``tiny`` by Hugging Face's class.
+        refused: keys of config.json with which vLLM would serve another model than Hugging Face's.
+    """
+
+    title: str
+    options: tuple[str, ...] = ("head_dim",)
+    biased: tuple[str, ...] = ()
+    has_head_norms: bool = False
+    has_gate: bool = False
+    is_tiny: bool = False
+    variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
+    refused: tuple[dict[str, Any], ...] = ()
+
+
+FACTS = {
+    "llama": Facts(
+        "Llama",
+        options=("head_dim", "attention_bias", "mlp_bias"),
+        refused=({"sliding_window": 24}, {"head_dim": 15}),
+    ),
+    "gated_llama": Facts(
+        "GatedLlama", options=("head_dim", "attention_bias", "mlp_bias"), has_gate=True
+    ),
+    "mistral": Facts(
+        "Mistral",
+        variants={
+            "": {"sliding_window": None},
+            "window": {"sliding_window": 24},
+            "stated window": {"sliding_window": 24, "layer_types": ["sliding_attention"] * 4},
+        },
+        refused=(
+            {"attention_bias": True},
+            {"use_sliding_window": True},
+            {"sliding_window": 24, "layer_types": ["full_attention"] * 2},
+            {"sliding_window": None, "layer_types": ["sliding_attention"] * 2},
+            {"llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.1}},
+        ),
+    ),
+    "qwen2": Facts("Qwen2", options=(), biased=QKV, refused=({"use_sliding_window": True},)),
+    "qwen3": Facts("Qwen3", options=("head_dim", "attention_bias"), has_head_norms=True),
+    "mixtral": Facts("Mixtral", is_tiny=True, refused=({"sliding_window": 24},)),
+    "qwen2_moe": Facts(
+        "Qwen2Moe",
+        is_tiny=True,
+        variants={"": {}, "dense layer": {"mlp_only_layers": [1]}},
+        refused=({"qkv_bias": False}, {"use_sliding_window": True}, {"head_dim": 64}),
+    ),
+    "qwen3_moe": Facts(
+        "Qwen3Moe",
+        is_tiny=True,
+        variants={"": {}, "dense layer": {"mlp_only_layers": [1], "norm_topk_prob": False}},
+        refused=({"attention_bias": True}, {"use_sliding_window": True}),
+    ),
+    "olmoe": Facts(
+        "Olmoe",
+        is_tiny=True,
+        refused=({"norm_topk_prob": True}, {"rms_norm_eps": 1e-6}, {"clip_qkv": 8.0}),
+    ),
+    "phi3": Facts("Phi3", is_tiny=True, refused=({"sliding_window": 24}, {"hidden_act": "gelu"})),
+    "glm4": Facts(
+        "Glm4",
+        is_tiny=True,
+        variants={"": {}, "biases": {"attention_bias": True}},
+        refused=({"hidden_act": "gelu"}, {"partial_rotary_factor": 0}),
+    ),
+    "ernie4_5": Facts("Ernie4_5", is_tiny=True, refused=({"use_bias": True},)),
+    "gemma": Facts("Gemma", is_tiny=True, refused=({"hidden_act": "silu"},)),
+    "gemma2": Facts(
+        "Gemma2",
+        is_tiny=True,
+        refused=({"hidden_activation": "silu"}, {"layer_types": ["conv"] * 4}),
+    ),
+}

@@ -1,0 +1,139 @@
+"""Processes of Python that begin with vLLM imported; ``zygote`` says how."""
+
+import atexit
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attnres_serve.server.start import preload
+
+ROOT = Path(__file__).parents[2]
+# Tiny models gain nothing by a second thread, and two engines side by side would wait for each
+# other's at every operator.  OpenMP reads it when it is loaded, which is before a fork.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# Variables that are read late enough, with the values that do not say what is imported.
+LATE = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_PLUGINS": "attnres"}
+LATE_ANY = {"VLLM_PP_LAYER_PARTITION", "VLLM_CPU_OMP_THREADS_BIND"}  # whatever the value
+
+
+class Forked:
+    """What the tests use of ``subprocess.Popen``."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        self.has_begun, self.has_ended = threading.Event(), threading.Event()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.has_ended.wait(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Zygote:
+    def __init__(self) -> None:
+        # As `serve` begins again, which a fork cannot.
+        self.env = {"LD_PRELOAD": ":".join(map(str, preload.libraries()))} | LATE | ONE_THREAD
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd=ROOT,
+            env=os.environ | self.env,
+        )
+        self.forked: list[Forked] = []
+        atexit.register(self.end)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def fork(self, argv: list[str], env: dict[str, str], out: Path, err: Path) -> Forked:
+        forked = Forked()
+        self.forked.append(forked)
+        env = {"LD_PRELOAD": self.env["LD_PRELOAD"]} | env
+        request = {"id": len(self.forked) - 1, "argv": argv, "env": env}
+        request |= {"out": str(out), "err": str(err)}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        assert forked.has_begun.wait(300), "the zygote does not answer"
+        return forked
+
+    def _listen(self) -> None:
+        for line in self.process.stdout:
+            found = json.loads(line)
+            forked = self.forked[found["id"]]
+            if "pid" in found:
+                forked.pid = found["pid"]
+                forked.has_begun.set()
+            else:
+                forked.returncode = found["status"]
+                forked.has_ended.set()
+
+    def end(self) -> None:
+        for forked in self.forked:
+            forked.kill()
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@functools.cache
+def _zygote() -> _Zygote:
+    return _Zygote()
+
+
+def _can_have(env: Mapping[str, str]) -> bool:
+    """False if a variable is among them that is read while vLLM, torch or Triton are imported."""
+    return all(name in LATE_ANY or LATE.get(name) == value for name, value in env.items())
+
+
+def begin(
+    arguments: Sequence[str],
+    log: Path,
+    env: dict[str, str],
+    own: Mapping[str, str],
+    fresh: bool = False,
+) -> Forked | subprocess.Popen:
+    """Begin a process: forked if it is one of this Python's that may be, else started anew.
+
+    Args:
+        arguments: the command line.
+        log: file for its output.
+        env: all variables.
+        own: those among them that are not as for most processes.
+        fresh: start it anew.
+    """
+    if arguments[0] == sys.executable and not fresh and _can_have(own):
+        return python(*arguments[1:], log=log, env=env)
+    with log.open("w") as output:
+        return subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT, env=env)
+
+
+def python(*words: str, log: Path, env: dict[str, str], err: Path | None = None) -> Forked:
+    """Begin ``python *words`` in the repository's folder, with vLLM imported.
+
+    Args:
+        words: the command line.
+        log: file for stdout, and for stderr where ``err`` is none of its own.
+        env: all variables; none that is read by imports may differ from those of most processes.
+        err: file for stderr.
+    """
+    return _zygote().fork(list(words), env, log, err or log)

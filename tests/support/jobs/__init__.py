@@ -1,0 +1,77 @@
+"""Jobs that run one after the other in a process of their own."""
+
+import json
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import forks
+from serving import TESTS, environment, tail
+
+VOCABULARY = 320  # of the checkpoints that tests write
+
+
+def fresh_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
+    return [[random.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+def engine_job(
+    checkpoint: Path,
+    prompts: list[list[int]],
+    algorithm: str | None,
+    mode: str = "eager",
+    backend: str = "cpp",
+    lora: Path | None = None,
+    reload: Path | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """A job for ``run_engine``; no algorithm for a model without AttnRes, options of vllm.LLM's."""
+    return {
+        "checkpoint": str(checkpoint),
+        "prompts": prompts,
+        "algorithm": algorithm,
+        "backend": backend,
+        "mode": mode,
+        "chunk": 0,
+        "options": options,
+        "lora": lora and str(lora),
+        "reload": reload and str(reload),
+        "env": {},
+    }
+
+
+def run_engine(jobs: list[dict[str, Any]], folder: Path, **env: str) -> dict[str, Any]:
+    """Run jobs one after the other in one process of ``engine.py``."""
+    return _run("engine.py", jobs, folder, env)
+
+
+def run_named(
+    jobs: Mapping[str, dict[str, Any]], folder: Path
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Run jobs as ``run_engine`` does: each with its result, by its name."""
+    results = run_engine([*jobs.values()], folder)["results"]
+    return dict(zip(jobs, zip(jobs.values(), results, strict=True), strict=True))
+
+
+def run_verify(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """Run jobs one after the other in one process of ``verify_jobs.py``."""
+    return _run("verify_jobs.py", jobs, folder, {})
+
+
+def run_trace_jobs(jobs: list[dict[str, Any]], folder: Path, **env: str) -> list[Any]:
+    """Run jobs one after the other in one process of ``trace_jobs.py``."""
+    return _run("trace_jobs.py", jobs, folder, env)
+
+
+def _run(script: str, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str]) -> Any:
+    folder.mkdir(parents=True, exist_ok=True)
+    log, asked, result = folder / "log", folder / "jobs.json", folder / "results.json"
+    asked.write_text(json.dumps(jobs))
+    words = (sys.executable, str(TESTS / "support" / "jobs" / script), str(asked), str(result))
+    variables = environment(PYTHONPATH=str(TESTS / "support"), **env)
+    process = forks.begin(words, log, variables, env)
+    status = process.wait(2400)  # a fraction of it on an idle machine
+    assert result.exists(), f"exit {status}:\n{tail(log)}"
+    return json.loads(result.read_text())

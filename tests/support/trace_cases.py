@@ -1,0 +1,63 @@
+"""Traces in this process, by a worker without an engine, against the float64 model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from in_process import load, vllm_config
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+
+from attnres_serve.inspect import record as recording
+from attnres_serve.verify import oracle
+
+# Two evaluations, float32 and float64, through up to twelve sublayers with gains of one to three;
+# what was found is a twentieth of it.
+FAR = 1e-4
+
+
+def worker_of(folder: Path, algorithm: str, backend: str, chunk: int, **options) -> SimpleNamespace:
+    """What a replay needs of vLLM's worker."""
+    config = vllm_config(
+        folder,
+        max_num_batched_tokens=chunk,
+        max_num_seqs=4,
+        max_model_len=256,
+        additional_config={"attnres_algorithm": algorithm, "attnres_backend": backend},
+        **options,
+    )
+    model = load(config)
+    return SimpleNamespace(
+        model_runner=SimpleNamespace(get_model=lambda: model), vllm_config=config
+    )
+
+
+def record(worker: SimpleNamespace, *asked) -> dict[int, recording.SiteTrace]:
+    with set_current_vllm_config(worker.vllm_config):
+        return recording.record(worker, *asked)
+
+
+def wanted(model: oracle.Model, ids: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """Of every site that mixes weights and RMS of the sources, ``[tokens, sources]`` float64."""
+    x, y = model.embed(ids), []
+    weights, rms = [], []
+    for site in range(model.spec.final + 1):
+        h, own = model.mix(site, x, y)
+        if own is not None:
+            weights.append(own)
+            rms.append(model.sources(site, x, y).square().mean(-1).sqrt().T)
+        if site < model.spec.final:
+            y.append(model.sublayer(site, h))
+    return weights, rms
+
+
+def check(
+    found: dict[int, recording.SiteTrace], model: oracle.Model, ids: Sequence[int], rows: list[int]
+) -> None:
+    """Every traced site gives the float64 model's weights and magnitudes."""
+    weights, rms = wanted(model, ids)
+    for index, (own, size) in found.items():
+        torch.testing.assert_close(own.double(), weights[index][rows], atol=FAR, rtol=0)
+        torch.testing.assert_close(size.double(), rms[index][rows], atol=FAR, rtol=FAR)
+        assert (own.sum(-1) - 1).abs().max() < 1e-5

@@ -1,0 +1,103 @@
+"""A process that has imported vLLM and forks: ``python zygote.py``, driven by ``forks``.
+
+A start spends most of its time on imports, which a fork inherits.  A request is a line of JSON on
+stdin: {id, argv: as after `python`, env: all variables, out, err: files for the output}.  Answers
+are lines of JSON on stdout: {id, pid} and, at the end of that process, {id, status} as in
+``subprocess``.  Ends with its stdin.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import runpy
+import selectors
+import signal
+import sys
+from pathlib import Path
+
+from vllm.utils import system_utils
+
+IMPORTED = (
+    "vllm",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.cpp",
+    "attnres_serve.cli",
+    "attnres_serve.model.causal_lm",
+)
+
+
+def main() -> None:
+    """Fork what is asked for.  Returns in the processes that it forks, and at the end of stdin."""
+    requests, answers = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    for name in IMPORTED:
+        importlib.import_module(name)
+    ended, wake = os.pipe()
+    os.set_blocking(ended, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    for end in (requests, ended):
+        selector.register(end, selectors.EVENT_READ)
+    running: dict[int, int] = {}
+    rest = b""
+
+    def answer(**fields: int) -> None:
+        os.write(answers, json.dumps(fields).encode() + b"\n")
+
+    while True:
+        for key, _ in selector.select():
+            data = os.read(key.fd, 65536)
+            if key.fd == ended:
+                while running and (found := os.waitpid(-1, os.WNOHANG))[0]:
+                    pid, status = found
+                    answer(id=running.pop(pid), status=os.waitstatus_to_exitcode(status))
+                continue
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                pid = os.fork()
+                if not pid:
+                    selector.close()
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for end in (requests, answers, ended, wake):
+                        os.close(end)
+                    become(**request)
+                    return
+                running[pid] = request["id"]
+                answer(id=request["id"], pid=pid)
+
+
+def become(id: int, argv: list[str], env: dict[str, str], out: str, err: str) -> None:
+    """Run what ``python *argv`` would run, as ``__main__``."""
+    for path, end in ((out, 1), (err, 2)):
+        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, end)
+        os.close(output)
+    if out == err:
+        os.dup2(1, 2)  # one place in the file for both
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[1:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    if argv[0] == "-m":
+        sys.argv[:] = ["-m", *argv[2:]]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = argv
+        sys.path[0] = str(Path(argv[0]).parent)
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

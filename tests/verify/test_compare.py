@@ -1,0 +1,105 @@
+"""The verdict of ``attnres-serve verify``, from numbers that are made up: every bound is one."""
+
+from math import nan
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnres_serve.depth.layout import Layout
+from attnres_serve.verify.compare import (
+    KL_BOUND,
+    LOGPROB_BOUND,
+    PART_BOUND,
+    TIE,
+    Passage,
+    _error,
+    _report,
+    whole,
+)
+
+
+def wholes(tokens: int = 4, **changed: Tensor) -> list[dict[str, Tensor]]:
+    """A passage that agrees in everything but what is changed."""
+    agreed = {
+        "gap": torch.zeros(tokens - 1, dtype=torch.float64),
+        "kl": torch.zeros(tokens, dtype=torch.float64),
+        "same": torch.ones(tokens, dtype=torch.bool),
+        "clear": torch.ones(tokens, dtype=torch.bool),
+    }
+    return [agreed, agreed | changed]
+
+
+def test_what_agrees_holds() -> None:
+    report = _report(wholes(), {"a site": PART_BOUND, "the head": 0.0})
+    assert report.holds and not report.parts and report.greedy_agreement == 1
+    assert report.tokens == 8
+    assert (report.worst_part, report.worst_error) == ("a site", PART_BOUND)
+
+
+def test_the_bounds() -> None:
+    """Wide enough for float32, and a tenth of what bfloat16 costs, whose unit is 2^-9."""
+    assert 1e-5 < PART_BOUND < 2**-9 / 10
+    assert PART_BOUND < LOGPROB_BOUND <= TIE < 2**-8
+    assert KL_BOUND < LOGPROB_BOUND
+
+
+@pytest.mark.parametrize("error", [1.01 * PART_BOUND, nan])
+def test_a_part_beyond_its_bound(error: float) -> None:
+    report = _report(wholes(), {"a site": error, "the head": 0.0})
+    assert not report.holds
+    assert list(report.parts) == ["a site"] and report.worst_part == "a site"
+
+
+def test_a_part_that_is_no_number_is_the_worst() -> None:
+    assert _report(wholes(), {"a site": nan, "the head": 1.0}).worst_part == "a site"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gap": torch.tensor([0.0, 0.0, 1.01 * LOGPROB_BOUND])},
+        {"kl": torch.full((4,), 2.02 * KL_BOUND)},  # the mean is over both passages
+        {"same": torch.tensor([True, True, True, False])},
+    ],
+    ids=list,
+)
+def test_a_passage_beyond_its_bound(changed: dict[str, Tensor]) -> None:
+    assert not _report(wholes(**changed), {}).holds
+
+
+def test_a_tie_is_no_choice() -> None:
+    last = torch.tensor([True, True, True, False])
+    assert _report(wholes(same=last, clear=last), {}).holds
+
+
+def test_the_error_of_a_part_is_that_of_its_worst_token() -> None:
+    expected = torch.ones((3, 4), dtype=torch.float64)
+    found = expected.clone()
+    found[2] *= 1.5
+    assert _error(found, expected) == pytest.approx(0.5)
+
+
+def test_a_passage_is_compared_token_by_token() -> None:
+    """The logprob of every next token, and the divergence and the choice at every token."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn((3, 5), generator=generator, dtype=torch.float64)
+    expected = logits.log_softmax(-1)
+    same = whole(Passage([1, 4, 2], Layout.of(1), [], [], logits), expected)
+    assert same["gap"].shape == (2,) and same["gap"].max() < 1e-12
+    assert same["kl"].shape == (3,) and same["kl"].abs().max() < 1e-12
+    assert same["same"].all()
+    changed = logits.clone()
+    changed[1, 2] += 1  # the token that comes third
+    found = whole(Passage([1, 4, 2], Layout.of(1), [], [], changed), expected)
+    wanted = (changed.log_softmax(-1) - expected)[1, 2].abs()
+    assert found["gap"].tolist() == pytest.approx([0, wanted.item()])
+    share = changed[1].softmax(-1)
+    divergence = (expected[1].exp() * (expected[1] - share.log())).sum()
+    assert found["kl"].tolist() == pytest.approx([0, divergence.item(), 0])
+
+
+def test_a_choice_with_a_small_lead_is_a_tie() -> None:
+    expected = torch.tensor([[0.0, 0.9 * TIE], [0.0, 1.1 * TIE]]).double().log_softmax(-1)
+    found = whole(Passage([0, 1], Layout.of(1), [], [], expected), expected)
+    assert found["clear"].tolist() == [False, True]

@@ -1,0 +1,461 @@
+"""The oracle against the goldens, against Transformers, and against itself written otherwise."""
+
+import ast
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import (
+    GOLDENS,
+    add_zero_queries,
+    house_copy_of_fla,
+    write_fla,
+    write_house,
+    write_kimi_names,
+    write_mode,
+    write_standard,
+    write_titan,
+)
+from safetensors.torch import load_file, save_file
+
+from attnres_serve.verify import oracle
+from attnres_serve.verify.oracle import (
+    Model,
+    agreement,
+    load,
+    site_role,
+    source_spans,
+    starts_of,
+)
+from attnres_serve.verify.oracle.__main__ import main
+
+FLA_GOLDENS = ("fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale")
+CUMULATIVE_GOLDENS = ("qwen3_attnres_cumulative_block", "qwen3_attnres_cumulative_full")
+DELTA_GOLDENS = ("qwen3_attnres_block", "qwen3_attnres_full")
+BASES = ("llama", "mistral", "qwen2", "qwen3")
+IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(40)]
+
+
+def cases_of(golden: str) -> list[dict]:
+    return json.loads((GOLDENS / golden / "expected.json").read_text())
+
+
+def running_logprobs(model: Model, ids: list[int]) -> torch.Tensor:
+    """The pseudocode of the format notes: a running partial sum and a list of completed blocks."""
+    spec = model.spec
+    partial: torch.Tensor | None = model.embed(ids)
+    completed: list[torch.Tensor] = [partial] if spec.cumulative else []
+
+    def mix(site: int) -> torch.Tensor:
+        sources = [*completed, partial]
+        role, layer = site_role(spec, site)
+        query = model.weight(f"{role}_query", layer)[0] * model.weight(f"{role}_key", layer)
+        scores = [v @ query / (v.square().mean(-1) + spec.key_norm_eps).sqrt() for v in sources]
+        scores = [spec.logit_scale * score for score in scores]
+        if spec.recency_bias:
+            scores[-1] = scores[-1] + model.weight(f"{role}_recency", layer)
+        top = torch.stack(scores).amax(0)
+        exponentials = [(score - top).exp() for score in scores]
+        weighted = sum(e[:, None] * v for e, v in zip(exponentials, sources, strict=True))
+        return weighted / sum(exponentials)[:, None]
+
+    for s in range(spec.final):
+        h = mix(s)
+        if s in spec.block_starts and not spec.cumulative:
+            completed.append(partial)
+            partial = None
+        y = model.sublayer(s, h)
+        partial = y if partial is None else partial + y
+        if s + 1 in spec.block_starts and spec.cumulative:
+            completed.append(partial)
+    return model.head(mix(spec.final) if spec.final_mix else partial)
+
+
+@pytest.mark.parametrize("golden", FLA_GOLDENS + CUMULATIVE_GOLDENS + DELTA_GOLDENS)
+def test_golden(golden: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = agreement(load(GOLDENS / golden), cases_of(golden))
+    assert result["excess"] <= 1
+    assert result["gap"] <= 4e-4  # two log-probabilities near -2.5, each within its bound
+    assert result["tokens"] == result["of"] >= 60
+    assert main([str(GOLDENS / golden)]) == 0
+    assert golden in capsys.readouterr().out
+
+
+MISTAKES = [
+    *((golden, mistake) for golden in FLA_GOLDENS for mistake in ("final query", "window")),
+    *((golden, "final query") for golden in DELTA_GOLDENS),
+    *((golden, mistake) for golden in CUMULATIVE_GOLDENS for mistake in ("bias", "reset")),
+    *((golden, "block size") for golden in FLA_GOLDENS + CUMULATIVE_GOLDENS + DELTA_GOLDENS),
+    ("fla_transformer_small_scale", "eps"),
+]
+
+
+@pytest.mark.parametrize(("golden", "mistake"), MISTAKES)
+def test_golden_shows_a_mistake(golden: str, mistake: str) -> None:
+    """The goldens can tell: each wrong reading leaves the bound far behind."""
+    model = load(GOLDENS / golden)
+    if mistake == "block size":  # layers taken for sublayers
+        size = 2 * (model.spec.block_starts[1] or 1)
+        model.spec.block_starts = starts_of(size, model.spec.final)
+    elif mistake == "eps":
+        model.spec.key_norm_eps = 1e-6
+    elif mistake == "final query":
+        model.weight("final_query").zero_()
+    elif mistake == "bias":
+        model.weight("mlp_recency", 1).zero_()
+    elif mistake == "reset":
+        model.spec.cumulative = False
+    else:
+        attention = model.spec.sublayers["attention"]
+        model.spec.sublayers["attention"] = replace(attention, window=8)
+    assert agreement(model, cases_of(golden)[2:3])["excess"] > 10
+
+
+@pytest.mark.parametrize("golden", FLA_GOLDENS)
+def test_house_copy_of_golden(golden: str, tmp_path: Path) -> None:
+    if golden == "fla_transformer_full":
+        with pytest.raises(ValueError, match="1e-5"):
+            house_copy_of_fla(GOLDENS / golden, tmp_path)
+        return
+    copy, ids = load(house_copy_of_fla(GOLDENS / golden, tmp_path)), cases_of(golden)[1]["prompt"]
+    torch.testing.assert_close(
+        copy.logprobs(ids), load(GOLDENS / golden).logprobs(ids), atol=0, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"qkv_bias": True}, {"kv_heads": None, "intermediate": None, "tie": True}],
+    ids=["qwen2", "llama-nulls-tied"],
+)
+def test_house_copy_of_fla(options: dict, tmp_path: Path) -> None:
+    fla = write_fla(tmp_path / "fla", **options)
+    copy = house_copy_of_fla(fla, tmp_path / "house")
+    torch.testing.assert_close(load(copy).logprobs(IDS), load(fla).logprobs(IDS), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"qk_norm": True}, "1e-5"),
+        ({"window_size": 8}, "window"),
+        ({"block_size": None}, "ordinary residuals"),
+        ({"qk_norm": True, "qkv_bias": True, "norm_eps": 1e-5}, "no base family"),
+    ],
+    ids=["qk-norm-eps", "window", "no-attnres", "qk-norm-and-bias"],
+)
+def test_no_inexact_house_copy(options: dict, message: str, tmp_path: Path) -> None:
+    fla = write_fla(tmp_path / "fla", **options)
+    with pytest.raises(ValueError, match=message):
+        house_copy_of_fla(fla, tmp_path / "house")
+
+
+SHAPES = [  # layers, blocks; what the row stresses
+    (1, {"block_size": 1}),  # the smallest model, Full
+    (1, {"block_size": 2}),  # one block, closed only by the final site
+    (3, {"block_size": 1}),  # Full: no site has a partial of more than one output
+    (3, {"block_size": 2}),  # one layer a block
+    (3, {"block_size": 4}),  # short last block
+    (3, {"block_size": 3}),  # a block starts at an MLP
+    (3, {"block_size": 5}),  # last block is a single MLP
+    (3, {"block_size": 6}),  # one block
+    (3, {"block_size": 64}),  # larger than the model
+    (4, {"block_starts": [0, 1, 2, 7]}),  # uneven, with blocks of one sublayer at both ends
+    (4, {"block_starts": [0, 3, 5]}),  # odd starts
+    (4, {"block_starts": [0]}),
+]
+SHAPE_IDS = [f"L{layers}-{next(iter(blocks.values()))}" for layers, blocks in SHAPES]
+
+
+@pytest.mark.parametrize(("layers", "blocks"), SHAPES, ids=SHAPE_IDS)
+def test_definition_equals_running_form(layers: int, blocks: dict, tmp_path: Path) -> None:
+    base = BASES[layers % 3]
+    model = load(write_house(tmp_path, base, layers=layers, seed=layers, **blocks))
+    torch.testing.assert_close(
+        model.logprobs(IDS), running_logprobs(model, IDS), atol=1e-10, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"final_mix": False},
+        {"final_mix": True},
+        {"key_norm_eps": 0.25},
+        {"tie": True},
+        *(
+            {"attn_res": attn_res}
+            for attn_res in (
+                {"cumulative": True},
+                {"recency_bias": True},
+                {"cumulative": True, "recency_bias": True, "final_mix": False},
+                {"logit_scale": 0.125},
+                {"shared_queries": "layer"},
+                {"shared_queries": "block", "recency_bias": True, "logit_scale": 2},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_options_in_both_forms(options: dict, tmp_path: Path) -> None:
+    model = load(write_house(tmp_path / "a", "qwen3", block_size=4, **options))
+    plain = load(write_house(tmp_path / "b", "qwen3", block_size=4))
+    logprobs = model.logprobs(IDS)
+    torch.testing.assert_close(logprobs, running_logprobs(model, IDS), atol=1e-10, rtol=0)
+    changed = (logprobs - plain.logprobs(IDS)).abs().max() > 1e-2
+    assert changed == (options != {"final_mix": True})
+
+
+@pytest.mark.parametrize(("layers", "blocks"), SHAPES, ids=SHAPE_IDS)
+def test_depth_weights(layers: int, blocks: dict, tmp_path: Path) -> None:
+    model = load(write_house(tmp_path, "llama", layers=layers, **blocks))
+    weights = model.depth_weights(IDS)
+    starts = model.spec.block_starts
+    assert len(weights) == 2 * layers + 1
+    for site, weight in enumerate(weights):
+        assert weight.shape == (len(IDS), 1 + sum(start < site for start in starts))
+        assert weight.min() > 0
+        torch.testing.assert_close(
+            weight.sum(-1), torch.ones(len(IDS), dtype=torch.float64), atol=1e-12, rtol=0
+        )
+    assert weights[2].std() > 0.05  # the random queries do choose
+
+
+@pytest.mark.parametrize(
+    ("write", "house"),
+    [
+        (lambda f: write_kimi_names(f, layers=5, block_layers=2), {"block_size": 4}),
+        (
+            lambda f: write_kimi_names(f, layers=5, block_layers=1, output_route=False),
+            {"block_size": 2, "final_mix": False},
+        ),
+        (lambda f: write_mode(f, layers=5, num_blocks=3), {"block_size": 4}),
+        (lambda f: write_mode(f, layers=5, num_blocks=9), {"block_size": 2}),
+        (lambda f: write_mode(f, layers=5, mode="full"), {"block_size": 1}),
+        (
+            lambda f: write_mode(f, layers=5, num_blocks=2, cumulative=True),
+            {
+                "block_size": 6,
+                "attn_res": {"cumulative": True, "recency_bias": True, "final_mix": False},
+            },
+        ),
+        (lambda f: write_titan(f, layers=5, num_blocks=3), {"block_size": 2}),
+        (lambda f: write_titan(f, layers=5, num_blocks=2), {"block_size": 4}),
+        (lambda f: write_titan(f, layers=5, num_blocks=9), {"block_size": 2}),
+    ],
+)
+def test_other_formats_equal_their_house_twins(write, house: dict, tmp_path: Path) -> None:
+    """Five layers: layers a block, blocks by ceiling, blocks by floor, in sublayers by hand."""
+    other = load(write(tmp_path / "other"))
+    twin = load(write_house(tmp_path / "house", "qwen3", layers=5, **house))
+    torch.testing.assert_close(other.logprobs(IDS), twin.logprobs(IDS), atol=0, rtol=0)
+
+
+def test_source_spans_by_hand() -> None:
+    assert source_spans((0, 3, 5), 0) == []
+    assert source_spans((0, 3, 5), 2) == [(0, 2)]
+    assert source_spans((0, 3, 5), 3) == [(0, 3)]
+    assert source_spans((0, 3, 5), 4) == [(0, 3), (3, 4)]
+    assert source_spans((0, 3, 5), 8) == [(0, 3), (3, 5), (5, 8)]
+    assert starts_of(4, 10) == (0, 4, 8)
+
+
+def test_a_huge_query_picks_one_source(tmp_path: Path) -> None:
+    """With a query along the embedding of a token, that token's site reads the embedding alone."""
+    model = load(write_house(tmp_path, "llama", block_size=2))
+    x = model.embed(IDS)[0]
+    model.weight("mlp_key", 2).fill_(1)
+    model.weight("mlp_query", 2).copy_((100 * x)[None])
+    picked = model.depth_weights(IDS)[5][0]
+    torch.testing.assert_close(picked[0].item(), 1.0, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("blocks", [b for n, b in SHAPES if n != 1], ids=str)
+def test_zero_queries_are_ordinary_residuals(base: str, blocks: dict, tmp_path: Path) -> None:
+    """Every mix is then a mean, and RMSNorm(x / n, eps) = RMSNorm(x, n^2 eps)."""
+    layers = 4 if "block_starts" in blocks else 3
+    # a stream near sqrt(eps), so that the factor n^2 shows
+    plain = write_standard(tmp_path / "plain", base, layers=layers, scale=0.01, rms_norm_eps=1e-5)
+    house = load(add_zero_queries(plain, tmp_path / "house", **blocks))
+    scaled = load(plain, eps_scale=True, block_starts=house.spec.block_starts)
+    logprobs = house.logprobs(IDS)
+    torch.testing.assert_close(logprobs, scaled.logprobs(IDS), atol=1e-10, rtol=0)
+    assert (logprobs - load(plain).logprobs(IDS)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_zero_queries_at_large_scale(base: str, tmp_path: Path) -> None:
+    """Far above the norms' eps the identity holds without any scaling of eps."""
+    plain = write_standard(tmp_path / "plain", base, scale=2.0**10)
+    house = write_house(tmp_path / "house", base, scale=2.0**10, block_size=3, zero_queries=True)
+    torch.testing.assert_close(
+        load(house).logprobs(IDS), load(plain).logprobs(IDS), atol=1e-8, rtol=0
+    )
+
+
+def test_zero_queries_of_fla(tmp_path: Path) -> None:
+    plain = load(write_fla(tmp_path / "plain", block_size=None, scale=2.0**10))
+    mixed = load(write_fla(tmp_path / "mixed", block_size=2, scale=2.0**10, zero_queries=True))
+    torch.testing.assert_close(mixed.logprobs(IDS), plain.logprobs(IDS), atol=1e-8, rtol=0)
+
+
+STANDARD = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"heads": 4, "kv_heads": 2, "tie": True, "rope_theta": 500000.0}),
+    ("mistral", {"heads": 4, "kv_heads": 2}),
+    ("mistral", {"changes": {"sliding_window": None}}),
+    ("mistral", {"changes": {"sliding_window": 8}}),
+    ("qwen2", {"heads": 2, "kv_heads": 2}),
+    ("qwen2", {"tie": True}),
+    ("qwen3", {"heads": 4, "kv_heads": 2}),
+    ("qwen3", {"attention_bias": True, "rms_norm_eps": 1e-5, "scale": 0.01}),
+]
+
+
+@pytest.mark.parametrize(("base", "options"), STANDARD, ids=str)
+def test_transformers(base: str, options: dict, tmp_path: Path) -> None:
+    """Ordinary residuals against Transformers' own classes in float64.
+
+    Their norms and rotary tables stay in float32 whatever the dtype, hence the bound.
+    """
+    transformers = pytest.importorskip("transformers")
+    model_class = {
+        "llama": transformers.LlamaForCausalLM,
+        "mistral": transformers.MistralForCausalLM,
+        "qwen2": transformers.Qwen2ForCausalLM,
+        "qwen3": transformers.Qwen3ForCausalLM,
+    }[base]
+    write_standard(tmp_path, base, **options)
+    check_transformers(model_class, tmp_path, IDS, atol=3e-5)
+
+
+TRAINED = {"original_max_position_embeddings": 40}
+SCALED = [
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    | TRAINED,
+    {"rope_type": "yarn", "factor": 4.0} | TRAINED,
+    {"rope_type": "yarn", "factor": 1.0} | TRAINED,
+]
+
+
+@pytest.mark.parametrize("rope", SCALED, ids=str)
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_scaled_rotary_embeddings(rope: dict, key: str, tmp_path: Path) -> None:
+    """Beyond the trained length, against Transformers' own tables."""
+    transformers = pytest.importorskip("transformers")
+    write_standard(tmp_path, "llama", heads=2, head_dim=64)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | {"rope_parameters": None, "rope_theta": 500.0}
+    config[key] = rope | ({"rope_theta": 500.0} if key == "rope_parameters" else {})
+    path.write_text(json.dumps(config))
+    ids = [(31 * i * i + 7 * i) % 320 for i in range(130)]
+    # Ten times as many positions: their float32 angles are as much coarser.
+    check_transformers(transformers.LlamaForCausalLM, tmp_path, ids, atol=1e-4)
+    path.write_text(json.dumps(config | {key: None}))
+    plain = load(tmp_path).logprobs(ids)
+    path.write_text(json.dumps(config))
+    changed = (load(tmp_path).logprobs(ids) - plain).abs().max() > 0.01
+    assert changed == (rope["factor"] > 1)
+
+
+def check_transformers(model_class, folder: Path, ids: list[int], atol: float) -> None:
+    theirs = model_class.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
+    with torch.no_grad():
+        logits = theirs(torch.tensor([ids])).logits[0]
+    assert logits.dtype == torch.float64
+    torch.testing.assert_close(
+        load(folder).logprobs(ids), logits.log_softmax(-1), atol=atol, rtol=0
+    )
+
+
+def test_a_window_sees_no_further(tmp_path: Path) -> None:
+    """One layer with a window of W: the last row depends on the last W tokens only."""
+    model = load(write_fla(tmp_path, layers=1, window_size=4, qkv_bias=True, qk_norm=True))
+    base = model.logprobs(IDS)[-1]
+    for back, seen in ((3, True), (4, False)):
+        changed = list(IDS)
+        changed[-1 - back] = (changed[-1 - back] + 1) % 320
+        assert ((model.logprobs(changed)[-1] - base).abs().max() > 1e-6) == seen
+
+
+def test_prompt_logprobs_and_greedy(tmp_path: Path) -> None:
+    model = load(write_house(tmp_path, "llama", block_size=2))
+    tokens, logprobs, gaps = model.greedy(IDS, 5)
+    assert model.prompt_logprobs(IDS)[0] is None
+    torch.testing.assert_close(
+        model.prompt_logprobs(IDS + tokens)[len(IDS) :], logprobs, atol=1e-10, rtol=0
+    )
+    assert all(gap > 0 for gap in gaps)
+    assert logprobs[0] == model.logprobs(IDS)[-1].max().item()
+
+
+def test_stored_values_are_bf16_in_every_dtype(tmp_path: Path) -> None:
+    half = load(write_house(tmp_path / "half", block_size=2))
+    single = load(write_house(tmp_path / "single", block_size=2, dtype="float32"))
+    assert all(torch.equal(half.weights[name], single.weights[name]) for name in half.weights)
+    plain = load(write_standard(tmp_path / "plain"))
+    assert all(torch.equal(half.weights[name], plain.weights[name]) for name in plain.weights)
+    assert math.isclose(half.weights["lm_head.weight"].std(), 3 / 8, rel_tol=0.05)
+
+
+def test_several_files(tmp_path: Path) -> None:
+    whole = load(write_house(tmp_path, block_size=2))
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    save_file({n: tensors[n] for n in names[::2]}, tmp_path / "a.safetensors")
+    save_file({n: tensors[n] for n in names[1::2]}, tmp_path / "b.safetensors")
+    assert torch.equal(load(tmp_path).logprobs(IDS), whole.logprobs(IDS))
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(ValueError, match="tensors"):
+        load(tmp_path)
+
+
+REFUSED = [
+    ({"attn_res": {"block_size": 2, "block_sizes": 2}}, "attn_res options"),
+    ({"attn_res": {"block_size": 2, "block_starts": [0, 2]}}, "attn_res options"),
+    ({"attn_res": {}}, "attn_res options"),
+    ({"attn_res": {"block_size": 0}}, "block size"),
+    ({"attn_res": {"block_starts": [1, 2]}}, "block starts"),
+    ({"attn_res": {"block_starts": [0, 3, 2]}}, "block starts"),
+    ({"attn_res": {"block_starts": [0, 6]}}, "block starts"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "rotary embedding"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding"),
+    ({"sliding_window": 4}, "sliding windows"),
+    ({"layer_types": ["sliding_attention"]}, "sliding windows"),
+    ({"hidden_act": "gelu"}, "hidden_act"),
+    ({"model_type": "qwen3_dar"}, "model_type"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=str)
+def test_what_is_not_understood_is_refused(change: dict, message: str, tmp_path: Path) -> None:
+    write_house(tmp_path, block_size=2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+def test_eps_scale_needs_an_ordinary_model(tmp_path: Path) -> None:
+    write_house(tmp_path, block_size=2)
+    with pytest.raises(ValueError, match="eps_scale"):
+        load(tmp_path, eps_scale=True, block_starts=[0, 2])
+
+
+def test_the_oracle_is_independent() -> None:
+    """Its files import nothing else of ours."""
+    package = Path(oracle.__file__).parent
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(tree))
+        found = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        found += [one.name for n in nodes if isinstance(n, ast.Import) for one in n.names]
+        ours = {module for module in found if module.startswith("attnres_serve")}
+        assert all(module.startswith("attnres_serve.verify.oracle") for module in ours)

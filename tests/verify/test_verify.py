@@ -1,0 +1,483 @@
+"""``attnres-serve verify``: holds on goldens, fails on every damage and says where it is."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import (
+    house_copy_of_fla,
+    write_fla,
+    write_house,
+    write_kimi_names,
+    write_mode,
+    write_nanogpt,
+    write_standard,
+    write_titan,
+)
+from goldens import expected
+from jobs import run_verify
+from safetensors.torch import load_file, save_file
+from serving import GOLDENS, TESTS, environment
+
+from attnres_serve import cli
+from attnres_serve.checkpoints import validate
+from attnres_serve.compat import engines
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.verify import command as verify
+from attnres_serve.verify import compare, oracle, own_class
+from attnres_serve.verify import passages as passage_texts
+
+BLOCK = "fla_transformer_block"
+CUMULATIVE = "qwen3_attnres_cumulative_block"
+DELTA = "qwen3_attnres_block"
+INTACT = (BLOCK, CUMULATIVE, "nanogpt_block")
+
+
+def damaged(golden: str, folder: Path, edit) -> Path:
+    """A copy whose tensors were edited."""
+    shutil.copytree(GOLDENS / golden, folder)
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def perturb_a_query(tensors: dict) -> None:
+    tensors["model.layers.1.mlp_res_proj.weight"][0, 7] += 0.25
+
+
+def swap_norms(tensors: dict) -> None:
+    first, second = (f"model.layers.2.{kind}_norm.weight" for kind in ("attn", "mlp"))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+def scale_a_matrix(tensors: dict) -> None:
+    tensors["model.layers.3.attn.o_proj.weight"] *= 1.01
+
+
+def raise_a_bias(tensors: dict) -> None:
+    tensors["model.layers.4.attn_res_bias"] += 0.25
+
+
+def moved_boundary(folder: Path) -> Path:
+    """The house copy of a golden whose second block begins a sublayer later."""
+    house_copy_of_fla(GOLDENS / BLOCK, folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["attn_res"]["block_size"] == 4 and config["num_hidden_layers"] == 5
+    config["attn_res"].pop("block_size")
+    config["attn_res"]["block_starts"] = [0, 5, 8]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+WINDOW = 70  # more than the usual passage
+
+
+def without_its_window(folder: Path) -> tuple[Path, Path]:
+    """A checkpoint that lost its sliding window, and the one it was."""
+    right = write_house(folder / "right", block_size=2)
+    config = json.loads((right / "config.json").read_text())
+    config |= {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 3}
+    shutil.copytree(right, folder / "wrong")
+    (right / "config.json").write_text(json.dumps(config))
+    return folder / "wrong", right
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> dict[str, dict]:
+    folder = tmp_path_factory.mktemp("verify")
+    served = {name: (GOLDENS / name, name) for name in INTACT}
+    for edit in (perturb_a_query, swap_norms, scale_a_matrix):
+        served[edit.__name__] = damaged(BLOCK, folder / edit.__name__, edit), BLOCK
+    served["raise_a_bias"] = damaged(CUMULATIVE, folder / "bias", raise_a_bias), CUMULATIVE
+    served["moved_boundary"] = moved_boundary(folder / "moved"), BLOCK
+    jobs = [
+        {
+            "served": str(path),
+            "reference": str(GOLDENS / golden),
+            "prompts": [case["prompt"] for case in expected(GOLDENS / golden)[1:3]],
+            "chosen": {"attnres_algorithm": ("two_phase", "single_pass")[number % 2]},
+            "dtype": "float32",
+        }
+        for number, (path, golden) in enumerate(served.values())
+    ]
+    wrong, right = without_its_window(folder / "window")
+    translation = validate.validate(right).translated("it")
+    for name, tokens in (
+        ("64 tokens", 64),
+        ("its tokens", passage_texts.tokens(translation, None, "it")),
+    ):
+        served[name] = wrong, ""
+        prompts = [[(7 * i * i + 3 * i + 5) % 320 for i in range(tokens)]]
+        pair = {"served": str(wrong), "reference": str(right)}
+        jobs.append(pair | {"prompts": prompts, "chosen": {}, "dtype": "float32"})
+    return dict(zip(served, run_verify(jobs, folder), strict=True))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", INTACT)
+def test_a_golden_holds(name, reports):
+    report = reports[name]
+    assert report["holds"] and not report["parts"] and report["greedy_agreement"] == 1
+    assert report["tokens"] == sum(len(case["prompt"]) for case in expected(GOLDENS / name)[1:3])
+    # Far inside the bounds, so that these are not what hides a fault.
+    assert 0 < report["worst_error"] < 1e-5 and 0 <= report["kl"] < 1e-9
+    assert 0 < report["logprob_gap"] < 1e-4
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("damage", "parts"),
+    [
+        ("perturb_a_query", ["the site of the MLP of layer 1"]),
+        ("swap_norms", ["the site of the attention of layer 2", "the site of the MLP of layer 2"]),
+        ("scale_a_matrix", ["the attention of layer 3"]),
+        ("raise_a_bias", ["the site of the attention of layer 4"]),
+        (
+            # Up to site 5 both have the same sources; nothing but sites is wrong after it.
+            "moved_boundary",
+            [
+                "the site of the MLP of layer 2",
+                *(
+                    f"the site of the {kind} of layer {layer}"
+                    for layer in (3, 4)
+                    for kind in ("attention", "MLP")
+                ),
+                "the site of the final norm",
+            ],
+        ),
+    ],
+)
+def test_damage_is_named(damage, parts, reports):
+    report = reports[damage]
+    assert not report["holds"]
+    assert list(report["parts"]) == parts
+    assert report["worst_part"] in parts and report["worst_error"] > 1e-3
+
+
+@pytest.mark.engine
+def test_the_sample_reaches_the_window(reports):
+    """A fault that 64 tokens cannot show, and the sample can."""
+    assert reports["64 tokens"]["holds"]
+    assert not reports["its tokens"]["holds"]
+    assert "the attention of layer 0" in reports["its tokens"]["parts"]
+
+
+@pytest.mark.engine
+@pytest.mark.versions
+def test_the_command(tmp_path):
+    """A report a person can read, an exit status, and one JSON object on request."""
+    folder = damaged(BLOCK, tmp_path / "damaged", perturb_a_query)
+    command = [sys.executable, "-m", "attnres_serve", "verify", str(folder), "--tokens", "20"]
+    command += ["--reference", str(GOLDENS / BLOCK)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the site of the MLP of layer 1" in done.stdout and "DOES NOT HOLD" in done.stdout
+
+
+# --- the checkpoint's own class
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that Python imports from, with delta-attnres' module; forgotten afterwards."""
+    for name in ("modeling_attnres", "modeling_qwen3_attnres"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    shutil.copyfile(TESTS / "support" / "own_class.py", folder / "modeling_qwen3_attnres.py")
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_the_own_class_is_a_reference(modules: Path) -> None:
+    ids = list(range(3, 60))
+    with torch.inference_mode():
+        found = own_class.load(GOLDENS / DELTA)(ids)
+    wanted = oracle.load(GOLDENS / DELTA).logprobs(ids)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=2e-5)
+
+
+@pytest.mark.engine
+def test_the_command_against_the_own_class(modules: Path) -> None:
+    command = [sys.executable, "-m", "attnres_serve", "verify", str(GOLDENS / DELTA), "--json"]
+    done = subprocess.run(
+        [*command, "--against", "hf", "--passages", "1"],
+        capture_output=True,
+        text=True,
+        env=environment(PYTHONPATH=f"{modules}:{TESTS.parent}"),
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["holds"] and report["worst_part"] is None and report["unreached"] is None
+    assert 0 < report["logprob_gap"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (lambda folder: write_house(folder, block_size=2), "it has no Hugging Face class"),
+        (write_fla, "Flash Attention, which has no float32"),
+        (write_nanogpt, "its class is code inside checkpoints, which is never run"),
+        (lambda folder: write_kimi_names(folder, block_layers=1), "code inside checkpoints"),
+        # Its model_type is qwen3: transformers would run it without its depth attention.
+        (write_titan, "it has no Hugging Face class (transformers' Qwen3 has no Attention Resid"),
+        (lambda folder: write_mode(folder, "llama"), "put the folder of its modeling_llama_attnre"),
+        (
+            lambda folder: write_mode(folder, cumulative=True),
+            "the module modeling_attnres with Qwen3AttnResForCausalLM",
+        ),
+    ],
+    ids=["house", "fla", "nanogpt", "qwen3_ar", "torchtitan", "delta_attnres", "open_attnres"],
+)
+def test_formats_whose_class_cannot_be_had(
+    write: Callable, sentence: str, tmp_path: Path, modules: Path, capsys: pytest.CaptureFixture
+) -> None:
+    line = refused(capsys, str(write(tmp_path / "checkpoint")), "--against", "hf")
+    assert sentence in line and line.endswith("compare with --against fp64.\n")
+
+
+def test_code_inside_the_checkpoint_is_not_run(
+    tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Python's path begins with the working directory, which may be the checkpoint."""
+    folder = write_mode(tmp_path / "checkpoint", cumulative=True)
+    (folder / "modeling_attnres.py").write_text("raise SystemExit('it was run')")
+    monkeypatch.syspath_prepend(folder)
+    assert "is code inside the checkpoint" in refused(capsys, str(folder), "--against", "hf")
+
+
+@pytest.mark.parametrize(
+    ("found", "other", "sentence"),
+    [
+        ("use_cache: bool", "another: bool", "TypeError"),
+        ("class Qwen3AttnResForCausalLM", "class Other", "AttributeError"),
+        ('"final"', '"last"', "has other tensors than"),
+    ],
+)
+def test_an_own_class_that_does_not_fit(
+    found: str, other: str, sentence: str, modules: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """It cannot run, or would take random numbers for tensors that it calls otherwise."""
+    path = modules / "modeling_qwen3_attnres.py"
+    content = path.read_text()
+    assert found in content
+    path.write_text(content.replace(found, other))
+    with pytest.raises(CheckpointError, match=sentence):
+        own_class.load(GOLDENS / DELTA)
+
+
+# --- what is refused
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert cli.main(["verify", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("attnres-serve: ") and err.count("\n") == 1
+    return err
+
+
+def test_refusals(capsys, tmp_path):
+    golden = str(GOLDENS / BLOCK)
+    assert "does not exist" in refused(capsys, str(tmp_path / "none"))
+    assert "--tokens is 1" in refused(capsys, golden, "--tokens", "1")
+    assert "cannot be read" in refused(capsys, golden, "--text", str(tmp_path / "none"))
+    short = tmp_path / "short"
+    short.write_text("Four words of text.")
+    assert "a longer one" in refused(capsys, golden, "--text", str(short))
+    bare = shutil.copytree(golden, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    assert "tokenizer" in refused(capsys, str(bare))
+    for tokens in ("256", "300"):
+        line = refused(capsys, golden, "--tokens", tokens)
+        assert "has a context of 256" in line and "give at most 255" in line
+
+
+@pytest.mark.parametrize("option", [{"layers": 2}, {"vocab": 384}, {"hidden": 128}], ids=str)
+def test_a_reference_of_other_sizes(option: dict, tmp_path: Path, capsys) -> None:
+    served = write_house(tmp_path / "served", block_size=2)
+    other = write_house(tmp_path / "other", block_size=2, **option)
+    line = refused(capsys, str(served), "--reference", str(other))
+    assert "which is another model; give the checkpoint that it was converted from" in line
+
+
+@pytest.mark.parametrize("level", ["ERROR", "DEBUG"])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("no room\nfor it"), "(RuntimeError: no room)"),
+        (MemoryError(), "(MemoryError)"),
+        (KeyError("x"), "(KeyError: 'x')"),
+    ],
+    ids=repr,
+)
+def test_a_failure_is_a_sentence(
+    error: Exception, said: str, level: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """With status 2, as 1 means that a checkpoint does not hold; and a trace for who asks."""
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(compare, "serve", fail)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", level)
+    assert cli.main(["verify", str(GOLDENS / BLOCK)]) == 2
+    out, err = capsys.readouterr()
+    sentence = err.splitlines()[-1]
+    assert not out and ("Traceback" in err) == (level == "DEBUG")
+    assert sentence.startswith("attnres-serve: nothing was compared") and said in sentence
+
+
+def test_what_vllm_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an engine is started; pydantic's first line would say nothing."""
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE"):
+        monkeypatch.setenv(name, "1")  # to be forgotten
+    with (
+        pytest.raises(SettingError, match=r"^User-specified max_model_len \(301\)"),
+        engines.recorded_engine(str(GOLDENS / BLOCK), 300, {}, "float32"),
+    ):
+        pass
+
+
+def test_nothing_to_verify(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    folder = write_standard(tmp_path)
+    assert cli.main(["verify", str(folder)]) != 0
+    assert f"{folder} is not an AttnRes checkpoint" in capfd.readouterr().err
+
+
+def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
+    folder = write_house(tmp_path, block_size=2)
+    tensors = load_file(folder / "model.safetensors")
+    odd = "model.layers.0.mlp.up_proj.weight_scale"
+    save_file(tensors | {odd: torch.ones(96, 1)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(.*weight_scale"):
+        compare._reference(folder, "fp64")
+
+
+def test_quantised_weights(tmp_path: Path) -> None:
+    """They are served, but there is nothing to compare them with."""
+    edit(write_house(tmp_path, block_size=2), quantization_config={"quant_method": "x"})
+    with pytest.raises(CheckpointError, match="is quantised, and quantised weights are not supp"):
+        compare._reference(tmp_path, "fp64")
+
+
+def edit(folder: Path, **changes: object) -> Path:
+    """Change keys of config.json; None takes one away."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: write_house(folder, "llama", block_size=2),
+        lambda folder: write_house(folder, "qwen2", block_size=2),
+        lambda folder: write_house(folder, "qwen3", block_size=2),
+        lambda folder: write_kimi_names(folder, block_layers=1),
+        write_fla,
+        write_mode,
+        write_nanogpt,
+        write_titan,
+    ],
+    ids=["llama", "qwen2", "qwen3", "qwen3_ar", "fla", "delta_attnres", "nanogpt", "torchtitan"],
+)
+def test_keys_that_serving_does_without(write: Callable, tmp_path: Path) -> None:
+    """The float64 model does without them too, and has the same value in their place."""
+    folder = write(tmp_path)
+    text = (folder / "config.json").read_text()
+    for key in json.loads(text):
+        (folder / "config.json").write_text(text)
+        edit(folder, **{key: None})
+        try:
+            translation = validate.validate(folder).translation
+        except CheckpointError:
+            continue
+        if translation is not None and translation.spec is not None:
+            spec = oracle.load(folder).spec
+            assert spec.eps == translation.config.get("rms_norm_eps", 1e-6), key
+            assert spec.key_norm_eps == translation.spec.key_norm_eps, key
+
+
+# --- how far the sample reaches
+
+
+def windowed(folder: Path, window: int, **options: int) -> Path:
+    """A checkpoint with a sliding window in every layer."""
+    types = ["sliding_attention"] * 3
+    written = write_house(folder, block_size=2, **options)
+    return edit(written, sliding_window=window, layer_types=types)
+
+
+@pytest.mark.parametrize(
+    ("window", "context", "asked", "tokens", "said"),
+    [
+        (16, 512, None, 64, None),
+        (64, 512, None, 96, None),
+        (64, 512, 65, 65, None),
+        (64, 512, 64, 64, "positions 0 to 63; the window of 64 was not reached"),
+        (300, 320, None, 319, None),
+        (400, 320, None, 319, "positions 0 to 318; the window of 400 was not reached"),
+        (5000, 9000, None, 64, "positions 0 to 63; the window of 5000 was not reached"),
+    ],
+)
+def test_windows(
+    window: int, context: int, asked: int | None, tokens: int, said: str | None, tmp_path: Path
+) -> None:
+    """Passed by the sample where that is cheap; else the report says that they were not."""
+    folder = windowed(tmp_path, window, max_positions=context)
+    translation = validate.validate(folder).translated("it")
+    assert passage_texts.tokens(translation, asked, "it") == tokens
+    reach = passage_texts.window_of(translation)
+    assert reach == window
+    assert passage_texts.unreached(translation.config, reach, tokens) == said
+
+
+def test_a_short_context(tmp_path: Path) -> None:
+    """The usual sample is as long as the context allows."""
+    folder = write_house(tmp_path, block_size=2, max_positions=40)
+    assert passage_texts.tokens(validate.validate(folder).translated("it"), None, "it") == 39
+
+
+def test_scaled_positions() -> None:
+    """Beside a window, or without one."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    said = "positions 0 to 127; the length before rope scaling of 128 was not reached"
+    assert passage_texts.unreached({"rope_parameters": rope}, None, 128) == said
+    assert passage_texts.unreached({"rope_scaling": rope}, None, 129) is None
+    assert passage_texts.unreached({"rope_scaling": rope}, 200, 64) == (
+        "positions 0 to 63; the window of 200 and the length before rope scaling of 128 were not "
+        "reached"
+    )
+
+
+def test_the_report_says_what_was_not_reached() -> None:
+    report = compare.Report(64, 0.0, 0.0, 0.0, 1.0, None, 0.0, {}, True)
+    assert "was not reached" in verify.table(
+        report, "positions 0 to 63; the window was not reached"
+    )
+    assert "reached" not in verify.table(report)
+
+
+@pytest.mark.parametrize("write", [write_nanogpt, lambda f: write_kimi_names(f, block_layers=1)])
+def test_nobody_is_asked_to_run_code(
+    write: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These checkpoints bring some along, and their tokenizers need none of it."""
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail(prompt))
+    assert passage_texts.passages(write(tmp_path), None, 8, 1)
+
+
+def test_our_text_is_long_enough_for_any_passage() -> None:
+    """It begins anew; a text of the user's does not."""
+    first, second = passage_texts.passages(GOLDENS / BLOCK, None, 6000, 2)
+    assert len(first) == len(second) == 6000 and first != second
