@@ -90,30 +90,32 @@ def test_bad_requests(server, status, body, said):
 
 
 def test_a_client_that_goes_away_leaves_nothing(server, model):
-    """Its generation is aborted, which is counted, and the next trace is answered."""
+    """Its generation is aborted, which is counted, and the next trace is answered.
 
-    def counts() -> tuple[float, float]:
+    Counters alone are read: a state that passes may be over before a busy machine asks for it.
+    """
+
+    def counts() -> tuple[float, float, float]:
         text = metrics(server)
         return (
             value(text, "attnres_traces_total", outcome="cancelled"),
+            value(text, "attnres_traces_total", outcome="served"),
             value(text, "vllm:generation_tokens_total"),
         )
 
-    def running(requests: int) -> bool:
-        return value(metrics(server), "vllm:num_requests_running") == requests
-
-    cancelled, generated = counts()
     asked = json.dumps({"prompt": [3, 4, 5], "max_tokens": LONG})
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-    for _ in range(CLIENTS):
+    began = cancelled, served, generated = counts()
+    while cancelled - began[0] < CLIENTS:
+        assert served - began[1] <= CLIENTS, "answers are complete before clients can go away"
         with closing(HTTPConnection("127.0.0.1", server.client.base_url.port)) as client:
             client.request("POST", URL, asked, headers)
-            until(lambda: running(1), 30)
-        until(lambda: running(0), 30)
+            until(lambda before=generated: counts()[2] > before, 30)
+        until(lambda before=cancelled + served: sum(counts()[:2]) > before, 30)
+        cancelled, served, generated = counts()
     check(trace(server, prompt=[3, 4, 5]), model)
-    more_cancelled, more_generated = counts()
-    assert more_cancelled - cancelled == CLIENTS
-    assert more_generated - generated < CLIENTS * LONG / 2
+    late = served - began[1]  # whose answers were complete
+    assert generated - began[2] < (CLIENTS / 2 + late) * LONG
 
 
 def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
