@@ -20,7 +20,7 @@ PROFILE ?= cpu
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-families test-all soak mutants test-versions bench-check check setup setup-test clean
+.PHONY: help serve test test-families test-again test-all soak mutants test-versions bench-check check setup setup-test clean
 .PHONY: image image-test up down release
 
 help:
@@ -43,6 +43,9 @@ test: setup-test ## all tests but the slowest
 
 test-families: setup-test ## every family of backbones; `test` has one of each kind
 	$(VENV)/bin/python $(PYTEST) -m "families and not exhaustive" $(ARGS_TEST)
+
+test-again: setup-test ## what failed last time, one test after another
+	$(VENV)/bin/python -m pytest -v --last-failed --last-failed-no-failures none $(ARGS_TEST)
 
 test-all: setup-test ## every combination
 	$(VENV)/bin/python $(PYTEST) -m "not soak" $(ARGS_TEST)
