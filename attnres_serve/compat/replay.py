@@ -1,43 +1,46 @@
-"""A sequence through a worker's own modules, without its KV cache."""
+"""A sequence through a worker's own modules, eager and alone, with caches of its own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from attnres_serve.compat import decoder, engine_config
+
+NULL_BLOCKS = 1  # vLLM's block 0 holds nothing
 
 
 def untraceable(worker) -> str | None:
     """Why ``replay`` would not compute what this worker serves, in one sentence, or None."""
-    from vllm.model_executor.layers.attention import Attention
-    from vllm.v1.attention.backend import AttentionType
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-    if engine_config.uses_lora(worker.vllm_config):
+    config = worker.vllm_config
+    parallel = config.parallel_config
+    if engine_config.uses_lora(config):
         return "there are no traces on a server with LoRA adapters; start one without them."
-    other = "there are no traces of models whose attention is more than causal attention."
-    layers, model = decoder.attention_layers(worker), decoder.inner_model(worker).model
-    if len(layers) != model.end_layer - model.start_layer:
-        return other
-    for layer in layers:
-        if layer.kv_cache_torch_dtype != worker.vllm_config.model_config.dtype:
-            return (
-                f"there are no traces with --kv-cache-dtype {layer.kv_cache_dtype}, because they "
-                "are computed without a KV cache; start the server without it."
-            )
-        plain = type(layer) is Attention and layer.attn_type == AttentionType.DECODER
-        own = ("alibi_slopes", "logits_soft_cap", "sinks")
-        shared = layer.kv_sharing_target_layer_name is not None
-        more = [name for name in own if _is_set(getattr(layer.impl, name, None))]
-        if not plain or shared or more:
-            return other
+    if config.kv_transfer_config is not None:
+        return (
+            "there are no traces with --kv-transfer-config, because a KV connector would save what "
+            "a trace computes; start the server without it."
+        )
+    if parallel.decode_context_parallel_size > 1:
+        return (
+            "there are no traces with --decode-context-parallel-size, because a worker has a part "
+            "of the context only; start the server without it."
+        )
+    if parallel.data_parallel_size > 1 and parallel.is_moe_model:
+        return (
+            "there are no traces of a mixture of experts with --data-parallel-size, because its "
+            "engines wait for each other; start the server without it."
+        )
+    layers = config.compilation_config.static_forward_context
+    cached = {name for group in _groups(worker) for name in group.layer_names}
+    if any(isinstance(layers[name], AttentionLayerBase) for name in layers.keys() - cached):
+        return "there are no traces of models with attention that has no KV cache."
     return None
 
 
-def _is_set(value) -> bool:
-    return value is not None and (not isinstance(value, float | int) or value != 0)
-
-
-def replay(worker, ids: Sequence[int], attention: Callable) -> int:
-    """Run a sequence through a worker's own modules: eager, alone, and without its KV cache.
+def replay(worker, ids: Sequence[int]) -> int:
+    """Run a sequence through a worker's own modules, attention and its kernels included.
 
     In chunks of ``max_num_batched_tokens``, the most for which vLLM has measured the memory.  What
     pipeline stages hand on goes through the host: the device's queue can hold messages of steps.
@@ -45,8 +48,6 @@ def replay(worker, ids: Sequence[int], attention: Callable) -> int:
     Args:
         worker: vLLM's; every worker of an engine runs this at once.
         ids: the sequence.
-        attention: from a layer's heads, key-value heads, scale and window makes the function that
-            takes its place.
 
     Returns:
         The number of chunks.
@@ -65,7 +66,7 @@ def replay(worker, ids: Sequence[int], attention: Callable) -> int:
     chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
     failure: Exception | None = None
     done = 0
-    with torch.inference_mode(), _attention_replaced(worker, attention):
+    with torch.inference_mode(), _caches(worker, len(ids), device) as metadata:
         for chunk in chunks:  # to the end also after a failure: the other stages send and wait
             received, sent = None, {}
             if not stages.is_first_rank:
@@ -77,7 +78,14 @@ def replay(worker, ids: Sequence[int], attention: Callable) -> int:
                 positions = torch.arange(done, done + len(chunk), device=device)
                 own = torch.tensor(chunk, device=device) if stages.is_first_rank else None
                 before = None if received is None else IntermediateTensors(received)
-                with set_forward_context(None, worker.vllm_config, skip_compiled=True):
+                of_layers, slots = metadata(positions)
+                with set_forward_context(
+                    of_layers,
+                    worker.vllm_config,
+                    num_tokens=len(chunk),
+                    slot_mapping=slots,
+                    skip_compiled=True,
+                ):
                     found = model(own, positions, before)
                 if not stages.is_last_rank:
                     sent = {name: tensor.cpu() for name, tensor in found.tensors.items()}
@@ -91,14 +99,104 @@ def replay(worker, ids: Sequence[int], attention: Callable) -> int:
     return len(chunks)
 
 
+def _groups(worker) -> list[Any]:
+    """vLLM's groups of layers that have one attention backend and one kind of cache."""
+    return [group for several in worker.model_runner.attn_groups for group in several]
+
+
 @contextmanager
-def _attention_replaced(worker, attention: Callable) -> Iterator[None]:
-    layers = decoder.attention_layers(worker)
+def _caches(worker, length: int, device) -> Iterator[Callable[[Any], tuple[dict, dict]]]:
+    """Caches for one sequence, instead of the layers' own, which hold other requests.
+
+    Args:
+        worker: vLLM's.
+        length: tokens of the sequence.
+        device: the worker's.
+
+    Yields:
+        A function of the positions of a chunk.  It gives the attention metadata and the slots of
+        the chunk's tokens, both by the name of the layer.
+    """
+    layers = worker.vllm_config.compilation_config.static_forward_context
+    groups = _groups(worker)
+    names = [name for group in groups for name in group.layer_names]
+    kept = {name: layers[name].kv_cache for name in names}
     try:
-        for layer in layers:
-            heads = layer.num_heads, layer.num_kv_heads
-            layer.forward = attention(*heads, layer.impl.scale, layer.sliding_window)
-        yield
+        for group in groups:
+            for name in group.layer_names:
+                layers[name].kv_cache = _alike(group, kept[name], length)
+        for name in names:
+            shared = getattr(layers[name], "kv_sharing_target_layer_name", None)
+            if shared is not None:
+                layers[name].kv_cache = layers[shared].kv_cache
+        yield lambda positions: _metadata(groups, positions, device)
     finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
+        for name, cache in kept.items():
+            layers[name].kv_cache = cache
+
+
+def _alike(group, cache, length: int) -> Any:
+    """A cache of one layer as ``cache`` is, with room for one sequence; a state has several."""
+    import torch
+
+    if isinstance(cache, tuple | list):
+        return type(cache)(_alike(group, part, length) for part in cache)
+    blocks = NULL_BLOCKS + _blocks(group, length)
+    return torch.zeros_like(cache.narrow(_block_dim(group), 0, blocks))
+
+
+def _block_dim(group) -> int:
+    """The dimension of a cache that counts blocks; an older vLLM asks the backend."""
+    spec = _spec(group)
+    if _is_state(group) or not hasattr(group.backend, "get_kv_cache_block_dim"):
+        return 0
+    return group.backend.get_kv_cache_block_dim(spec.block_size, spec.num_kv_heads, spec.head_size)
+
+
+def _spec(group) -> Any:
+    return group.metadata_builders[0].kv_cache_spec
+
+
+def _is_state(group) -> bool:
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    return isinstance(_spec(group), MambaSpec)
+
+
+def _blocks(group, length: int) -> int:
+    """A sequence has one state; its keys and values fill blocks."""
+    return 1 if _is_state(group) else -(-length // _spec(group).block_size)
+
+
+def _metadata(groups, positions, device) -> tuple[dict[str, Any], dict[str, Any]]:
+    import torch
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    tokens, end = len(positions), int(positions[-1]) + 1
+    ends = torch.tensor([end], dtype=torch.int32)
+    begins = torch.tensor([0, tokens], dtype=torch.int32)
+    metadata: dict[str, Any] = {}
+    slots: dict[str, Any] = {}
+    for group in groups:
+        size = _spec(group).block_size
+        table = torch.arange(NULL_BLOCKS, NULL_BLOCKS + -(-end // size), dtype=torch.int32)
+        if _is_state(group):  # whichever block vLLM looks for it in
+            table = torch.full_like(table, NULL_BLOCKS)
+        common = CommonAttentionMetadata(
+            query_start_loc=begins.to(device),
+            query_start_loc_cpu=begins,
+            seq_lens=ends.to(device),
+            seq_lens_cpu_upper_bound=ends,
+            num_reqs=1,
+            num_actual_tokens=tokens,
+            max_query_len=tokens,
+            max_seq_len=end,
+            block_table_tensor=table[None].to(device),
+            slot_mapping=NULL_BLOCKS * size + positions,
+            positions=positions,
+            is_prefilling=torch.tensor([True]),
+        )
+        found = group.metadata_builders[0].build(0, common)
+        metadata |= dict.fromkeys(group.layer_names, found)
+        slots |= dict.fromkeys(group.layer_names, common.slot_mapping)
+    return metadata, slots

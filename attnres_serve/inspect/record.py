@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from attnres_serve.compat import decoder, replay
-from attnres_serve.inspect.plain_attention import PlainAttention
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
@@ -143,7 +142,7 @@ def record(
     handles = [norm.register_forward_hook(recorder) for norm in own]
     try:
         with recorded_sites() as ran:  # not counted as a pass that serves
-            passes = replay.replay(worker, ids, PlainAttention)
+            passes = replay.replay(worker, ids)
     finally:
         for handle in handles:
             handle.remove()

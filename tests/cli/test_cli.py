@@ -70,8 +70,13 @@ def test_the_topic_of_a_help(words: list[str], topic: str | None) -> None:
     ("words", "there", "elsewhere"),
     [
         (["--help=all"], ["--max-model-len", "--tensor-parallel-size", "--ssl-keyfile"], []),
-        (["--help", "SchedulerConfig"], ["--max-num-seqs"], ["--ssl-keyfile"]),
-        (["--help=groups"], ["SchedulerConfig", "Frontend"], ["--max-num-seqs"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)  # vLLM is imported for each
+            for case in (
+                (["--help", "SchedulerConfig"], ["--max-num-seqs"], ["--ssl-keyfile"]),
+                (["--help=groups"], ["SchedulerConfig", "Frontend"], ["--max-num-seqs"]),
+            )
+        ),
     ],
 )
 def test_vllms_flags_are_shown(words: list[str], there: list[str], elsewhere: list[str]) -> None:

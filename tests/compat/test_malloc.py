@@ -38,7 +38,7 @@ def faults(keep: str = "", **environment: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.parametrize("way", ["call", "environment"])
+@pytest.mark.parametrize("way", ["call", pytest.param("environment", marks=pytest.mark.exhaustive)])
 def test_a_step_finds_the_memory_of_the_last_one(way):
     usual = faults()
     if usual < STEPS * 1000:

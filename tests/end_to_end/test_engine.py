@@ -121,18 +121,13 @@ def algorithm_of(name: str) -> str | None:
     return ALGORITHMS[list(CHECKPOINTS).index(name) % len(ALGORITHMS)]
 
 
-# One of every format and of every base, blocks of one and of several sublayers, a short last block,
-# a window, and what only some formats have: in an engine, which batches, caches and goes on.
+# Variants of a specification, a window, a short last block, and formats without goldens: in an
+# engine, which batches, caches and goes on.
 IN_ENGINES = (
-    "house_llama_full",
-    "house_qwen2_s4_short_last",
-    "house_uneven",
     "house_variants",
     "fla_window_bias",
-    "fla_standard_twin",
     "qwen3_ar",
     "open_attnres_short_last",
-    "delta_attnres_full_tied",
     "torchtitan_more_blocks",
 )
 OTHERS = tuple(name for name in CHECKPOINTS if name not in IN_ENGINES)

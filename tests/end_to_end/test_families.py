@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tiny_sites
+import torch
 from checkpoints import write_house, write_standard
 from family_facts import FACTS
 from goldens import bound, check_all_against, check_executed
@@ -20,6 +21,7 @@ from jobs import engine_job, fresh_prompts, run_engine, run_named
 from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHMS
+from attnres_serve.verify.rewritten import Rewritten
 
 pytestmark = pytest.mark.engine
 
@@ -32,6 +34,8 @@ CASES = {
     for variant, changes in FACTS[name].variants.items()
 }
 CHOSEN = dict(zip(CASES, cycle(ALGORITHMS), strict=False))
+CHUNK = 96  # tokens of a step; a prompt is longer
+FAR = 1e-4  # float32 and float64 through eight sublayers; found was a tenth of it
 UNIT_SCALE = 1.0  # activations large against eps, so that n^2 eps does not matter
 Run = dict[str, tuple[Any, Any]]  # two of a name: a job and its result, or two results
 
@@ -48,7 +52,9 @@ def run_with_mixes(root: Path, names: Iterable[str]) -> tuple[Path, Run]:
         name, changes = CASES[case]
         seed = random.randrange(10**6)
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
-        jobs[case] = engine_job(root / case, fresh_prompts((7, 190)), CHOSEN[case])
+        jobs[case] = engine_job(
+            root / case, fresh_prompts((7, 190)), CHOSEN[case], chunk=CHUNK, trace=True
+        )
     return root, run_named(jobs, root / "run")
 
 
@@ -88,8 +94,22 @@ def other_twins(tmp_path_factory):
 
 def check_mixes(root: Path, run: Run, case: str) -> None:
     job, result = run[case]
-    check_all_against(tiny_sites.load(root / case), job, result)
+    model = tiny_sites.load(root / case)
+    check_all_against(model, job, result)
     check_executed(result, CHOSEN[case], compiled=False)
+    check_trace(model, max(job["prompts"], key=len), result["trace"])
+
+
+def check_trace(model: Rewritten, ids: list[int], trace: list[list[Any]]) -> None:
+    """Weights and magnitudes of every site, as the float64 model has them."""
+    run = model.run(ids, mix=model.mixed)
+    x, y = run.stream[0], run.outputs
+    wanted = [model.depth.mix(site, x, y[:site])[1] for site in range(len(y) + 1)]
+    assert [site for site, *_ in trace] == [at for at, own in enumerate(wanted) if own is not None]
+    for site, weights, rms in trace:
+        sizes = model.depth.sources(site, x, y[:site]).square().mean(-1).sqrt().T
+        torch.testing.assert_close(torch.tensor(weights).double(), wanted[site], atol=FAR, rtol=0)
+        torch.testing.assert_close(torch.tensor(rms).double(), sizes, atol=FAR, rtol=FAR)
 
 
 def check_twin(run: Run, name: str) -> None:

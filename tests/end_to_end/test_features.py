@@ -62,7 +62,11 @@ def check_results(jobs: list[dict], results: list[dict], checkpoint: Path) -> No
 
 
 @pytest.mark.versions
-def test_lora(tmp_path):
+@pytest.mark.parametrize(
+    "algorithms",
+    [["two_phase"], pytest.param(["single_pass", "score_on_write"], marks=pytest.mark.exhaustive)],
+)
+def test_lora(algorithms, tmp_path):
     """An adapter equals the weights it is merged into."""
     base = write_house(tmp_path / "base", "qwen3", dtype="float32", **SHAPE)
     merged = write_adapter(tmp_path / "adapter", load_file(base / WEIGHTS))
@@ -71,7 +75,7 @@ def test_lora(tmp_path):
     options = {"enable_lora": True, "max_lora_rank": 8}
     jobs = [
         engine_job(base, prompts, algorithm, lora=tmp_path / "adapter", **options)
-        for algorithm in ALGORITHMS
+        for algorithm in algorithms
     ]
     results = run_engine(jobs, tmp_path / "run")["results"]
     assert (load(base).logprobs(prompts[0]) - load(merged).logprobs(prompts[0])).abs().max() > 0.1

@@ -12,7 +12,7 @@ import pytest
 import torch
 from checkpoints import GOLDENS, house_copy_of_nanogpt, write_house, write_nanogpt
 from goldens import check_all_against, check_executed, check_job, expected
-from jobs import engine_job, fresh_prompts, run_engine
+from jobs import engine_job, fresh_prompts, run_named
 from safetensors.torch import load_file, save_file
 
 from attnres_serve.checkpoints import validate
@@ -363,52 +363,57 @@ SERVED = [(BLOCK, "single_pass"), (SMALL, "two_phase")]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory):
-    """Goldens, a house checkpoint, zero queries and the standard twin, in one process."""
+    """A house checkpoint, zero queries and the standard twin, in one process."""
     root = tmp_path_factory.mktemp("nanogpt")
     house = {"layers": 3, "block_size": 3, "heads": 4, "head_dim": 32, "kv_heads": 2}
     write_house(root / "house", "gated_llama", seed=32, attention_bias=True, **house)
     for name, size in (("zero", 4), ("twin", None)):
         write_nanogpt(root / name, seed=33, scale=16.0, block_size=size, zero_queries=True)
     prompts = fresh_prompts((7, 190))
-    jobs = {
-        ("house", "single_pass"): engine_job(root / "house", prompts, "single_pass"),
-        ("zero", "two_phase"): engine_job(root / "zero", prompts, "two_phase"),
-        ("twin", None): engine_job(root / "twin", prompts, None),
-    }
+    return root, run_named(
+        {
+            "house": engine_job(root / "house", prompts, "single_pass"),
+            "zero": engine_job(root / "zero", prompts, "two_phase"),
+            "twin": engine_job(root / "twin", prompts, None),
+        },
+        root / "run",
+    )
+
+
+@pytest.fixture(scope="module")
+def goldens_served(tmp_path_factory: pytest.TempPathFactory):
+    jobs = {}
     for name, algorithm in SERVED:
         asked = [case["prompt"] for case in expected(GOLDENS / name)]
-        jobs[name, algorithm] = engine_job(GOLDENS / name, asked, algorithm)
-    results = run_engine(list(jobs.values()), root / "run")["results"]
-    return root, {
-        key: (job, result) for (key, job), result in zip(jobs.items(), results, strict=True)
-    }
+        jobs[name] = engine_job(GOLDENS / name, asked, algorithm)
+    return run_named(jobs, tmp_path_factory.mktemp("goldens"))
 
 
 @pytest.mark.engine
 @pytest.mark.versions
 @pytest.mark.parametrize(("name", "algorithm"), SERVED)
-def test_goldens_served(name: str, algorithm: str, served) -> None:
-    result = served[1][name, algorithm][1]
+def test_goldens_served(name: str, algorithm: str, goldens_served) -> None:
+    _, result = goldens_served[name]
     check_job(result, expected(GOLDENS / name))
     check_executed(result, algorithm, compiled=False)
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "key", [("house", "single_pass"), ("zero", "two_phase"), ("twin", None)], ids=str
-)
-def test_random_checkpoints_served(key: tuple[str, str | None], served) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["house", "zero", "twin"])
+def test_random_checkpoints_served(name: str, served) -> None:
     """Grouped queries under a gate wider than the model, zero queries, standard residuals: the
     oracle's numbers."""
     root, runs = served
-    job, result = runs[key]
-    check_all_against(load(root / key[0]), job, result)
+    job, result = runs[name]
+    check_all_against(load(root / name), job, result)
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
 def test_zero_queries_equal_the_twin(served) -> None:
     """Every mix is a mean then, and at this scale the norms' eps does not show."""
-    (_, zero), (_, twin) = served[1]["zero", "two_phase"], served[1]["twin", None]
+    (_, zero), (_, twin) = served[1]["zero"], served[1]["twin"]
     for wanted, found in zip(twin["alone"], zero["alone"], strict=True):
         assert found["tokens"] == wanted["tokens"]
         torch.testing.assert_close(

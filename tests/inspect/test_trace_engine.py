@@ -76,6 +76,7 @@ def test_beside_other_requests(mode, tmp_path):
     check([job(*ways) for ways in JOBS if ways[-1] == mode], tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.versions
 def test_compiled_in_every_version(tmp_path):
     check([job(BLOCK, "single_pass", "cpp", "compiled")], tmp_path)
@@ -92,6 +93,7 @@ def test_two_workers_share_the_heads(tmp_path):
     check([ways], tmp_path, VLLM_CPU_OMP_THREADS_BIND="0|1")
 
 
+@pytest.mark.exhaustive
 def test_a_stage_that_starts_inside_a_block(tmp_path):
     """What travels between the stages in a replay does not mix with what steps send."""
     env = {"VLLM_PP_LAYER_PARTITION": f"{IN_MID_BLOCK},{LAYERS - IN_MID_BLOCK}"}

@@ -152,7 +152,7 @@ def test_a_signal_ends_a_start(tmp_path, name, send, text, flags, variables):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Command]:
     """A server that became ready, with nothing asked for."""
-    with begun(tmp_path_factory.mktemp("server")) as command:
+    with begun(tmp_path_factory.mktemp("server"), *EAGER) as command:
         command.wait_for("metrics")
         time.sleep(0.5)
         yield command

@@ -1,7 +1,7 @@
 """Serve a checkpoint in this process: vLLM's model and loader, without an engine or a KV cache.
 
 Attention is computed here, from what vLLM's layer holds (scale, heads, window, causal or not), so
-that a tiny checkpoint costs some hundredths of a second.
+that a tiny checkpoint costs some hundredths of a second.  ``with_caches`` is for vLLM's own.
 """
 
 import socket
@@ -27,9 +27,16 @@ from vllm.model_executor.model_loader.utils import (
     initialize_model,
     process_weights_after_loading,
 )
+from vllm.model_executor.models import registry
+from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import AttentionType
+from vllm.v1.worker.utils import AttentionGroup
 
 from attnres_serve import plugin
+from attnres_serve.compat.workarounds.amx import permit_amx
+
+# vLLM looks at a model's class in a subprocess, which imports vLLM anew: eight seconds.
+registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def vllm_config(folder: Path, **options: Any) -> VllmConfig:
@@ -60,8 +67,9 @@ def attend(self: Attention, query: Tensor, key: Tensor, value: Tensor, *_) -> Te
 
 @contextmanager
 def world(any_checkpoint: Path) -> Iterator[None]:
-    """A world of one process, one thread and our attention."""
+    """A world of one process and one thread."""
     plugin.register()
+    permit_amx()  # which vLLM's worker does
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -70,20 +78,35 @@ def world(any_checkpoint: Path) -> Iterator[None]:
         initialize_model_parallel(1, 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Attention, "forward", lambda *args, **_: attend(*args).flatten(1))
-        yield
+    yield
     torch.set_num_threads(threads)
     cleanup_dist_env_and_memory()
 
 
 def load(config: VllmConfig) -> torch.nn.Module:
     """The model of a configuration, as a worker of vLLM's has it."""
-    with set_current_vllm_config(config), torch.inference_mode():
+    with (
+        set_current_vllm_config(config),
+        set_default_torch_dtype(config.model_config.dtype),
+        torch.inference_mode(),
+    ):
         model = initialize_model(vllm_config=config)
         get_model_loader(config.load_config).load_weights(model, config.model_config)
         process_weights_after_loading(model, config.model_config, torch.device("cpu"))
     return model
+
+
+def with_caches(config: VllmConfig, blocks: int) -> list[list[AttentionGroup]]:
+    """Give the layers of a model caches, as a model runner does; its ``attn_groups``."""
+    groups = []
+    for name, layer in config.compilation_config.static_forward_context.items():
+        spec, backend = layer.get_kv_cache_spec(config), layer.get_attn_backend()
+        group = AttentionGroup(backend, [name], spec, len(groups))
+        group.create_metadata_builders(config, torch.device("cpu"))
+        shape = blocks, spec.num_kv_heads, spec.block_size, 2 * spec.head_size
+        layer.bind_kv_cache(torch.full(shape, torch.nan, dtype=spec.dtype))
+        groups.append([group])
+    return groups
 
 
 def serve(folder: Path, ids: Sequence[int], **options: Any) -> Tensor:
@@ -97,9 +120,11 @@ def serve(folder: Path, ids: Sequence[int], **options: Any) -> Tensor:
     config = vllm_config(folder, **options)
     model = load(config)
     with (
+        pytest.MonkeyPatch.context() as patch,
         set_current_vllm_config(config),
         torch.inference_mode(),
         set_forward_context(None, config),
     ):
+        patch.setattr(Attention, "forward", lambda *args, **_: attend(*args).flatten(1))
         hidden = model(torch.tensor(ids), torch.arange(len(ids)))
         return model.compute_logits(hidden).log_softmax(-1)

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from in_process import load, vllm_config
+from in_process import load, vllm_config, with_caches
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 
@@ -15,6 +15,7 @@ from attnres_serve.verify import oracle
 # Two evaluations, float32 and float64, through up to twelve sublayers with gains of one to three;
 # what was found is a twentieth of it.
 FAR = 1e-4
+BLOCKS = 8  # of a cache, a sequence of 256 tokens and some more
 
 
 def worker_of(folder: Path, algorithm: str, backend: str, chunk: int, **options) -> SimpleNamespace:
@@ -28,9 +29,10 @@ def worker_of(folder: Path, algorithm: str, backend: str, chunk: int, **options)
         **options,
     )
     model = load(config)
-    return SimpleNamespace(
-        model_runner=SimpleNamespace(get_model=lambda: model), vllm_config=config
-    )
+    with set_current_vllm_config(config):
+        groups = with_caches(config, BLOCKS)
+    runner = SimpleNamespace(get_model=lambda: model, attn_groups=groups)
+    return SimpleNamespace(model_runner=runner, vllm_config=config)
 
 
 def record(worker: SimpleNamespace, *asked) -> dict[int, recording.SiteTrace]:

@@ -16,6 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
+from vllm.model_executor.models import registry
 from vllm.utils import system_utils
 
 IMPORTED = (
@@ -36,6 +37,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    registry._run_in_subprocess = lambda inspect: inspect()  # a subprocess would import vLLM anew
     for name in IMPORTED:
         importlib.import_module(name)
     ended, wake = os.pipe()

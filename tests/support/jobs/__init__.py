@@ -25,6 +25,8 @@ def engine_job(
     backend: str = "cpp",
     lora: Path | None = None,
     reload: Path | None = None,
+    chunk: int = 0,
+    trace: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """A job for ``run_engine``; no algorithm for a model without AttnRes, options of vllm.LLM's."""
@@ -34,10 +36,11 @@ def engine_job(
         "algorithm": algorithm,
         "backend": backend,
         "mode": mode,
-        "chunk": 0,
+        "chunk": chunk,
         "options": options,
         "lora": lora and str(lora),
         "reload": reload and str(reload),
+        "trace": trace,
         "env": {},
     }
 

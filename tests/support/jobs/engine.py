@@ -3,9 +3,10 @@
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
 model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
 lora: folder of an adapter or nothing, reload: folder whose weights take the place of the
-checkpoint's or nothing, env: environment variables}; its result holds the answers alone, in a batch
-and from the prefix cache, and what the counters say: ours, and where ``disable_log_stats`` is false
-vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
+checkpoint's or nothing, trace: whether the longest prompt is traced, env: environment variables}.
+Its result holds the answers alone, in a batch and from the prefix cache, the trace, and what the
+counters say: ours, and where ``disable_log_stats`` is false vLLM's.  The engine lives in this
+process, so that a tiny checkpoint costs seconds.
 """
 
 import gc
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 NEW_TOKENS = 16  # as in the goldens
@@ -56,6 +58,18 @@ def unpack(request) -> dict[str, Any]:
     }
 
 
+def trace(llm, ids: list[int]) -> list[list[Any]]:
+    """Index, weights and RMS of every site."""
+    asked = ids, list(range(len(ids))), list(range(10**3))
+    found = []
+    for worker in llm.collective_rpc("attn_res_trace", args=asked):
+        assert worker["problem"] is None, worker["problem"]
+        for index, *both in worker["sites"]:
+            tables = [np.frombuffer(x, np.float32).reshape(len(ids), -1).tolist() for x in both]
+            found.append([index, *tables])
+    return sorted(found)
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
     from vllm.v1.metrics.reader import Counter
@@ -89,6 +103,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     longest = max(prompts, key=len)
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
         (result["cached"],) = answers(llm, [longest], False, lora)
+    if job["trace"]:
+        assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
+        result["trace"] = trace(llm, longest)
     if job["algorithm"]:
         every_worker = llm.collective_rpc("attn_res_executed")
         passes = every_worker[0]

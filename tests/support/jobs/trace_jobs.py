@@ -13,23 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from engine import trace
 
 NEW_TOKENS = 8
 AT_STEPS = (2, 5, 9)  # in the prefill of the first prompt, and in decode
-
-
-def trace(llm, ids: list[int]) -> list[list[Any]]:
-    """Every site's index, weights and RMS."""
-    asked = ids, list(range(len(ids))), list(range(10**3))
-    found = []
-    for worker in llm.collective_rpc("attn_res_trace", args=asked):
-        assert worker["problem"] is None, worker["problem"]
-        for index, *both in worker["sites"]:
-            tables = [np.frombuffer(x, np.float32).reshape(len(ids), -1).tolist() for x in both]
-            found.append([index, *tables])
-    return sorted(found)
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
