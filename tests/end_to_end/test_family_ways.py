@@ -1,0 +1,71 @@
+"""A family of each kind in every way of running: compiled, on two workers, with LoRA, quantized.
+
+The judge is Hugging Face's class in float64 with the mixes, as in ``test_families``.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_sites
+from checkpoints import write_house
+from goldens import check_all_against, check_executed
+from jobs import engine_job, fresh_prompts, run_engine
+from tiny import TINY
+
+from tests.end_to_end.test_families import CHUNK, KINDS, STOCK, check_trace
+
+pytestmark = pytest.mark.engine
+
+SPLIT = "1,3"  # layers of the stages; blocks have three sublayers, so one is open in between
+TWO = {"distributed_executor_backend": "mp"}
+EXPERTS = tuple(name for name in TINY if any("num_experts" in key for key in TINY[name]))
+
+
+def served(root: Path, name: str) -> Path:
+    seed = random.randrange(10**6)
+    return write_house(root / name, name, layers=4, block_size=3, seed=seed)
+
+
+def check(folder: Path, root: Path, jobs: list[dict[str, Any]]) -> None:
+    """Run the jobs in one process, each worker on its core."""
+    results = run_engine(jobs, root / "run", VLLM_CPU_OMP_THREADS_BIND="0|1")["results"]
+    model = tiny_sites.load(folder)
+    for job, result in zip(jobs, results, strict=True):
+        check_all_against(model, job, result)
+        check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
+        check_trace(model, max(job["prompts"], key=len), result["trace"])
+
+
+def run_in_every_way(name: str, root: Path) -> None:
+    folder, prompts = served(root, name), fresh_prompts((7, 190))
+
+    def job(algorithm: str, mode: str = "eager", **options: Any) -> dict[str, Any]:
+        return engine_job(folder, prompts, algorithm, mode, chunk=CHUNK, trace=True, **options)
+
+    jobs = [
+        job("single_pass", "compiled"),
+        job("two_phase", tensor_parallel_size=2, **TWO),
+        # Stock vLLM's eager mode has no pipelines on CPU.
+        job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
+        | {"env": {"VLLM_PP_LAYER_PARTITION": SPLIT}},
+    ]
+    if name in EXPERTS:
+        more = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+        jobs.insert(2, job("two_phase", **more, **TWO))
+    check(folder, root, jobs)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_in_every_way(name, tmp_path):
+    random.seed()
+    run_in_every_way(name, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in STOCK if name not in KINDS])
+def test_a_family_in_every_way(name, tmp_path):
+    random.seed()
+    run_in_every_way(name, tmp_path)
