@@ -144,4 +144,22 @@ FACTS = {
             {"mlp_bias": True},
         ),
     ),
+    "deepseek_v3": Facts(
+        "DeepseekV3",
+        is_tiny=True,
+        caches_prefixes=False,
+        variants={
+            "yarn": yarn(mscale=1.0, mscale_all_dim=0.5),
+            "": {},
+            "moonlight": {"q_lora_rank": None, "n_group": 1, "routed_scaling_factor": 2.446},
+            "another epsilon": {"rms_norm_eps": 1e-3, "norm_topk_prob": False},
+        },
+        refused=(
+            *REFUSED_LATENT,
+            {"topk_method": None},
+            {"scoring_func": "softmax"},
+            {"rope_interleave": False},
+            {"n_group": 8},
+        ),
+    ),
 }
