@@ -56,7 +56,7 @@ def test_the_row_is_the_one_of_vllms_kernels() -> None:
     assert CPUMLABackend.get_supported_head_sizes() == [sum(source.LATENT_ROW)]
 
 
-@pytest.mark.parametrize("base", ["deepseek_v3"])
+@pytest.mark.parametrize("base", ["deepseek_v3", "glm4_moe_lite"])
 def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: Path) -> None:
     """Where config.json says that there are some; `verify` leaves them aside too."""
     folder = written(tmp_path, base, **{FURTHER: 1})

@@ -162,4 +162,26 @@ FACTS = {
             {"n_group": 8},
         ),
     ),
+    "glm4_moe_lite": Facts(
+        "Glm4MoeLite",
+        is_tiny=True,
+        caches_prefixes=False,
+        variants={
+            "yarn": yarn(),
+            "": {},
+            "dense layers": {
+                "q_lora_rank": 64,
+                "first_k_dense_replace": 2,
+                "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2,
+                "rms_norm_eps": 1e-3,
+            },
+        },
+        refused=(
+            *REFUSED_LATENT,
+            {"first_k_dense_replace": None},
+            {"first_k_dense_replace": 2},
+            {"mlp_layer_types": ["sparse", "dense"] * 2},
+            {"rope_interleave": False},
+        ),
+    ),
 }
