@@ -13,7 +13,8 @@ from attnres_serve.families.family import Check, Config
 ROW = ("kv_lora_rank", "qk_rope_head_dim")  # what is cached of a token
 SCALES = ("mscale", "mscale_all_dim")  # of yarn; vLLM reads them for latent attention alone
 # Norms on latents. Hugging Face's classes and DeepSeek's own code have this epsilon there, whatever
-# rms_norm_eps says; vLLM's class takes rms_norm_eps.
+# rms_norm_eps says; vLLM's class takes rms_norm_eps, as is known there
+# (https://github.com/vllm-project/vllm/pull/35515).
 NORMS, EPS = ("q_a_layernorm", "kv_a_layernorm"), 1e-6
 # How many layers behind the last predict further tokens; a model is served without them.
 FURTHER = "num_nextn_predict_layers"
