@@ -81,7 +81,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "backbone": translation.base,
         "architecture": family.architecture,
         "hidden_size": config["hidden_size"],
-        "head_size": needs.head_size(config),
+        "head_size": family.head_size(config),
         "layers": config["num_hidden_layers"],
         "vocabulary": config["vocab_size"],
         "context": needs.context(config),

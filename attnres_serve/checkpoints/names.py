@@ -20,6 +20,8 @@ _ATTNRES = re.compile(
     r"|(?P<final>output_attn)_res)_(?:(?P<part>proj|norm)\.weight|(?P<bias>bias))$"
 )
 
+_IN_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.")
+
 TIED = (EMBEDDING, HEAD)
 
 # What names call a kind of sublayer, where not by its own name.
@@ -107,9 +109,13 @@ def cut(tensor: "Tensor", count: int) -> tuple["Tensor", ...]:
 
 def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
-    table, the copy of a tied head."""
+    table, the copy of a tied head, layers behind the last that predict further tokens."""
     tied = name == HEAD and config.get("tie_word_embeddings")
-    return bool(tied) or name.endswith("rotary_emb.inv_freq")
+    if tied or name.endswith("rotary_emb.inv_freq"):
+        return True
+    layers, further = config["num_hidden_layers"], config.get("num_nextn_predict_layers") or 0
+    found = _IN_LAYER.match(name) if further else None
+    return found is not None and layers <= int(found["layer"]) < layers + further
 
 
 def same_tensor(first: str, second: str) -> str:

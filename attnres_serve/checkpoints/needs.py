@@ -10,6 +10,7 @@ from typing import Any
 
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.families import FAMILIES, latent
 from attnres_serve.flags import usual, value_of
 from attnres_serve.formats.translation import Translation
 
@@ -67,11 +68,25 @@ def validate_heads(name: str, translation: Translation) -> None:
     Raises:
         CheckpointError: their size is none of those that it has a kernel for.
     """
-    size, sizes = head_size(translation.config), source.head_sizes()
+    family, config = FAMILIES[translation.base], translation.config
+    if family.is_latent:
+        _validate_row(name, config)
+        return
+    size, sizes = family.head_size(config), source.head_sizes()
     if sizes and size not in sizes:
         raise CheckpointError(
             f"{name} has heads of the size {size}, and vLLM's attention on CPU computes those of "
             f"{', '.join(map(str, sizes))}; serve it on a GPU."
+        )
+
+
+def _validate_row(name: str, config: Mapping[str, Any]) -> None:
+    row, wanted = [config[key] for key in latent.ROW], source.latent_row()
+    if wanted and row != [*wanted]:
+        both = " and ".join(map("{} {}".format, latent.ROW, row))
+        raise CheckpointError(
+            f"{name} has latent attention with {both}, and vLLM's on CPU computes "
+            f"{' and '.join(map(str, wanted))} alone; serve it on a GPU."
         )
 
 
@@ -125,11 +140,6 @@ def context(config: Mapping[str, Any]) -> int:
     # Of these two, max_position_embeddings is what comes out of the factor.
     factor = 1 if kind in ("llama3", "yarn") else rope.get("factor") or 1
     return int(config["max_position_embeddings"] * factor)
-
-
-def head_size(config: Mapping[str, Any]) -> int:
-    """Numbers of one head of attention; ``config`` is that of the base family."""
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def command(name: str) -> str:

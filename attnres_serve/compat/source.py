@@ -89,3 +89,14 @@ def head_sizes() -> list[int] | None:
     source = _source("v1/attention/backends/cpu_attn.py") if is_cpu_build() else None
     listed = re.search(r"def get_supported_head_sizes.*?return (\[[\d, \n]+\])", source or "", re.S)
     return sorted({*ast.literal_eval(listed[1]), *UNLISTED_HEAD_SIZES}) if listed else None
+
+
+LATENT_ROW = 512, 64  # of which alone vLLM's kernels on CPU are compiled
+
+
+def latent_row() -> tuple[int, int] | None:
+    """The channels of a latent and the rotated ones that vLLM's latent attention on CPU computes.
+
+    None where another device is used.
+    """
+    return LATENT_ROW if is_cpu_build() else None

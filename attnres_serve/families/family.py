@@ -14,6 +14,10 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PREFIX = "attnres_"  # of our own model types
 
 
+def _usual_head_size(config: Config) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One backbone: a class of vLLM's whose decoder layers follow the residual convention.
@@ -42,6 +46,8 @@ class Family:
         fused: linear layers of which vLLM makes one.
         eps: the key of the norms' epsilon.
         usual_eps: its value where a config.json does not state it; None where it must.
+        head_size: gives the size of a head, as kernels of attention count it.
+        is_latent: whether attention is latent, see ``families.latent``.
         has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
         peculiarity: what the model does that no stock model of vLLM's does, in words; None for a
             stock model.
@@ -64,6 +70,8 @@ class Family:
     windows_by_types: bool = True
     eps: str = "rms_norm_eps"
     usual_eps: float | None = 1e-6
+    head_size: Callable[[Config], int] = _usual_head_size
+    is_latent: bool = False
     has_head_norms: bool = False
     peculiarity: str | None = None
 

@@ -13,7 +13,7 @@ from typing import Any
 from attnres_serve.depth.layout import COMMON, Layout
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError, first_line
-from attnres_serve.families import checks, rotary
+from attnres_serve.families import checks, latent, rotary
 from attnres_serve.families.family import HEAD, Check, Config, Family, Shape
 
 NORMS = tuple(norm for _, norm in COMMON)
@@ -23,7 +23,8 @@ STATED = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embedd
 SIZES = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    *("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "kv_lora_rank"),
+    *("n_routed_experts", "n_shared_experts", "first_k_dense_replace"),
+    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
 )
 # Of all these families: vLLM makes one layer of those of a line, where a model has them.
 FUSED = (
@@ -48,6 +49,7 @@ def family(
     more_checks: tuple[Check, ...] = (),
     activations: tuple[str, ...] = ("silu",),
     rotates_part: bool = False,
+    is_latent: bool = False,
     kinds: tuple[str, ...] = (),
     hf: str | None = None,
     **rest: Any,
@@ -65,6 +67,7 @@ def family(
         more_checks: checks beside those of every such family.
         activations: the supported values of ``hidden_act``, the usual one first.
         rotates_part: whether ``partial_rotary_factor`` may say how much of a head is rotated.
+        is_latent: whether attention is latent.
         kinds: the kinds of layers that both classes tell apart by ``layer_types``; none where
             layers have full attention alone.
         hf: the model type on Hugging Face.
@@ -72,6 +75,7 @@ def family(
     """
     hf = hf or name
     part = (rotary.PART,) if rotates_part else ()
+    scales = latent.SCALES if is_latent else ()
     parts = tuple(zip((kind for kind, _ in COMMON), norms, strict=True))
 
     def shapes(config: Config) -> dict[str, Shape]:
@@ -88,15 +92,20 @@ def family(
         "checks": (
             *(_stated, _only(only or {}), partial(checks.values, activations=activations)),
             checks.kinds(*kinds) if kinds else checks.full_attention,
-            *(checks.groups, checks.even_heads),
-            *(partial(rotary.check, also=part), *((rotary.part,) if rotates_part else ())),
+            *((latent.check,) if is_latent else (checks.groups, checks.even_heads)),
+            partial(rotary.check, also=part + scales),
+            *((rotary.part,) if rotates_part else ()),
+            *((latent.rope,) if is_latent else ()),
             *more_checks,
         ),
         "window": None,
         "cache_elements": lambda config: cache_elements(shapes(config)),
         "product_sizes": lambda config: product_sizes(shapes(config), config["hidden_size"]),
         "fused": FUSED,
+        "is_latent": is_latent,
     }
+    if is_latent:
+        usual["head_size"] = latent.head_size
     return Family(name=name, **usual | rest)
 
 

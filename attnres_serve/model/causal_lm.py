@@ -15,7 +15,7 @@ from attnres_serve import formats, settings
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.compat import decoder, engine_config, host, prepare, start_events
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import BY_ARCHITECTURE
+from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.model.config import spec_of
 from attnres_serve.model.loading import LoadingMixin, parameters_of
@@ -38,16 +38,18 @@ class AttnResMixin(LoadingMixin):
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)
-        base = BY_ARCHITECTURE[type(self).__name__].name
+        family = BY_ARCHITECTURE[type(self).__name__]
         quantisation = getattr(config, "quantization_config", None)  # vLLM has files of its own too
         written = {**config.attn_res_config, "quantization_config": quantisation}
-        self.attn_res_base = BaseTensors(base, written)
+        self.attn_res_base = BaseTensors(family.name, written)
         self.attn_res_sites: dict[int, SiteNorm] = {}
         self.attn_res_parameters = {}
         self.attn_res_loaded = False
         self.attn_res_backend: str | None = None
         if config.attn_res_qk_norm_eps is not None:
-            _set_qk_norm_eps(self.model, config.attn_res_qk_norm_eps)
+            _set_eps(self.model, ("q_norm", "k_norm"), config.attn_res_qk_norm_eps)
+        if family.is_latent:
+            _set_eps(self.model, latent.NORMS, latent.EPS)
         if not vllm_config.model_config.enforce_eager:
             engine_config.tell_origin(vllm_config)
         spec = spec_of(config)
@@ -103,10 +105,12 @@ class AttnResMixin(LoadingMixin):
         }
 
 
-def _set_qk_norm_eps(model: nn.Module, eps: float) -> None:
+def _set_eps(model: nn.Module, norms: tuple[str, ...], eps: float) -> None:
+    """Set the epsilon of norms within attention, of those that it has."""
     for layer in model.layers[model.start_layer : model.end_layer]:
-        layer.self_attn.q_norm.variance_epsilon = eps
-        layer.self_attn.k_norm.variance_epsilon = eps
+        for name in norms:
+            if (norm := getattr(layer.self_attn, name, None)) is not None:
+                norm.variance_epsilon = eps
 
 
 def _make(architecture: str) -> type[nn.Module]:

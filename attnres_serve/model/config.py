@@ -5,6 +5,7 @@ other peculiarities.  Only config.json has a model_type of ours, which makes pla
 loading fail loudly instead of running the base model without its depth attention.
 """
 
+from copy import deepcopy
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
@@ -46,7 +47,8 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     config.attn_res = translation.spec.to_house() if translation.spec else None
     config.attn_res_format = translation.format
     config.attn_res_qk_norm_eps = translation.qk_norm_eps
-    config.attn_res_config = translation.config | {"model_type": family.model_type}
+    # A copy: vLLM writes the name of its own type into the rope_parameters of DeepSeek's.
+    config.attn_res_config = deepcopy(translation.config) | {"model_type": family.model_type}
     return config
 
 

@@ -62,7 +62,10 @@ def run_twins(root: Path, names: Iterable[str]) -> Run:
     """Serve standard checkpoints by plain vLLM, and the same with zero queries: both results."""
     prompts, plain, ours = fresh_prompts((5, 40, 180)), [], []
     for name in names:
-        folder = write_standard(root / name, base=name, layers=4, seed=11, scale=UNIT_SCALE)
+        _, changes = CASES[cases([name])[0]]
+        folder = write_standard(
+            root / name, base=name, layers=4, seed=11, scale=UNIT_SCALE, changes=changes
+        )
         convert(str(folder), str(root / f"{name}_zero"), zero_queries_block_size=3)
         plain.append(engine_job(folder, prompts, None))
         ours.append(engine_job(root / f"{name}_zero", prompts, CHOSEN[cases([name])[0]]))
@@ -95,7 +98,7 @@ def other_twins(tmp_path_factory):
 def check_mixes(root: Path, run: Run, case: str) -> None:
     job, result = run[case]
     model = tiny_sites.load(root / case)
-    check_all_against(model, job, result)
+    check_all_against(model, job, result, FACTS[CASES[case][0]].caches_prefixes)
     check_executed(result, CHOSEN[case], compiled=False)
     check_trace(model, max(job["prompts"], key=len), result["trace"])
 

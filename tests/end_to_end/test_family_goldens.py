@@ -1,6 +1,7 @@
 """Goldens of families, written by Hugging Face's classes and evaluated in float64, over HTTP."""
 
 import pytest
+from family_facts import FACTS
 from goldens import check_executed, check_golden_over_http
 from serving import OURS, TESTS, running
 
@@ -10,7 +11,7 @@ GOLDENS = TESTS / "family_goldens"
 
 
 def test_every_golden_is_served():
-    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe"}
+    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe", "deepseek_v3"}
 
 
 @pytest.mark.parametrize(
@@ -18,12 +19,14 @@ def test_every_golden_is_served():
     [
         ("qwen3_moe", "single_pass"),
         ("qwen3_moe", "two_phase"),
+        ("deepseek_v3", "single_pass"),
+        ("deepseek_v3", "two_phase"),
     ],
 )
 def test_a_golden_of_a_family(name, algorithm, tmp_path):
-    """Alone, in a batch and from the prefix cache."""
+    """Alone, in a batch and, if vLLM has one on CPU, from the prefix cache."""
     flags = ("--dtype", "float32", "--max-model-len", "256", "--enforce-eager")
     flags += ("--enable-prompt-tokens-details", "--attnres-algorithm", algorithm)
     with running(OURS, GOLDENS / name, tmp_path / "log", *flags) as server:
-        check_golden_over_http(server, GOLDENS / name)
+        check_golden_over_http(server, GOLDENS / name, FACTS[name].caches_prefixes)
         check_executed(server.info, algorithm, compiled=False)

@@ -21,6 +21,8 @@ class Facts:
         has_gate: whether attention has a gate on what it returns.
         variants: further keys of config.json with which a model is served and compared, by a name.
         is_tiny: whether checkpoints are made of the sizes in ``tiny`` by Hugging Face's class.
+        caches_prefixes: whether vLLM has a prefix cache for it on every CPU; for latent attention
+            it needs AMX.
         refused: keys of config.json with which vLLM would serve another model than Hugging Face's.
     """
 
@@ -30,9 +32,33 @@ class Facts:
     has_head_norms: bool = False
     has_gate: bool = False
     is_tiny: bool = False
+    caches_prefixes: bool = True
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
     refused: tuple[dict[str, Any], ...] = ()
 
+
+def yarn(**scales: float) -> dict[str, Any]:
+    """Keys of config.json for a context of four times 128 tokens."""
+    usual = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+    return {"rope_parameters": usual | {"original_max_position_embeddings": 128} | scales}
+
+
+# Of latent attention. With yarn stock vLLM rotates rightly on CPU, so that a twin can be compared;
+# it is the first variant for that.
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
+REFUSED_LATENT: tuple[dict[str, Any], ...] = (
+    {"head_dim": 32},
+    {"num_key_value_heads": 2},
+    {"attention_bias": True},
+    {"tie_word_embeddings": True},
+    {"kv_lora_rank": None},
+    {"moe_layer_freq": 2},
+    {"topk_group": 3},
+    {"num_experts_per_tok": 9},
+    LINEAR,
+    yarn(mscale=0.7),
+    yarn(mscale_all_dim=0.7),
+)
 
 FACTS = {
     "llama": Facts(
@@ -91,5 +117,71 @@ FACTS = {
         "Gemma2",
         is_tiny=True,
         refused=({"hidden_activation": "silu"}, {"layer_types": ["conv"] * 4}),
+    ),
+    "deepseek_v2": Facts(
+        "DeepseekV2",
+        is_tiny=True,
+        caches_prefixes=False,
+        variants={
+            "yarn": yarn(mscale=0.707, mscale_all_dim=0.707),
+            "": {},
+            "query latent, groups, another epsilon": {
+                "q_lora_rank": 64,
+                "topk_method": "group_limited_greedy",
+                "n_group": 4,
+                "topk_group": 2,
+                "routed_scaling_factor": 16.0,
+                "rms_norm_eps": 1e-3,
+            },
+        },
+        refused=(
+            *REFUSED_LATENT,
+            {"norm_topk_prob": True},
+            {"n_group": 2},
+            {"n_group": None},
+            {"topk_method": "noaux_tc"},
+            {"scoring_func": "sigmoid"},
+            {"mlp_bias": True},
+        ),
+    ),
+    "deepseek_v3": Facts(
+        "DeepseekV3",
+        is_tiny=True,
+        caches_prefixes=False,
+        variants={
+            "yarn": yarn(mscale=1.0, mscale_all_dim=0.5),
+            "": {},
+            "moonlight": {"q_lora_rank": None, "n_group": 1, "routed_scaling_factor": 2.446},
+            "another epsilon": {"rms_norm_eps": 1e-3, "norm_topk_prob": False},
+        },
+        refused=(
+            *REFUSED_LATENT,
+            {"topk_method": None},
+            {"scoring_func": "softmax"},
+            {"rope_interleave": False},
+            {"n_group": 8},
+        ),
+    ),
+    "glm4_moe_lite": Facts(
+        "Glm4MoeLite",
+        is_tiny=True,
+        caches_prefixes=False,
+        variants={
+            "yarn": yarn(),
+            "": {},
+            "dense layers": {
+                "q_lora_rank": 64,
+                "first_k_dense_replace": 2,
+                "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2,
+                "rms_norm_eps": 1e-3,
+            },
+        },
+        refused=(
+            *REFUSED_LATENT,
+            {"first_k_dense_replace": None},
+            {"first_k_dense_replace": 2},
+            {"mlp_layer_types": ["sparse", "dense"] * 2},
+            {"rope_interleave": False},
+        ),
     ),
 }

@@ -46,11 +46,23 @@ def build(own: Any, weights: Mapping[str, Tensor]) -> Any:
 
     cls = wide_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(own)])
     model, report = cls.from_pretrained(
-        None, config=own, state_dict=dict(weights), dtype=torch.float64, output_loading_info=True
+        None,
+        config=own,
+        state_dict=_needed(own, weights),
+        dtype=torch.float64,
+        output_loading_info=True,
     )
     if odd := sorted(str(name) for names in report.values() for name in names):
         raise ValueError(f"missing, unexpected or misshapen tensors: {odd}")
     return _in_float64(model.eval())
+
+
+def _needed(own: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without those of layers behind the last, which predict further tokens."""
+    last = own.num_hidden_layers
+    further = range(last, last + (getattr(own, "num_nextn_predict_layers", 0) or 0))
+    behind = tuple(f"model.layers.{layer}." for layer in further)
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(behind)}
 
 
 def _in_float64(model: Any) -> Any:

@@ -1,0 +1,34 @@
+"""DeepSeek-V2: latent attention, and experts by a softmax."""
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import hugging_face, latent
+from attnres_serve.families.family import Config
+
+
+def _one_group(name: str, config: Config) -> None:
+    """vLLM chooses by groups whatever topk_method says."""
+    groups = config.get("n_group")
+    if config.get("topk_method", "greedy") == "greedy" and groups != 1:
+        raise CheckpointError(
+            f"n_group is {groups!r} and topk_method 'greedy', with which Hugging Face's {name} has "
+            "no groups and vLLM's has: n_group must be 1, or topk_method 'group_limited_greedy'."
+        )
+
+
+FAMILY = hugging_face.family(
+    "deepseek_v2",
+    title="DeepSeek-V2",
+    module="vllm.model_executor.models.deepseek_v2",
+    cls="DeepseekV2ForCausalLM",
+    is_latent=True,
+    also=("moe_layer_freq", "scoring_func"),
+    # Hugging Face's class does not normalise the weights of experts.
+    only=latent.ONLY
+    | {
+        "mlp_bias": (False,),
+        "norm_topk_prob": (False,),
+        "scoring_func": ("softmax",),
+        "topk_method": ("greedy", "group_limited_greedy"),
+    },
+    more_checks=(_one_group, latent.expert_groups(smallest=1)),
+)

@@ -1,0 +1,75 @@
+"""Checkpoints with latent attention: what is told of them, and what is left aside."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_sites
+from checkpoints import write_house
+from safetensors.torch import load_file, save_file
+
+from attnres_serve.checkpoints import needs
+from attnres_serve.checkpoints.check import describe
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.compat import host, source
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+
+LATENT = [name for name, family in FAMILIES.items() if family.is_latent]
+FURTHER = "num_nextn_predict_layers"
+
+
+def written(folder: Path, base: str, **changes: Any) -> Path:
+    return write_house(folder, base, block_size=3, layers=4, changes=changes)
+
+
+@pytest.mark.parametrize("base", LATENT)
+def test_one_row_a_token_is_cached(base: str, tmp_path: Path) -> None:
+    """A latent of 512 channels and 64 rotated ones in bfloat16, in each of four layers."""
+    facts = describe(validate(written(tmp_path, base)))
+    assert facts["kv_cache_bytes_per_token"] == 4 * (512 + 64) * 2
+    assert facts["head_size"] == 576
+
+
+@pytest.mark.parametrize("changes", [{"kv_lora_rank": 256}, {"qk_rope_head_dim": 32}], ids=str)
+def test_rows_that_this_device_does_not_compute(
+    changes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes of heads do not matter: 24 is none that vLLM's other attention has."""
+    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    usual = validate(written(tmp_path / "usual", "deepseek_v3", qk_nope_head_dim=24))
+    needs.validate_heads("m", usual.translated("m"))
+    other = validate(written(tmp_path / "other", "deepseek_v3", **changes)).translated("m")
+    with pytest.raises(CheckpointError, match=r"m has latent .* 512 and 64 alone; serve it on a G"):
+        needs.validate_heads("m", other)
+    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    needs.validate_heads("m", other)
+
+
+def test_the_row_is_the_one_of_vllms_kernels() -> None:
+    pytest.importorskip("vllm")
+    if not host.on_cpu():
+        pytest.skip("no kernels for CPU")
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
+    assert CPUMLABackend.get_supported_head_sizes() == [sum(source.LATENT_ROW)]
+
+
+@pytest.mark.parametrize("base", ["deepseek_v3", "glm4_moe_lite"])
+def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: Path) -> None:
+    """Where config.json says that there are some; `verify` leaves them aside too."""
+    folder = written(tmp_path, base, **{FURTHER: 1})
+    before = describe(validate(folder))
+    ids = [7, 8, 9]
+    expected = tiny_sites.load(folder).logprobs(ids)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.4.eh_proj.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert describe(validate(folder)) == before
+    assert tiny_sites.load(folder).logprobs(ids).equal(expected)
+    path = folder / "config.json"
+    for value, said in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {FURTHER: value}))
+        with pytest.raises(CheckpointError, match=said):
+            validate(folder)
