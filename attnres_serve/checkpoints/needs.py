@@ -122,8 +122,9 @@ def context(config: Mapping[str, Any]) -> int:
     """
     rope = _rope(config)
     kind = rope.get("rope_type", rope.get("type"))
-    # Of these two, max_position_embeddings is what comes out of the factor.
-    factor = 1 if kind in ("llama3", "yarn") else rope.get("factor") or 1
+    # Of these, max_position_embeddings is what comes out of the factor.
+    stretched = kind in ("llama3", "yarn") or "gemma3" in config.get("model_type", "")
+    factor = 1 if stretched else rope.get("factor") or 1
     return int(config["max_position_embeddings"] * factor)
 
 

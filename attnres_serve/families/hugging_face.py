@@ -48,6 +48,7 @@ def family(
     more_checks: tuple[Check, ...] = (),
     activations: tuple[str, ...] = ("silu",),
     rotates_part: bool = False,
+    rope: Check | None = None,
     kinds: tuple[str, ...] = (),
     hf: str | None = None,
     **rest: Any,
@@ -65,6 +66,7 @@ def family(
         more_checks: checks beside those of every such family.
         activations: the supported values of ``hidden_act``, the usual one first.
         rotates_part: whether ``partial_rotary_factor`` may say how much of a head is rotated.
+        rope: the check of the rotary embedding, where layers have more than one.
         kinds: the kinds of layers that both classes tell apart by ``layer_types``; none where
             layers have full attention alone.
         hf: the model type on Hugging Face.
@@ -89,7 +91,8 @@ def family(
             *(_stated, _only(only or {}), partial(checks.values, activations=activations)),
             checks.kinds(*kinds) if kinds else checks.full_attention,
             *(checks.groups, checks.even_heads),
-            *(partial(rotary.check, also=part), *((rotary.part,) if rotates_part else ())),
+            rope or partial(rotary.check, also=part),
+            *((rotary.part,) if rotates_part else ()),
             *more_checks,
         ),
         "window": None,

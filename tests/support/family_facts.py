@@ -92,4 +92,28 @@ FACTS = {
         is_tiny=True,
         refused=({"hidden_activation": "silu"}, {"layer_types": ["conv"] * 4}),
     ),
+    "gemma3_text": Facts(
+        "Gemma3",
+        is_tiny=True,
+        variants={
+            "": {},
+            "older keys": {
+                "attention_bias": True,
+                "layer_types": None,
+                "rope_local_base_freq": 20000.0,
+                "rope_parameters": None,
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+                "rope_theta": 60000.0,
+                "sliding_window_pattern": 2,
+                "tie_word_embeddings": False,
+            },
+        },
+        refused=(
+            {"use_bidirectional_attention": True},
+            {"attn_logit_softcapping": 50.0},
+            {"hidden_activation": "silu"},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        ),
+    ),
 }

@@ -130,6 +130,10 @@ TINY: dict[str, Config] = {
         "gemma3_text",
         "Gemma3ForCausalLM",
         WINDOWS,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+        },
         hidden_activation=GELU,
         query_pre_attn_scalar=32,
         tie_word_embeddings=True,

@@ -17,7 +17,7 @@ def tiny(base: str, **changes: Any) -> dict[str, Any]:
     config = TINY[base] | {"vocab_size": 320, "max_position_embeddings": 512} | changes
     if base == "olmoe":
         config["rms_norm_eps"] = 1e-5
-    if "layer_types" in config:
+    if config.get("layer_types"):
         config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     return config
 
