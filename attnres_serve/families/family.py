@@ -25,6 +25,9 @@ class Family:
         name: the key in ``FAMILIES``.
         title: the name for a person.
         module, cls: the class of vLLM's.
+        listed: the architecture under which vLLM lists the class; None where that is its name.
+        adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
+            keys.
         hf: the Hugging Face model type whose config.json and tensor names it has.
         keys: gives what its classes read of a config.json, beside what every family's read.
         sizes: keys of a config.json in which a baseline must be the same.
@@ -61,6 +64,8 @@ class Family:
     cache_elements: Callable[[Config], int]
     product_sizes: Callable[[Config], dict[str, set[int]]]
     fused: tuple[tuple[str, ...], ...]
+    listed: str | None = None
+    adapt: Callable[[Any], None] = lambda config: None
     windows_by_types: bool = True
     eps: str = "rms_norm_eps"
     usual_eps: float | None = 1e-6
@@ -68,9 +73,14 @@ class Family:
     peculiarity: str | None = None
 
     @property
+    def stock_architecture(self) -> str:
+        """Its name in the ``architectures`` of a config.json with standard residuals."""
+        return self.listed or self.cls
+
+    @property
     def architecture(self) -> str:
         """Our name for it in the ``architectures`` of a config.json."""
-        return f"AttnRes{self.cls}"
+        return f"AttnRes{self.stock_architecture}"
 
     @property
     def model_type(self) -> str:

@@ -20,6 +20,7 @@ class Facts:
         has_head_norms: whether heads have a query and a key norm.
         has_gate: whether attention has a gate on what it returns.
         variants: further keys of config.json with which a model is served and compared, by a name.
+        workaround: what mends plain vLLM where its answers are wrong without, as module:function.
         is_tiny: whether checkpoints are made of the sizes in ``tiny`` by Hugging Face's class.
         refused: keys of config.json with which vLLM would serve another model than Hugging Face's.
     """
@@ -29,6 +30,7 @@ class Facts:
     biased: tuple[str, ...] = ()
     has_head_norms: bool = False
     has_gate: bool = False
+    workaround: str | None = None
     is_tiny: bool = False
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
     refused: tuple[dict[str, Any], ...] = ()
@@ -91,6 +93,61 @@ FACTS = {
         "Gemma2",
         is_tiny=True,
         refused=({"hidden_activation": "silu"}, {"layer_types": ["conv"] * 4}),
+    ),
+    "apertus": Facts(
+        "Apertus",
+        is_tiny=True,
+        workaround="xielu:in_the_models_type",
+        variants={"": {}, "biases": {"attention_bias": True, "tie_word_embeddings": True}},
+        refused=({"hidden_act": "silu"}, {"logit_scale": 2.0}, {"qkv_bias": True}),
+    ),
+    "lfm2": Facts(
+        "Lfm2",
+        is_tiny=True,
+        variants={
+            "": {},
+            "biases and older keys": {
+                "block_auto_adjust_ff_dim": True,
+                "block_ff_dim": 288,
+                "block_multiple_of": 64,
+                "conv_bias": True,
+                "full_attn_idxs": [1, 2],
+                "layer_types": None,
+                "tie_embedding": True,
+            },
+        },
+        refused=(
+            {"conv_dim": 256},
+            {"block_dim": 256},
+            {"tie_word_embeddings": False},
+            {"tie_embedding": False},
+            {"head_dim": 64},
+            {"layer_types": ["conv"] * 3 + ["sliding_attention"]},
+        ),
+    ),
+    "ministral3": Facts(
+        "Ministral3",
+        is_tiny=True,
+        variants={
+            "": {},
+            "scaled queries": {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 16.0,
+                    "original_max_position_embeddings": 32,
+                    "max_position_embeddings": 512,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "llama_4_scaling_beta": 0.3,
+                }
+            },
+        },
+        refused=(
+            {"sliding_window": 24},
+            {"llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.1}},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        ),
     ),
     "gemma3_text": Facts(
         "Gemma3",

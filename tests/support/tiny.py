@@ -27,6 +27,7 @@ SIZES: Config = {
     "dtype": "float32",
 }
 NO_HEAD_DIM = ("head_dim",)  # the class divides hidden_size by the number of heads
+NORM_EPS = (*NO_HEAD_DIM, "rms_norm_eps")  # which the class calls norm_eps
 
 # Mixtures of experts: the key for the number of experts differs from class to class.
 EXPERTS: Config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -297,7 +298,8 @@ TINY: dict[str, Config] = {
         block_multiple_of=1,
         block_ffn_dim_multiplier=1.0,
         block_auto_adjust_ff_dim=False,
-        without=NO_HEAD_DIM,
+        tie_word_embeddings=True,
+        without=NORM_EPS,
     ),
     "lfm2_moe": _config(
         "lfm2_moe",
@@ -307,7 +309,8 @@ TINY: dict[str, Config] = {
         num_dense_layers=1,
         use_expert_bias=True,
         norm_topk_prob=True,
-        without=NO_HEAD_DIM,
+        tie_word_embeddings=True,
+        without=NORM_EPS,
     ),
     # One sublayer a layer.
     "nemotron_h": _config(

@@ -144,7 +144,7 @@ def _standard(name: str, config: dict[str, Any]) -> Translation:
     """A family's own model, with standard residuals."""
     base, found = str(config.get("model_type")), config.get("architectures")
     known = {name: family for name, family in FAMILIES.items() if family.is_stock}
-    if base not in known or found != [known[base].cls] or "auto_map" in config:
+    if base not in known or found != [known[base].stock_architecture] or "auto_map" in config:
         raise CheckpointError(
             f"{name} cannot be given queries: found model_type {base!r} and architectures "
             f"{found!r}; expected a model of {', '.join(known)} with standard residuals and no "

@@ -25,6 +25,7 @@ def engine_job(
     backend: str = "cpp",
     lora: Path | None = None,
     reload: Path | None = None,
+    workaround: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """A job for ``run_engine``; no algorithm for a model without AttnRes, options of vllm.LLM's."""
@@ -38,6 +39,7 @@ def engine_job(
         "options": options,
         "lora": lora and str(lora),
         "reload": reload and str(reload),
+        "workaround": workaround,
         "env": {},
     }
 
