@@ -13,7 +13,7 @@ ALSO = (BETA, LENGTH, "max_position_embeddings", "mscale", "mscale_all_dim")
 
 def scaled(name: str, config: Config) -> None:
     """Raise CheckpointError where the scale of queries is not stated."""
-    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    rope: Any = config.get("rope_scaling") or config.get("rope_parameters")
     for key in (BETA, LENGTH) if rope else ():
         if key not in rope:
             raise CheckpointError(
