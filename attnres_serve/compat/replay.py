@@ -14,7 +14,7 @@ def untraceable(worker) -> str | None:
     if engine_config.uses_lora(worker.vllm_config):
         return "there are no traces on a server with LoRA adapters; start one without them."
     other = "there are no traces of models whose attention is more than causal attention."
-    layers, model = decoder.attention_layers(worker), decoder.inner_model(worker).model
+    layers, model = decoder.attention_layers(worker), decoder.of(decoder.inner_model(worker))
     if len(layers) != model.end_layer - model.start_layer:
         return other
     for layer in layers:
@@ -59,7 +59,7 @@ def replay(worker, ids: Sequence[int], attention: Callable) -> int:
     from vllm.forward_context import set_forward_context
     from vllm.sequence import IntermediateTensors
 
-    stages, model = get_pp_group(), decoder.inner_model(worker).model
+    stages, model = get_pp_group(), decoder.of(decoder.inner_model(worker))
     device = next(model.parameters()).device
     size = worker.vllm_config.scheduler_config.max_num_batched_tokens
     chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]

@@ -11,6 +11,7 @@ Shape = tuple[int, ...]
 Check = Callable[[str, Config], None]  # of a family's name and a config.json
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight")  # a family has one of them
 PREFIX = "attnres_"  # of our own model types
 
 

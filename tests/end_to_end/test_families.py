@@ -88,7 +88,8 @@ def other_twins(tmp_path_factory):
 
 def check_mixes(root: Path, run: Run, case: str) -> None:
     job, result = run[case]
-    check_all_against(tiny_sites.load(root / case), job, result)
+    cached = FACTS[CASES[case][0]].caches_prefixes
+    check_all_against(tiny_sites.load(root / case), job, result, cached)
     check_executed(result, CHOSEN[case], compiled=False)
 
 

@@ -19,6 +19,8 @@ class Facts:
         biased: projections that always have a bias.
         has_head_norms: whether heads have a query and a key norm.
         has_gate: whether attention has a gate on what it returns.
+        caches_prefixes: whether vLLM does on a CPU.
+        sublayers: of every layer, as the names of their queries call them.
         variants: further keys of config.json with which a model is served and compared, by a name.
         workaround: what mends plain vLLM where its answers are wrong without, as module:function.
         is_tiny: whether checkpoints are made of the sizes in ``tiny`` by Hugging Face's class.
@@ -31,6 +33,8 @@ class Facts:
     has_head_norms: bool = False
     has_gate: bool = False
     workaround: str | None = None
+    caches_prefixes: bool = True
+    sublayers: tuple[str, ...] = ("self_attention", "mlp")
     is_tiny: bool = False
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
     refused: tuple[dict[str, Any], ...] = ()
@@ -104,6 +108,7 @@ FACTS = {
     "lfm2": Facts(
         "Lfm2",
         is_tiny=True,
+        workaround="rotary:rotate_every_head",
         variants={
             "": {},
             "biases and older keys": {
@@ -123,6 +128,58 @@ FACTS = {
             {"tie_embedding": False},
             {"head_dim": 64},
             {"layer_types": ["conv"] * 3 + ["sliding_attention"]},
+        ),
+    ),
+    "lfm2_moe": Facts(
+        "Lfm2Moe",
+        is_tiny=True,
+        workaround="rotary:rotate_every_head",
+        variants={
+            "": {},
+            "no bias of experts": {
+                "conv_bias": True,
+                "norm_topk_prob": False,
+                "num_dense_layers": 2,
+                "routed_scaling_factor": 1.5,
+                "use_expert_bias": False,
+            },
+        },
+        refused=(
+            {"tie_word_embeddings": False},
+            {"tie_embedding": False},
+            {"head_dim": 64},
+            {"layer_types": None},
+        ),
+    ),
+    "mamba2": Facts(
+        "Mamba2",
+        is_tiny=True,
+        workaround="hybrid_prefix_caching:off_by_default",
+        caches_prefixes=False,
+        sublayers=("mixer",),
+        variants={"": {}, "biases": {"use_bias": True, "tie_word_embeddings": True}},
+        refused=(
+            {"n_groups": 2},
+            {"time_step_limit": [0.01, 1.0]},
+            {"hidden_act": "gelu"},
+            {"rms_norm_eps": 1e-5},
+        ),
+    ),
+    "nemotron_h": Facts(
+        "NemotronH",
+        is_tiny=True,
+        workaround="hybrid_prefix_caching:off_by_default",
+        caches_prefixes=False,
+        sublayers=("mixer",),
+        variants={"": {}, "groups": {"n_groups": 2, "use_bias": True, "mlp_bias": True}},
+        refused=(
+            {"time_step_min": 0.001},
+            {"hybrid_override_pattern": "M*E-"},
+            {"hybrid_override_pattern": "M*-"},
+            {"attention_bias": True},
+            {"mlp_hidden_act": "silu"},
+            {"tie_word_embeddings": True},
+            {"sliding_window": 24},
         ),
     ),
     "ministral3": Facts(

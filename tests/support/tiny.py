@@ -327,7 +327,8 @@ TINY: dict[str, Config] = {
         mamba_proj_bias=False,
         mlp_bias=False,
         attention_bias=False,
-        attention_head_dim=32,
+        time_step_min=1e-6,
+        without=("rms_norm_eps", "hidden_act"),
     ),
     "mamba2": _config(
         "mamba2",
@@ -336,6 +337,6 @@ TINY: dict[str, Config] = {
         num_heads=8,
         state_size=32,
         time_step_rank=8,
-        without=("num_attention_heads", "num_key_value_heads", "intermediate_size"),
+        without=("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
     ),
 }

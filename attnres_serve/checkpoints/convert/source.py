@@ -18,7 +18,7 @@ from attnres_serve.checkpoints.tensors import check_tied
 from attnres_serve.checkpoints.validate import validate_content
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.families.family import EMBEDDING, HEAD
+from attnres_serve.families.family import EMBEDDINGS, HEAD
 from attnres_serve.formats import house
 from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.translation import Translation
@@ -89,8 +89,8 @@ class Source:
             for _, name, tensor in self.tensors()
             if (house_name := self.format.rename(name)) in TIED
         }
-        if EMBEDDING not in values:
-            raise CheckpointError(f"{self.folder} lacks the tensor {EMBEDDING} (in house names).")
+        if not values.keys() & {*EMBEDDINGS}:
+            raise CheckpointError(f"{self.folder} lacks its embedding.")
         check_tied(values)
 
 
