@@ -39,7 +39,9 @@ def _register() -> None:
     registry.install_config_parser(translate, model_config.build)
     for family in FAMILIES.values():
         target = f"attnres_serve.model.causal_lm:{family.architecture}"
-        registry.register_architecture(family.architecture, family.cls, target, on_config)
+        registry.register_architecture(
+            family.architecture, family.stock_architecture, target, on_config
+        )
 
 
 # Formats whose names for linear layers are not the base family's.

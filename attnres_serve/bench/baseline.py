@@ -82,7 +82,7 @@ def twin_config(translation: Translation) -> dict[str, Any]:
             f"the {translation.format} format {family.peculiarity}, and stock vLLM has no "
             "such model with standard residuals to compare with; name one with --baseline PATH."
         )
-    own = {"architectures": [family.cls], "model_type": family.hf}
+    own = {"architectures": [family.stock_architecture], "model_type": family.hf}
     return {**translation.config, **own}
 
 

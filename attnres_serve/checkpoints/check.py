@@ -155,7 +155,8 @@ def render(facts: Mapping[str, Any]) -> str:
         "format": facts["format"],
         "backbone": facts["backbone"],
         "architecture": facts["architecture"],
-        "hidden size": f"{facts['hidden_size']}, in heads of {facts['head_size']}",
+        "hidden size": f"{facts['hidden_size']}"
+        + (f", in heads of {facts['head_size']}" if facts["head_size"] else ""),
         "layers": facts["layers"],
         "blocks": blocks,
         "sites": f"{facts['sites']}, of at most {facts['sources']} sources",

@@ -165,7 +165,7 @@ class Inventory:
             name: the house name of a tensor that was entered.
         """
         if name in TIED:
-            return self.base.is_tied and all(other in self.stored for other in TIED)
+            return self.base.is_tied and len(self.stored.keys() & {*TIED}) == 2
         return self.base.is_spare_bias(name)
 
     def check_values(self, name: str, tensor: "Tensor") -> None:

@@ -8,7 +8,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families.family import EMBEDDING, HEAD, Shape
+from attnres_serve.families.family import EMBEDDINGS, HEAD, Shape
 from attnres_serve.formats.format import Format
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _ATTNRES = re.compile(
 
 _IN_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.")
 
-TIED = (EMBEDDING, HEAD)
+TIED = (*EMBEDDINGS, HEAD)
 
 # What names call a kind of sublayer, where not by its own name.
 _HOUSE_KINDS = {"attention": "self_attention"}

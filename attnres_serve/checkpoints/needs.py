@@ -21,6 +21,7 @@ TOKENIZERS = (
 )
 WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # tokens are bytes
 SUFFIXES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}  # that vLLM takes in numbers of tokens
+UNSTATED = 2048  # tokens that vLLM takes for the context of a recurrent model that states none
 # Flags and variables with which vLLM takes more tokens than config.json states, or fewer.
 OTHER_CONTEXT = ("--hf-overrides", "--disable-sliding-window", "--rope-scaling")
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -73,7 +74,7 @@ def validate_heads(name: str, translation: Translation) -> None:
         _validate_row(name, config)
         return
     size, sizes = family.head_size(config), source.head_sizes()
-    if sizes and size not in sizes:
+    if size is not None and sizes and size not in sizes:
         raise CheckpointError(
             f"{name} has heads of the size {size}, and vLLM's attention on CPU computes those of "
             f"{', '.join(map(str, sizes))}; serve it on a GPU."
@@ -99,9 +100,9 @@ def validate_context(name: str, translation: Translation, words: list[str]) -> N
     asked = _tokens(value_of("--max-model-len", words))
     free = os.environ.get(LONGER, "0").strip().lower() in ("1", "true")
     others = [word for word in map(usual, words) if word.startswith(OTHER_CONTEXT)]
-    if asked is None or free or others:
-        return
     config = translation.config
+    if asked is None or free or others or "max_position_embeddings" not in config:
+        return
     rope = _rope(config)
     # By YaRN's own numbers in vLLM 0.28, by max_position_embeddings in later ones: the longer.
     stretched = rope.get("original_max_position_embeddings", 0) * (rope.get("factor") or 1)
@@ -137,9 +138,10 @@ def context(config: Mapping[str, Any]) -> int:
     """
     rope = _rope(config)
     kind = rope.get("rope_type", rope.get("type"))
-    # Of these two, max_position_embeddings is what comes out of the factor.
-    factor = 1 if kind in ("llama3", "yarn") else rope.get("factor") or 1
-    return int(config["max_position_embeddings"] * factor)
+    # Of these, max_position_embeddings is what comes out of the factor.
+    stretched = kind in ("llama3", "yarn") or "gemma3" in config.get("model_type", "")
+    factor = 1 if stretched else rope.get("factor") or 1
+    return int(config.get("max_position_embeddings", UNSTATED) * factor)
 
 
 def command(name: str) -> str:

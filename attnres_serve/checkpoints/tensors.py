@@ -10,7 +10,7 @@ from attnres_serve.families.family import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
-from attnres_serve.checkpoints.names import PARTS, TIED
+from attnres_serve.checkpoints.names import PARTS
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ def check_tied(stored: Mapping[str, "Tensor"]) -> None:
     """Raise CheckpointError if a head that is tied to the embedding is stored with other values.
 
     Args:
-        stored: those tensors of ``TIED`` that the checkpoint holds, by their house names.
+        stored: the embedding and the head, or the one of them that the checkpoint holds.
     """
-    if len(stored) < len(TIED):
+    if len(stored) < 2:
         return
     import torch
 
-    embedding, head = (stored[name] for name in TIED)
+    embedding, head = stored.values()
     same_kind = embedding.dtype == head.dtype and embedding.shape == head.shape
     if not (same_kind and torch.equal(_bits(embedding), _bits(head))):
         raise CheckpointError(

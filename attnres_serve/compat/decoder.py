@@ -3,6 +3,18 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
+_NAMES = ("model", "backbone")  # that vLLM's models give to their decoder
+
+
+def name_in(model) -> str:
+    """The attribute of a model of vLLM's that holds its decoder."""
+    return next(name for name in _NAMES if hasattr(model, name))
+
+
+def of(model) -> Any:
+    """The decoder of a model of vLLM's."""
+    return getattr(model, name_in(model))
+
 
 def is_norm(module) -> bool:
     """Whether a module is one of vLLM's two RMSNorms: of weight w, or of weight 1 + w."""

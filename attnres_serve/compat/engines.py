@@ -53,7 +53,7 @@ def recorded_engine(
     # A model with standard residuals, of vLLM's own class, has only the fields.
     layout = layout_of(getattr(config, "attn_res_config", None) or config.to_dict())
     paths = [*(sublayer.norm for sublayer in layout.sublayers), layout.final_norm]
-    norms = [model.model.get_submodule(path) for path in paths]
+    norms = [decoder.of(model).get_submodule(path) for path in paths]
     received: list[torch.Tensor] = []
     given: list[torch.Tensor] = []
 

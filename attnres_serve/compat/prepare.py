@@ -15,6 +15,7 @@ from attnres_serve.compat.workarounds import (
     shared_memory,
     torch_vector_math,
     worker_limits,
+    xielu,
 )
 from attnres_serve.errors import SettingError
 
@@ -50,6 +51,7 @@ def worker(vllm_config) -> None:
     amx.permit_amx()
     shared_memory.forget_shared_memory()
     python_frames.give_loops_room()
+    xielu.in_the_models_type()
     if host.on_cpu():
         malloc.keep_freed()
         rotary.rotate_every_head()

@@ -60,7 +60,7 @@ def replay(worker, ids: Sequence[int]) -> int:
     from vllm.forward_context import set_forward_context
     from vllm.sequence import IntermediateTensors
 
-    stages, model = get_pp_group(), decoder.inner_model(worker).model
+    stages, model = get_pp_group(), decoder.of(decoder.inner_model(worker))
     device = next(model.parameters()).device
     size = worker.vllm_config.scheduler_config.max_num_batched_tokens
     chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]

@@ -12,6 +12,7 @@ from typing import Any
 from attnres_serve.errors import CheckpointError
 
 MAX_LAYERS = 10_000  # no model has as many; a damaged config must not fill the memory
+ONE = "mixer"  # kind of the sublayer where a layer has one alone, whatever it computes
 FINAL = "final"  # kind of the site before the head
 # Kind of every sublayer of a layer, and the name of the norm before it.
 COMMON = (("attention", "input_layernorm"), ("mlp", "post_attention_layernorm"))
@@ -25,7 +26,7 @@ class Sublayer:
     Attributes:
         layer: the layer that it belongs to, counted from 0.
         kind: ``attention``, ``mlp`` or another name; unique within its layer.
-        norm: path of the norm before it below ``model.``, for example
+        norm: path of the norm before it below the decoder, for example
             ``layers.3.input_layernorm``.
     """
 
@@ -40,7 +41,7 @@ class Layout:
 
     Attributes:
         sublayers: in the order in which they run.
-        final_norm: path of the norm before the head below ``model.``.
+        final_norm: path of the norm before the head below the decoder.
 
     Raises:
         ValueError: a layer has two sublayers of one kind, whose tensors would have the same names.

@@ -23,7 +23,7 @@ class Site:
         index: the number of the sublayer that it feeds; for the final site, that of sublayers.
         layer: the layer of that sublayer, None for the final site.
         kind: the kind of that sublayer, ``final`` for the final site.
-        norm: path of the norm that reads the site below ``model.``.
+        norm: path of the norm that reads the site below the decoder.
         opens_block: whether the partial sum it receives becomes a finished block.
         num_blocks: finished blocks it reads, the embedding among them.
         reads_partial: whether it reads a partial sum besides.

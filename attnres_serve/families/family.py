@@ -11,10 +11,13 @@ Shape = tuple[int, ...]
 Check = Callable[[str, Config], None]  # of a family's name and a config.json
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight")  # a family has one of them
 PREFIX = "attnres_"  # of our own model types
 
 
-def _usual_head_size(config: Config) -> int:
+def _usual_head_size(config: Config) -> int | None:
+    if "num_attention_heads" not in config:
+        return None
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
@@ -29,6 +32,9 @@ class Family:
         name: the key in ``FAMILIES``.
         title: the name for a person.
         module, cls: the class of vLLM's.
+        listed: the architecture under which vLLM lists the class; None where that is its name.
+        adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
+            keys.
         hf: the Hugging Face model type whose config.json and tensor names it has.
         keys: gives what its classes read of a config.json, beside what every family's read.
         sizes: keys of a config.json in which a baseline must be the same.
@@ -46,7 +52,8 @@ class Family:
         fused: linear layers of which vLLM makes one.
         eps: the key of the norms' epsilon.
         usual_eps: its value where a config.json does not state it; None where it must.
-        head_size: gives the size of a head, as kernels of attention count it.
+        head_size: gives the size of a head, as kernels of attention count it; None without
+            attention.
         is_latent: whether attention is latent, see ``families.latent``.
         has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
         peculiarity: what the model does that no stock model of vLLM's does, in words; None for a
@@ -67,18 +74,25 @@ class Family:
     cache_elements: Callable[[Config], int]
     product_sizes: Callable[[Config], dict[str, set[int]]]
     fused: tuple[tuple[str, ...], ...]
+    listed: str | None = None
+    adapt: Callable[[Any], None] = lambda config: None
     windows_by_types: bool = True
     eps: str = "rms_norm_eps"
     usual_eps: float | None = 1e-6
-    head_size: Callable[[Config], int] = _usual_head_size
+    head_size: Callable[[Config], int | None] = _usual_head_size
     is_latent: bool = False
     has_head_norms: bool = False
     peculiarity: str | None = None
 
     @property
+    def stock_architecture(self) -> str:
+        """Its name in the ``architectures`` of a config.json with standard residuals."""
+        return self.listed or self.cls
+
+    @property
     def architecture(self) -> str:
         """Our name for it in the ``architectures`` of a config.json."""
-        return f"AttnRes{self.cls}"
+        return f"AttnRes{self.stock_architecture}"
 
     @property
     def model_type(self) -> str:

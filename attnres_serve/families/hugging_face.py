@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from attnres_serve.depth.layout import COMMON, Layout
+from attnres_serve.depth.layout import COMMON, ONE, Layout
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError, first_line
 from attnres_serve.families import checks, latent, rotary
@@ -25,6 +25,8 @@ SIZES = (
     *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
     *("n_routed_experts", "n_shared_experts", "first_k_dense_replace"),
     *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    *("num_heads", "mamba_num_heads", "mamba_head_dim", "state_size", "ssm_state_size"),
+    *("n_groups", "expand", "conv_kernel", "conv_L_cache", "layer_types", "layers_block_type"),
 )
 # Of all these families: vLLM makes one layer of those of a line, where a model has them.
 FUSED = (
@@ -33,7 +35,9 @@ FUSED = (
     ("w1", "w3"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
 )
-_IN_LAYER = re.compile(r"model\.layers\.\d+\.(?P<name>.+)\.weight")
+_IN_LAYER = re.compile(r"(model|backbone)\.layers\.\d+\.(?P<name>.+)\.weight")
+# Of attention and what takes its place in a layer, wherever they are.
+_MIXES = re.compile(r"attn|(^|\.)((q|k|v|o|in|out)_proj)$")
 _ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")
 # Rows of these, in every layer that has them, are cached.
 _CACHED = re.compile(r"\.(k_proj|v_proj|kv_a_proj_with_mqa)\.weight$")
@@ -43,6 +47,7 @@ def family(
     name: str,
     *,
     norms: tuple[str, ...] = NORMS,
+    stated: tuple[str, ...] = STATED,
     final_norm: str = "norm",
     also: tuple[str, ...] = (),
     only: Mapping[str, tuple[Any, ...]] | None = None,
@@ -50,6 +55,7 @@ def family(
     activations: tuple[str, ...] = ("silu",),
     rotates_part: bool = False,
     is_latent: bool = False,
+    rope: Check | None = None,
     kinds: tuple[str, ...] = (),
     hf: str | None = None,
     **rest: Any,
@@ -58,7 +64,9 @@ def family(
 
     Args:
         name: the key in ``FAMILIES``, which is the model type unless ``hf`` is another.
-        norms: the norms before the sublayers of a layer, attention first.
+        norms: the norms before the sublayers of a layer, attention first; one where layers have
+            one sublayer alone.
+        stated: the keys that config.json must state, whole numbers.
         final_norm: the norm before the head.
         also: keys of a config.json that both classes read and that are no fields of the
             configuration's class.
@@ -68,6 +76,7 @@ def family(
         activations: the supported values of ``hidden_act``, the usual one first.
         rotates_part: whether ``partial_rotary_factor`` may say how much of a head is rotated.
         is_latent: whether attention is latent.
+        rope: the check of the rotary embedding, where layers have more than one.
         kinds: the kinds of layers that both classes tell apart by ``layer_types``; none where
             layers have full attention alone.
         hf: the model type on Hugging Face.
@@ -76,7 +85,8 @@ def family(
     hf = hf or name
     part = (rotary.PART,) if rotates_part else ()
     scales = latent.SCALES if is_latent else ()
-    parts = tuple(zip((kind for kind, _ in COMMON), norms, strict=True))
+    names = (ONE,) if len(norms) == 1 else tuple(kind for kind, _ in COMMON)
+    parts = tuple(zip(names, norms, strict=True))
 
     def shapes(config: Config) -> dict[str, Shape]:
         return _shapes(hf, json.dumps(_fields(config), sort_keys=True))
@@ -86,14 +96,18 @@ def family(
         "hf": hf,
         "usual_eps": None,  # the classes' defaults differ
         "keys": lambda: keys(hf) | {*also, *part},
-        "sizes": (*STATED, *SIZES),
+        "sizes": (*stated, *SIZES),
         "layout": lambda config: Layout.of(config.get("num_hidden_layers"), parts, final_norm),
         "shapes": shapes,
         "checks": (
-            *(_stated, _only(only or {}), partial(checks.values, activations=activations)),
+            *(
+                partial(_stated, keys=stated),
+                _only(only or {}),
+                partial(checks.values, activations=activations),
+            ),
             checks.kinds(*kinds) if kinds else checks.full_attention,
             *((latent.check,) if is_latent else (checks.groups, checks.even_heads)),
-            partial(rotary.check, also=part + scales),
+            rope or partial(rotary.check, also=part + scales),
             *((rotary.part,) if rotates_part else ()),
             *((latent.rope,) if is_latent else ()),
             *more_checks,
@@ -171,7 +185,7 @@ def product_sizes(shapes: Mapping[str, Shape], hidden: int) -> dict[str, set[int
         if found is None or len(shape) != 2 or _ROUTER.search(found["name"]):
             continue
         block, _, leaf = found["name"].rpartition(".")
-        kind = "attention" if "attn" in block else "mlp"
+        kind = "attention" if _MIXES.search(found["name"]) else "mlp"
         sizes[kind] |= {*shape}
         group = next((group for group in FUSED if leaf in group), None)
         if group:
@@ -188,8 +202,8 @@ def _fields(config: Config) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in unread}
 
 
-def _stated(name: str, config: Config) -> None:
-    for key in STATED:
+def _stated(name: str, config: Config, keys: tuple[str, ...]) -> None:
+    for key in keys:
         if not is_count(config.get(key)):
             raise CheckpointError(
                 f"{key} is {config.get(key)!r}; config.json must state it, a whole number of at "

@@ -2,7 +2,7 @@
 
 from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families.family import Config
+from attnres_serve.families.family import Check, Config
 
 # For each type of rotary embedding what it needs, beside rope_theta: those that vLLM computes as
 # Hugging Face's classes do.
@@ -84,3 +84,31 @@ def check(family: str, config: Config, also: tuple[str, ...] = ()) -> None:
             f"low_freq_factor is {low!r} and high_freq_factor {high!r}; expected the first to be "
             "smaller."
         )
+
+
+def by_kinds(*kinds: str) -> Check:
+    """A check of a family whose kinds of layers have a rotary embedding each.
+
+    ``rope_parameters`` is then an object by kinds. Older files have ``rope_scaling`` and
+    ``rope_theta``, which are those of layers with full attention.
+    """
+
+    def check_kinds(family: str, config: Config) -> None:
+        ropes = config.get("rope_parameters")
+        ropes = {} if ropes is None else ropes
+        if not isinstance(ropes, dict) or set(ropes) - set(kinds):
+            raise CheckpointError(
+                f"rope_parameters is {ropes!r}; expected an object for each of "
+                f"{' and '.join(kinds)}, by these names."
+            )
+        if ropes and config.get("rope_scaling"):
+            raise CheckpointError(
+                "config.json has rope_parameters and rope_scaling; leave out rope_scaling, the "
+                "older of the two."
+            )
+        for rope in ropes.values():
+            check(family, {"rope_parameters": rope})
+        older = {key: config[key] for key in ("rope_scaling", "rope_theta") if key in config}
+        check(family, older)
+
+    return check_kinds

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 class AttnResMixin(LoadingMixin):
     """What an AttnRes model adds to a model class of vLLM's."""
 
-    model: nn.Module
     make_empty_intermediate_tensors: object
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "", **kwargs: Any) -> None:
@@ -46,10 +45,11 @@ class AttnResMixin(LoadingMixin):
         self.attn_res_parameters = {}
         self.attn_res_loaded = False
         self.attn_res_backend: str | None = None
+        model: nn.Module = decoder.of(self)
         if config.attn_res_qk_norm_eps is not None:
-            _set_eps(self.model, ("q_norm", "k_norm"), config.attn_res_qk_norm_eps)
+            _set_eps(model, ("q_norm", "k_norm"), config.attn_res_qk_norm_eps)
         if family.is_latent:
-            _set_eps(self.model, latent.NORMS, latent.EPS)
+            _set_eps(model, latent.NORMS, latent.EPS)
         if not vllm_config.model_config.enforce_eager:
             engine_config.tell_origin(vllm_config)
         spec = spec_of(config)
@@ -58,14 +58,14 @@ class AttnResMixin(LoadingMixin):
         algorithm = settings.algorithm(vllm_config.additional_config)
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self.attn_res_sites = install_sites(self.model, spec, algorithm, backend, tokens)
-        self.attn_res_parameters = parameters_of(self.attn_res_sites, spec)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors = (
+        self.attn_res_sites = install_sites(model, spec, algorithm, backend, tokens)
+        self.attn_res_parameters = parameters_of(self.attn_res_sites, spec, decoder.name_in(self))
+        self.make_empty_intermediate_tensors = model.make_empty_intermediate_tensors = (
             decoder.empty_intermediate_tensors(
                 rows_received(spec, min(self.attn_res_sites)), config.hidden_size
             )
         )
-        rehearse(self.model, self.attn_res_sites)
+        rehearse(model, self.attn_res_sites)
         start_events.tell(
             "built",
             how=f"algorithm {algorithm}, backend {self.attn_res_backend}, "

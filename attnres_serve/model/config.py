@@ -42,6 +42,7 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
         if key not in ("model_type", "architectures", *TRAINING_KEYS)
     }
     config: PreTrainedConfig = CONFIG_MAPPING[family.hf].from_dict(fields)
+    family.adapt(config)
     config.name_or_path = name_or_path
     config.architectures = [family.architecture]
     config.attn_res = translation.spec.to_house() if translation.spec else None

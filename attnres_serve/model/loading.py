@@ -106,17 +106,22 @@ class LoadingMixin(_Base):
 
 
 def parameters_of(
-    installed: dict[int, SiteNorm], spec: AttnResSpec
+    installed: dict[int, SiteNorm], spec: AttnResSpec, decoder_name: str
 ) -> dict[tuple[int, str], list[str]]:
     """The parameters of this pipeline stage that each AttnRes tensor of a checkpoint fills.
 
     There are several where sites share a query, and none where they are another stage's.
+
+    Args:
+        installed: the sites of this stage.
+        spec: the model's depth attention.
+        decoder_name: the attribute of the model that holds them.
     """
     names = {"proj": "query", "norm": "key_norm", "bias": "bias"}
     parameters: dict[tuple[int, str], list[str]] = {found: [] for found in expected_parts(spec)}
     for site, part in parameters:
         parameters[site, part] = [
-            f"model.{norm.site.norm}.{names[part]}"
+            f"{decoder_name}.{norm.site.norm}.{names[part]}"
             for norm in installed.values()
             if norm.site.mixes and norm.site.tensors == site
         ]

@@ -67,7 +67,7 @@ def run_twins(root: Path, names: Iterable[str]) -> Run:
             root / name, base=name, layers=4, seed=11, scale=UNIT_SCALE, changes=changes
         )
         convert(str(folder), str(root / f"{name}_zero"), zero_queries_block_size=3)
-        plain.append(engine_job(folder, prompts, None))
+        plain.append(engine_job(folder, prompts, None, workaround=FACTS[name].workaround))
         ours.append(engine_job(root / f"{name}_zero", prompts, CHOSEN[cases([name])[0]]))
     wanted = run_engine(plain, root / "plain", VLLM_PLUGINS="")
     assert not wanted["plugin_loaded"]

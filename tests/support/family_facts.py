@@ -19,7 +19,9 @@ class Facts:
         biased: projections that always have a bias.
         has_head_norms: whether heads have a query and a key norm.
         has_gate: whether attention has a gate on what it returns.
+        sublayers: of every layer, as the names of their queries call them.
         variants: further keys of config.json with which a model is served and compared, by a name.
+        workaround: what mends plain vLLM where its answers are wrong without, as module:function.
         is_tiny: whether checkpoints are made of the sizes in ``tiny`` by Hugging Face's class.
         caches_prefixes: whether vLLM has a prefix cache for it on every CPU; for latent attention
             it needs AMX.
@@ -31,6 +33,8 @@ class Facts:
     biased: tuple[str, ...] = ()
     has_head_norms: bool = False
     has_gate: bool = False
+    workaround: str | None = None
+    sublayers: tuple[str, ...] = ("self_attention", "mlp")
     is_tiny: bool = False
     caches_prefixes: bool = True
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
@@ -182,6 +186,138 @@ FACTS = {
             {"first_k_dense_replace": 2},
             {"mlp_layer_types": ["sparse", "dense"] * 2},
             {"rope_interleave": False},
+        ),
+    ),
+    "apertus": Facts(
+        "Apertus",
+        is_tiny=True,
+        workaround="xielu:in_the_models_type",
+        variants={"": {}, "biases": {"attention_bias": True, "tie_word_embeddings": True}},
+        refused=({"hidden_act": "silu"}, {"logit_scale": 2.0}, {"qkv_bias": True}),
+    ),
+    "lfm2": Facts(
+        "Lfm2",
+        is_tiny=True,
+        workaround="rotary:rotate_every_head",
+        variants={
+            "": {},
+            "biases and older keys": {
+                "block_auto_adjust_ff_dim": True,
+                "block_ff_dim": 288,
+                "block_multiple_of": 64,
+                "conv_bias": True,
+                "full_attn_idxs": [1, 2],
+                "layer_types": None,
+                "tie_embedding": True,
+            },
+        },
+        refused=(
+            {"conv_dim": 256},
+            {"block_dim": 256},
+            {"tie_word_embeddings": False},
+            {"tie_embedding": False},
+            {"head_dim": 64},
+            {"layer_types": ["conv"] * 3 + ["sliding_attention"]},
+        ),
+    ),
+    "lfm2_moe": Facts(
+        "Lfm2Moe",
+        is_tiny=True,
+        workaround="rotary:rotate_every_head",
+        variants={
+            "": {},
+            "no bias of experts": {
+                "conv_bias": True,
+                "norm_topk_prob": False,
+                "num_dense_layers": 2,
+                "routed_scaling_factor": 1.5,
+                "use_expert_bias": False,
+            },
+        },
+        refused=(
+            {"tie_word_embeddings": False},
+            {"tie_embedding": False},
+            {"head_dim": 64},
+            {"layer_types": None},
+        ),
+    ),
+    "mamba2": Facts(
+        "Mamba2",
+        is_tiny=True,
+        workaround="hybrid_prefix_caching:off_by_default",
+        caches_prefixes=False,
+        sublayers=("mixer",),
+        variants={"": {}, "biases": {"use_bias": True, "tie_word_embeddings": True}},
+        refused=(
+            {"n_groups": 2},
+            {"time_step_limit": [0.01, 1.0]},
+            {"hidden_act": "gelu"},
+            {"rms_norm_eps": 1e-5},
+        ),
+    ),
+    "nemotron_h": Facts(
+        "NemotronH",
+        is_tiny=True,
+        workaround="hybrid_prefix_caching:off_by_default",
+        caches_prefixes=False,
+        sublayers=("mixer",),
+        variants={"": {}, "groups": {"n_groups": 2, "use_bias": True, "mlp_bias": True}},
+        refused=(
+            {"time_step_min": 0.001},
+            {"hybrid_override_pattern": "M*E-"},
+            {"hybrid_override_pattern": "M*-"},
+            {"attention_bias": True},
+            {"mlp_hidden_act": "silu"},
+            {"tie_word_embeddings": True},
+            {"sliding_window": 24},
+        ),
+    ),
+    "ministral3": Facts(
+        "Ministral3",
+        is_tiny=True,
+        variants={
+            "": {},
+            "scaled queries": {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 16.0,
+                    "original_max_position_embeddings": 32,
+                    "max_position_embeddings": 512,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "llama_4_scaling_beta": 0.3,
+                }
+            },
+        },
+        refused=(
+            {"sliding_window": 24},
+            {"llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.1}},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        ),
+    ),
+    "gemma3_text": Facts(
+        "Gemma3",
+        is_tiny=True,
+        variants={
+            "": {},
+            "older keys": {
+                "attention_bias": True,
+                "layer_types": None,
+                "rope_local_base_freq": 20000.0,
+                "rope_parameters": None,
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+                "rope_theta": 60000.0,
+                "sliding_window_pattern": 2,
+                "tie_word_embeddings": False,
+            },
+        },
+        refused=(
+            {"use_bidirectional_attention": True},
+            {"attn_logit_softcapping": 50.0},
+            {"hidden_activation": "silu"},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         ),
     ),
 }

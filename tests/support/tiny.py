@@ -27,6 +27,7 @@ SIZES: Config = {
     "dtype": "float32",
 }
 NO_HEAD_DIM = ("head_dim",)  # the class divides hidden_size by the number of heads
+NORM_EPS = (*NO_HEAD_DIM, "rms_norm_eps")  # which the class calls norm_eps
 
 # Mixtures of experts: the key for the number of experts differs from class to class.
 EXPERTS: Config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -130,6 +131,10 @@ TINY: dict[str, Config] = {
         "gemma3_text",
         "Gemma3ForCausalLM",
         WINDOWS,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+        },
         hidden_activation=GELU,
         query_pre_attn_scalar=32,
         tie_word_embeddings=True,
@@ -293,7 +298,8 @@ TINY: dict[str, Config] = {
         block_multiple_of=1,
         block_ffn_dim_multiplier=1.0,
         block_auto_adjust_ff_dim=False,
-        without=NO_HEAD_DIM,
+        tie_word_embeddings=True,
+        without=NORM_EPS,
     ),
     "lfm2_moe": _config(
         "lfm2_moe",
@@ -303,7 +309,8 @@ TINY: dict[str, Config] = {
         num_dense_layers=1,
         use_expert_bias=True,
         norm_topk_prob=True,
-        without=NO_HEAD_DIM,
+        tie_word_embeddings=True,
+        without=NORM_EPS,
     ),
     # One sublayer a layer.
     "nemotron_h": _config(
@@ -320,7 +327,8 @@ TINY: dict[str, Config] = {
         mamba_proj_bias=False,
         mlp_bias=False,
         attention_bias=False,
-        attention_head_dim=32,
+        time_step_min=1e-6,
+        without=("rms_norm_eps", "hidden_act"),
     ),
     "mamba2": _config(
         "mamba2",
@@ -329,6 +337,6 @@ TINY: dict[str, Config] = {
         num_heads=8,
         state_size=32,
         time_step_rank=8,
-        without=("num_attention_heads", "num_key_value_heads", "intermediate_size"),
+        without=("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
     ),
 }

@@ -22,7 +22,7 @@ from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.families.family import EMBEDDING
+from attnres_serve.families.family import EMBEDDINGS
 from attnres_serve.formats import house
 from attnres_serve.formats.resolve import resolve
 from attnres_serve.formats.translation import Translation
@@ -119,9 +119,9 @@ def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[st
     eps = FAMILIES[source.translation.base].epsilon(config)
     spec = AttnResSpec.uniform(layout, block_size, eps)
     rename = source.format.rename
-    found = [header.dtype for name, header in source.headers.items() if rename(name) == EMBEDDING]
+    found = [header.dtype for name, header in source.headers.items() if rename(name) in EMBEDDINGS]
     if not found:
-        raise CheckpointError(f"{source.folder} lacks the tensor {EMBEDDING} (in house names).")
+        raise CheckpointError(f"{source.folder} lacks its embedding.")
     dtype = weights.TORCH_DTYPES[found[0]]
     added: dict[str, Tensor] = {}
     for site in sites(spec):

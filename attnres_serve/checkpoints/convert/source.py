@@ -18,7 +18,7 @@ from attnres_serve.checkpoints.tensors import check_tied
 from attnres_serve.checkpoints.validate import validate_content
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.families.family import EMBEDDING, HEAD
+from attnres_serve.families.family import EMBEDDINGS, HEAD
 from attnres_serve.formats import house
 from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.translation import Translation
@@ -89,8 +89,8 @@ class Source:
             for _, name, tensor in self.tensors()
             if (house_name := self.format.rename(name)) in TIED
         }
-        if EMBEDDING not in values:
-            raise CheckpointError(f"{self.folder} lacks the tensor {EMBEDDING} (in house names).")
+        if not values.keys() & {*EMBEDDINGS}:
+            raise CheckpointError(f"{self.folder} lacks its embedding.")
         check_tied(values)
 
 
@@ -144,7 +144,7 @@ def _standard(name: str, config: dict[str, Any]) -> Translation:
     """A family's own model, with standard residuals."""
     base, found = str(config.get("model_type")), config.get("architectures")
     known = {name: family for name, family in FAMILIES.items() if family.is_stock}
-    if base not in known or found != [known[base].cls] or "auto_map" in config:
+    if base not in known or found != [known[base].stock_architecture] or "auto_map" in config:
         raise CheckpointError(
             f"{name} cannot be given queries: found model_type {base!r} and architectures "
             f"{found!r}; expected a model of {', '.join(known)} with standard residuals and no "

@@ -1,10 +1,10 @@
 """Rotary embeddings on CPU for queries with a dimension of their own for heads.
 
 vLLM 0.28 to 0.33: ``RotaryEmbedding.forward_cpu`` calls an operator that takes the last dimension
-of a query for all heads together.  Latent attention (DeepSeek-V2, Moonlight, GLM-4-MoE-Lite) gives
-it ``[tokens, heads, head size]``: the operator rotates one head a token, and the wrong one, and the
-model's answers are wrong.  This happens in eager mode without yarn; compiled models and yarn have
-code of their own.
+of a query for all heads together.  Latent attention (DeepSeek-V2, Moonlight, GLM-4-MoE-Lite) and
+LFM2 give it ``[tokens, heads, head size]``: the operator rotates one head a token, and the wrong
+one, and the model's answers are wrong.  This happens in eager mode without yarn; compiled models
+and yarn have code of their own.
 """
 
 from typing import Any

@@ -127,11 +127,12 @@ def write_house(
     attn_res |= {key: value for key, value in given.items() if value is not None}
     folder = write_standard(folder, base, **options)
     config = json.loads((folder / "config.json").read_text())
-    layers = config["num_hidden_layers"]
+    layers, sublayers = config["num_hidden_layers"], FACTS[base].sublayers
+    each = len(sublayers)
     owners = {
-        None: range(2 * layers),
-        "layer": range(0, 2 * layers, 2),
-        "block": block_starts or range(0, 2 * layers, block_size or 1),
+        None: range(each * layers),
+        "layer": range(0, each * layers, each),
+        "block": block_starts or range(0, each * layers, block_size or 1),
     }[attn_res.get("shared_queries")]
     shapes = residual_shapes(
         layers,
@@ -139,6 +140,7 @@ def write_house(
         attn_res.get("final_mix", True),
         attn_res.get("recency_bias", False),
         owners,
+        sublayers,
     )
     seed = options.get("seed", 0)
     tensors = {name: draw(name, shape, seed, 1.0, False) for name, shape in shapes.items()}

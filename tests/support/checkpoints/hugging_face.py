@@ -17,7 +17,7 @@ def tiny(base: str, **changes: Any) -> dict[str, Any]:
     config = TINY[base] | {"vocab_size": 320, "max_position_embeddings": 512} | changes
     if base == "olmoe":
         config["rms_norm_eps"] = 1e-5
-    if "layer_types" in config:
+    if config.get("layer_types"):
         config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     return config
 
@@ -35,6 +35,13 @@ def write_tiny(
 ) -> Path:
     """An ordinary checkpoint of random weights. Returns its folder."""
     config = tiny(base, num_hidden_layers=layers, **changes)
-    shapes = {name: tuple(tensor.shape) for name, tensor in saved(config).items()}
-    tensors = {name: draw(name, shape, seed, scale, False) for name, shape in shapes.items()}
+    tensors = {name: _drawn(name, usual, seed, scale) for name, usual in saved(config).items()}
     return write(folder, config, tensors, dtype)
+
+
+def _drawn(name: str, usual: Tensor, seed: int, scale: float) -> Tensor:
+    """As other makers draw; constants of activations and recurrences stay near the usual ones."""
+    if usual.dim() > 1 or "norm" in name or name.endswith("bias"):
+        return draw(name, tuple(usual.shape), seed, scale, False)
+    noise = draw(name, (usual.numel(),), seed, scale, False).reshape(usual.shape)
+    return (0.8 * usual.float() + 0.2 * noise).bfloat16().float()

@@ -15,7 +15,7 @@ GOLDENS = Path(__file__).parents[2] / "goldens"
 TOKENIZER_SOURCE = GOLDENS / "fla_transformer_block"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
-_SUBLAYER_SITES = ("self_attention", "mlp")
+SUBLAYERS = ("self_attention", "mlp")
 
 
 def renamed(tensors: dict[str, Tensor], table: dict[str, str]) -> dict[str, Tensor]:
@@ -106,13 +106,15 @@ def residual_shapes(
     final_mix: bool,
     recency_bias: bool = False,
     owners: Sequence[int] | None = None,
+    sublayers: tuple[str, ...] = SUBLAYERS,
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the queries and key norms, house format.
 
-    `owners` are the sublayers that have some, all of them when None.
+    `owners` are the sublayers that have some, all of them when None; every layer has `sublayers`.
     """
+    each = len(sublayers)
     stems = [
-        f"model.layers.{s // 2}.{_SUBLAYER_SITES[s % 2]}" for s in owners or range(2 * layers)
+        f"model.layers.{s // each}.{sublayers[s % each]}" for s in owners or range(each * layers)
     ] + (["model.output_attn"] if final_mix else [])
     shapes: dict[str, tuple[int, ...]] = {}
     for stem in stems:

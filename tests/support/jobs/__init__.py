@@ -27,6 +27,7 @@ def engine_job(
     reload: Path | None = None,
     chunk: int = 0,
     trace: bool = False,
+    workaround: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """A job for ``run_engine``; no algorithm for a model without AttnRes, options of vllm.LLM's."""
@@ -41,6 +42,7 @@ def engine_job(
         "lora": lora and str(lora),
         "reload": reload and str(reload),
         "trace": trace,
+        "workaround": workaround,
         "env": {},
     }
 

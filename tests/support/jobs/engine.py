@@ -3,13 +3,15 @@
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
 model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
 lora: folder of an adapter or nothing, reload: folder whose weights take the place of the
-checkpoint's or nothing, trace: whether the longest prompt is traced, env: environment variables}.
+checkpoint's or nothing, trace: whether the longest prompt is traced, workaround: of ours for a
+plain vLLM that is wrong without, as module:function, or nothing, env: environment variables}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, and what the
 counters say: ours, and where ``disable_log_stats`` is false vLLM's.  The engine lives in this
 process, so that a tiny checkpoint costs seconds.
 """
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -79,6 +81,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     torch.compiler.reset()
     os.environ.update(job["env"])
+    if job["workaround"]:
+        module, _, function = job["workaround"].partition(":")
+        found = importlib.import_module(f"attnres_serve.compat.workarounds.{module}")
+        getattr(found, function)()
     options: dict[str, Any] = {"distributed_executor_backend": "uni"}
     if job["algorithm"]:
         chosen = {"attnres_algorithm": job["algorithm"], "attnres_backend": job["backend"]}
@@ -123,7 +129,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 def main(jobs: str, results: str) -> None:
     found = [run(job) for job in json.loads(Path(jobs).read_text())]
-    plugin = "attnres_serve" in sys.modules
+    plugin = "attnres_serve.plugin" in sys.modules
     Path(results).write_text(json.dumps({"results": found, "plugin_loaded": plugin}))
 
 

@@ -1,0 +1,18 @@
+"""LFM2-MoE: short convolutions between layers of attention, and experts."""
+
+from attnres_serve.families import checks, hugging_face
+
+FAMILY = hugging_face.family(
+    "lfm2_moe",
+    title="LFM2-MoE",
+    module="vllm.model_executor.models.lfm2_moe",
+    cls="Lfm2MoeForCausalLM",
+    norms=("operator_norm", "ffn_norm"),
+    final_norm="embedding_norm",
+    eps="norm_eps",
+    also=("head_dim", "tie_embedding"),
+    # vLLM's class ties always.
+    only={"tie_word_embeddings": (True,), "tie_embedding": (True,)},
+    more_checks=(checks.fixed_heads,),
+    kinds=("conv", "full_attention"),
+)

@@ -1,0 +1,29 @@
+"""Mamba2: one sublayer a layer, a recurrence without attention."""
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import hugging_face
+from attnres_serve.families.family import Config
+
+
+def one_group(name: str, config: Config) -> None:
+    """Raise CheckpointError for more groups than one, and where none is stated, which is eight."""
+    if config.get("n_groups") != 1:
+        raise CheckpointError(
+            f"n_groups is {config.get('n_groups')!r}; supported on {name} is 1, as vLLM norms "
+            "every group by itself, and Hugging Face's class all of them together."
+        )
+
+
+FAMILY = hugging_face.family(
+    "mamba2",
+    title="Mamba2",
+    module="vllm.model_executor.models.mamba2",
+    cls="Mamba2ForCausalLM",
+    norms=("norm",),
+    final_norm="norm_f",
+    eps="layer_norm_epsilon",
+    stated=("hidden_size", "num_hidden_layers", "vocab_size"),
+    also=("max_position_embeddings",),
+    only={"time_step_limit": ([0.0, float("inf")],)},
+    more_checks=(one_group,),
+)

@@ -1,0 +1,59 @@
+"""Nemotron-H: one sublayer a layer, which is a recurrence, an attention or an MLP."""
+
+from typing import Any
+
+from attnres_serve.depth.spec import is_number
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import hugging_face
+from attnres_serve.families.family import Config
+
+KINDS = ("linear_attention", "full_attention", "mlp")
+LETTERS = "M*-"  # of the same kinds in hybrid_override_pattern
+SHORTEST = 1e-6  # a time step that changes nothing; Hugging Face's class has 0.001 if not stated
+
+
+def kinds(name: str, config: Config) -> None:
+    """Raise CheckpointError unless the kinds of all layers are stated, and are served."""
+    stated = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    key = next((key for key in stated if config.get(key) is not None), stated[-1])
+    found: Any = config.get(key)
+    known = LETTERS if key == stated[-1] else KINDS
+    right = isinstance(found, str if key == stated[-1] else list) and {*found} <= {*known}
+    if not right or len(found) != config["num_hidden_layers"]:
+        raise CheckpointError(
+            f"{key} is {found!r}; supported on {name} are {config['num_hidden_layers']} of "
+            f"{', '.join(known)}, one for each layer of num_hidden_layers."
+        )
+
+
+def time_steps(name: str, config: Config) -> None:
+    """Raise CheckpointError where Hugging Face's class would lift short time steps."""
+    shortest: Any = config.get("time_step_min", 0.001)
+    if not is_number(shortest) or not 0 < shortest <= SHORTEST:
+        raise CheckpointError(
+            f"time_step_min is {shortest!r}, and Hugging Face's {name} lifts shorter time steps of "
+            "a prompt to it, which vLLM does not; where the model was trained without such a "
+            f"bound, state {SHORTEST} or less."
+        )
+
+
+FAMILY = hugging_face.family(
+    "nemotron_h",
+    title="Nemotron-H",
+    module="vllm.model_executor.models.nemotron_h",
+    cls="NemotronHForCausalLM",
+    norms=("norm",),
+    final_norm="norm_f",
+    eps="layer_norm_epsilon",
+    also=("hybrid_override_pattern", "num_hidden_layers"),
+    only={
+        "attention_bias": (False,),  # of which vLLM's class has none
+        "mamba_hidden_act": ("silu",),
+        "mlp_hidden_act": ("relu2",),
+        "num_nextn_predict_layers": (0,),
+        "sliding_window": (None,),
+        "tie_word_embeddings": (False,),
+    },
+    kinds=KINDS,
+    more_checks=(kinds, time_steps),
+)
