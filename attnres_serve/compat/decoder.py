@@ -161,10 +161,3 @@ def is_first_tensor_rank() -> bool:
     from vllm.distributed import get_tensor_model_parallel_rank
 
     return get_tensor_model_parallel_rank() == 0
-
-
-def attention_layers(worker) -> list:
-    """The attention layers of a worker's pipeline stage."""
-    from vllm.model_executor.layers.attention import Attention
-
-    return [layer for layer in inner_model(worker).modules() if isinstance(layer, Attention)]

@@ -8,6 +8,7 @@ FAMILY = hugging_face.family(
     module="vllm.model_executor.models.apertus",
     cls="ApertusForCausalLM",
     norms=("attention_layernorm", "feedforward_layernorm"),
-    also=("head_dim",),
+    also=("head_dim", "qk_norm"),
     activations=("xielu",),
+    only={"qk_norm": (True,)},  # neither class reads it; heads have norms always
 )

@@ -104,6 +104,11 @@ def kinds(*supported: str) -> Check:
     """A check that layers are of kinds that both classes tell apart by ``layer_types``."""
 
     def check(name: str, config: Config) -> None:
+        if "sliding_attention" in supported and config.get("sliding_window", 1) is None:
+            raise CheckpointError(
+                f"sliding_window is None, and {name} has layers with a window; give it a number of "
+                "tokens."
+            )
         found: Any = config.get("layer_types")
         layers = config.get("num_hidden_layers")
         if found is not None and (

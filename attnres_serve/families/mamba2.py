@@ -23,7 +23,10 @@ FAMILY = hugging_face.family(
     final_norm="norm_f",
     eps="layer_norm_epsilon",
     stated=("hidden_size", "num_hidden_layers", "vocab_size"),
-    also=("max_position_embeddings",),
-    only={"time_step_limit": ([0.0, float("inf")],)},
+    also=("max_position_embeddings", "rms_norm"),
+    only={
+        "time_step_limit": ([0.0, float("inf")],),
+        "rms_norm": (True,),  # neither class reads it; the recurrence has a norm always
+    },
     more_checks=(one_group,),
 )

@@ -155,6 +155,7 @@ def test_a_chat_template(files: dict[str, str], found: bool, tmp_path: Path) -> 
         ({"max_position_embeddings": 512}, 512),
         ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 400),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, 200),
+        ({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 2}}, 100),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 25}}, 100),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0, ORIGINAL: 25}}, 100),
     ],
@@ -180,6 +181,11 @@ def test_the_context_is_vllms(config: dict[str, Any], tokens: int) -> None:
     assert model._get_and_verify_max_len(hf, arch, max_model_len=tokens, **judge) == tokens
     with pytest.raises(ValueError, match="greater than the derived"):
         model._get_and_verify_max_len(hf, arch, max_model_len=tokens + 1, **judge)
+
+
+def test_a_recurrent_model_need_not_state_a_context_and_has_no_heads() -> None:
+    assert needs.context({"hidden_size": 128, "head_dim": 32}) == 2048  # vLLM's warning says it
+    assert needs.head_size({"hidden_size": 128, "head_dim": 32}) is None
 
 
 @pytest.mark.parametrize("asked", ["513", "1k", "1K", "600"])

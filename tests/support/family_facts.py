@@ -193,7 +193,12 @@ FACTS = {
         is_tiny=True,
         workaround="xielu:in_the_models_type",
         variants={"": {}, "biases": {"attention_bias": True, "tie_word_embeddings": True}},
-        refused=({"hidden_act": "silu"}, {"logit_scale": 2.0}, {"qkv_bias": True}),
+        refused=(
+            {"hidden_act": "silu"},
+            {"logit_scale": 2.0},
+            {"qkv_bias": True},
+            {"qk_norm": False},
+        ),
     ),
     "lfm2": Facts(
         "Lfm2",
@@ -250,6 +255,7 @@ FACTS = {
         variants={"": {}, "biases": {"use_bias": True, "tie_word_embeddings": True}},
         refused=(
             {"n_groups": 2},
+            {"rms_norm": False},
             {"time_step_limit": [0.01, 1.0]},
             {"hidden_act": "gelu"},
             {"rms_norm_eps": 1e-5},
@@ -316,6 +322,7 @@ FACTS = {
             {"use_bidirectional_attention": True},
             {"attn_logit_softcapping": 50.0},
             {"hidden_activation": "silu"},
+            {"sliding_window": None},
             {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
             {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         ),
