@@ -1,6 +1,17 @@
 """LFM2-MoE: short convolutions between layers of attention, and experts."""
 
+from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face
+from attnres_serve.families.family import Config
+
+
+def stated_kinds(name: str, config: Config) -> None:
+    """Raise CheckpointError where ``layer_types`` is left out, from which neither class runs."""
+    if config.get("layer_types") is None:
+        raise CheckpointError(
+            f"layer_types is missing; {name} needs it, 'conv' or 'full_attention' for each layer."
+        )
+
 
 FAMILY = hugging_face.family(
     "lfm2_moe",
@@ -13,6 +24,6 @@ FAMILY = hugging_face.family(
     also=("head_dim", "tie_embedding"),
     # vLLM's class ties always.
     only={"tie_word_embeddings": (True,), "tie_embedding": (True,)},
-    more_checks=(checks.fixed_heads,),
+    more_checks=(checks.fixed_heads, stated_kinds),
     kinds=("conv", "full_attention"),
 )
