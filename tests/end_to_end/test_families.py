@@ -26,13 +26,15 @@ from attnres_serve.verify.rewritten import Rewritten
 pytestmark = pytest.mark.engine
 
 STOCK = tuple(name for name, family in FAMILIES.items() if family.is_stock)
-KINDS = ("llama", "mistral", "qwen3_moe")  # dense, dense with windows, a mixture of experts
-OTHERS = tuple(name for name in STOCK if name not in KINDS)
+# Dense, a mixture of experts, latent attention, norms of weight 1 + w, one sublayer a layer.
+KINDS = ("llama", "qwen3_moe", "deepseek_v3", "gemma2", "mamba2")
 CASES = {
     f"{name} {variant}".strip(): (name, changes)
     for name in STOCK
     for variant, changes in FACTS[name].variants.items()
 }
+OF_KINDS = [next(case for case, (name, _) in CASES.items() if name == kind) for kind in KINDS]
+OTHERS = [case for case in CASES if case not in OF_KINDS]
 CHOSEN = dict(zip(CASES, cycle(ALGORITHMS), strict=False))
 CHUNK = 96  # tokens of a step; a prompt is longer
 FAR = 1e-4  # float32 and float64 through eight sublayers; found was a tenth of it
@@ -40,15 +42,15 @@ UNIT_SCALE = 1.0  # activations large against eps, so that n^2 eps does not matt
 Run = dict[str, tuple[Any, Any]]  # two of a name: a job and its result, or two results
 
 
-def cases(names: Iterable[str]) -> list[str]:
-    return [case for case, (name, _) in CASES.items() if name in names]
+def first_case(name: str) -> str:
+    return next(case for case in CASES if CASES[case][0] == name)
 
 
-def run_with_mixes(root: Path, names: Iterable[str]) -> tuple[Path, Run]:
+def run_with_mixes(root: Path, cases: Iterable[str]) -> tuple[Path, Run]:
     """Serve random checkpoints of families, in one process: job and result by case."""
     random.seed()  # fresh prompts; a failure prints what it needs
     jobs = {}
-    for case in cases(names):
+    for case in cases:
         name, changes = CASES[case]
         seed = random.randrange(10**6)
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
@@ -62,13 +64,13 @@ def run_twins(root: Path, names: Iterable[str]) -> Run:
     """Serve standard checkpoints by plain vLLM, and the same with zero queries: both results."""
     prompts, plain, ours = fresh_prompts((5, 40, 180)), [], []
     for name in names:
-        _, changes = CASES[cases([name])[0]]
+        _, changes = CASES[first_case(name)]
         folder = write_standard(
             root / name, base=name, layers=4, seed=11, scale=UNIT_SCALE, changes=changes
         )
         convert(str(folder), str(root / f"{name}_zero"), zero_queries_block_size=3)
         plain.append(engine_job(folder, prompts, None, workaround=FACTS[name].workaround))
-        ours.append(engine_job(root / f"{name}_zero", prompts, CHOSEN[cases([name])[0]]))
+        ours.append(engine_job(root / f"{name}_zero", prompts, CHOSEN[first_case(name)]))
     wanted = run_engine(plain, root / "plain", VLLM_PLUGINS="")
     assert not wanted["plugin_loaded"]
     found = run_engine(ours, root / "ours")["results"]
@@ -77,7 +79,7 @@ def run_twins(root: Path, names: Iterable[str]) -> Run:
 
 @pytest.fixture(scope="module")
 def with_mixes(tmp_path_factory):
-    return run_with_mixes(tmp_path_factory.mktemp("kinds"), KINDS)
+    return run_with_mixes(tmp_path_factory.mktemp("kinds"), OF_KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +89,7 @@ def others_with_mixes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory):
-    return run_twins(tmp_path_factory.mktemp("twins"), KINDS)
-
-
-@pytest.fixture(scope="module")
-def other_twins(tmp_path_factory):
-    return run_twins(tmp_path_factory.mktemp("other_twins"), OTHERS)
+    return run_twins(tmp_path_factory.mktemp("twins"), STOCK)
 
 
 def check_mixes(root: Path, run: Run, case: str) -> None:
@@ -122,26 +119,21 @@ def check_twin(run: Run, name: str) -> None:
         for key in ("prompt_logprobs", "logprobs"):
             for a, b in zip(found[key], wanted[key], strict=True):
                 assert abs(a - b) <= 2 * bound(b)  # each of the two may be off by one bound
-    check_executed(ours, CHOSEN[cases([name])[0]], compiled=False)
+    check_executed(ours, CHOSEN[first_case(name)], compiled=False)
 
 
-@pytest.mark.parametrize("case", cases(KINDS))
+@pytest.mark.parametrize("case", OF_KINDS)
 def test_a_kind_equals_hugging_faces_class_with_mixes(with_mixes, case):
     check_mixes(*with_mixes, case)
 
 
 @pytest.mark.families
-@pytest.mark.parametrize("case", cases(OTHERS))
+@pytest.mark.parametrize("case", OTHERS)
 def test_a_family_equals_hugging_faces_class_with_mixes(others_with_mixes, case):
     check_mixes(*others_with_mixes, case)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_zero_queries_of_a_kind_equal_the_original_in_plain_vllm(twins, name):
-    check_twin(twins, name)
-
-
 @pytest.mark.families
-@pytest.mark.parametrize("name", OTHERS)
-def test_zero_queries_equal_the_original_in_plain_vllm(other_twins, name):
-    check_twin(other_twins, name)
+@pytest.mark.parametrize("name", STOCK)
+def test_zero_queries_equal_the_original_in_plain_vllm(twins, name):
+    check_twin(twins, name)
