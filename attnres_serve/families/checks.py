@@ -91,6 +91,15 @@ def even_stated_heads(name: str, config: Config) -> None:
         _check_even(config.get("head_dim"))
 
 
+def stated_heads(name: str, config: Config) -> None:
+    """Raise CheckpointError where no size of a head is stated, and vLLM's class reads it."""
+    if not is_count(head := config.get("head_dim")):
+        raise CheckpointError(
+            f"head_dim is {head!r}; vLLM's {name} reads it, so state it: hidden_size / "
+            "num_attention_heads if the model was trained without the key."
+        )
+
+
 def full_attention(name: str, config: Config) -> None:
     """Raise CheckpointError for layers of other kinds, where vLLM's class has one kind alone."""
     kinds: Any = config.get("layer_types") or ["full_attention"]

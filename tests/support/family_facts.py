@@ -92,4 +92,14 @@ FACTS = {
         is_tiny=True,
         refused=({"hidden_activation": "silu"}, {"layer_types": ["conv"] * 4}),
     ),
+    "glm4_moe": Facts(
+        "Glm4Moe",
+        is_tiny=True,
+        variants={
+            "": {},
+            "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+            "plain": {"use_qk_norm": False, "attention_bias": True, "norm_topk_prob": False},
+        },
+        refused=({"head_dim": None}, {"tie_word_embeddings": True}, {"hidden_act": "gelu"}),
+    ),
 }

@@ -169,6 +169,7 @@ TINY: dict[str, Config] = {
         DEEPSEEK_EXPERTS,
         partial_rotary_factor=0.5,
         use_qk_norm=True,
+        without=("moe_layer_freq",),
     ),
     "gpt_oss": _config(
         "gpt_oss",
