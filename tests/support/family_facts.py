@@ -102,4 +102,19 @@ FACTS = {
         },
         refused=({"head_dim": None}, {"tie_word_embeddings": True}, {"hidden_act": "gelu"}),
     ),
+    "gpt_oss": Facts(
+        "GptOss",
+        is_tiny=True,
+        refused=(
+            {"head_dim": None},
+            {"rms_norm_eps": 1e-6},
+            {"attention_bias": False},
+            {"swiglu_limit": 5.0},
+            {"tie_word_embeddings": True},
+            {"sliding_window": None},
+            {"layer_types": ["full_attention"] * 4},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+            {"quantization_config": {"quant_method": "mxfp4"}},
+        ),
+    ),
 }
