@@ -117,4 +117,24 @@ FACTS = {
             {"quantization_config": {"quant_method": "mxfp4"}},
         ),
     ),
+    "exaone_moe": Facts(
+        "ExaoneMoe",
+        is_tiny=True,
+        variants={
+            "": {},
+            "groups": {
+                "num_experts": 8,
+                "n_group": 4,
+                "topk_group": 2,
+                "routed_scaling_factor": 1.5,
+                "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+            },
+        },
+        refused=(
+            {"layer_types": ["full_attention"] * 4},
+            {"layer_types": None},
+            {"sliding_window": None},
+            {"swiglu_limits": [7.0] * 4},
+        ),
+    ),
 }

@@ -219,12 +219,11 @@ TINY: dict[str, Config] = {
         "exaone_moe",
         "ExaoneMoeForCausalLM",
         EXPERTS,
+        WINDOWS,
         num_shared_experts=1,
         first_k_dense_replace=1,
         n_group=1,
         topk_group=1,
-        layer_types=["full_attention"] * 4,
-        sliding_window=64,
         sliding_window_pattern="LLLG",
     ),
     # Hugging Face has no class of it.
