@@ -137,4 +137,10 @@ FACTS = {
             {"swiglu_limits": [7.0] * 4},
         ),
     ),
+    "granite": Facts(
+        "Granite",
+        is_tiny=True,
+        variants={"": {}, "biases": {"attention_bias": True, "mlp_bias": True}},
+        refused=({"layer_types": ["full_attention"] * 4}, {"layer_rope_theta": [0.0] * 4}),
+    ),
 }
