@@ -143,4 +143,9 @@ FACTS = {
         variants={"": {}, "biases": {"attention_bias": True, "mlp_bias": True}},
         refused=({"layer_types": ["full_attention"] * 4}, {"layer_rope_theta": [0.0] * 4}),
     ),
+    "granitemoe": Facts(
+        "GraniteMoe",
+        is_tiny=True,
+        refused=({"attention_bias": True}, {"head_dim": 64}),
+    ),
 }
