@@ -56,7 +56,10 @@ def run_twins(root: Path, names: Iterable[str]) -> Run:
     """Serve standard checkpoints by plain vLLM, and the same with zero queries: both results."""
     prompts, plain, ours = fresh_prompts((5, 40, 180)), [], []
     for name in names:
-        folder = write_standard(root / name, base=name, layers=4, seed=11, scale=UNIT_SCALE)
+        _, changes = CASES[cases([name])[0]]
+        folder = write_standard(
+            root / name, base=name, layers=4, seed=11, scale=UNIT_SCALE, changes=changes
+        )
         convert(str(folder), str(root / f"{name}_zero"), zero_queries_block_size=3)
         plain.append(engine_job(folder, prompts, None))
         ours.append(engine_job(root / f"{name}_zero", prompts, CHOSEN[cases([name])[0]]))

@@ -148,4 +148,16 @@ FACTS = {
         is_tiny=True,
         refused=({"attention_bias": True}, {"head_dim": 64}),
     ),
+    "ernie4_5_moe": Facts(
+        "Ernie4_5_Moe",
+        is_tiny=True,
+        # Stock vLLM on CPU leaves out the bias that chooses experts. Where all are chosen it is
+        # right, so that a twin can be compared; it is the first variant for that.
+        variants={
+            "all experts": {"moe_k": 4},
+            "": {},
+            "sparse": {"moe_layer_interval": 2, "moe_num_shared_experts": 0},
+        },
+        refused=({"use_bias": True}, {"moe_norm_min": 1.0}),
+    ),
 }
