@@ -160,4 +160,29 @@ FACTS = {
         },
         refused=({"use_bias": True}, {"moe_norm_min": 1.0}),
     ),
+    "llama4_text": Facts(
+        "Llama4",
+        is_tiny=True,
+        variants={
+            "": {},
+            # The twin is the first variant's: stock vLLM has the temperature by --max-model-len.
+            "temperature": {
+                "attn_temperature_tuning": True,
+                "floor_scale": 32,
+                "use_qk_norm": False,
+                "interleave_moe_layer_step": 1,
+            },
+        },
+        refused=(
+            {"attention_bias": True},
+            {"num_experts_per_tok": 2},
+            {"head_dim": None},
+            {"attention_chunk_size": None},
+            {"attention_chunk_size": 64},
+            {"no_rope_layer_interval": 0},
+            {"no_rope_layers": [1]},
+            {"layer_types": ["full_attention"] * 4},
+            {"moe_layers": [0]},
+        ),
+    ),
 }

@@ -207,12 +207,11 @@ TINY: dict[str, Config] = {
         "Llama4ForCausalLM",
         num_local_experts=4,
         num_experts_per_tok=1,
-        interleave_moe_layer_step=1,
-        moe_layers=[0, 1, 2, 3],
+        interleave_moe_layer_step=2,
         intermediate_size_mlp=256,
-        attention_chunk_size=2048,  # no fewer than all positions; the class wants a number
-        layer_types=["full_attention"] * 4,
-        no_rope_layers=[1] * 4,
+        attention_chunk_size=128,
+        no_rope_layers=[1, 0, 1, 1],
+        attn_temperature_tuning=False,
         use_qk_norm=True,
     ),
     "exaone_moe": _config(
