@@ -92,11 +92,11 @@ def even_stated_heads(name: str, config: Config) -> None:
 
 
 def stated_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError where no size of a head is stated, and vLLM's class reads it."""
+    """Raise CheckpointError where no size of a head is stated: classes have sizes of their own."""
     if not is_count(head := config.get("head_dim")):
         raise CheckpointError(
-            f"head_dim is {head!r}; vLLM's {name} reads it, so state it: hidden_size / "
-            "num_attention_heads if the model was trained without the key."
+            f"head_dim is {head!r}; config.json of {name} must state it, a whole number of at "
+            "least 1."
         )
 
 
