@@ -12,6 +12,7 @@ from attnres_serve.compat.workarounds import (
     python_frames,
     quick_exit,
     rotary,
+    router_bias,
     shared_memory,
     torch_vector_math,
     worker_limits,
@@ -55,6 +56,7 @@ def worker(vllm_config) -> None:
     if host.on_cpu():
         malloc.keep_freed()
         rotary.rotate_every_head()
+        router_bias.correct_softmax()
         mla_blocks.accept_multiples()
     if not vllm_config.model_config.enforce_eager:
         inductor.keep_order_of_mutations()

@@ -91,6 +91,15 @@ def even_stated_heads(name: str, config: Config) -> None:
         _check_even(config.get("head_dim"))
 
 
+def stated_heads(name: str, config: Config) -> None:
+    """Raise CheckpointError where no size of a head is stated: classes have sizes of their own."""
+    if not is_count(head := config.get("head_dim")):
+        raise CheckpointError(
+            f"head_dim is {head!r}; config.json of {name} must state it, a whole number of at "
+            "least 1."
+        )
+
+
 def full_attention(name: str, config: Config) -> None:
     """Raise CheckpointError for layers of other kinds, where vLLM's class has one kind alone."""
     kinds: Any = config.get("layer_types") or ["full_attention"]

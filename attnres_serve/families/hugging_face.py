@@ -35,10 +35,11 @@ FUSED = (
     ("w1", "w3"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
 )
-_IN_LAYER = re.compile(r"(model|backbone)\.layers\.\d+\.(?P<name>.+)\.weight")
+_IN_LAYER = re.compile(r"(model|backbone)\.layers\.\d+\.(?P<name>.+?)(\.weight)?")
 # Of attention and what takes its place in a layer, wherever they are.
 _MIXES = re.compile(r"attn|(^|\.)((q|k|v|o|in|out)_proj)$")
-_ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")
+_ROUTER = re.compile(r"(^|\.)(gate|router|router\.layer|shared_expert_gate)$")
+_EXPERTS = re.compile(r"\.experts\.|moe\.")  # whose weights may be stacked
 # Rows of these, in every layer that has them, are cached.
 _CACHED = re.compile(r"\.(k_proj|v_proj|kv_a_proj_with_mqa)\.weight$")
 
@@ -182,7 +183,11 @@ def product_sizes(shapes: Mapping[str, Shape], hidden: int) -> dict[str, set[int
     joint: dict[str, int] = {}
     for name, shape in shapes.items():
         found = _IN_LAYER.fullmatch(name)
-        if found is None or len(shape) != 2 or _ROUTER.search(found["name"]):
+        if found is None or _ROUTER.search(found["name"]) or name.endswith("bias"):
+            continue
+        if len(shape) == 3 and _EXPERTS.search(name):
+            shape = shape[1:]
+        if len(shape) != 2:
             continue
         block, _, leaf = found["name"].rpartition(".")
         kind = "attention" if _MIXES.search(found["name"]) else "mlp"

@@ -19,7 +19,8 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
 }
 # What Hugging Face's classes and vLLM take where nothing is stated.
 PART = "partial_rotary_factor"
-ROPE_DEFAULTS = {PART: 1, "beta_fast": 32, "beta_slow": 1}
+TRUNCATE = "truncate"  # of yarn: whether its range of frequencies ends at whole numbers
+ROPE_DEFAULTS = {PART: 1, "beta_fast": 32, "beta_slow": 1, TRUNCATE: True}
 FREQ_FACTORS = (("low", 1), ("high", 2))  # stand-ins where a type has none
 
 
@@ -58,6 +59,8 @@ def check(family: str, config: Config, also: tuple[str, ...] = ()) -> None:
             f"{key} is {rope!r}: a rotary embedding of this type is not supported; supported are "
             f"{', '.join(ROPE_TYPES)}."
         )
+    if kind == "yarn" and type(rope.get(TRUNCATE)) is bool:
+        rope = {name: value for name, value in rope.items() if name != TRUNCATE}
     usual = ROPE_DEFAULTS | ({"factor": 1} if kind == "default" else {})
     values = {
         name: value

@@ -10,7 +10,7 @@ _CHANGES_THE_MODEL = re.compile(
     "attn|attention|residual|rope|rotary|original_max_position|position_embedding_type|alibi|"
     "causal|mask(?!_token)|window|sparse|sink|gate|norm|bias|activation|logit|softcap|multiplier|"
     "scal|mup|clip|expert|moe|lora_rank|quant|compression|encoder|text_config|per_layer|"
-    "heterogeneous|block_configs|affine|bidirection|nope|no_pe|skip_layers|share_kv"
+    "heterogeneous|block_configs|affine|bidirection|nope|no_pe|skip_layers|share_kv|swiglu"
 )
 _FOR_TRAINING = re.compile("dropout|drop$|flash_att")  # or the choice of a kernel
 _HARMLESS = {

@@ -33,6 +33,7 @@ def install_sites(
         CheckpointError: a norm is no RMSNorm.
     """
     has_final = not decoder.is_elsewhere(model.get_submodule(spec.layout.final_norm))
+    has_final &= model.end_layer == spec.layout.num_layers  # some have the norm on every stage
     norms: dict[Site, nn.Module] = {}
     for site in sites(spec):
         is_here = has_final

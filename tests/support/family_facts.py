@@ -327,4 +327,97 @@ FACTS = {
             {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         ),
     ),
+    "glm4_moe": Facts(
+        "Glm4Moe",
+        is_tiny=True,
+        variants={
+            "": {},
+            "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+            "plain": {"use_qk_norm": False, "attention_bias": True, "norm_topk_prob": False},
+        },
+        refused=({"head_dim": None}, {"tie_word_embeddings": True}, {"hidden_act": "gelu"}),
+    ),
+    "gpt_oss": Facts(
+        "GptOss",
+        is_tiny=True,
+        refused=(
+            {"head_dim": None},
+            {"rms_norm_eps": 1e-6},
+            {"attention_bias": False},
+            {"swiglu_limit": 5.0},
+            {"tie_word_embeddings": True},
+            {"sliding_window": None},
+            {"layer_types": ["full_attention"] * 4},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+            {"quantization_config": {"quant_method": "mxfp4"}},
+        ),
+    ),
+    "exaone_moe": Facts(
+        "ExaoneMoe",
+        is_tiny=True,
+        variants={
+            "": {},
+            "groups": {
+                "num_experts": 8,
+                "n_group": 4,
+                "topk_group": 2,
+                "routed_scaling_factor": 1.5,
+                "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+            },
+        },
+        refused=(
+            {"layer_types": ["full_attention"] * 4},
+            {"layer_types": None},
+            {"sliding_window": None},
+            {"swiglu_limits": [7.0] * 4},
+        ),
+    ),
+    "granite": Facts(
+        "Granite",
+        is_tiny=True,
+        variants={"": {}, "biases": {"attention_bias": True, "mlp_bias": True}},
+        refused=({"layer_types": ["full_attention"] * 4}, {"layer_rope_theta": [0.0] * 4}),
+    ),
+    "granitemoe": Facts(
+        "GraniteMoe",
+        is_tiny=True,
+        refused=({"attention_bias": True}, {"head_dim": 64}),
+    ),
+    "ernie4_5_moe": Facts(
+        "Ernie4_5_Moe",
+        is_tiny=True,
+        # Stock vLLM on CPU leaves out the bias that chooses experts. Where all are chosen it is
+        # right, so that a twin can be compared; it is the first variant for that.
+        variants={
+            "all experts": {"moe_k": 4},
+            "": {},
+            "sparse": {"moe_layer_interval": 2, "moe_num_shared_experts": 0},
+        },
+        refused=({"use_bias": True}, {"moe_norm_min": 1.0}),
+    ),
+    "llama4_text": Facts(
+        "Llama4",
+        is_tiny=True,
+        variants={
+            "": {},
+            # The twin is the first variant's: stock vLLM has the temperature by --max-model-len.
+            "temperature": {
+                "attn_temperature_tuning": True,
+                "floor_scale": 32,
+                "use_qk_norm": False,
+                "interleave_moe_layer_step": 1,
+            },
+        },
+        refused=(
+            {"attention_bias": True},
+            {"num_experts_per_tok": 2},
+            {"head_dim": None},
+            {"attention_chunk_size": None},
+            {"attention_chunk_size": 64},
+            {"no_rope_layer_interval": 0},
+            {"no_rope_layers": [1]},
+            {"layer_types": ["full_attention"] * 4},
+            {"moe_layers": [0]},
+        ),
+    ),
 }

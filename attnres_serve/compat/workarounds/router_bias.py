@@ -1,0 +1,50 @@
+"""The correction bias of softmax routers on CPU.
+
+vLLM 0.32: ``CPURouter`` leaves the bias out where scores are a softmax and experts have no groups,
+so that other experts are chosen than on a GPU.  Ernie 4.5 MoE is served so.
+"""
+
+from typing import Any
+
+
+def correct_softmax() -> None:
+    """Let the router choose by score and bias, and weigh by score alone (idempotent).
+
+    All other calls go to vLLM's own code as before.
+    """
+    try:
+        from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+    except ImportError:  # a vLLM with other routers
+        return
+    own: Any = CPURouter._compute_routing
+    if getattr(own, "corrects_softmax", False):
+        return
+
+    def _compute_routing(self, hidden_states, router_logits, indices_type, *, input_ids=None):
+        bias = self.e_score_correction_bias
+        is_left_out = not self.use_grouped_topk and self.custom_routing_function is None
+        if bias is None or self.scoring_func != "softmax" or not is_left_out:
+            return own(self, hidden_states, router_logits, indices_type, input_ids=input_ids)
+        return biased_top_k(router_logits, bias, self.top_k, self.renormalize)
+
+    _compute_routing.corrects_softmax = True  # type: ignore[attr-defined]
+    CPURouter._compute_routing = _compute_routing
+
+
+def biased_top_k(logits: Any, bias: Any, top_k: int, renormalize: bool) -> tuple[Any, Any]:
+    """Weights and numbers of the chosen experts, each ``[tokens, top_k]``.
+
+    Args:
+        logits: ``[tokens, experts]``.
+        bias: ``[experts]``.
+        top_k: experts for a token.
+        renormalize: whether the weights sum to 1.
+    """
+    import torch
+
+    scores = logits.float().softmax(-1)
+    chosen = (scores + bias).topk(top_k, dim=-1, sorted=False).indices
+    weights = scores.gather(-1, chosen)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, chosen.to(torch.int32)

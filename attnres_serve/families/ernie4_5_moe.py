@@ -1,0 +1,22 @@
+"""Ernie 4.5, a mixture of experts."""
+
+from attnres_serve.families import hugging_face
+
+FAMILY = hugging_face.family(
+    "ernie4_5_moe",
+    title="Ernie 4.5 MoE",
+    module="vllm.model_executor.models.ernie45_moe",
+    cls="Ernie4_5_MoeForCausalLM",
+    # The last two are of training, and stand in the released models' config.json.
+    also=("head_dim", "moe_capacity", "moe_use_aux_free"),
+    only={
+        "use_bias": (False,),  # vLLM's class has none on the output of attention
+        "moe_norm_min": (1e-12,),  # vLLM's class has no least divisor
+    },
+    sizes=(
+        *hugging_face.STATED,
+        *hugging_face.SIZES,
+        *("moe_num_experts", "moe_k", "moe_num_shared_experts"),
+        *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"),
+    ),
+)

@@ -1,0 +1,38 @@
+"""EXAONE-MoE: layers with windows and rotary embedding, others with neither."""
+
+from attnres_serve.depth.spec import is_count
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import hugging_face
+from attnres_serve.families.family import Config
+
+_KINDS = ("sliding_attention", "full_attention")
+
+
+def _windows(name: str, config: Config) -> None:
+    """Raise CheckpointError unless both classes rotate the same layers.
+
+    Hugging Face's leaves full attention unrotated wherever a window is configured, vLLM's wherever
+    a layer has one.
+    """
+    kinds = config.get("layer_types")
+    if kinds is None or _KINDS[0] not in kinds:
+        raise CheckpointError(
+            f"layer_types is {kinds!r}; supported on {name} is a list with sliding_attention for "
+            "at least one layer."
+        )
+    if not is_count(config.get("sliding_window", 4096)):
+        raise CheckpointError(
+            f"sliding_window is {config['sliding_window']!r}; {name} needs a number of tokens."
+        )
+
+
+FAMILY = hugging_face.family(
+    "exaone_moe",
+    title="EXAONE-MoE",
+    module="vllm.model_executor.models.exaone_moe",
+    cls="ExaoneMoeForCausalLM",
+    also=("head_dim",),
+    kinds=_KINDS,
+    more_checks=(_windows,),
+    sizes=(*hugging_face.STATED, *hugging_face.SIZES, "num_shared_experts"),
+)

@@ -1,0 +1,14 @@
+"""GLM-4-MoE: GLM-4.5 and its like."""
+
+from attnres_serve.families import checks, hugging_face
+
+FAMILY = hugging_face.family(
+    "glm4_moe",
+    title="GLM-4-MoE",
+    module="vllm.model_executor.models.glm4_moe",
+    cls="Glm4MoeForCausalLM",
+    also=("head_dim",),
+    only={"tie_word_embeddings": (False,)},  # vLLM's class never ties
+    more_checks=(checks.stated_heads,),
+    rotates_part=True,
+)

@@ -1,0 +1,75 @@
+"""Llama 4, text alone: layers with chunks and rotary embedding, others with neither."""
+
+from typing import Any
+
+from attnres_serve.depth.spec import is_count
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import checks, hugging_face
+from attnres_serve.families.family import Config
+
+BLOCK = 128  # tokens of a block of vLLM's cache on CPU; those on a GPU are parts of it
+_KINDS = ("chunked_attention", "full_attention")
+
+
+def _chunks(name: str, config: Config) -> None:
+    """Raise CheckpointError unless the layers with chunks are those with rotary embedding, as they
+    are in vLLM's class, which does not read ``layer_types``."""
+    layers = config["num_hidden_layers"]
+    chunk: Any = config.get("attention_chunk_size", 8192)
+    if not is_count(chunk) or chunk % BLOCK:
+        raise CheckpointError(
+            f"attention_chunk_size is {chunk!r}; {name} needs a number of tokens that is divisible "
+            f"by {BLOCK}, as vLLM cuts chunks into whole blocks of its cache."
+        )
+    interval = config.get("no_rope_layer_interval", 4)
+    if not is_count(interval):
+        raise CheckpointError(
+            f"no_rope_layer_interval is {interval!r}; expected a whole number of at least 1."
+        )
+    rotated: Any = config.get("no_rope_layers") or [
+        int((layer + 1) % interval != 0) for layer in range(layers)
+    ]
+    if not isinstance(rotated, list) or len(rotated) != layers or not {*rotated} <= {0, 1}:
+        raise CheckpointError(
+            f"no_rope_layers is {rotated!r}; expected a list of {layers} of 0 and 1."
+        )
+    kinds = [_KINDS[0] if is_rotated else _KINDS[1] for is_rotated in rotated]
+    if config.get("layer_types") not in (None, kinds):
+        raise CheckpointError(
+            f"layer_types is {config['layer_types']!r}; vLLM's {name} has {kinds} by "
+            "no_rope_layers."
+        )
+
+
+def _experts(name: str, config: Config) -> None:
+    """Raise CheckpointError unless vLLM's class has experts in the same layers."""
+    step = config.get("interleave_moe_layer_step", 1)
+    if not is_count(step):
+        raise CheckpointError(
+            f"interleave_moe_layer_step is {step!r}; expected a whole number of at least 1."
+        )
+    wanted = [*range(step - 1, config["num_hidden_layers"], step)]
+    if config.get("moe_layers") not in (None, wanted):
+        raise CheckpointError(
+            f"moe_layers is {config['moe_layers']!r}; vLLM's {name} has experts in the layers "
+            f"{wanted} by interleave_moe_layer_step."
+        )
+
+
+FAMILY = hugging_face.family(
+    "llama4_text",
+    title="Llama 4",
+    module="attnres_serve.model.llama4",
+    cls="Llama4ForCausalLM",
+    # vLLM's kernels weigh the input of one expert alone.
+    only={"attention_bias": (False,), "num_experts_per_tok": (1,)},
+    kinds=_KINDS,
+    more_checks=(checks.stated_heads, _chunks, _experts),
+    sizes=(
+        *hugging_face.STATED,
+        *hugging_face.SIZES,
+        "intermediate_size_mlp",
+        "interleave_moe_layer_step",
+    ),
+    usual_eps=1e-5,
+)

@@ -1,0 +1,104 @@
+"""vLLM's Granite, dense and with experts, whose layers hand on a residual as its other decoders do.
+
+vLLM's own layers add ``residual + output * residual_multiplier`` themselves and give a norm its
+input alone, which leaves no place for a site.  Here the multiplier belongs to the output of a
+sublayer, and the norm adds.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+from vllm.distributed import get_pp_group
+from vllm.model_executor.models import granite, granitemoe
+from vllm.sequence import IntermediateTensors
+
+
+class _Layer:
+    """The order of a layer; the names of its second sublayer differ."""
+
+    second: str
+
+    def forward(
+        self: Any, positions: Tensor, hidden_states: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states = self.self_attn(positions=positions, hidden_states=hidden_states)
+        hidden_states = hidden_states * self.residual_multiplier
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        hidden_states = getattr(self, self.second)(hidden_states)
+        return hidden_states * self.residual_multiplier, residual
+
+
+class _Decoder:
+    """The order of a decoder, with the arguments of vLLM's own, by which it is compiled."""
+
+    def forward(
+        self: Any,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: IntermediateTensors | None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor | IntermediateTensors:
+        residual = None
+        if not get_pp_group().is_first_rank:
+            assert intermediate_tensors is not None
+            hidden_states = intermediate_tensors["hidden_states"]
+            residual = intermediate_tensors["residual"]
+        else:
+            embeds = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+            hidden_states = embeds * self.config.embedding_multiplier
+        for layer in islice(self.layers, self.start_layer, self.end_layer):
+            hidden_states, residual = layer(positions, hidden_states, residual)
+        if not get_pp_group().is_last_rank:
+            return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
+        hidden_states, _ = self.norm(hidden_states, residual)
+        return hidden_states
+
+
+class GraniteLayer(_Layer, granite.GraniteDecoderLayer):
+    second = "mlp"
+
+
+class GraniteDecoder(_Decoder, granite.GraniteModel):
+    pass
+
+
+class GraniteMoeLayer(_Layer, granitemoe.GraniteMoeDecoderLayer):
+    second = "block_sparse_moe"
+
+
+class GraniteMoeDecoder(_Decoder, granitemoe.GraniteMoeModel):
+    pass
+
+
+class GraniteForCausalLM(granite.GraniteForCausalLM):
+    def __init__(self, **kwargs: Any) -> None:
+        with _made_of(granite, GraniteModel=GraniteDecoder, GraniteDecoderLayer=GraniteLayer):
+            super().__init__(**kwargs)
+
+
+class GraniteMoeForCausalLM(granitemoe.GraniteMoeForCausalLM):
+    def __init__(self, **kwargs: Any) -> None:
+        with _made_of(
+            granitemoe, GraniteMoeModel=GraniteMoeDecoder, GraniteMoeDecoderLayer=GraniteMoeLayer
+        ):
+            super().__init__(**kwargs)
+
+
+@contextmanager
+def _made_of(module: ModuleType, **classes: type) -> Iterator[None]:
+    """Let vLLM's constructors, which name their parts' classes, make these in their place."""
+    own = {name: getattr(module, name) for name in classes}
+    vars(module).update(classes)
+    try:
+        yield
+    finally:
+        vars(module).update(own)
