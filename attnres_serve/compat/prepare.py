@@ -4,6 +4,7 @@ from attnres_serve.compat import host, start_events
 from attnres_serve.compat.workarounds import (
     amx,
     compiled_code,
+    expert_map,
     hybrid_prefix_caching,
     inductor,
     malloc,
@@ -57,6 +58,7 @@ def worker(vllm_config) -> None:
         malloc.keep_freed()
         rotary.rotate_every_head()
         router_bias.correct_softmax()
+        expert_map.use_local_experts()
         mla_blocks.accept_multiples()
     if not vllm_config.model_config.enforce_eager:
         inductor.keep_order_of_mutations()

@@ -19,6 +19,7 @@ class Facts:
         biased: projections that always have a bias.
         has_head_norms: whether heads have a query and a key norm.
         has_gate: whether attention has a gate on what it returns.
+        has_stages: whether vLLM's class can be split into pipeline stages.
         sublayers: of every layer, as the names of their queries call them.
         variants: further keys of config.json with which a model is served and compared, by a name.
         workaround: what mends plain vLLM where its answers are wrong without, as module:function.
@@ -34,6 +35,7 @@ class Facts:
     has_head_norms: bool = False
     has_gate: bool = False
     workaround: str | None = None
+    has_stages: bool = True
     sublayers: tuple[str, ...] = ("self_attention", "mlp")
     is_tiny: bool = False
     caches_prefixes: bool = True
@@ -249,6 +251,7 @@ FACTS = {
     "mamba2": Facts(
         "Mamba2",
         is_tiny=True,
+        has_stages=False,
         workaround="hybrid_prefix_caching:off_by_default",
         caches_prefixes=False,
         sublayers=("mixer",),

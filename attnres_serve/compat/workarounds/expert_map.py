@@ -1,0 +1,46 @@
+"""Expert parallelism on CPU.
+
+vLLM 0.32: ``CPUUnquantizedExperts`` takes a map of experts and hands the global numbers to a kernel
+that has this worker's experts alone.  It reads behind them, which ends the worker.
+"""
+
+from typing import Any
+
+
+def use_local_experts() -> None:
+    """Number experts as this worker does, and weigh those of other workers by 0 (idempotent)."""
+    import torch
+
+    try:
+        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+    except ImportError:  # a vLLM with other experts
+        return
+    own: Any = CPUUnquantizedExperts.apply
+    if getattr(own, "uses_local_experts", False):
+        return
+
+    def apply(self, *, expert_map, **given):  # vLLM's calls are by keywords
+        if expert_map is not None:
+            if given["apply_router_weight_on_input"]:  # the input is weighed already
+                given |= {
+                    "topk_weights": torch.ones_like(given["topk_weights"]),
+                    "apply_router_weight_on_input": False,
+                }
+            given["topk_weights"], given["topk_ids"] = local_experts(
+                given["topk_weights"], given["topk_ids"], expert_map
+            )
+        own(self, expert_map=None, **given)
+
+    apply.uses_local_experts = True  # type: ignore[attr-defined]
+    CPUUnquantizedExperts.apply = apply
+
+
+def local_experts(weights: Any, ids: Any, expert_map: Any) -> tuple[Any, Any]:
+    """Weights and numbers of experts of one worker, each ``[tokens, top_k]``.
+
+    Args:
+        weights, ids: of the chosen experts, by their global numbers.
+        expert_map: ``[experts]``, the number on this worker, or -1.
+    """
+    local = expert_map[ids.long()]
+    return weights * (local >= 0), local.clamp(min=0).to(ids.dtype)
