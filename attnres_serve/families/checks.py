@@ -100,6 +100,28 @@ def stated_heads(name: str, config: Config) -> None:
         )
 
 
+def expert_groups(experts: str) -> Check:
+    """A check of the groups that experts are chosen from.
+
+    Args:
+        experts: the key of their number.
+    """
+
+    def check(name: str, config: Config) -> None:
+        count: Any = config.get(experts)
+        groups, chosen = config.get("n_group", 1), config.get("topk_group", 1)
+        fits = is_count(groups) and is_count(chosen) and chosen <= groups
+        if not fits or (
+            experts in config and (not is_count(count) or count % groups or count < 2 * groups)
+        ):
+            raise CheckpointError(
+                f"n_group is {groups!r} and topk_group {chosen!r} with {experts} {count!r}; {name} "
+                "needs groups of one size, of at least two experts, and topk_group of them at most."
+            )
+
+    return check
+
+
 def full_attention(name: str, config: Config) -> None:
     """Raise CheckpointError for layers of other kinds, where vLLM's class has one kind alone."""
     kinds: Any = config.get("layer_types") or ["full_attention"]

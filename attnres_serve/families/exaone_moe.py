@@ -2,7 +2,7 @@
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import hugging_face
+from attnres_serve.families import checks, hugging_face
 from attnres_serve.families.family import Config
 
 _KINDS = ("sliding_attention", "full_attention")
@@ -33,6 +33,6 @@ FAMILY = hugging_face.family(
     cls="ExaoneMoeForCausalLM",
     also=("head_dim",),
     kinds=_KINDS,
-    more_checks=(_windows,),
+    more_checks=(_windows, checks.expert_groups("num_experts")),
     sizes=(*hugging_face.STATED, *hugging_face.SIZES, "num_shared_experts"),
 )

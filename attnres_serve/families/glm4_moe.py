@@ -9,6 +9,6 @@ FAMILY = hugging_face.family(
     cls="Glm4MoeForCausalLM",
     also=("head_dim",),
     only={"tie_word_embeddings": (False,)},  # vLLM's class never ties
-    more_checks=(checks.stated_heads,),
+    more_checks=(checks.stated_heads, checks.expert_groups("n_routed_experts")),
     rotates_part=True,
 )

@@ -157,12 +157,12 @@ def _shapes(hf: str, config: str) -> dict[str, Shape]:
         own = CONFIG_MAPPING[hf].from_dict(json.loads(config))
         with torch.device("meta"):
             model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own)
+        model._weight_conversions = get_model_conversion_mapping(model)
+        found = revert_weight_conversion(model, model.state_dict())
     except Exception as error:  # of any kind: the classes compute with what config.json says
         raise CheckpointError(
             f"Hugging Face's {hf} does not read config.json ({first_line(error)})."
         ) from None
-    model._weight_conversions = get_model_conversion_mapping(model)
-    found = revert_weight_conversion(model, model.state_dict())
     if own.tie_word_embeddings:
         found.pop(HEAD, None)
     return {name: tuple(tensor.shape) for name, tensor in found.items()}

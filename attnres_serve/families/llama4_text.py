@@ -29,7 +29,11 @@ def _chunks(name: str, config: Config) -> None:
     rotated: Any = config.get("no_rope_layers") or [
         int((layer + 1) % interval != 0) for layer in range(layers)
     ]
-    if not isinstance(rotated, list) or len(rotated) != layers or not {*rotated} <= {0, 1}:
+    if (
+        not isinstance(rotated, list)
+        or len(rotated) != layers
+        or any(flag not in (0, 1) for flag in rotated)
+    ):
         raise CheckpointError(
             f"no_rope_layers is {rotated!r}; expected a list of {layers} of 0 and 1."
         )

@@ -331,7 +331,7 @@ def test_every_tensor_fills_the_parameters_that_use_it(spec: AttnResSpec, split:
     layers = spec.layout.num_layers
     for first, end in ((0, split), (split, layers)) if split else ((0, layers),):
         _, installed = stage(own, spec, "single_pass", "cpp", first, end)
-        table = parameters_of(installed, spec)
+        table = parameters_of(installed, spec, "model")
         assert list(table) == expected_parts(spec)
         filled += [name for names in table.values() for name in names]
     count = (2 * layers + spec.final_mix) * (2 + spec.recency_bias)

@@ -245,7 +245,7 @@ FACTS = {
             {"tie_word_embeddings": False},
             {"tie_embedding": False},
             {"head_dim": 64},
-            {"layer_types": None},
+            {"layer_types": ["conv"] * 3 + ["sliding_attention"]},
         ),
     ),
     "mamba2": Facts(
@@ -338,7 +338,13 @@ FACTS = {
             "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
             "plain": {"use_qk_norm": False, "attention_bias": True, "norm_topk_prob": False},
         },
-        refused=({"head_dim": None}, {"tie_word_embeddings": True}, {"hidden_act": "gelu"}),
+        refused=(
+            {"head_dim": None},
+            {"tie_word_embeddings": True},
+            {"hidden_act": "gelu"},
+            {"n_group": 8},
+            {"topk_group": 2},
+        ),
     ),
     "gpt_oss": Facts(
         "GptOss",
@@ -373,6 +379,8 @@ FACTS = {
             {"layer_types": None},
             {"sliding_window": None},
             {"swiglu_limits": [7.0] * 4},
+            {"n_group": 3},
+            {"num_experts": 0},
         ),
     ),
     "granite": Facts(

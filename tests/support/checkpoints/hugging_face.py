@@ -17,7 +17,7 @@ def tiny(base: str, **changes: Any) -> dict[str, Any]:
     config = TINY[base] | {"vocab_size": 320, "max_position_embeddings": 512} | changes
     if base == "olmoe":
         config["rms_norm_eps"] = 1e-5
-    for key in ("layer_types", "no_rope_layers"):
+    for key in ("layer_types", "no_rope_layers", "hybrid_override_pattern"):
         if config.get(key):
             config[key] = config[key][: config["num_hidden_layers"]]
     return config
