@@ -237,7 +237,7 @@ class AttentionWithoutCache(AttentionLayerBase):
             "no KV cache",
         ),
     ],
-    ids=str,
+    ids=("context parallel", "data parallel", "connector", "adapters", "no cache"),
 )
 def test_what_a_replay_would_not_compute_is_refused(part, values, said):
     worker = worker_of(BLOCK, "single_pass", "cpp", 16)
