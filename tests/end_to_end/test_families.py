@@ -77,19 +77,25 @@ def run_twins(root: Path, names: Iterable[str]) -> Run:
     return dict(zip(names, zip(wanted["results"], found, strict=True), strict=True))
 
 
-@pytest.fixture(scope="module")
-def with_mixes(tmp_path_factory):
-    return run_with_mixes(tmp_path_factory.mktemp("kinds"), OF_KINDS)
+def chosen(request: pytest.FixtureRequest, parameter: str) -> list[str]:
+    """The values of a parameter in the tests of a fixture that were selected, as by ``-k``."""
+    tests = [item for item in request.session.items if request.fixturename in item.fixturenames]
+    return [item.callspec.params[parameter] for item in tests]
 
 
 @pytest.fixture(scope="module")
-def others_with_mixes(tmp_path_factory):
-    return run_with_mixes(tmp_path_factory.mktemp("others"), OTHERS)
+def kinds_with_mixes(request, tmp_path_factory):
+    return run_with_mixes(tmp_path_factory.mktemp("kinds"), chosen(request, "case"))
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory):
-    return run_twins(tmp_path_factory.mktemp("twins"), STOCK)
+def others_with_mixes(request, tmp_path_factory):
+    return run_with_mixes(tmp_path_factory.mktemp("others"), chosen(request, "case"))
+
+
+@pytest.fixture(scope="module")
+def twins(request, tmp_path_factory):
+    return run_twins(tmp_path_factory.mktemp("twins"), chosen(request, "name"))
 
 
 def check_mixes(root: Path, run: Run, case: str) -> None:
@@ -123,8 +129,8 @@ def check_twin(run: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("case", OF_KINDS)
-def test_a_kind_equals_hugging_faces_class_with_mixes(with_mixes, case):
-    check_mixes(*with_mixes, case)
+def test_a_kind_equals_hugging_faces_class_with_mixes(kinds_with_mixes, case):
+    check_mixes(*kinds_with_mixes, case)
 
 
 @pytest.mark.families
