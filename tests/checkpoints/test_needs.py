@@ -185,7 +185,7 @@ def test_the_context_is_vllms(config: dict[str, Any], tokens: int) -> None:
 
 def test_a_recurrent_model_need_not_state_a_context_and_has_no_heads() -> None:
     assert needs.context({"hidden_size": 128, "head_dim": 32}) == 2048  # vLLM's warning says it
-    assert needs.head_size({"hidden_size": 128, "head_dim": 32}) is None
+    assert FAMILIES["mamba2"].head_size({"hidden_size": 128, "head_dim": 32}) is None
 
 
 @pytest.mark.parametrize("asked", ["513", "1k", "1K", "600"])

@@ -722,6 +722,7 @@ def load_in_processes(count: int, **env: str) -> list[str]:
     return [child.communicate(timeout=240)[0].strip() for child in children]
 
 
+@pytest.mark.exhaustive
 def test_a_cold_cache_and_a_damaged_library(tmp_path: Path) -> None:
     """Workers that start together compile once; a library that cannot be loaded is made anew.
 
@@ -786,7 +787,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", f
 @pytest.mark.parametrize(
     ("compiler", "machine"),
     [
-        ("g++", "x86-64-v3"),
+        pytest.param("g++", "x86-64-v3", marks=pytest.mark.exhaustive),
         pytest.param("g++", "x86-64-v2", marks=pytest.mark.exhaustive),
         pytest.param("clang++", "x86-64-v3", marks=pytest.mark.exhaustive),
     ],

@@ -141,6 +141,7 @@ def test_a_weight_w_stands_for_1_plus_w(
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
+@pytest.mark.exhaustive
 def test_the_triton_backend_in_a_process_of_its_own() -> None:
     name = f"{__file__}::{test_a_weight_w_stands_for_1_plus_w.__name__}"
     passed = f"{len(ALGORITHMS) * 2 * len(BOUNDS)} passed"

@@ -108,6 +108,7 @@ def test_a_wheel_made_again_is_the_same_to_the_byte(release, tmp_path):
     assert built(tmp_path / "again")[1].read_bytes() == release[1].read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_the_bill_of_materials_has_every_pin_and_the_pages_libraries(release, tmp_path):
     """Validated by CycloneDX's own schema as it is made; the same when it is made again."""
     script = [sys.executable, "-W", "ignore", str(BUILD.with_name("sbom.py"))]
