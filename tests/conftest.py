@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
+from family_results import pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401  # hooks
 from torch import Tensor
 
 

@@ -1,35 +1,94 @@
-"""Writes ``families.md`` beside this file from what the package knows of its families.
+"""Writes ``families.md`` beside this file from what the package knows of its families, and from
+what their tests showed (``families.json``).
 
 python docs/use/families.py
 """
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import Family
 
 PAGE = Path(__file__).with_name("families.md")
+RESULTS = Path(__file__).with_name("families.json")
+COLUMNS = ("exact", "twin", "trace", "chunked", "compiled", "TP", "PP", "EP")
+# Why a column of a family stays empty, where it is not for want of a test.
+REASONS = {
+    ("mamba2", "PP"): "vLLM's class has no stages",
+    ("nemotron_h", "EP"): "experts are refused",
+}
 HEAD = """\
-<!-- Written by families.py from attnres_serve/families/; a test compares them. -->
+<!-- Written by families.py from the package's families and families.json; a test compares. -->
 
 # Families
 
 | family | `model_type` | `architectures` | Hugging Face |
 |---|---|---|---|
 """
-TAIL = """
+NAMES = """
 The backbones that are served. In the [house format](formats.md#house-format) each has a
 `model_type` and an architecture of its own. The rest of its config.json and the names of its
 tensors are those of the Hugging Face model type. [Add another](../build/add-a-family.md).
+
+## What was shown
+
 """
+TAIL = """
+A tiny random checkpoint of each family runs in the engine on CPU in float32, with {versions}.
+
+| column | |
+|---|---|
+| exact | random queries: answers equal Hugging Face's class in float64 that is given the mixes |
+| twin | zero queries: answers equal the original's in plain vLLM, and every site runs |
+| trace | weights and magnitudes of every site equal the float64 model's |
+| chunked | a prompt in several steps |
+| compiled | by `torch.compile` |
+| TP | two workers share the heads |
+| PP | two stages, which part inside a block |
+| EP | two workers share the experts |
+
+`ATTNRES_FAMILY_RESULTS=docs/use/families.json make test-families` writes the results: the first
+four columns of all families, and the others of one family of each kind. `make test-all` has them of
+all. A dot is what was not run, and "with AMX" what vLLM turns off on other CPUs. LoRA and INT8 are
+shown for Llama and Qwen3 alone (`tests/end_to_end/test_features.py`).
+"""
+
+
+def has_experts(family: Family) -> bool:
+    keys = family.keys()
+    return any("expert" in key for key in keys)
+
+
+def cell(family: Family, column: str, shown: Mapping[str, Any]) -> str:
+    """One cell of the table of results."""
+    if column in shown.get(family.name, {}):
+        return "yes"
+    if (family.name, column) in REASONS:
+        return REASONS[family.name, column]
+    if column == "chunked" and family.is_latent:
+        return "with AMX"
+    return "no experts" if column == "EP" and not has_experts(family) else "."
 
 
 def text() -> str:
     """The page."""
-    rows = (
+    shown = json.loads(RESULTS.read_text(encoding="utf-8"))
+    names = (
         f"| {family.title} | `{family.model_type}` | `{family.architecture}` | `{family.hf}` |\n"
         for family in FAMILIES.values()
     )
-    return HEAD + "".join(rows) + TAIL
+    table = [("family", *COLUMNS), ("---",) * (1 + len(COLUMNS))]
+    table += [
+        (family.title, *(cell(family, column, shown) for column in COLUMNS))
+        for family in FAMILIES.values()
+        if family.is_stock
+    ]
+    lines = (f"| {' | '.join(row)} |\n" for row in table)
+    (versions,) = {what for columns in shown.values() for what in columns.values()}
+    return HEAD + "".join(names) + NAMES + "".join(lines) + TAIL.format(versions=versions)
 
 
 if __name__ == "__main__":

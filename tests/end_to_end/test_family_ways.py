@@ -39,34 +39,36 @@ def check(name: str, folder: Path, root: Path, jobs: list[dict[str, Any]]) -> No
         check_trace(model, max(job["prompts"], key=len), result["trace"])
 
 
-def run_in_every_way(name: str, root: Path) -> None:
+def check_every_way(name: str, root: Path, record_property) -> None:
     folder, prompts = served(root, name), fresh_prompts((7, 190))
 
     def job(algorithm: str, mode: str = "eager", **options: Any) -> dict[str, Any]:
         return engine_job(folder, prompts, algorithm, mode, chunk=CHUNK, trace=True, **options)
 
-    jobs = [
-        job("single_pass", "compiled"),
-        job("two_phase", tensor_parallel_size=2, **TWO),
-    ]
+    jobs = {
+        "compiled": job("single_pass", "compiled"),
+        "TP": job("two_phase", tensor_parallel_size=2, **TWO),
+    }
     if name in EXPERTS:
         more = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
-        jobs.append(job("two_phase", **more, **TWO))
+        jobs["EP"] = job("two_phase", **more, **TWO)
     if FACTS[name].has_stages:  # stock vLLM's eager mode has no pipelines on CPU
         stages = job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
-        jobs.append(stages | {"env": {"VLLM_PP_LAYER_PARTITION": SPLIT}})
-    check(name, folder, root, jobs)
+        jobs["PP"] = stages | {"env": {"VLLM_PP_LAYER_PARTITION": SPLIT}}
+    check(name, folder, root, [*jobs.values()])
+    for column in jobs:
+        record_property("shows", (name, column))
 
 
 @pytest.mark.families
 @pytest.mark.parametrize("name", KINDS)
-def test_a_kind_in_every_way(name, tmp_path):
+def test_a_kind_in_every_way(name, tmp_path, record_property):
     random.seed()
-    run_in_every_way(name, tmp_path)
+    check_every_way(name, tmp_path, record_property)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in STOCK if name not in KINDS])
-def test_a_family_in_every_way(name, tmp_path):
+def test_a_family_in_every_way(name, tmp_path, record_property):
     random.seed()
-    run_in_every_way(name, tmp_path)
+    check_every_way(name, tmp_path, record_property)

@@ -1,0 +1,57 @@
+"""Every family with zero queries against the original in plain vLLM."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_standard
+from family_facts import FACTS
+from goldens import bound, check_executed
+from jobs import engine_job, fresh_prompts, run_engine
+
+from attnres_serve.checkpoints.convert.command import convert
+from tests.end_to_end.test_families import CASES, CHOSEN, STOCK, chosen, first_case
+
+pytestmark = [pytest.mark.engine, pytest.mark.families]
+
+UNIT_SCALE = 1.0  # activations large against eps, so that n^2 eps does not matter
+Run = dict[str, tuple[Any, Any]]  # two results of a name
+
+
+def run_twins(root: Path, names: Iterable[str]) -> Run:
+    """Serve standard checkpoints by plain vLLM, and the same with zero queries: both results."""
+    prompts, plain, ours = fresh_prompts((5, 40, 180)), [], []
+    for name in names:
+        _, changes = CASES[first_case(name)]
+        folder = write_standard(
+            root / name, base=name, layers=4, seed=11, scale=UNIT_SCALE, changes=changes
+        )
+        convert(str(folder), str(root / f"{name}_zero"), zero_queries_block_size=3)
+        plain.append(engine_job(folder, prompts, None, workaround=FACTS[name].workaround))
+        ours.append(engine_job(root / f"{name}_zero", prompts, CHOSEN[first_case(name)]))
+    wanted = run_engine(plain, root / "plain", VLLM_PLUGINS="")
+    assert not wanted["plugin_loaded"]
+    found = run_engine(ours, root / "ours")["results"]
+    return dict(zip(names, zip(wanted["results"], found, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def twins(request, tmp_path_factory):
+    return run_twins(tmp_path_factory.mktemp("twins"), chosen(request, "name"))
+
+
+def check_twin(run: Run, name: str) -> None:
+    plain, ours = run[name]
+    for wanted, found in zip(plain["alone"], ours["alone"], strict=True):
+        assert found["tokens"] == wanted["tokens"]
+        for key in ("prompt_logprobs", "logprobs"):
+            for a, b in zip(found[key], wanted[key], strict=True):
+                assert abs(a - b) <= 2 * bound(b)  # each of the two may be off by one bound
+    check_executed(ours, CHOSEN[first_case(name)], compiled=False)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_zero_queries_equal_the_original_in_plain_vllm(twins, name, record_property):
+    check_twin(twins, name)
+    record_property("shows", (name, "twin"))
