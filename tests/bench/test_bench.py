@@ -1270,7 +1270,6 @@ SHORT = ("--quick", "--prompt-lengths", "32", "--contexts", "16", "--steps", "4"
 def test_a_golden_is_measured_against_its_twin(golden, algorithm, tmp_path):
     out = tmp_path / "out.json"
     ours = ("--attnres-algorithm", algorithm, "--out", str(out), "--plot", str(tmp_path / "cost"))
-    ours += ("--profile",)
     found = bench(str(GOLDENS / golden), *SHORT, *ours)
     assert json.loads(out.read_text()) == found
     assert (tmp_path / "cost.svg").is_file()
@@ -1279,6 +1278,12 @@ def test_a_golden_is_measured_against_its_twin(golden, algorithm, tmp_path):
     assert engines["attnres"]["architecture"].startswith("AttnRes")
     ran = {name for name, ways in engines["attnres"]["executed"].items() if ways["eager"]}
     assert ran == {algorithm}
+
+
+@pytest.mark.engine
+@pytest.mark.exhaustive
+def test_a_profile_tells_the_sites_from_the_rest():
+    found = bench(str(GOLDENS / "fla_transformer_block"), *SHORT, "--profile")
     shares = [row for row in found["breakdown"] if row["engine"] == "attnres"]
     assert all(row["milliseconds"]["AttnRes"] > 0 for row in shares)
     others = [row for row in found["breakdown"] if row["engine"] == "baseline"]

@@ -27,6 +27,7 @@ def start(folder: Path, cache: Path, **environment: str) -> str:
     return (folder / "log").read_text()
 
 
+@pytest.mark.exhaustive
 def test_every_site_is_called_directly_and_the_next_start_loads_it(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert LOADED not in start(tmp_path / "first", cache)

@@ -83,15 +83,18 @@ def test_lora(algorithms, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "algorithms",
-    [["two_phase"], pytest.param(["single_pass", "score_on_write"], marks=pytest.mark.exhaustive)],
+    ("mode", "algorithms"),
+    [
+        ("eager", ["two_phase"]),
+        pytest.param("compiled", ALGORITHMS, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_weights_that_are_replaced_in_a_running_engine(algorithms, tmp_path):
-    """Nothing of the first weights is left in a compiled model, no folded query either."""
+def test_weights_that_are_replaced_in_a_running_engine(mode, algorithms, tmp_path):
+    """Nothing of the first weights is left in a model, no folded query either."""
     first = write_house(tmp_path / "first", "llama", **SHAPE)
     second = write_house(tmp_path / "second", "llama", **SHAPE | {"seed": 22})
     jobs = [
-        engine_job(first, fresh_prompts((9, 150)), algorithm, "compiled", reload=second)
+        engine_job(first, fresh_prompts((9, 150)), algorithm, mode, reload=second)
         for algorithm in algorithms
     ]
     check_results(jobs, run_engine(jobs, tmp_path / "run")["results"], second)

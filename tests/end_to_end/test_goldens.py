@@ -203,6 +203,7 @@ def check_in_the_interpreter_of_triton(name, algorithm, mode, prompts, folder):
     check_executed(result, algorithm, compiled=mode == "compiled")
 
 
+@pytest.mark.exhaustive
 def test_short_prompts_in_the_interpreter_of_triton(tmp_path):
     """The triton backend in a whole model; other models and all prompts take minutes, see below."""
     check_in_the_interpreter_of_triton(FULL, "two_phase", "eager", 2, tmp_path)

@@ -309,6 +309,7 @@ def test_the_launcher_reads_the_revision(arguments: list[str], revision: str | N
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
 def test_a_model_id_is_served_at_its_revision(hub: dict[str, str], tmp_path: Path) -> None:
     """API server and engine core are two processes; the answers are those of the golden."""
     from goldens import check_golden_over_http

@@ -165,6 +165,7 @@ for found in importlib.metadata.distributions():
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
 def test_the_wheel_beside_vllm_serves_a_golden(release, tmp_path):
     """pip adds one package to an environment that has vLLM, whose own server then serves."""
     venv = tmp_path / "venv"

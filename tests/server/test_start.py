@@ -111,10 +111,10 @@ MOMENTS = [
     ("before vLLM is imported", interrupt_group, "", EAGER, QUIET),
     ("while vLLM is imported", interrupt_group, "layout", EAGER, QUIET),
     ("the weights are loaded", terminate, "Loading weights took", EAGER, LOG),
-    ("it compiles", interrupt_group, "load the weights", (), QUIET),
 ]
 # A whole start each; the others hear a signal in every way that there is.
 MORE_MOMENTS = [
+    ("it compiles", interrupt_group, "load the weights", (), QUIET),
     ("the engine begins", terminate, "Initializing a V1 LLM engine", EAGER, LOG),
     ("the model is built", terminate, "Starting to load model", EAGER, LOG),
     ("it compiles", terminate, "Warming up model for the compilation", (), LOG),
@@ -212,6 +212,7 @@ def test_ctrl_c_stops_a_ready_server(server):
     assert sentence.startswith("attnres-serve: stopping;")
 
 
+@pytest.mark.exhaustive
 def test_verbose_shows_the_log_of_vllm(tmp_path):
     with begun(tmp_path, "--verbose", *EAGER) as command:
         command.wait_for("Application startup complete")
