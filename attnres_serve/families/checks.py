@@ -91,6 +91,16 @@ def even_stated_heads(name: str, config: Config) -> None:
         _check_even(config.get("head_dim"))
 
 
+def require_counts(config: Config, keys: tuple[str, ...]) -> None:
+    """Raise CheckpointError unless whole numbers of at least 1 are stated under all ``keys``."""
+    for key in keys:
+        if not is_count(config.get(key)):
+            raise CheckpointError(
+                f"{key} is {config.get(key)!r}; config.json must state it, a whole number of at "
+                "least 1."
+            )
+
+
 def stated_heads(name: str, config: Config) -> None:
     """Raise CheckpointError where no size of a head is stated: classes have sizes of their own."""
     if not is_count(head := config.get("head_dim")):

@@ -6,6 +6,7 @@ from typing import Any
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import checks
 from attnres_serve.families.family import EMBEDDING, HEAD, Config, Family, Shape
 
 KEYS = (
@@ -136,12 +137,7 @@ def _model(config: Config, layer: Layer) -> dict[str, Shape]:
     Raises:
         CheckpointError: config.json leaves a size to a default, which differs between families.
     """
-    for key in SIZES:
-        if not is_count(config.get(key)):
-            raise CheckpointError(
-                f"{key} is {config.get(key)!r}; config.json must state it, a whole number of at "
-                "least 1."
-            )
+    checks.require_counts(config, SIZES)
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     in_layer = layer(config)
     shapes: dict[str, Shape] = {

@@ -13,10 +13,4 @@ FAMILY = hugging_face.family(
         "use_bias": (False,),  # vLLM's class has none on the output of attention
         "moe_norm_min": (1e-12,),  # vLLM's class has no least divisor
     },
-    sizes=(
-        *hugging_face.STATED,
-        *hugging_face.SIZES,
-        *("moe_num_experts", "moe_k", "moe_num_shared_experts"),
-        *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"),
-    ),
 )

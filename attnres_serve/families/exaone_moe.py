@@ -34,5 +34,4 @@ FAMILY = hugging_face.family(
     also=("head_dim",),
     kinds=_KINDS,
     more_checks=(_windows, checks.expert_groups("num_experts")),
-    sizes=(*hugging_face.STATED, *hugging_face.SIZES, "num_shared_experts"),
 )

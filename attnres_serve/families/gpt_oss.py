@@ -10,11 +10,6 @@ _YARN = ("beta_fast", "beta_slow")  # beside what every yarn needs
 
 def _windows(name: str, config: Config) -> None:
     """Raise CheckpointError unless the layers are those of vLLM's class, which reads no kinds."""
-    if "sliding_window" in config and config["sliding_window"] is None:
-        raise CheckpointError(
-            f"sliding_window is None; {name} has a window in every other layer, so give it in "
-            "tokens."
-        )
     layers = config["num_hidden_layers"]
     kinds = [_KINDS[layer % 2] for layer in range(layers)]
     if config.get("layer_types") not in (None, kinds):

@@ -11,7 +11,6 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from attnres_serve.depth.layout import COMMON, ONE, Layout
-from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError, first_line
 from attnres_serve.families import checks, latent, rotary
 from attnres_serve.families.family import HEAD, Check, Config, Family, Shape
@@ -23,7 +22,10 @@ STATED = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embedd
 SIZES = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    *("n_routed_experts", "n_shared_experts", "first_k_dense_replace"),
+    *("n_routed_experts", "n_shared_experts", "num_shared_experts", "first_k_dense_replace"),
+    *("moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_layer_interval"),
+    *("moe_layer_start_index", "moe_layer_end_index", "interleave_moe_layer_step"),
+    "intermediate_size_mlp",
     *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     *("num_heads", "mamba_num_heads", "mamba_head_dim", "state_size", "ssm_state_size"),
     *("n_groups", "expand", "conv_kernel", "conv_L_cache", "layer_types", "layers_block_type"),
@@ -102,7 +104,7 @@ def family(
         "shapes": shapes,
         "checks": (
             *(
-                partial(_stated, keys=stated),
+                lambda _, config: checks.require_counts(config, stated),
                 _only(only or {}),
                 partial(checks.values, activations=activations),
             ),
@@ -205,15 +207,6 @@ def _fields(config: Config) -> dict[str, Any]:
     """What of a config.json makes a configuration; its types are no shapes."""
     unread = ("architectures", "dtype", "model_type", "quantization_config", "torch_dtype")
     return {key: value for key, value in config.items() if key not in unread}
-
-
-def _stated(name: str, config: Config, keys: tuple[str, ...]) -> None:
-    for key in keys:
-        if not is_count(config.get(key)):
-            raise CheckpointError(
-                f"{key} is {config.get(key)!r}; config.json must state it, a whole number of at "
-                "least 1."
-            )
 
 
 def _only(values: Mapping[str, tuple[Any, ...]]) -> Check:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import checks
 from attnres_serve.families.family import Check, Config
 
 ROW = ("kv_lora_rank", "qk_rope_head_dim")  # what is cached of a token
@@ -33,12 +34,7 @@ def head_size(config: Config) -> int:
 
 def check(name: str, config: Config) -> None:
     """Raise CheckpointError for heads that one of the classes cannot have."""
-    for key in ROW:
-        if not is_count(config.get(key)):
-            raise CheckpointError(
-                f"{key} is {config.get(key)!r}; config.json must state it, a whole number of at "
-                "least 1."
-            )
+    checks.require_counts(config, ROW)
     heads, keys = (config.get(f"num_{kind}_heads") for kind in ("attention", "key_value"))
     if keys != heads:
         raise CheckpointError(
@@ -102,12 +98,7 @@ def expert_groups(smallest: int) -> Check:
 
     def check(name: str, config: Config) -> None:
         keys = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group")
-        for key in keys:
-            if not is_count(config.get(key)):
-                raise CheckpointError(
-                    f"{key} is {config.get(key)!r}; config.json must state it, a whole number of "
-                    "at least 1."
-                )
+        checks.require_counts(config, keys)
         experts, chosen, groups, kept = (config[key] for key in keys)
         size = experts // groups
         if experts % groups or size < smallest or kept > groups or chosen > kept * size:

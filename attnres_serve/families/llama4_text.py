@@ -69,11 +69,5 @@ FAMILY = hugging_face.family(
     only={"attention_bias": (False,), "num_experts_per_tok": (1,)},
     kinds=_KINDS,
     more_checks=(checks.stated_heads, _chunks, _experts),
-    sizes=(
-        *hugging_face.STATED,
-        *hugging_face.SIZES,
-        "intermediate_size_mlp",
-        "interleave_moe_layer_step",
-    ),
     usual_eps=1e-5,
 )

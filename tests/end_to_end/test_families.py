@@ -31,8 +31,6 @@ CASES = {
     for name in STOCK
     for variant, changes in FACTS[name].variants.items()
 }
-OF_KINDS = [next(case for case, (name, _) in CASES.items() if name == kind) for kind in KINDS]
-OTHERS = [case for case in CASES if case not in OF_KINDS]
 CHOSEN = dict(zip(CASES, cycle(ALGORITHMS), strict=False))
 CHUNK = 96  # tokens of a step; a prompt is longer
 FAR = 1e-4  # float32 and float64 through eight sublayers; found was a tenth of it
@@ -41,6 +39,10 @@ Run = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # job and result by case
 
 def first_case(name: str) -> str:
     return next(case for case in CASES if CASES[case][0] == name)
+
+
+OF_KINDS = [first_case(name) for name in KINDS]
+OTHERS = [case for case in CASES if case not in OF_KINDS]
 
 
 def run_with_mixes(root: Path, cases: Iterable[str]) -> tuple[Path, Run]:
