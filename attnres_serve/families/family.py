@@ -35,6 +35,8 @@ class Family:
         listed: the architecture under which vLLM lists the class; None where that is its name.
         adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
             keys.
+        config_class: the class of the configuration in memory, as module:class, where vLLM's class
+            cannot have Hugging Face's.
         hf: the Hugging Face model type whose config.json and tensor names it has.
         keys: gives what its classes read of a config.json, beside what every family's read.
         sizes: keys of a config.json in which a baseline must be the same.
@@ -75,6 +77,7 @@ class Family:
     product_sizes: Callable[[Config], dict[str, set[int]]]
     fused: tuple[tuple[str, ...], ...]
     listed: str | None = None
+    config_class: str | None = None
     adapt: Callable[[Any], None] = lambda config: None
     windows_by_types: bool = True
     eps: str = "rms_norm_eps"
