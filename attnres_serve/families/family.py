@@ -1,7 +1,7 @@
 """What the project knows of a family of backbones, as data and as functions of a config.json."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attnres_serve.depth.layout import Layout
@@ -77,6 +77,7 @@ class Family:
     product_sizes: Callable[[Config], dict[str, set[int]]]
     fused: tuple[tuple[str, ...], ...]
     listed: str | None = None
+    other_names: Mapping[str, str] = field(default_factory=dict)
     config_class: str | None = None
     adapt: Callable[[Any], None] = lambda config: None
     windows_by_types: bool = True

@@ -6,22 +6,21 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face, latent
+from attnres_serve.families import hugging_face, latent
 from attnres_serve.families.family import Config, Shape
 
 LINEAR = "linear_attn_config"
 KINDS = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
 LINEAR_SIZES = ("head_dim", "num_heads", "short_conv_kernel_size")
 STATED = (
-    *("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"),
-    *("num_attention_heads", "qk_nope_head_dim", "v_head_dim"),
+    *hugging_face.STATED,
+    *("intermediate_size", "num_attention_heads", "qk_nope_head_dim", "v_head_dim"),
     *("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size"),
 )
-CONTEXT = ("model_max_length", "max_position_embeddings")  # two names of one size
 DENSE = "first_k_dense_replace"
 SCALE = "routed_scaling_factor"
-# Hugging Face's class has other names for these, which vLLM's does not read.
-ALIASES = {
+OTHER_NAMES = {
+    "model_max_length": "max_position_embeddings",
     "n_group": "num_expert_group",
     "n_shared_experts": "num_shared_experts",
     "norm_topk_prob": "moe_renormalize",
@@ -56,7 +55,7 @@ def layers(name: str, config: Config) -> None:
             "numbers of at least 1."
         )
     count = config["num_hidden_layers"]
-    lists = [stated.get(key) for key in KINDS]
+    lists: list[Any] = [stated.get(key) for key in KINDS]
     if (
         not all(isinstance(found, list) and found for found in lists)
         or any(not is_count(layer) or layer > count for found in lists for layer in found)
@@ -74,14 +73,8 @@ def layers(name: str, config: Config) -> None:
             )
 
 
-def one_name(name: str, config: Config) -> None:
-    """Raise CheckpointError for what is stated twice, or by a name that one class alone reads."""
-    for key, read in ALIASES.items():
-        if key in config and config[key] != config.get(read):
-            raise CheckpointError(
-                f"{key} is {config[key]!r} and {read} {config.get(read)!r}; vLLM's {name} reads "
-                f"{read}, so state it there."
-            )
+def copies(name: str, config: Config) -> None:
+    """Raise CheckpointError for keys that Hugging Face's class alone reads and that say more."""
     dense = [layer < config[DENSE] for layer in range(config["num_hidden_layers"])]
     wanted = {
         "layer_types": kinds(config),
@@ -98,17 +91,12 @@ def one_name(name: str, config: Config) -> None:
 
 def numbers(name: str, config: Config) -> None:
     """Raise CheckpointError for numbers that are missing, whose defaults differ by class."""
-    if not is_number(scale := config.get(SCALE)) or scale <= 0:
+    scale: Any = config.get(SCALE)
+    if not is_number(scale) or scale <= 0:
         raise CheckpointError(f"{SCALE} is {scale!r}; expected a positive number.")
     dense: Any = config.get(DENSE)
     if type(dense) is not int or dense < 0:
         raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
-    lengths = {config[key] for key in CONTEXT if config.get(key) is not None}
-    if len(lengths) != 1 or not is_count(*lengths) or max(lengths) > checks.LONGEST:
-        raise CheckpointError(
-            f"{' and '.join(f'{key} {config.get(key)!r}' for key in CONTEXT)} must state one "
-            f"number of tokens, from 1 to {checks.LONGEST}."
-        )
 
 
 def experts(name: str, config: Config) -> None:
@@ -129,18 +117,12 @@ def experts(name: str, config: Config) -> None:
         )
 
 
-def state_context(config: Any) -> None:
-    """State the length of the context by the key that vLLM reads."""
-    config.max_position_embeddings = next(
-        found for key in CONTEXT if (found := getattr(config, key, None)) is not None
-    )
-
-
 _FAMILY = hugging_face.family(
     "kimi_linear",
     title="Kimi Linear",
     module="attnres_serve.model.kimi",
     cls="KimiLinearForCausalLM",
+    other_names=OTHER_NAMES,
     config_class="vllm.transformers_utils.configs.kimi_linear:KimiLinearConfig",
     stated=STATED,
     kinds=tuple(KINDS.values()),
@@ -160,7 +142,7 @@ _FAMILY = hugging_face.family(
         latent.stated({"mla_use_nope": True}),
         numbers,
         layers,
-        one_name,
+        copies,
         experts,
     ),
     fused=(
@@ -169,7 +151,6 @@ _FAMILY = hugging_face.family(
         ("gate_proj", "up_proj"),
         ("w1", "w3"),
     ),
-    adapt=state_context,
 )
 
 
