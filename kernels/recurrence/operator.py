@@ -26,16 +26,16 @@ def recurrence(
         o  = scale * S q
 
     Kimi Delta Attention has a decay for each channel, Gated DeltaNet one for each head, lightning
-    attention one for each head that never changes, and no delta rule.  Whatever comes before (gates,
-    convolutions, the norms of q and k) and behind is the layer's.
+    attention one for each head that never changes, and no delta rule.  Whatever comes before and
+    behind it is the layer's: gates, convolutions, norms.
 
     ``T`` tokens, ``H`` heads, ``K`` and ``V`` their sizes, ``N`` sequences.
 
     Args:
-        q: ``[T, G, K]`` in float32, bfloat16 or float16, the dtype of ``k`` and ``v`` too.  ``G``
-            divides ``H``: a head reads ``H / G`` times the same query and key.
-        k: ``[T, G, K]``.
-        v: ``[T, H, V]``.
+        q: ``[T, G, K]`` in float32, bfloat16 or float16.  ``G`` divides ``H``: so many heads in a
+            row share a query and a key.
+        k: ``[T, G, K]`` in the dtype of ``q``.
+        v: ``[T, H, V]`` in float32, bfloat16 or float16.
         decay: float32, broadcast to ``[T, H, K]``: the factor itself, not its logarithm.
         beta: ``[T, H]`` float32, or None.
         state: vLLM's cache ``[blocks, H, V, K]`` in float32, bfloat16 or float16, written in place.
