@@ -8,6 +8,7 @@ from typing import Any
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.formats import refused
 from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.translation import Translation
 
@@ -24,6 +25,7 @@ def claims(config: dict[str, Any]) -> bool:
 
 
 def translate(config: dict[str, Any]) -> Translation:
+    refused.refuse_latent_experts(config)
     base = base_config(config, NAME, (BLOCK,))
     if not is_count(layers := config[BLOCK]):
         raise CheckpointError(
