@@ -12,7 +12,11 @@ from attnres_serve.compat import host
 
 LAYERS = "vllm.model_executor.layers.mamba"
 # vLLM's modules and classes, and the modules here that have a class of the same name.
-REPLACED = (("gdn.kimi_gdn_linear_attn", "KimiGatedDeltaNetAttention", "kda"),)
+REPLACED = (
+    ("gdn.kimi_gdn_linear_attn", "KimiGatedDeltaNetAttention", "kda"),
+    ("gdn.qwen_gdn_linear_attn", "QwenGatedDeltaNetAttention", "gdn"),
+    ("linear.bailing_linear_attn", "BailingMoELinearAttention", "lightning"),
+)
 
 
 def replace_on_cpu() -> None:
