@@ -9,10 +9,15 @@ import importlib
 import sys
 
 from attnres_serve.compat import host
+from attnres_serve.kernels import recurrence
 
 LAYERS = "vllm.model_executor.layers.mamba"
 # vLLM's modules and classes, and the modules here that have a class of the same name.
-REPLACED = (("gdn.kimi_gdn_linear_attn", "KimiGatedDeltaNetAttention", "kda"),)
+REPLACED = (
+    ("gdn.kimi_gdn_linear_attn", "KimiGatedDeltaNetAttention", "kda"),
+    ("gdn.qwen_gdn_linear_attn", "QwenGatedDeltaNetAttention", "gdn"),
+    ("linear.bailing_linear_attn", "BailingMoELinearAttention", "lightning"),
+)
 
 
 def replace_on_cpu() -> None:
@@ -29,3 +34,5 @@ def replace_on_cpu() -> None:
         if f"{LAYERS}.{module}" in sys.modules and name not in op_registry_oot:
             layer = getattr(importlib.import_module(f"{__name__}.{own}"), name)
             PluggableLayer.register_oot(layer, name=name)
+            if (problem := recurrence.prepare()) is not None:
+                host.logger().warning("%s runs in plain torch, which is slow: %s", name, problem)
