@@ -58,6 +58,7 @@ class Family:
             attention.
         is_latent: whether attention is latent, see ``families.latent``.
         has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
+        needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
         peculiarity: what the model does that no stock model of vLLM's does, in words; None for a
             stock model.
     """
@@ -86,6 +87,7 @@ class Family:
     head_size: Callable[[Config], int | None] = _usual_head_size
     is_latent: bool = False
     has_head_norms: bool = False
+    needs_gpu: bool = False
     peculiarity: str | None = None
 
     @property

@@ -122,6 +122,7 @@ _FAMILY = hugging_face.family(
     title="Kimi Linear",
     module="attnres_serve.model.kimi",
     cls="KimiLinearForCausalLM",
+    needs_gpu=True,
     other_names=OTHER_NAMES,
     config_class="vllm.transformers_utils.configs.kimi_linear:KimiLinearConfig",
     stated=STATED,

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
@@ -50,9 +51,12 @@ class KimiLinearDecoder(linear.KimiLinearModel):
 
 
 class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, vllm_config: VllmConfig, **kwargs: Any) -> None:
+        if current_platform.is_cpu():
+            # On several workers vLLM pads narrow experts for kernels of GPUs, and fails at it here.
+            vllm_config.model_config.hf_config.min_moe_intermediate_per_partition = 1
         with made_of(linear, KimiLinearModel=KimiLinearDecoder):
-            super().__init__(**kwargs)
+            super().__init__(vllm_config=vllm_config, **kwargs)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         logits: Tensor | None = self.logits_processor(self.lm_head, hidden_states)
