@@ -8,13 +8,14 @@ any device; the other needs CUDA.
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
 from attnres_serve.compat.bare_package import without_init
+from attnres_serve.families import latent
 from attnres_serve.model.made_of import made_of
 
 with without_init("vllm.models.kimi_k3"):  # which imports the variant for CUDA on a CPU too
@@ -50,6 +51,14 @@ class KimiLinearDecoder(linear.KimiLinearModel):
         return hidden_states
 
 
+def _set_eps(attention: nn.Module, eps: float) -> None:
+    """Give norms within attention the epsilon that they have where the model was trained."""
+    if hasattr(attention, "o_norm"):
+        attention.o_norm.eps = eps  # of vLLM's layer for GPUs it is 1e-5 always
+    if hasattr(attention, "rms_norm_eps"):
+        attention.rms_norm_eps = latent.EPS  # of the variant for CUDA, which norms both latents
+
+
 class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, **kwargs: Any) -> None:
         if current_platform.is_cpu():
@@ -57,6 +66,8 @@ class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
             vllm_config.model_config.hf_config.min_moe_intermediate_per_partition = 1
         with made_of(linear, KimiLinearModel=KimiLinearDecoder):
             super().__init__(vllm_config=vllm_config, **kwargs)
+        for layer in islice(self.model.layers, self.model.start_layer, self.model.end_layer):
+            _set_eps(layer.self_attn, self.config.rms_norm_eps)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         logits: Tensor | None = self.logits_processor(self.lm_head, hidden_states)
