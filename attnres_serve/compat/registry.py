@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from attnres_serve.compat import host
+
 # What an engine that is being made was given as its additional_config.
 _additional_config: ContextVar[Any] = ContextVar("additional_config", default=None)
 
@@ -75,10 +77,9 @@ def _hear_additional_config() -> None:
 
 
 # Where vLLM, or a version of it, keeps architectures that it treats otherwise: module and variable.
-_LISTS = (
-    ("vllm.config.vllm", "DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES"),
-    ("vllm.config.kernel", "FLASHINFER_MOE_EP_ARCHITECTURES"),
-)
+_LISTS = (("vllm.config.kernel", "FLASHINFER_MOE_EP_ARCHITECTURES"),)
+# Of those in it nothing is warmed up on a CPU, without which vLLM has no pipelines there.
+_GRAPHS = ("vllm.config.vllm", "DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES")
 
 
 def register_architecture(architecture: str, base: str, target: str, on_config: Callable) -> None:
@@ -104,7 +105,7 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
         (of_base or VerifyAndUpdateConfig,),
         {"verify_and_update_config": staticmethod(both if of_base else on_config)},
     )
-    for module, name in _LISTS:
+    for module, name in _LISTS if host.on_cpu() else (*_LISTS, _GRAPHS):
         names: frozenset[str] = getattr(importlib.import_module(module), name, frozenset())
         if base in names:
             setattr(sys.modules[module], name, names | {architecture})
