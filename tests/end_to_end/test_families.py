@@ -24,8 +24,9 @@ from attnres_serve.verify.rewritten import Rewritten
 pytestmark = pytest.mark.engine
 
 STOCK = tuple(name for name, family in FAMILIES.items() if family.is_stock)
-# Dense, a mixture of experts, latent attention, norms of weight 1 + w, one sublayer a layer.
-KINDS = ("llama", "qwen3_moe", "deepseek_v3", "gemma2", "mamba2")
+# Dense, a mixture of experts, latent attention, norms of weight 1 + w, one sublayer a layer,
+# linear attention beside latent.
+KINDS = ("llama", "qwen3_moe", "deepseek_v3", "gemma2", "mamba2", "kimi_linear")
 CASES = {
     f"{name} {variant}".strip(): (name, changes)
     for name in STOCK

@@ -11,7 +11,7 @@ GOLDENS = TESTS / "family_goldens"
 
 
 def test_every_golden_is_served():
-    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe", "deepseek_v3"}
+    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe", "deepseek_v3", "kimi_linear"}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ def test_every_golden_is_served():
         ("qwen3_moe", "two_phase"),
         ("deepseek_v3", "single_pass"),
         ("deepseek_v3", "two_phase"),
+        ("kimi_linear", "single_pass"),
+        ("kimi_linear", "two_phase"),
     ],
 )
 def test_a_golden_of_a_family(name, algorithm, tmp_path):
