@@ -11,7 +11,9 @@ Shape = tuple[int, ...]
 Check = Callable[[str, Config], None]  # of a family's name and a config.json
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight")  # a family has one of them
+BAILING_EMBEDDING = "model.word_embeddings.weight"
+# A family has one of them.
+EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight", BAILING_EMBEDDING)
 PREFIX = "attnres_"  # of our own model types
 
 
@@ -61,6 +63,7 @@ class Family:
             attention.
         is_latent: whether attention is latent, see ``families.latent``.
         has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
+        has_hf_class: whether Hugging Face has the model too.
         needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
         peculiarity: what the model does that no stock model of vLLM's does, in words; None for a
             stock model.
@@ -92,6 +95,7 @@ class Family:
     head_size: Callable[[Config], int | None] = _usual_head_size
     is_latent: bool = False
     has_head_norms: bool = False
+    has_hf_class: bool = True
     needs_gpu: bool = False
     peculiarity: str | None = None
 

@@ -115,7 +115,7 @@ def family(
         "checks": (
             *(
                 lambda _, config: checks.require_counts(config, stated),
-                _only(only or {}),
+                only_values(only or {}),
                 partial(checks.values, activations=activations),
             ),
             checks.kinds(*kinds) if kinds else checks.full_attention,
@@ -226,7 +226,7 @@ def _fields(config: Config) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in unread}
 
 
-def _only(values: Mapping[str, tuple[Any, ...]]) -> Check:
+def only_values(values: Mapping[str, tuple[Any, ...]]) -> Check:
     """A check that keys have one of the values that are supported."""
 
     def check(name: str, config: Config) -> None:

@@ -43,7 +43,8 @@ def first_case(name: str) -> str:
 
 
 OF_KINDS = [first_case(name) for name in KINDS]
-OTHERS = [case for case in CASES if case not in OF_KINDS]
+JUDGED = [name for name in STOCK if FAMILIES[name].has_hf_class]
+OTHERS = [case for case in CASES if case not in OF_KINDS and CASES[case][0] in JUDGED]
 
 
 def run_with_mixes(root: Path, cases: Iterable[str]) -> tuple[Path, Run]:

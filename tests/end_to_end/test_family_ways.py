@@ -15,7 +15,7 @@ from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
 from tiny import TINY
 
-from tests.end_to_end.test_families import CHUNK, KINDS, STOCK, check_trace
+from tests.end_to_end.test_families import CHUNK, JUDGED, KINDS, check_trace
 
 pytestmark = pytest.mark.engine
 
@@ -71,7 +71,7 @@ def test_a_kind_in_every_way(name, tmp_path, record_property):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name in STOCK if name not in KINDS])
+@pytest.mark.parametrize("name", [name for name in JUDGED if name not in KINDS])
 def test_a_family_in_every_way(name, tmp_path, record_property):
     random.seed()
     check_every_way(name, tmp_path, record_property)

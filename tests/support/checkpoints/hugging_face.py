@@ -5,11 +5,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from tiny import TINY
 from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
+from attnres_serve.families import FAMILIES
 from checkpoints.tensors import draw, write
 
 
@@ -22,6 +24,8 @@ def tiny(base: str, **changes: Any) -> dict[str, Any]:
     for key in ("layer_types", "no_rope_layers", "hybrid_override_pattern"):
         if config.get(key):
             config[key] = config[key][:layers]
+    if layers % config.get("layer_group_size", 1):
+        config["layer_group_size"] = layers
     if isinstance(linear := config.get("linear_attn_config"), dict):  # it counts from 1
         config["linear_attn_config"] = {
             key: [layer for layer in value if layer <= layers] if "layers" in key else value
@@ -31,7 +35,10 @@ def tiny(base: str, **changes: Any) -> dict[str, Any]:
 
 
 def saved(config: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors that Hugging Face's class saves of a model that it begins."""
+    """The tensors that Hugging Face's class saves of a model that it begins; zeros without one."""
+    if not FAMILIES[config["model_type"]].has_hf_class:
+        shapes = FAMILIES[config["model_type"]].shapes(config)
+        return {name: torch.zeros(shape) for name, shape in shapes.items()}
     own = CONFIG_MAPPING[config["model_type"]].from_dict(config)
     with TemporaryDirectory() as folder:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own).save_pretrained(folder)
