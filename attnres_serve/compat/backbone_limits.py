@@ -4,11 +4,13 @@ A layer is named by the module of vLLM that defines it, for example
 ``vllm.model_executor.models.deepseek_v2``.
 """
 
+from attnres_serve.compat import host
 from attnres_serve.errors import SettingError
 
 # Parts of module names.  A test compares them with the installed vLLM.
 SCALES_RESIDUAL_IN_FLOAT16 = ("deepseek_v2", "AXK1", "openpangu")
 SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5", "kimi")  # the last in our module
+MISCOUNTS_DECAY = ("bailing_moe_linear",)  # docs/build/upstream/lightning-prefill.md
 FUSES_ALL_REDUCE = ("deepseek_v32", "glm5next", "minimax_m3", "step3p5")
 
 
@@ -22,7 +24,12 @@ def require_whole_residual(vllm_config, module: str) -> None:
     Raises:
         SettingError: the first such setting, in one sentence.
     """
-    for problem in (float16_problem, sequence_parallel_problem, fused_all_reduce_problem):
+    for problem in (
+        float16_problem,
+        sequence_parallel_problem,
+        fused_all_reduce_problem,
+        lightning_problem,
+    ):
         found = problem(vllm_config, module)
         if found is not None:
             raise SettingError(found)
@@ -60,6 +67,16 @@ def fused_all_reduce_problem(vllm_config, module: str) -> str | None:
     return (
         f"--tensor-parallel-size is {workers}, with which vLLM's layers of this family norm within "
         "their all-reduce and leave out the sites of AttnRes; serve it on one worker."
+    )
+
+
+def lightning_problem(vllm_config, module: str) -> str | None:
+    """The kernel of lightning attention for GPUs; on a CPU it is ours."""
+    if host.on_cpu() or not _is_one_of(module, MISCOUNTS_DECAY):
+        return None
+    return (
+        "vLLM's kernel of lightning attention computes prompts of more than 256 tokens, and those "
+        "in chunks, by another function than their continuation; serve this family on a CPU."
     )
 
 

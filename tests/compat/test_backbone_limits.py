@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnres_serve.compat import backbone_limits
+from attnres_serve.compat import backbone_limits, host
 from attnres_serve.errors import SettingError
 
 vllm = pytest.importorskip("vllm")
@@ -55,6 +55,16 @@ def test_a_setting_is_refused_for_the_families_that_it_breaks(
     assert str(raised.value) == sentence
     backbone_limits.require_whole_residual(config(**given), f"{MODELS}.llama")
     backbone_limits.require_whole_residual(config(), module)
+
+
+def test_lightning_attention_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = f"{MODELS}.bailing_moe_linear"
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    backbone_limits.require_whole_residual(config(), module)
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    backbone_limits.require_whole_residual(config(), f"{MODELS}.llama")
+    with pytest.raises(SettingError, match=r"lightning attention .* serve this family on a CPU"):
+        backbone_limits.require_whole_residual(config(), module)
 
 
 def naming(folder: str, *texts: str) -> set[str]:
