@@ -17,6 +17,7 @@ from attnres_serve.compat import decoder, engine_config, host, prepare, start_ev
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
+from attnres_serve.model import linear_attention
 from attnres_serve.model.config import spec_of
 from attnres_serve.model.loading import LoadingMixin, parameters_of
 from attnres_serve.model.rehearsal import rehearse
@@ -34,6 +35,7 @@ class AttnResMixin(LoadingMixin):
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "", **kwargs: Any) -> None:
         prepare.worker(vllm_config)
+        linear_attention.replace_on_cpu()
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)

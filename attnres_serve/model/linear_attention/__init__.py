@@ -1,0 +1,35 @@
+"""vLLM's linear-attention layers on CPU, by vLLM's hook for layers from outside.
+
+vLLM has them as Triton kernels, and Gated DeltaNet in C++ for bfloat16 and two head sizes.  Here
+they run by ``kernels.recurrence``.  Parameters, their names, their tensor-parallel shards and the
+cache are those of vLLM's layers.
+"""
+
+import importlib
+import sys
+
+from attnres_serve.compat import host
+
+LAYERS = "vllm.model_executor.layers.mamba"
+# vLLM's modules and classes, and the modules here that have a class of the same name.
+REPLACED = (
+    ("gdn.kimi_gdn_linear_attn", "KimiGatedDeltaNetAttention", "kda"),
+    ("gdn.qwen_gdn_linear_attn", "QwenGatedDeltaNetAttention", "gdn"),
+    ("linear.bailing_linear_attn", "BailingMoELinearAttention", "lightning"),
+)
+
+
+def replace_on_cpu() -> None:
+    """Let vLLM build the layers of this package instead of its own, on CPU only (idempotent).
+
+    Call it when the model's class is imported and before it is built.  Layers that are not imported
+    by then are left: they bring Triton along, which other models do without.
+    """
+    if not host.on_cpu():
+        return
+    from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
+
+    for module, name, own in REPLACED:
+        if f"{LAYERS}.{module}" in sys.modules and name not in op_registry_oot:
+            layer = getattr(importlib.import_module(f"{__name__}.{own}"), name)
+            PluggableLayer.register_oot(layer, name=name)

@@ -1,0 +1,63 @@
+"""From the projections of a delta-rule layer to the recurrence's output: KDA and Gated DeltaNet.
+
+One operator of torch's, opaque to a compiler as vLLM's own is: the batch and the cache come from
+vLLM's forward context.
+"""
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.utils.torch_utils import direct_register_custom_op
+
+from attnres_serve.kernels.recurrence import recurrence, short_convolution
+from attnres_serve.model.linear_attention import batch
+
+EPS = 1e-6  # of the norm of queries and keys, in every implementation
+
+
+def attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: str) -> Tensor:
+    """Convolve, norm and run the recurrence.
+
+    Args:
+        mixed: ``[T, 2 G K + H V]``, the projections to queries, keys and values side by side.
+        decay: ``[T, H, K]`` or ``[T, H, 1]`` float32.
+        beta: ``[T, H]`` float32.
+        value_dim: ``V``.
+        layer: the layer's name in the forward context.  It has vLLM's ``kv_cache`` of a convolution
+            and a recurrence, and ``conv_weight()`` ``[2 G K + H V, W]``.
+
+    Returns:
+        ``[T, H, V]`` in the dtype of ``mixed``; zeros where vLLM only profiles.
+    """
+    out: Tensor = torch.ops.vllm.attnres_delta_rule(mixed, decay, beta, value_dim, layer)
+    return out
+
+
+def _attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: str) -> Tensor:
+    sequences = batch.current(layer)
+    if sequences is None:
+        return _empty(mixed, decay, beta, value_dim, layer).zero_()
+    own = batch.layer_of(layer)
+    inputs, state = own.kv_cache
+    if not is_conv_state_dim_first():
+        inputs = inputs.transpose(-1, -2)
+    values = beta.shape[1] * value_dim
+    keys = (mixed.shape[1] - values) // 2
+    mixed = short_convolution(mixed, own.conv_weight(), inputs, *sequences)
+    q, k, v = mixed.split([keys, keys, values], dim=-1)
+    key_dim = state.shape[-1]
+    q, k = (_normed(x.unflatten(-1, (-1, key_dim))) for x in (q, k))
+    v = v.unflatten(-1, (-1, value_dim))
+    return recurrence(q, k, v, decay, beta, state, *sequences, key_dim**-0.5)
+
+
+def _normed(x: Tensor) -> Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + EPS)
+
+
+def _empty(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: str) -> Tensor:
+    return mixed.new_empty((*beta.shape, value_dim))
+
+
+direct_register_custom_op("attnres_delta_rule", _attend, fake_impl=_empty)

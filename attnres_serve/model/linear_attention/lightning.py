@@ -1,0 +1,54 @@
+"""Lightning attention of Ring-linear: a decay for each head that never changes, and no delta rule.
+
+vLLM's kernel decays what earlier blocks of 256 tokens and earlier chunks left by one token too
+few.  Here a prompt of any length is computed as it is decoded.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+from transformers import PretrainedConfig
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.mamba.linear import bailing_linear_attn as stock
+
+from attnres_serve.kernels.recurrence import recurrence
+from attnres_serve.model.linear_attention import batch
+
+
+class BailingMoELinearAttention(stock.BailingMoELinearAttention):
+    """vLLM's layer; what is behind vLLM's operator for it runs without Triton.
+
+    A head's state has the shape ``[d, d]`` in the cache.  vLLM's kernels keep keys by values there,
+    this layer values by keys, and nothing else reads it.
+    """
+
+    def __init__(
+        self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str = "linear_attn"
+    ) -> None:
+        super().__init__(config, vllm_config, prefix)
+        batch.refuse_speculation(vllm_config.num_speculative_tokens)
+
+    def _forward(self, hidden_states: Tensor, output: Tensor, positions: Tensor) -> None:
+        sequences = batch.current(self.prefix)
+        if sequences is None:
+            output.zero_()
+            return
+        qkv, _ = self.query_key_value(hidden_states)
+        qkv = silu(qkv.float()) if self.linear_silu else qkv.float()
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in qkv.chunk(3, dim=-1))
+        if self.use_qk_norm:
+            q, k = self._normed(q, self.query_layernorm), self._normed(k, self.key_layernorm)
+        if self.linear_rope:
+            q, k = self.rotary_emb(positions, q.flatten(1), k.flatten(1))
+            q, k = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k))
+        decay = torch.exp(-self.tp_slope.float()).view(1, -1, 1)
+        (state,) = self.kv_cache
+        mixed = recurrence(q, k, v, decay, None, state, *sequences, self.scaling).flatten(1)
+        groups = mixed.unflatten(-1, (-1, self.g_norm.group_size))
+        mixed = rms_norm(groups, groups.shape[-1:], eps=self.rms_norm_eps).flatten(1)
+        gate, _ = self.g_proj(hidden_states)
+        mixed = mixed * self.g_norm.weight.float() * torch.sigmoid(gate.float())
+        output[:], _ = self.dense(mixed.to(hidden_states.dtype))
+
+    def _normed(self, x: Tensor, norm: torch.nn.Module) -> Tensor:
+        return rms_norm(x, x.shape[-1:], norm.weight.float(), self.rms_norm_eps)
