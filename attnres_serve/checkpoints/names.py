@@ -28,6 +28,8 @@ TIED = (*EMBEDDINGS, HEAD)
 _HOUSE_KINDS = {"attention": "self_attention"}
 _KINDS = {house: kind for kind, house in _HOUSE_KINDS.items()}
 
+DRAFT = "mtp."  # how names of a draft head's tensors begin; a model is served without one
+
 PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
 
 
@@ -109,9 +111,9 @@ def cut(tensor: "Tensor", count: int) -> tuple["Tensor", ...]:
 
 def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
-    table, the copy of a tied head, layers behind the last that predict further tokens."""
+    table, the copy of a tied head, layers behind the last and heads that predict further tokens."""
     tied = name == HEAD and config.get("tie_word_embeddings")
-    if tied or name.endswith("rotary_emb.inv_freq"):
+    if tied or name.endswith("rotary_emb.inv_freq") or name.startswith(DRAFT):
         return True
     layers, further = config["num_hidden_layers"], config.get("num_nextn_predict_layers") or 0
     found = _IN_LAYER.match(name) if further else None

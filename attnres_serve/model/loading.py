@@ -8,10 +8,10 @@ from torch import Tensor
 from attnres_serve.checkpoints import quantized
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.inventory import Inventory
-from attnres_serve.checkpoints.names import cut, expected_parts, site_of
+from attnres_serve.checkpoints.names import DRAFT, cut, expected_parts, site_of
 from attnres_serve.checkpoints.read import DTYPES
 from attnres_serve.checkpoints.tensors import FLOATS, Stored
-from attnres_serve.compat import decoder, start_events
+from attnres_serve.compat import decoder, host, start_events
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.format import Format
@@ -52,6 +52,13 @@ class LoadingMixin(_Base):
             inventory.close(self._is_here)
             if inventory.base.quantisation:
                 self._require_one_quantisation(inventory, loaded)
+            if aside := sum(name.startswith(DRAFT) for name in inventory.stored):
+                host.logger().warning(
+                    "AttnRes: %d tensors of a draft head (%s*) are left aside; the model is served "
+                    "without it.",
+                    aside,
+                    DRAFT,
+                )
             start_events.tell("loaded")
         self.attn_res_loaded = True
         return loaded
@@ -69,6 +76,8 @@ class LoadingMixin(_Base):
             dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
             parts = inventory.take(own, Stored(tuple(tensor.shape), dtype))
             for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
+                if name.startswith(DRAFT):  # most of vLLM's classes do not know it
+                    continue
                 if site is None:
                     inventory.check_values(name, piece)
                     yield name, piece

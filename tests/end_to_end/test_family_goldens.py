@@ -11,7 +11,7 @@ GOLDENS = TESTS / "family_goldens"
 
 
 def test_every_golden_is_served():
-    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe", "deepseek_v3"}
+    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe", "deepseek_v3", "qwen3_next"}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ def test_every_golden_is_served():
         ("qwen3_moe", "two_phase"),
         ("deepseek_v3", "single_pass"),
         ("deepseek_v3", "two_phase"),
+        ("qwen3_next", "single_pass"),
+        ("qwen3_next", "two_phase"),
     ],
 )
 def test_a_golden_of_a_family(name, algorithm, tmp_path):
