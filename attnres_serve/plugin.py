@@ -7,8 +7,10 @@ machine.
 
 import logging
 from pathlib import Path
+from typing import Any
 
-from attnres_serve.compat import engine_config, host, registry
+from attnres_serve.compat import engine_config, host, native, registry
+from attnres_serve.formats import kimi_linear
 
 
 def register() -> None:
@@ -36,12 +38,39 @@ def _register() -> None:
 
     prepare.process()
     model_config.register_model_types()
-    registry.install_config_parser(translate, model_config.build)
+    registry.install_config_parser(translate, model_config.build, is_left_to_vllm)
     for family in FAMILIES.values():
         target = f"attnres_serve.model.causal_lm:{family.architecture}"
         registry.register_architecture(
             family.architecture, family.stock_architecture, target, on_config
         )
+
+
+# Those that vLLM may have as well.
+BOTH = (kimi_linear,)
+
+
+def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
+    """Whether vLLM serves a checkpoint by a class of its own, which the log then says.
+
+    Args:
+        config: the content of its config.json.
+        additional_config: vLLM's.
+
+    Raises:
+        SettingError: that was asked for and cannot be.
+    """
+    from attnres_serve import settings
+
+    found = next((module.NAME for module in BOTH if module.claims(config)), None)
+    if found is None or not native.is_left_to_vllm(found, settings.native(additional_config)):
+        return False
+    host.logger().info(
+        "vLLM serves this %s checkpoint by a class of its own, without attnres-serve; "
+        "--attnres-native off, or attnres_native in --additional-config, has it served here.",
+        found,
+    )
+    return True
 
 
 # Formats whose names for linear layers are not the base family's.
@@ -66,6 +95,7 @@ def on_config(vllm_config) -> None:
         host.logger().warning(warning)
     settings.algorithm(vllm_config.additional_config)
     settings.backend(vllm_config.additional_config)
+    settings.native(vllm_config.additional_config)
     settings.traces(vllm_config.additional_config)
     method = engine_config.speculation_method(vllm_config)
     if method is not None and method not in settings.SPECULATION:

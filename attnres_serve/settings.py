@@ -11,13 +11,19 @@ ALGORITHM_KEY = "attnres_algorithm"
 ALGORITHMS = ("single_pass", "two_phase", "score_on_write")
 BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
+NATIVE_KEY = "attnres_native"
 TRACE_KEY = "attnres_trace"
 CHOICES = {
     ALGORITHM_KEY: (*ALGORITHMS, AUTO),
     BACKEND_KEY: (*BACKENDS, AUTO),
+    NATIVE_KEY: ("on", "off", AUTO),
     TRACE_KEY: ("on", "off", AUTO),
 }
-HELP = {ALGORITHM_KEY: "how sites attend to their sources", BACKEND_KEY: "what computes the sites"}
+HELP = {
+    ALGORITHM_KEY: "how sites attend to their sources",
+    BACKEND_KEY: "what computes the sites",
+    NATIVE_KEY: "leave a format to vLLM that it serves by itself on a GPU",
+}
 PREFIX = "attnres_"
 
 
@@ -60,6 +66,15 @@ def backend(additional_config: Any) -> str:
         SettingError: as ``algorithm`` does.
     """
     return _choice(additional_config, BACKEND_KEY)
+
+
+def native(additional_config: Any) -> bool | None:
+    """Whether vLLM's own class serves a format that it has; None for ``auto``.
+
+    Raises:
+        SettingError: as ``algorithm`` does.
+    """
+    return {"on": True, "off": False, AUTO: None}[_choice(additional_config, NATIVE_KEY)]
 
 
 def traces(additional_config: Any) -> bool:

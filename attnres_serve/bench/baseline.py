@@ -18,6 +18,7 @@ from attnres_serve.checkpoints.names import is_left_over, site_of
 from attnres_serve.checkpoints.read import header
 from attnres_serve.checkpoints.validate import translate, validate_model
 from attnres_serve.checkpoints.write import shards, write_shards
+from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
@@ -81,6 +82,11 @@ def twin_config(translation: Translation) -> dict[str, Any]:
         raise CheckpointError(
             f"the {translation.format} format {family.peculiarity}, and stock vLLM has no "
             "such model with standard residuals to compare with; name one with --baseline PATH."
+        )
+    if family.needs_gpu and vllm_source.is_cpu_build():
+        raise CheckpointError(
+            f"vLLM's {family.title} with standard residuals does not run on a CPU, so there is "
+            "nothing to compare with; name another model with --baseline PATH, or measure on a GPU."
         )
     own = {"architectures": [family.stock_architecture], "model_type": family.hf}
     return {**translation.config, **own}

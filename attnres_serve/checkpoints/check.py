@@ -7,7 +7,7 @@ from typing import Any
 from attnres_serve import formats
 from attnres_serve.checkpoints import hub, needs
 from attnres_serve.checkpoints.files import Header
-from attnres_serve.checkpoints.names import is_left_over, site_of
+from attnres_serve.checkpoints.names import is_draft, is_left_over, site_of
 from attnres_serve.checkpoints.validate import Checkpoint, validate
 from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError
@@ -63,7 +63,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     most of them, for every token of a step; ``kv_cache_bytes_per_token`` is that of the KV cache
     for every token of the context, and ``state_bytes_per_sequence`` of what recurrent layers
     keep of a sequence.  ``active_parameters`` leaves out the experts that a token does not see.
-    Both counts are None for quantised weights, whose elements are not parameters.
+    Both counts are None for quantised weights, whose elements are not parameters.  ``left_aside``
+    counts the tensors that predict further tokens, which the model is served without.
     """
     translation = checkpoint.translation
     assert translation is not None, "only an AttnRes checkpoint has these facts"
@@ -97,6 +98,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         if quantised
         else elements + attnres - family.idle_elements(config),
         "attnres_parameters": attnres,
+        "left_aside": _drafts(checkpoint),
         "stored_dtype": stored_dtype(base),
         "quantised": quantised,
         "dtype": dtype,
@@ -121,6 +123,14 @@ def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header]]:
         elif not is_left_over(house, translation.config):
             base.append(header)
     return own, base
+
+
+def _drafts(checkpoint: Checkpoint) -> int:
+    """How many tensors predict further tokens."""
+    translation = checkpoint.translation
+    assert translation is not None
+    names = map(formats.by_name(translation.format).rename, checkpoint.headers)
+    return sum(is_draft(name, translation.config) for name in names)
 
 
 def stored_dtype(headers: list[Header]) -> str:
@@ -186,6 +196,8 @@ def render(facts: Mapping[str, Any]) -> str:
     ):
         if not facts[fact]:
             del lines[name]
+    if facts["left_aside"]:
+        lines["left aside"] = f"{facts['left_aside']} tensors that predict further tokens"
     if not facts["blocks"]:
         for name in ("sites", "final mix", "block bank"):
             del lines[name]

@@ -1,6 +1,7 @@
 """vLLM's model objects inside a worker: norms, layers, parameters and pipeline stages."""
 
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 _NAMES = ("model", "backbone")  # that vLLM's models give to their decoder
@@ -81,14 +82,20 @@ def forward_one_token(model, weight) -> None:
     """
     import torch
     from vllm.distributed import get_pp_group
+    from vllm.forward_context import override_forward_context
 
     positions = torch.zeros(1, dtype=torch.long, device=weight.device)
-    if get_pp_group().is_first_rank:
-        embeds = torch.zeros((1, weight.numel()), dtype=weight.dtype, device=weight.device)
-        type(model).forward(model, None, positions, None, inputs_embeds=embeds)
-    else:
-        received = model.make_empty_intermediate_tensors(1, weight.dtype, weight.device)
-        type(model).forward(model, None, positions, received)
+    with override_forward_context(_NO_METADATA):
+        if get_pp_group().is_first_rank:
+            embeds = torch.zeros((1, weight.numel()), dtype=weight.dtype, device=weight.device)
+            type(model).forward(model, None, positions, None, inputs_embeds=embeds)
+        else:
+            received = model.make_empty_intermediate_tensors(1, weight.dtype, weight.device)
+            type(model).forward(model, None, positions, received)
+
+
+# Some decoders hand the metadata of attention to their layers.
+_NO_METADATA: Any = SimpleNamespace(attn_metadata=None)
 
 
 def is_on_this_stage(model, name: str) -> bool:
@@ -155,6 +162,12 @@ def all_workers(flag: bool) -> bool:
 def inner_model(worker):
     """The model object that a worker runs, without LoRA's or graphs' wrappers."""
     return worker.model_runner.get_model()
+
+
+def is_first_worker() -> bool:
+    from vllm.distributed import get_world_group
+
+    return bool(get_world_group().is_first_rank)
 
 
 def is_first_tensor_rank() -> bool:

@@ -3,12 +3,20 @@
 import importlib
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from attnres_serve.compat import host
+
+# What an engine that is being made was given as its additional_config.
+_additional_config: ContextVar[Any] = ContextVar("additional_config", default=None)
+
 
 def install_config_parser(
-    translate: Callable[[dict[str, Any], bool, str | Path, str | None], Any], build: Callable
+    translate: Callable[[dict[str, Any], bool, str | Path, str | None], Any],
+    build: Callable,
+    leaves: Callable[[dict[str, Any], Any], bool],
 ) -> None:
     """Let AttnRes checkpoints be recognised wherever vLLM reads a config.json.
 
@@ -20,6 +28,7 @@ def install_config_parser(
         translate: from a config.json, "may run the repository's code", the model's folder or id and
             its revision to a translation or None.
         build: from a translation and the model's name to a Hugging Face config.
+        leaves: from a config.json and the additional_config to whether vLLM serves it by itself.
     """
     from transformers import PreTrainedConfig
     from vllm.transformers_utils import config as vllm_config
@@ -40,19 +49,37 @@ def install_config_parser(
             overrides = kwargs.get("hf_overrides")
             if isinstance(overrides, dict):  # in the checkpoint's own keys, so before translation
                 content = {**content, **overrides}
-            translation = translate(content, trust_remote_code, model, revision)
+            translation = None
+            if not leaves(content, _additional_config.get()):
+                translation = translate(content, trust_remote_code, model, revision)
             if translation is None:
                 return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
             return content, build(translation, str(model))
 
     table["hf"] = AttnResConfigParser
+    _hear_additional_config()
+
+
+def _hear_additional_config() -> None:
+    """Remember the additional_config while vLLM reads a config.json, which it does first."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    create = EngineArgs.create_model_config
+
+    def create_model_config(self):
+        token = _additional_config.set(self.additional_config)
+        try:
+            return create(self)
+        finally:
+            _additional_config.reset(token)
+
+    EngineArgs.create_model_config = create_model_config
 
 
 # Where vLLM, or a version of it, keeps architectures that it treats otherwise: module and variable.
-_LISTS = (
-    ("vllm.config.vllm", "DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES"),
-    ("vllm.config.kernel", "FLASHINFER_MOE_EP_ARCHITECTURES"),
-)
+_LISTS = (("vllm.config.kernel", "FLASHINFER_MOE_EP_ARCHITECTURES"),)
+# Of those in it nothing is warmed up on a CPU, without which vLLM has no pipelines there.
+_GRAPHS = ("vllm.config.vllm", "DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES")
 
 
 def register_architecture(architecture: str, base: str, target: str, on_config: Callable) -> None:
@@ -78,7 +105,7 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
         (of_base or VerifyAndUpdateConfig,),
         {"verify_and_update_config": staticmethod(both if of_base else on_config)},
     )
-    for module, name in _LISTS:
+    for module, name in _LISTS if host.on_cpu() else (*_LISTS, _GRAPHS):
         names: frozenset[str] = getattr(importlib.import_module(module), name, frozenset())
         if base in names:
             setattr(sys.modules[module], name, names | {architecture})

@@ -1,7 +1,7 @@
 """What the project knows of a family of backbones, as data and as functions of a config.json."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attnres_serve.depth.layout import Layout
@@ -11,7 +11,9 @@ Shape = tuple[int, ...]
 Check = Callable[[str, Config], None]  # of a family's name and a config.json
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight")  # a family has one of them
+BAILING_EMBEDDING = "model.word_embeddings.weight"
+# A family has one of them.
+EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight", BAILING_EMBEDDING)
 PREFIX = "attnres_"  # of our own model types
 
 
@@ -35,6 +37,8 @@ class Family:
         listed: the architecture under which vLLM lists the class; None where that is its name.
         adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
             keys.
+        config_class: the class of the configuration in memory, as module:class, where vLLM's class
+            cannot have Hugging Face's.
         hf: the Hugging Face model type whose config.json and tensor names it has.
         keys: gives what its classes read of a config.json, beside what every family's read.
         sizes: keys of a config.json in which a baseline must be the same.
@@ -59,6 +63,8 @@ class Family:
             attention.
         is_latent: whether attention is latent, see ``families.latent``.
         has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
+        has_hf_class: whether Hugging Face has the model too.
+        needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
         peculiarity: what the model does that no stock model of vLLM's does, in words; None for a
             stock model.
     """
@@ -78,6 +84,8 @@ class Family:
     product_sizes: Callable[[Config], dict[str, set[int]]]
     fused: tuple[tuple[str, ...], ...]
     listed: str | None = None
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    config_class: str | None = None
     state_bytes: Callable[[Config, int], int] = lambda config, width: 0
     idle_elements: Callable[[Config], int] = lambda config: 0
     adapt: Callable[[Any], None] = lambda config: None
@@ -87,6 +95,8 @@ class Family:
     head_size: Callable[[Config], int | None] = _usual_head_size
     is_latent: bool = False
     has_head_norms: bool = False
+    has_hf_class: bool = True
+    needs_gpu: bool = False
     peculiarity: str | None = None
 
     @property

@@ -115,7 +115,7 @@ def family(
         "checks": (
             *(
                 lambda _, config: checks.require_counts(config, stated),
-                _only(only or {}),
+                only_values(only or {}),
                 partial(checks.values, activations=activations),
             ),
             checks.kinds(*kinds) if kinds else checks.full_attention,
@@ -138,14 +138,22 @@ def family(
     return Family(name=name, **usual | rest)
 
 
+def config_class(hf: str) -> Any:
+    """The configuration's class of a model type, by its name: vLLM registers its own for some."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return getattr(transformers, CONFIG_MAPPING_NAMES[hf])
+
+
 @cache
 def keys(hf: str) -> frozenset[str]:
     """The keys of a config.json that the configuration of a model type reads."""
     from dataclasses import fields
 
-    from transformers import CONFIG_MAPPING, PreTrainedConfig
+    from transformers import PreTrainedConfig
 
-    cls = CONFIG_MAPPING[hf]
+    cls = config_class(hf)
     common = {field.name for field in fields(PreTrainedConfig)}
     own = {field.name for field in fields(cls)} - common
     return frozenset(own | {*cls.attribute_map, *cls.attribute_map.values(), *ROTARY})
@@ -163,12 +171,12 @@ def _shapes(hf: str, config: str) -> dict[str, Shape]:
         CheckpointError: Hugging Face's class refuses them.
     """
     import torch
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import revert_weight_conversion
 
     try:
-        own = CONFIG_MAPPING[hf].from_dict(json.loads(config))
+        own = config_class(hf).from_dict(json.loads(config))
         with torch.device("meta"):
             model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own)
         model._weight_conversions = get_model_conversion_mapping(model)
@@ -184,9 +192,7 @@ def _shapes(hf: str, config: str) -> dict[str, Shape]:
 
 def chosen_experts(hf: str, config: Config) -> int:
     """Experts that a token sees in a layer that has some, by config.json or else the class."""
-    from transformers import CONFIG_MAPPING
-
-    own = CONFIG_MAPPING[hf].from_dict(_fields(config))
+    own = config_class(hf).from_dict(_fields(config))
     return next((int(getattr(own, key)) for key in CHOSEN if getattr(own, key, None)), 0)
 
 
@@ -220,7 +226,7 @@ def _fields(config: Config) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in unread}
 
 
-def _only(values: Mapping[str, tuple[Any, ...]]) -> Check:
+def only_values(values: Mapping[str, tuple[Any, ...]]) -> Check:
     """A check that keys have one of the values that are supported."""
 
     def check(name: str, config: Config) -> None:

@@ -32,7 +32,7 @@ def head_size(config: Config) -> int:
     return int(sum(config[key] for key in ROW))
 
 
-def check(name: str, config: Config) -> None:
+def heads(name: str, config: Config) -> None:
     """Raise CheckpointError for heads that one of the classes cannot have."""
     checks.require_counts(config, ROW)
     heads, keys = (config.get(f"num_{kind}_heads") for kind in ("attention", "key_value"))
@@ -41,6 +41,14 @@ def check(name: str, config: Config) -> None:
             f"num_key_value_heads is {keys!r}; latent attention has one for each of the "
             f"num_attention_heads, {heads!r}."
         )
+    further: Any = config.get(FURTHER) or 0
+    if further != 0 and not is_count(further):
+        raise CheckpointError(f"{FURTHER} is {further!r}; expected a number of layers.")
+
+
+def check(name: str, config: Config) -> None:
+    """Raise CheckpointError for heads, or a rotated part, that one of the classes cannot have."""
+    heads(name, config)
     rotated = config["qk_rope_head_dim"]
     if rotated % 2:
         raise CheckpointError(
@@ -56,9 +64,6 @@ def check(name: str, config: Config) -> None:
             f"rope_interleave is {config['rope_interleave']!r}; vLLM's {name} rotates neighbouring "
             "channels alone, so it must be true."
         )
-    further: Any = config.get(FURTHER) or 0
-    if further != 0 and not is_count(further):
-        raise CheckpointError(f"{FURTHER} is {further!r}; expected a number of layers.")
 
 
 def rope(name: str, config: Config) -> None:

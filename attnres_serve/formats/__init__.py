@@ -4,6 +4,7 @@ from attnres_serve.formats import (
     delta_attnres,
     fla,
     house,
+    kimi_linear,
     nanogpt,
     open_attnres,
     qwen3_ar,
@@ -13,6 +14,7 @@ from attnres_serve.formats.format import Format
 
 SERVED: tuple[Format, ...] = (
     house,
+    kimi_linear,
     fla,
     qwen3_ar,
     open_attnres,

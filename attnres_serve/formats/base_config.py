@@ -8,6 +8,7 @@ from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.checks import check_windows
+from attnres_serve.families.family import Family
 from attnres_serve.formats.keys import TRAINING_KEYS, refuse_unknown
 from attnres_serve.formats.refused import variant
 
@@ -53,7 +54,19 @@ def base_config(config: dict[str, Any], base: str, known: Collection[str]) -> di
     handed_on = tuple(dict.fromkeys((*_FIRST, *family.keys(), *_LAST)))
     refuse_unknown(config, {*known, *handed_on}, f"a {base} model")
     check_windows(family, config)
-    return {key: config[key] for key in handed_on if key in config}
+    return _by_one_name(family, {key: config[key] for key in handed_on if key in config})
+
+
+def _by_one_name(family: Family, config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json with the names of keys that vLLM reads."""
+    named: dict[str, Any] = {}
+    for key, value in config.items():
+        name = family.other_names.get(key, key)
+        if named.setdefault(name, value) != value:
+            raise CheckpointError(
+                f"{key} is {value!r} and {name} {config[name]!r}, which are two names of one value."
+            )
+    return named
 
 
 def refuse_windows(config: dict[str, Any]) -> None:

@@ -3,10 +3,13 @@
 import re
 from typing import Any
 
+from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError
 
 # Served by vLLM itself; the plugin must not stand in the way.
 NATIVE_MODEL_TYPES = ("kimi_k3", "kimi_linear")
+LATENT_EXPERTS = "routed_expert_hidden_size"  # of Kimi K3
+LAYERS_KEY = "attn_res_block_size"  # in layers where it is Kimi's or SANA's
 
 # Keys of the formats at large.  The same key counts layers in one format and sublayers in another.
 BLOCK_KEYS = (
@@ -60,6 +63,39 @@ def variant(text: str) -> str:
     return next((f" ({name})" for pattern, name in _VARIANTS if pattern.search(text)), "")
 
 
+def refuse_latent_experts(config: dict[str, Any]) -> None:
+    """Raise for experts of Kimi K3 where vLLM has no kernels for them.
+
+    Args:
+        config: the content of config.json, or the part of it that is of the text model.
+    """
+    if config.get(LATENT_EXPERTS) is not None and source.is_cpu_build():
+        raise CheckpointError(
+            f"{LATENT_EXPERTS} is {config[LATENT_EXPERTS]!r}: experts of Kimi K3 work on a latent, "
+            "with an activation that vLLM's kernels for a CPU do not have; serve it on a GPU, "
+            "where vLLM has a class of its own."
+        )
+
+
+def _refuse_by_name(config: dict[str, Any]) -> None:
+    """Raise for models that were read and that nothing here, or on this device, computes."""
+    model_type = str(config.get("model_type"))
+    if model_type.startswith("inkling2"):
+        raise CheckpointError(
+            f"model_type is {model_type!r}: Inkling 2 mixes normed rows, in some layers by other "
+            "queries for each of query, key and value, which is another function than Block or "
+            "Full AttnRes; run it with the code that it was released with."
+        )
+    if str(config.get("_class_name")).startswith("SanaVideo") and config.get(LAYERS_KEY):
+        raise CheckpointError(
+            f"_class_name is {config['_class_name']!r}: SANA-Video 2 is a diffusion model, with "
+            "one query for all sublayers of a kind, and language models are served here; run it "
+            "with diffusers."
+        )
+    if model_type == "kimi_k3":
+        refuse_latent_experts(config.get("text_config") or config)
+
+
 def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
     """Raise for a config that no served format claims but that describes AttnRes all the same.
 
@@ -72,6 +108,7 @@ def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
     """
     model_type, architectures = config.get("model_type"), config.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    _refuse_by_name(config)
     if model_type in NATIVE_MODEL_TYPES and str(architecture) not in ARCHITECTURES:
         return
     beside = f"model_type {model_type!r} and architecture {architecture!r}"

@@ -5,6 +5,7 @@ other peculiarities.  Only config.json has a model_type of ours, which makes pla
 loading fail loudly instead of running the base model without its depth attention.
 """
 
+import importlib
 from copy import deepcopy
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.families import FAMILIES, layout_of
+from attnres_serve.families.family import Family
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.translation import Translation
 
@@ -28,6 +30,16 @@ def register_model_types() -> None:
         )
 
 
+def class_of(family: Family) -> type[PreTrainedConfig]:
+    """The class of a family's configurations."""
+    if family.config_class is None:
+        found: type[PreTrainedConfig] = CONFIG_MAPPING[family.hf]
+    else:
+        module, _, name = family.config_class.partition(":")
+        found = getattr(importlib.import_module(module), name)
+    return found
+
+
 def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
     """The configuration that vLLM and every one of its processes sees.
 
@@ -41,7 +53,7 @@ def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
         for key, value in translation.config.items()
         if key not in ("model_type", "architectures", *TRAINING_KEYS)
     }
-    config: PreTrainedConfig = CONFIG_MAPPING[family.hf].from_dict(fields)
+    config: PreTrainedConfig = class_of(family).from_dict(fields)
     family.adapt(config)
     config.name_or_path = name_or_path
     config.architectures = [family.architecture]

@@ -5,16 +5,15 @@ input alone, which leaves no place for a site.  Here the multiplier belongs to t
 sublayer, and the norm adds.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 from vllm.distributed import get_pp_group
 from vllm.model_executor.models import granite, granitemoe
 from vllm.sequence import IntermediateTensors
+
+from attnres_serve.model.made_of import made_of
 
 
 class _Layer:
@@ -81,24 +80,13 @@ class GraniteMoeDecoder(_Decoder, granitemoe.GraniteMoeModel):
 
 class GraniteForCausalLM(granite.GraniteForCausalLM):
     def __init__(self, **kwargs: Any) -> None:
-        with _made_of(granite, GraniteModel=GraniteDecoder, GraniteDecoderLayer=GraniteLayer):
+        with made_of(granite, GraniteModel=GraniteDecoder, GraniteDecoderLayer=GraniteLayer):
             super().__init__(**kwargs)
 
 
 class GraniteMoeForCausalLM(granitemoe.GraniteMoeForCausalLM):
     def __init__(self, **kwargs: Any) -> None:
-        with _made_of(
+        with made_of(
             granitemoe, GraniteMoeModel=GraniteMoeDecoder, GraniteMoeDecoderLayer=GraniteMoeLayer
         ):
             super().__init__(**kwargs)
-
-
-@contextmanager
-def _made_of(module: ModuleType, **classes: type) -> Iterator[None]:
-    """Let vLLM's constructors, which name their parts' classes, make these in their place."""
-    own = {name: getattr(module, name) for name in classes}
-    vars(module).update(classes)
-    try:
-        yield
-    finally:
-        vars(module).update(own)

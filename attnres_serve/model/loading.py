@@ -8,7 +8,7 @@ from torch import Tensor
 from attnres_serve.checkpoints import quantized
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.inventory import Inventory
-from attnres_serve.checkpoints.names import DRAFT, cut, expected_parts, site_of
+from attnres_serve.checkpoints.names import cut, expected_parts, is_draft, site_of
 from attnres_serve.checkpoints.read import DTYPES
 from attnres_serve.checkpoints.tensors import FLOATS, Stored
 from attnres_serve.compat import decoder, host, start_events
@@ -52,13 +52,7 @@ class LoadingMixin(_Base):
             inventory.close(self._is_here)
             if inventory.base.quantisation:
                 self._require_one_quantisation(inventory, loaded)
-            if aside := sum(name.startswith(DRAFT) for name in inventory.stored):
-                host.logger().warning(
-                    "AttnRes: %d tensors of a draft head (%s*) are left aside; the model is served "
-                    "without it.",
-                    aside,
-                    DRAFT,
-                )
+            _tell_drafts(inventory)
             start_events.tell("loaded")
         self.attn_res_loaded = True
         return loaded
@@ -76,11 +70,10 @@ class LoadingMixin(_Base):
             dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
             parts = inventory.take(own, Stored(tuple(tensor.shape), dtype))
             for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
-                if name.startswith(DRAFT):  # most of vLLM's classes do not know it
-                    continue
                 if site is None:
                     inventory.check_values(name, piece)
-                    yield name, piece
+                    if not is_draft(name, inventory.base.config):
+                        yield name, piece
                     continue
                 for parameter in self.attn_res_parameters[site]:
                     yield parameter, piece.reshape(-1)
@@ -112,6 +105,16 @@ class LoadingMixin(_Base):
                 "gives it; quantization_config must name the layers that are quantised, and the "
                 "checkpoint must hold all that their quantisation wrote."
             )
+
+
+def _tell_drafts(inventory: Inventory) -> None:
+    drafts = sum(is_draft(name, inventory.base.config) for name in inventory.stored)
+    if drafts and decoder.is_first_worker():
+        host.logger().warning(
+            "AttnRes: %d tensors that predict further tokens are left aside; the model is served "
+            "without drafts of its own.",
+            drafts,
+        )
 
 
 def parameters_of(

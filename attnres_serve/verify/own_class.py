@@ -21,6 +21,7 @@ MODULES = {"open_attnres": "modeling_attnres", "delta_attnres": "modeling_{model
 NO_CLASS = {
     "house": "it has no Hugging Face class",
     "fla": "its class computes attention with Flash Attention, which has no float32",
+    "kimi_linear": "its class (transformers' Kimi Linear) has no Attention Residuals",
     "nanogpt": "its class is code inside checkpoints, which is never run",
     "qwen3_ar": "its class is code inside checkpoints, which is never run",
     "torchtitan": "it has no Hugging Face class (transformers' Qwen3 has no Attention Residuals)",

@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "direct.h"
+#include "recurrence.h"
 #include "several_sites.h"
 
 namespace {
@@ -44,6 +45,9 @@ STABLE_TORCH_LIBRARY(attnres_serve, library) {
       "Tensor[] queries, Tensor[] key_norms, float logit_scale, float key_eps) -> ()");
   library.def("cpp_mix_scored(" STATE "Tensor scores, int position, " SITE);
   library.def("cpp_add_to_row(Tensor delta, Tensor(a!) bank, int row) -> ()");
+  library.def(
+      "cpp_recurrence(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor? beta, Tensor(a!) state, "
+      "Tensor slots, Tensor starts, Tensor has_history, float scale, Tensor(b!) out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
@@ -53,4 +57,5 @@ STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
   library.impl("cpp_score_rows", TORCH_BOX(&score_rows));
   library.impl("cpp_mix_scored", TORCH_BOX(&mix_scored));
   library.impl("cpp_add_to_row", TORCH_BOX(&add_to_row));
+  library.impl("cpp_recurrence", TORCH_BOX(&recurrence));
 }

@@ -170,7 +170,7 @@ inline float sum(Vec wide) {  // as a tree
 }
 
 // Memory of a thread that lasts: a site of one token would spend most of its time on allocations.
-enum Use { kQueries, kNormWeight, kMixed, kWeights, kUses };
+enum Use { kQueries, kNormWeight, kMixed, kWeights, kStates, kUses };
 inline float* scratch(Use use, int64_t size) {
   thread_local std::vector<float> kept[kUses];
   if (static_cast<int64_t>(kept[use].size()) < size) kept[use].resize(size);

@@ -1,8 +1,28 @@
 """The one function of this room, by the code that the machine has for it."""
 
+import torch
 from torch import Tensor
 
+from attnres_serve.kernels.cpp import backend as cpp
+from attnres_serve.kernels.interface import BackendError
 from attnres_serve.kernels.recurrence import in_torch
+
+_ready = False
+
+
+def prepare() -> str | None:
+    """Compile and load the C++, without which all that follows runs in plain torch.
+
+    Returns:
+        A sentence that says why there is no C++, or None.
+    """
+    global _ready
+    try:
+        cpp.prepare()
+    except BackendError as error:
+        return str(error)
+    _ready = True
+    return None
 
 
 def recurrence(
@@ -52,4 +72,10 @@ def recurrence(
     Returns:
         ``[T, H, V]`` in the dtype of ``v``.
     """
-    return in_torch.recurrence(q, k, v, decay, beta, state, slots, starts, has_history, scale)
+    batch = slots, starts, has_history
+    if not _ready or q.dtype == torch.float64:
+        return in_torch.recurrence(q, k, v, decay, beta, state, *batch, scale)
+    out = torch.zeros_like(v, memory_format=torch.contiguous_format)
+    decay = decay.expand(*v.shape[:2], q.shape[-1])
+    torch.ops.attnres_serve.cpp_recurrence(q, k, v, decay, beta, state, *batch, scale, out)
+    return out

@@ -1256,6 +1256,7 @@ def bench(*words: str) -> dict[str, Any]:
 
 
 SHORT = ("--quick", "--prompt-lengths", "32", "--contexts", "16", "--steps", "4", "--rounds", "6")
+SHORT += ("--threads", "1")  # two would wait for each other beside another test
 
 
 @pytest.mark.engine

@@ -26,9 +26,10 @@ def written(folder: Path, base: str, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("base", LATENT)
 def test_one_row_a_token_is_cached(base: str, tmp_path: Path) -> None:
-    """A latent of 512 channels and 64 rotated ones in bfloat16, in each of four layers."""
+    """A latent of 512 channels and 64 rotated ones in bfloat16, in each layer of attention."""
     facts = describe(validate(written(tmp_path, base)))
-    assert facts["kv_cache_bytes_per_token"] == 4 * (512 + 64) * 2
+    layers = {"kimi_linear": 1, "bailing_hybrid": 2}.get(base, 4)
+    assert facts["kv_cache_bytes_per_token"] == layers * (512 + 64) * 2
     assert facts["head_size"] == 576
 
 
@@ -66,10 +67,24 @@ def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: 
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.4.eh_proj.weight"] = tensors["model.norm.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert describe(validate(folder)) == before
+    assert describe(validate(folder)) == before | {"left_aside": 1}
     assert tiny_sites.load(folder).logprobs(ids).equal(expected)
     path = folder / "config.json"
     for value, said in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
         path.write_text(json.dumps(json.loads(path.read_text()) | {FURTHER: value}))
         with pytest.raises(CheckpointError, match=said):
             validate(folder)
+
+
+@pytest.mark.parametrize(("base", "name"), [("ernie4_5_moe", "model.mtp_"), ("exaone_moe", "mtp.")])
+def test_a_head_that_predicts_further_tokens_is_left_aside(
+    base: str, name: str, tmp_path: Path
+) -> None:
+    """Whatever it holds, depth attention of its own too."""
+    folder = write_house(tmp_path, base, block_size=3, layers=4)
+    before = describe(validate(folder))
+    tensors = load_file(folder / "model.safetensors")
+    for leaf in ("block.0.input_layernorm", "layers.0.mlp_res_norm"):
+        tensors[f"{name}{leaf}.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert describe(validate(folder)) == before | {"left_aside": 2}

@@ -11,7 +11,8 @@ GOLDENS = TESTS / "family_goldens"
 
 
 def test_every_golden_is_served():
-    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe", "deepseek_v3", "qwen3_next"}
+    served = {"qwen3_moe", "deepseek_v3", "qwen3_next", "kimi_linear"}
+    assert {path.name for path in GOLDENS.iterdir()} == served
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,8 @@ def test_every_golden_is_served():
         ("deepseek_v3", "two_phase"),
         ("qwen3_next", "single_pass"),
         ("qwen3_next", "two_phase"),
+        ("kimi_linear", "single_pass"),
+        ("kimi_linear", "two_phase"),
     ],
 )
 def test_a_golden_of_a_family(name, algorithm, tmp_path):

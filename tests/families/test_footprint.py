@@ -5,7 +5,7 @@ from math import prod
 import pytest
 from tiny import TINY
 
-from attnres_serve.families import FAMILIES, footprint
+from attnres_serve.families import FAMILIES, footprint, hugging_face
 
 
 def vllms(name: str) -> list[tuple[int, ...]]:
@@ -49,7 +49,7 @@ def test_state_is_vllms(name: str) -> None:
 def test_active_parameters(name: str) -> None:
     """One expert more that a token sees is one expert's parameters in every layer that has some."""
     family, config = FAMILIES[name], TINY[name]
-    key = next((key for key in ("num_experts_per_tok", "moe_k") if key in config), None)
+    key = next((key for key in hugging_face.CHOSEN if key in config), None)
     if key is None:
         assert family.idle_elements(config) == 0
         return

@@ -316,6 +316,14 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("torchtitan / SGLang fork on Kimi Linear", "'KimiBlockAttnResForCausalLM'"),
     ),
+    "Inkling 2": (
+        {"model_type": "inkling2", "n_layers_per_attnres_block": 6},
+        ("'inkling2'", "normed rows", "the code that it was released with"),
+    ),
+    "SANA-Video 2": (
+        {"_class_name": "SanaVideo2Transformer3DModel", "attn_res_block_size": 8},
+        ("SANA-Video 2", "diffusion model", "run it with diffusers"),
+    ),
     "Megatron": (
         PLAIN | {"attn_res_block_layers": 3},
         ("attn_res_block_layers: 3", "Megatron-LM", "no Hugging Face format"),

@@ -461,10 +461,9 @@ def test_whatever_is_missing(checkpoint: str, make: Make, world: Path) -> None:
 )
 @pytest.mark.parametrize("checkpoint", ["llama", "llama_int8"])
 def test_whatever_is_left_over(name: str, checkpoint: str, make: Make, world: Path) -> None:
-    """Also where no folder could be judged before; a rotary table and a draft head may be there."""
+    """Also where no folder could be judged before; a rotary table may be there."""
     table = ("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(16))
-    draft = ("mtp.layers.0.mlp.gate_proj.weight", torch.ones(8, 16))
-    tensors = [*weights(world, checkpoint).items(), table, draft]
+    tensors = [*weights(world, checkpoint).items(), table]
     make(checkpoint).load_weights(iter(tensors))
     with pytest.raises(CheckpointError, match=f"the tensor {name}, which a llama model with 3"):
         make(checkpoint).load_weights(iter([*tensors, (name, torch.ones(64))]))

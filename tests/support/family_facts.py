@@ -6,6 +6,8 @@ The makers of checkpoints draw by it, and the tests of families run every varian
 from dataclasses import dataclass, field
 from typing import Any
 
+from tiny import KIMI_LAYERS
+
 QKV = ("q_proj", "k_proj", "v_proj")
 
 
@@ -20,6 +22,7 @@ class Facts:
         has_head_norms: whether heads have a query and a key norm.
         has_gate: whether attention has a gate on what it returns.
         has_stages: whether vLLM's class can be split into pipeline stages.
+        compiles: whether vLLM compiles its class.
         sublayers: of every layer, as the names of their queries call them.
         variants: further keys of config.json with which a model is served and compared, by a name.
         workaround: what mends plain vLLM where its answers are wrong without, as module:function.
@@ -36,6 +39,7 @@ class Facts:
     has_gate: bool = False
     workaround: str | None = None
     has_stages: bool = True
+    compiles: bool = True
     sublayers: tuple[str, ...] = ("self_attention", "mlp")
     is_tiny: bool = False
     caches_prefixes: bool = True
@@ -64,6 +68,17 @@ REFUSED_LATENT: tuple[dict[str, Any], ...] = (
     LINEAR,
     yarn(mscale=0.7),
     yarn(mscale_all_dim=0.7),
+)
+
+# Of linear_attn_config: layers in both lists, in none or beyond the last, and what K3 has.
+KIMI_ODD: tuple[dict[str, Any], ...] = (
+    {"full_attn_layers": [2, 3]},
+    {"kda_layers": [1, 3]},
+    {"kda_layers": [1, 3, 4, 5]},
+    {"kda_layers": [0, 1, 3, 4]},
+    {"head_dim": None},
+    {"use_full_rank_gate": True},
+    {"gate_lower_bound": -5.0},
 )
 
 FACTS = {
@@ -190,6 +205,89 @@ FACTS = {
             {"rope_interleave": False},
         ),
     ),
+    "kimi_linear": Facts(
+        "KimiLinear",
+        is_tiny=True,
+        compiles=False,
+        caches_prefixes=False,
+        workaround="portable_stock:kimi_linear",
+        variants={
+            "": {},
+            "query latent, groups, another epsilon": {
+                "q_lora_rank": 64,
+                "first_k_dense_replace": 2,
+                "num_shared_experts": 2,
+                "num_expert_group": 4,
+                "topk_group": 2,
+                "moe_renormalize": False,
+                "rms_norm_eps": 1e-3,
+            },
+            "two of each, wider heads": {
+                "first_k_dense_replace": 0,
+                "linear_attn_config": {
+                    "kda_layers": [2, 3],
+                    "full_attn_layers": [1, 4],
+                    "head_dim": 48,
+                    "num_heads": 4,
+                    "short_conv_kernel_size": 3,
+                },
+            },
+        },
+        refused=(
+            {"num_key_value_heads": 2},
+            {"attention_bias": True},
+            {"tie_word_embeddings": True},
+            {"kv_lora_rank": None},
+            {"mla_use_nope": False},
+            {"mla_use_output_gate": True},
+            {"moe_layer_freq": 2},
+            {"moe_router_activation_func": "softmax"},
+            {"use_grouped_topk": False},
+            {"topk_group": 3},
+            {"num_expert_group": 8},
+            {"num_experts_per_token": 9},
+            {"n_shared_experts": 2},
+            {"routed_scaling_factor": None},
+            {"first_k_dense_replace": None},
+            {"mlp_layer_types": ["dense"] * 4},
+            {"linear_head_dim": 64},
+            {"hidden_act": "situ"},
+            {"routed_expert_hidden_size": 64},
+            {"linear_attn_config": None},
+            *({"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | one} for one in KIMI_ODD),
+        ),
+    ),
+    "bailing_hybrid": Facts(
+        "BailingMoeV2_5",
+        is_tiny=True,
+        caches_prefixes=False,
+        workaround="portable_stock:bailing_hybrid",
+        variants={
+            "": {},
+            "query latent, other groups": {
+                "q_lora_rank": 64,
+                "layer_group_size": 4,
+                "group_norm_size": 1,
+                "first_k_dense_replace": 0,
+            },
+        },
+        refused=(
+            {"num_key_value_heads": 2},
+            {"layer_group_size": 3},
+            {"layer_group_size": 1},
+            {"group_norm_size": 3},
+            {"use_bias": True},
+            {"use_qk_norm": False},
+            {"linear_silu": True},
+            {"score_function": "softmax"},
+            {"router_dtype": "bf16"},
+            {"rms_norm_eps": 1e-5},
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            {"rope_theta": None},
+            {"head_dim": None},
+            {"n_group": 3},
+        ),
+    ),
     "apertus": Facts(
         "Apertus",
         is_tiny=True,
@@ -251,7 +349,7 @@ FACTS = {
     "qwen3_next": Facts(
         "Qwen3Next",
         is_tiny=True,
-        workaround="linear_stock:qwen3_next",
+        workaround="portable_stock:qwen3_next",
         variants={
             "": {},
             "dense layer, older keys": {

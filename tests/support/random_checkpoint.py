@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checkpoints.hugging_face import by_names
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -25,6 +26,8 @@ def write_plain(folder: Path, config: Mapping[str, Any], seed: int = 0) -> Path:
     for name, parameter in model.named_parameters():
         parameter.data = _random(name, parameter.data, draw)
     model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(by_names(config, load_file(file)), file, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(dict(config)))
     return folder
 

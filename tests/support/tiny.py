@@ -57,6 +57,28 @@ LATENT: Config = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 32,
 }
+KIMI_EXPERTS: Config = {
+    "num_experts": 8,
+    "num_shared_experts": 1,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "moe_renormalize": True,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "moe_router_activation_func": "sigmoid",
+}
+KIMI_LAYERS: Config = {
+    "mla_use_nope": True,
+    "linear_attn_config": {
+        "kda_layers": [1, 3, 4],
+        "full_attn_layers": [2],
+        "head_dim": 32,
+        "num_heads": 2,
+        "short_conv_kernel_size": 4,
+    },
+}
 MULTIPLIERS: Config = {
     "embedding_multiplier": 2.0,
     "residual_multiplier": 0.5,
@@ -316,6 +338,38 @@ TINY: dict[str, Config] = {
         norm_topk_prob=True,
         mlp_only_layers=[],
         partial_rotary_factor=0.25,
+    ),
+    # Kimi Delta Attention, latent attention and a mixture of experts.
+    "kimi_linear": _config(
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        LATENT,
+        KIMI_EXPERTS,
+        KIMI_LAYERS,
+        without=NO_HEAD_DIM,
+    ),
+    # Lightning attention, latent attention and a mixture of experts; Hugging Face has no class.
+    "bailing_hybrid": _config(
+        "bailing_hybrid",
+        "BailingMoeV2_5ForCausalLM",
+        LATENT,
+        EXPERTS,
+        num_experts=8,
+        num_shared_experts=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        n_group=2,
+        topk_group=1,
+        routed_scaling_factor=2.5,
+        use_bias=False,
+        use_qkv_bias=False,
+        use_qk_norm=True,
+        layer_group_size=2,
+        group_norm_size=2,
+        partial_rotary_factor=0.5,
+        rope_theta=10000.0,
     ),
     # Short convolutions between layers of attention.
     "lfm2": _config(

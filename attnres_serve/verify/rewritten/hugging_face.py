@@ -24,7 +24,8 @@ def config(model_type: str, stated: Mapping[str, Any]) -> Any:
     # By the name of the class: other packages register theirs for some types, as fla for mamba2.
     if model_type not in CONFIG_MAPPING_NAMES:
         raise ValueError(f"Hugging Face has no model type {model_type!r}")
-    read = {key: value for key, value in stated.items() if key not in _UNREAD}
+    # Where no token for padding is stated, a class' own may lie beyond a small vocabulary.
+    read = {"pad_token_id": None} | {k: v for k, v in stated.items() if k not in _UNREAD}
     own = getattr(transformers, CONFIG_MAPPING_NAMES[model_type]).from_dict(read)
     if type(own) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"Hugging Face has no language model of the type {model_type!r}")

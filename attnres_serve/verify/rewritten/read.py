@@ -1,8 +1,9 @@
-"""A checkpoint of the house format, or one of Hugging Face's."""
+"""A checkpoint of the house format, of Kimi Linear's, or one of Hugging Face's."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attnres_serve.verify import oracle
 from attnres_serve.verify.rewritten import hugging_face
@@ -11,6 +12,14 @@ from attnres_serve.verify.rewritten.model import Rewritten, Site
 
 _PREFIX = "attnres_"  # of the house format's model types
 _EPS = ("rms_norm_eps", "layer_norm_epsilon", "norm_eps")  # the norms' own, by class
+
+
+def _attn_res(config: dict[str, Any]) -> dict[str, Any] | None:
+    """What is stated of Attention Residuals, by the house format; None for none."""
+    layers = config.get("attn_res_block_size")
+    if config["model_type"] == "kimi_linear" and layers is not None:
+        return {"block_size": 2 * layers}  # attention and experts in every layer
+    return config.get("attn_res")
 
 
 def load(
@@ -38,8 +47,8 @@ def load(
     layout = tuple(oracle.Place(site.layer, site.kind) for site in sites)
     eps = next(getattr(own, key) for key in _EPS if hasattr(own, key))
     spec = oracle.Spec(names, layout, {}, own.hidden_size, own.vocab_size, eps, tied=False)
-    if "attn_res" in config:
-        oracle.add_depth(spec, config["attn_res"])
+    if (attn_res := _attn_res(config)) is not None:
+        oracle.add_depth(spec, attn_res)
     norms = (*(site.norm for site in sites), final_norm)
     model = Rewritten(own, norms, spec, oracle.read_weights(folder))
     found = {name: tuple(tensor.shape) for name, tensor in model.weights.items()}

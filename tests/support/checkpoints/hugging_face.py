@@ -1,14 +1,17 @@
 """Ordinary checkpoints of families without a maker of their own, by Hugging Face's class."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from tiny import TINY
 from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
+from attnres_serve.families import FAMILIES
 from checkpoints.tensors import draw, write
 
 
@@ -17,18 +20,43 @@ def tiny(base: str, **changes: Any) -> dict[str, Any]:
     config = TINY[base] | {"vocab_size": 320, "max_position_embeddings": 512} | changes
     if base == "olmoe":
         config["rms_norm_eps"] = 1e-5
+    layers = config["num_hidden_layers"]
     for key in ("layer_types", "no_rope_layers", "hybrid_override_pattern"):
         if config.get(key):
-            config[key] = config[key][: config["num_hidden_layers"]]
+            config[key] = config[key][:layers]
+    if layers % config.get("layer_group_size", 1):
+        config["layer_group_size"] = layers
+    if isinstance(linear := config.get("linear_attn_config"), dict):  # it counts from 1
+        config["linear_attn_config"] = {
+            key: [layer for layer in value if layer <= layers] if "layers" in key else value
+            for key, value in linear.items()
+        }
     return config
 
 
 def saved(config: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors that Hugging Face's class saves of a model that it begins."""
+    """The tensors that Hugging Face's class saves of a model that it begins; zeros without one."""
+    if not FAMILIES[config["model_type"]].has_hf_class:
+        shapes = FAMILIES[config["model_type"]].shapes(config)
+        return {name: torch.zeros(shape) for name, shape in shapes.items()}
     own = CONFIG_MAPPING[config["model_type"]].from_dict(config)
     with TemporaryDirectory() as folder:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own).save_pretrained(folder)
-        return load_file(Path(folder) / "model.safetensors")
+        return by_names(config, load_file(Path(folder) / "model.safetensors"))
+
+
+def by_names(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by the names of checkpoints.
+
+    transformers 5.19 saves dense layers of Kimi Linear by a name of its experts.
+    """
+    if config["model_type"] != "kimi_linear":
+        return tensors
+    dense = tuple(f"model.layers.{layer}." for layer in range(config["first_k_dense_replace"]))
+    return {
+        name.replace("block_sparse_moe", "mlp") if name.startswith(dense) else name: tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def write_tiny(

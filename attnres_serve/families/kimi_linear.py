@@ -1,0 +1,191 @@
+"""Kimi Linear: layers of Kimi Delta Attention, and latent attention without rotary embedding."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from attnres_serve.depth.spec import is_count, is_number
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import hugging_face, latent
+from attnres_serve.families.family import Config, Shape
+
+LINEAR = "linear_attn_config"
+KINDS = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
+LINEAR_SIZES = ("head_dim", "num_heads", "short_conv_kernel_size")
+STATED = (
+    *hugging_face.STATED,
+    *("intermediate_size", "num_attention_heads", "qk_nope_head_dim", "v_head_dim"),
+    *("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size"),
+)
+DENSE = "first_k_dense_replace"
+SCALE = "routed_scaling_factor"
+OTHER_NAMES = {
+    "model_max_length": "max_position_embeddings",
+    "n_group": "num_expert_group",
+    "n_shared_experts": "num_shared_experts",
+    "norm_topk_prob": "moe_renormalize",
+    "num_experts_per_tok": "num_experts_per_token",
+    "num_local_experts": "num_experts",
+}
+# Hugging Face's class reads these from linear_attn_config, where it is stated.
+COPIES = {
+    "linear_head_dim": "head_dim",
+    "linear_num_heads": "num_heads",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
+}
+
+
+def kinds(config: Config) -> list[str | None]:
+    """The kind of every layer by ``linear_attn_config``, which counts layers from 1.
+
+    None stands for a layer that it does not name, or names twice.
+    """
+    stated = config[LINEAR]
+    layers = range(1, config["num_hidden_layers"] + 1)
+    named = [[kind for key, kind in KINDS.items() if layer in stated[key]] for layer in layers]
+    return [found[0] if len(found) == 1 else None for found in named]
+
+
+def layers(name: str, config: Config) -> None:
+    """Raise CheckpointError unless every layer is of one kind, of which both are there."""
+    stated: Any = config.get(LINEAR)
+    if not isinstance(stated, dict) or not all(is_count(stated.get(key)) for key in LINEAR_SIZES):
+        raise CheckpointError(
+            f"{LINEAR} is {stated!r}; expected an object with {', '.join(LINEAR_SIZES)}, whole "
+            "numbers of at least 1."
+        )
+    count = config["num_hidden_layers"]
+    lists: list[Any] = [stated.get(key) for key in KINDS]
+    if (
+        not all(isinstance(found, list) and found for found in lists)
+        or any(not is_count(layer) or layer > count for found in lists for layer in found)
+        or None in kinds(config)
+    ):
+        raise CheckpointError(
+            f"{' and '.join(f'{key} {stated.get(key)!r}' for key in KINDS)} of {LINEAR} must "
+            f"together name each of the {count} layers once, from 1, and each at least one."
+        )
+    for key, value in stated.items():
+        if key not in (*KINDS, *LINEAR_SIZES) and value not in (None, False):
+            raise CheckpointError(
+                f"{LINEAR} has {key}: {value!r}, which Hugging Face's {name} does not have; "
+                "remove it only if the model was trained without."
+            )
+
+
+def copies(name: str, config: Config) -> None:
+    """Raise CheckpointError for keys that Hugging Face's class alone reads and that say more."""
+    dense = [layer < config[DENSE] for layer in range(config["num_hidden_layers"])]
+    wanted = {
+        "layer_types": kinds(config),
+        "mlp_layer_types": ["dense" if is_dense else "sparse" for is_dense in dense],
+        **{key: config[LINEAR][own] for key, own in COPIES.items()},
+    }
+    for key, value in wanted.items():
+        if config.get(key) not in (None, value):
+            raise CheckpointError(
+                f"{key} is {config[key]!r}; by {LINEAR} and {DENSE}, which vLLM's {name} reads, it "
+                f"is {value!r}: leave it out."
+            )
+
+
+def numbers(name: str, config: Config) -> None:
+    """Raise CheckpointError for numbers that are missing, whose defaults differ by class."""
+    scale: Any = config.get(SCALE)
+    if not is_number(scale) or scale <= 0:
+        raise CheckpointError(f"{SCALE} is {scale!r}; expected a positive number.")
+    dense: Any = config.get(DENSE)
+    if type(dense) is not int or dense < 0:
+        raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
+
+
+def experts(name: str, config: Config) -> None:
+    """Raise CheckpointError unless experts can be chosen by groups, as both classes do."""
+    count, chosen = config["num_experts"], config["num_experts_per_token"]
+    groups, kept = config.get("num_expert_group", 1), config.get("topk_group", 1)
+    if (
+        not (is_count(groups) and is_count(kept))
+        or count % groups
+        or count < 2 * groups
+        or kept > groups
+        or chosen > kept * count // groups
+    ):
+        raise CheckpointError(
+            f"num_experts {count}, num_expert_group {groups!r}, topk_group {kept!r} and "
+            f"num_experts_per_token {chosen} do not go together: groups are of equal size, of at "
+            "least 2, and topk_group of them must hold the chosen experts."
+        )
+
+
+def state(config: Config, width: int) -> int:
+    """A square of float32 for every head."""
+    return int(config[LINEAR]["num_heads"] * config[LINEAR]["head_dim"] ** 2 * 4)
+
+
+_FAMILY = hugging_face.family(
+    "kimi_linear",
+    title="Kimi Linear",
+    module="attnres_serve.model.kimi",
+    cls="KimiLinearForCausalLM",
+    needs_gpu=True,
+    other_names=OTHER_NAMES,
+    config_class="vllm.transformers_utils.configs.kimi_linear:KimiLinearConfig",
+    stated=STATED,
+    kinds=tuple(KINDS.values()),
+    also=(
+        *("head_dim", "mla_use_nope", "moe_router_activation_func", "use_grouped_topk"),
+        *(DENSE, LINEAR, "moe_layer_freq", "topk_method", latent.FURTHER),
+    ),
+    only={
+        **latent.ONLY,
+        "moe_router_activation_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+        "use_grouped_topk": (True,),
+        "output_router_logits": (False,),
+    },
+    more_checks=(
+        latent.heads,
+        latent.stated({"mla_use_nope": True}),
+        numbers,
+        layers,
+        copies,
+        experts,
+    ),
+    recurrent_bytes=state,
+    fused=(
+        ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"),
+        ("q_a_proj", "kv_a_proj_with_mqa"),
+        ("gate_proj", "up_proj"),
+        ("w1", "w3"),
+    ),
+)
+
+
+def shapes(config: Config) -> dict[str, Shape]:
+    """Shapes by names, of which transformers gives those of dense layers a name of experts.
+
+    The token for padding, which may lie beyond a small vocabulary, changes none of them.
+    """
+    return dict(_dense_mlps(config, _FAMILY.shapes({**config, "pad_token_id": None})))
+
+
+def _dense_mlps(config: Config, found: dict[str, Shape]) -> Iterator[tuple[str, Shape]]:
+    dense = tuple(f"model.layers.{layer}." for layer in range(config[DENSE]))
+    for name, shape in found.items():
+        yield name.replace(".block_sparse_moe.", ".mlp.") if name.startswith(dense) else name, shape
+
+
+def cache_elements(config: Config) -> int:
+    """Elements of the cache for a token: a latent row in every layer of full attention."""
+    return latent.head_size(config) * len(config[LINEAR]["full_attn_layers"])
+
+
+FAMILY = replace(
+    _FAMILY,
+    shapes=shapes,
+    cache_elements=cache_elements,
+    product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
+    is_latent=True,
+    head_size=latent.head_size,
+    sizes=(*STATED, *latent.ROW, "q_lora_rank", DENSE, LINEAR),
+)

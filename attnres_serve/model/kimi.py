@@ -1,0 +1,74 @@
+"""vLLM's Kimi Linear with the final norm at the end of the decoder, where the last site is.
+
+vLLM's own decoder ends with ``hidden + residual`` and leaves the norm to ``compute_logits``, as its
+draft heads read what is not normed.  Of the two variants that vLLM has, the one for ROCm runs on
+any device; the other needs CUDA.
+"""
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
+from vllm.platforms import current_platform
+from vllm.sequence import IntermediateTensors
+
+from attnres_serve.compat.bare_package import without_init
+from attnres_serve.families import latent
+from attnres_serve.model.made_of import made_of
+
+with without_init("vllm.models.kimi_k3"):  # which imports the variant for CUDA on a CPU too
+    if not TYPE_CHECKING and current_platform.is_cuda():
+        from vllm.models.kimi_k3.nvidia import model as linear
+    else:
+        from vllm.models.kimi_k3.amd import linear
+
+
+class KimiLinearDecoder(linear.KimiLinearModel):
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: IntermediateTensors | None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor | IntermediateTensors:
+        residual = None
+        if not get_pp_group().is_first_rank:
+            assert intermediate_tensors is not None
+            hidden_states = intermediate_tensors["hidden_states"]
+            residual = intermediate_tensors["residual"]
+        else:
+            hidden_states = inputs_embeds
+            if hidden_states is None:
+                hidden_states = self.embed_input_ids(input_ids)
+        for layer in islice(self.layers, self.start_layer, self.end_layer):
+            # One of the variants returns a sum of its own between the two.
+            hidden_states, *_, residual = layer(positions, hidden_states, residual)
+        if not get_pp_group().is_last_rank:
+            return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
+        hidden_states, _ = self.norm(hidden_states, residual)
+        return hidden_states
+
+
+def _set_eps(attention: nn.Module, eps: float) -> None:
+    """Give norms within attention the epsilon that they have where the model was trained."""
+    if hasattr(attention, "o_norm"):
+        attention.o_norm.eps = eps  # of vLLM's layer for GPUs it is 1e-5 always
+    if hasattr(attention, "rms_norm_eps"):
+        attention.rms_norm_eps = latent.EPS  # of the variant for CUDA, which norms both latents
+
+
+class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
+    def __init__(self, *, vllm_config: VllmConfig, **kwargs: Any) -> None:
+        if current_platform.is_cpu():
+            # On several workers vLLM pads narrow experts for kernels of GPUs, and fails at it here.
+            vllm_config.model_config.hf_config.min_moe_intermediate_per_partition = 1
+        with made_of(linear, KimiLinearModel=KimiLinearDecoder):
+            super().__init__(vllm_config=vllm_config, **kwargs)
+        for layer in islice(self.model.layers, self.model.start_layer, self.model.end_layer):
+            _set_eps(layer.self_attn, self.config.rms_norm_eps)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        logits: Tensor | None = self.logits_processor(self.lm_head, hidden_states)
+        return logits

@@ -1,0 +1,81 @@
+"""Formats that vLLM serves by itself on a GPU: who serves them, and by whose wish."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny import TINY
+from transformers import PreTrainedConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.transformers_utils.config import _CONFIG_FORMAT_TO_CONFIG_PARSER as table
+
+from attnres_serve import plugin, settings
+from attnres_serve.compat import host, native, registry
+from attnres_serve.errors import CheckpointError, SettingError
+
+KIMI = TINY["kimi_linear"] | {"attn_res_block_size": 2}
+
+
+@pytest.fixture(params=[True, False], ids=["CPU", "GPU"])
+def on_cpu(request, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(host, "on_cpu", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("wanted", ["auto", None, "off"])
+def test_a_gpu_runs_vllms_own_unless_told_otherwise(on_cpu: bool, wanted: str | None) -> None:
+    given = None if wanted is None else {settings.NATIVE_KEY: wanted}
+    assert plugin.is_left_to_vllm(KIMI, given) == (not on_cpu and wanted != "off")
+
+
+def test_on_means_a_gpu(on_cpu: bool) -> None:
+    given = {settings.NATIVE_KEY: "on"}
+    if on_cpu:
+        with pytest.raises(SettingError, match="on this device; leave it out"):
+            plugin.is_left_to_vllm(KIMI, given)
+    else:
+        assert plugin.is_left_to_vllm(KIMI, given)
+
+
+def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would serve the checkpoint with standard residuals."""
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    module, name, _ = native.CONFIGS["kimi_linear"]
+    for odd in ((module, name, "gone"), (module, "Gone", "x"), ("vllm.gone", name, "x")):
+        monkeypatch.setitem(native.CONFIGS, "kimi_linear", odd)
+        assert not plugin.is_left_to_vllm(KIMI, None)
+
+
+def test_only_what_vllm_has_is_left_to_it(on_cpu: bool) -> None:
+    """In the house format the same model is ours everywhere; a plain one is nobody's to claim."""
+    house = {"model_type": "attnres_kimi_linear", "attn_res": {"block_size": 4}}
+    for config in (KIMI | house, TINY["kimi_linear"], TINY["llama"]):
+        assert not plugin.is_left_to_vllm(config, None)
+
+
+def test_what_is_ours_alone_to_refuse_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has parts of Kimi K3 on a GPU that are refused here."""
+    plugin.register()
+    parser = table["hf"]()
+    k3 = KIMI | {"hidden_act": "situ"}
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", lambda *_, **__: (k3, {}))
+    with pytest.raises(CheckpointError, match="hidden_act is 'situ'"):
+        parser.parse("m", False)
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(type(parser).__base__, "parse", lambda *_, **__: "vLLM's")
+    assert parser.parse("m", False) == "vLLM's"
+
+
+def test_the_setting_is_known_while_a_config_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM reads config.json before it keeps its additional_config."""
+    plugin.register()
+    heard: list[Any] = []
+
+    def hear(**_: Any) -> SimpleNamespace:
+        heard.append(registry._additional_config.get())
+        return SimpleNamespace()
+
+    monkeypatch.setattr("vllm.engine.arg_utils.ModelConfig", hear)
+    EngineArgs(model="m", additional_config={settings.NATIVE_KEY: "off"}).create_model_config()
+    assert heard == [{settings.NATIVE_KEY: "off"}]
+    assert registry._additional_config.get() is None

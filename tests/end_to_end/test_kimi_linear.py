@@ -1,0 +1,90 @@
+"""Kimi Linear in its own format, whose key counts layers, in shapes of its own."""
+
+import json
+import random
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_sites
+from checkpoints import write_house
+from goldens import check_all_against, check_executed
+from jobs import engine_job, fresh_prompts, run_named, run_verify
+from serving import TESTS
+
+from attnres_serve.settings import ALGORITHMS
+
+pytestmark = [pytest.mark.engine, pytest.mark.families]
+
+GOLDEN = TESTS / "family_goldens" / "kimi_linear"
+FULL = [*range(4, 27, 4), 27]  # of the paper's 27 layers, those of full attention
+# Layers, layers of a block, and those of full attention.
+SHAPES = {
+    "the paper's": (27, 3, FULL),
+    "a block for each layer": (3, 1, [1]),
+    "a short last block": (5, 2, [3, 5]),
+    "one block": (4, 6, [2, 3]),
+}
+
+
+def layers_of(count: int, full: list[int]) -> dict[str, Any]:
+    kda = [layer for layer in range(1, count + 1) if layer not in full]
+    sizes = {"head_dim": 32, "num_heads": 2, "short_conv_kernel_size": 4}
+    return {"linear_attn_config": {"kda_layers": kda, "full_attn_layers": full, **sizes}}
+
+
+def write_own(folder: Path, layers: int, block_layers: int, full: list[int], seed: int) -> Path:
+    """A checkpoint of the house format in Kimi Linear's own. Returns its folder."""
+    changes = layers_of(layers, full)
+    write_house(
+        folder,
+        "kimi_linear",
+        layers=layers,
+        block_size=2 * block_layers,
+        seed=seed,
+        changes=changes,
+    )
+    config = json.loads((folder / "config.json").read_text())
+    del config["attn_res"]
+    own = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"]}
+    own |= {"attn_res_block_size": block_layers, "model_max_length": 512}
+    del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config | own))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Every shape, served in one process: folder, job and result by its name."""
+    random.seed()
+    root, jobs = tmp_path_factory.mktemp("shapes"), {}
+    for (name, shape), algorithm in zip(SHAPES.items(), cycle(ALGORITHMS), strict=False):
+        folder = write_own(root / name, *shape, seed=random.randrange(10**6))
+        jobs[name] = engine_job(folder, fresh_prompts((7, 100)), algorithm)
+    return root, run_named(jobs, root / "run")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_its_own_format_equals_hugging_faces_class_with_mixes(runs, name):
+    root, results = runs
+    job, result = results[name]
+    check_all_against(tiny_sites.load(root / name), job, result, caches_prefixes=False)
+    check_executed(result, job["algorithm"], compiled=False)
+
+
+def test_verify_judges_it(tmp_path):
+    prompts = fresh_prompts((40,))
+    (report,) = run_verify(
+        [
+            {
+                "served": str(GOLDEN),
+                "reference": str(GOLDEN),
+                "prompts": prompts,
+                "chosen": {"attnres_algorithm": "two_phase"},
+                "dtype": "float32",
+            }
+        ],
+        tmp_path,
+    )
+    assert report["holds"], report

@@ -1,0 +1,41 @@
+"""Models of vLLM's that its own registry makes for other devices than a CPU."""
+
+from attnres_serve.compat.bare_package import without_init
+from attnres_serve.compat.workarounds import hybrid_prefix_caching, mla_blocks, rotary
+from attnres_serve.model import linear_attention
+
+
+def _hybrid() -> None:
+    hybrid_prefix_caching.off_by_default()
+    mla_blocks.accept_multiples()
+    rotary.rotate_every_head()
+
+
+def kimi_linear() -> None:
+    """Let plain vLLM take its variant for ROCm, which any device can run, with our layer of KDA."""
+    from vllm import ModelRegistry
+
+    _hybrid()
+    with without_init("vllm.models.kimi_k3"):
+        from vllm.models.kimi_k3.amd.linear import KimiLinearForCausalLM
+    linear_attention.replace_on_cpu()
+    ModelRegistry.register_model("KimiLinearForCausalLM", KimiLinearForCausalLM)
+
+
+def bailing_hybrid() -> None:
+    """Let plain vLLM read its config.json without code of a repository, with our linear layer."""
+    from transformers import AutoConfig
+    from vllm.model_executor.models import bailing_moe_linear  # noqa: F401  its layer is replaced
+
+    from attnres_serve.model.bailing import BailingHybridConfig
+
+    _hybrid()
+    AutoConfig.register("bailing_hybrid", BailingHybridConfig, exist_ok=True)
+    linear_attention.replace_on_cpu()
+
+
+def qwen3_next() -> None:
+    """Let plain vLLM take our layer of Gated DeltaNet: its own knows bfloat16 and two sizes."""
+    from vllm.model_executor.models import qwen3_next  # noqa: F401  its layer is replaced
+
+    linear_attention.replace_on_cpu()
