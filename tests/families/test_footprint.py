@@ -16,6 +16,13 @@ def vllms(name: str) -> list[tuple[int, ...]]:
     config = TINY[name]
     if name.startswith("lfm2"):
         return [*Shapes.short_conv_state_shape(1, config["hidden_size"], config["conv_L_cache"])]
+    if name == "qwen3_next":
+        keys = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        return [
+            *Shapes.gated_delta_net_state_shape(
+                1, *(config[f"linear_{key}"] for key in (*keys, "conv_kernel_dim"))
+            )
+        ]
     sizes = ("num_heads", "head_dim", "state_size")
     if name == "nemotron_h":
         sizes = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size")
@@ -24,7 +31,7 @@ def vllms(name: str) -> list[tuple[int, ...]]:
     return [*Shapes.mamba2_state_shape(1, heads * head, 1, heads, head, state, kernel)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "mamba2", "nemotron_h"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "mamba2", "nemotron_h", "qwen3_next"])
 def test_state_is_vllms(name: str) -> None:
     """In bfloat16; Nemotron-H's recurrence is kept in float32."""
     family, config = FAMILIES[name], TINY[name]
