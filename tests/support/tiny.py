@@ -260,6 +260,16 @@ TINY: dict[str, Config] = {
         topk_group=1,
         sliding_window_pattern="LLLG",
     ),
+    "afmoe": _config(
+        "afmoe",
+        "AfmoeForCausalLM",
+        EXPERTS,
+        WINDOWS,
+        num_dense_layers=1,
+        num_shared_experts=1,
+        route_scale=2.5,
+        mup_enabled=True,
+    ),
     # Hugging Face has no class of it.
     "bailing_moe": _config(
         "bailing_moe",

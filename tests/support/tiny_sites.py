@@ -11,6 +11,7 @@ SANDWICH = {"attention": "input_layernorm", "mlp": "pre_feedforward_layernorm"}
 CONVOLUTION = {"attention": "operator_norm", "mlp": "ffn_norm"}
 ONE = {"mixer": "norm"}
 NORMS = {
+    "afmoe": {"attention": "input_layernorm", "mlp": "pre_mlp_layernorm"},
     "apertus": {"attention": "attention_layernorm", "mlp": "feedforward_layernorm"},
     "gemma2": SANDWICH,
     "gemma3_text": SANDWICH,
