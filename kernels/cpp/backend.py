@@ -166,7 +166,14 @@ def _keys(sites: Sequence[SiteWeights]) -> tuple[list[Tensor], list[Tensor]]:
 
 def _register_fakes() -> None:
     """What the operators return, for compilers: shapes and dtypes without values."""
-    for name in ("single_pass", "merge", "score_rows", "mix_scored", "add_to_row"):
+    for name in (
+        "single_pass",
+        "merge",
+        "score_rows",
+        "mix_scored",
+        "add_to_row",
+        "recurrence",
+    ):
         torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
 
     @torch.library.register_fake("attnres_serve::cpp_open_group")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import in_place
 import pytest
+import ragged
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -575,7 +576,13 @@ def arguments_of_operators(dtype: torch.dtype) -> dict[str, tuple]:
         "score_rows": (bank, scores, 0, 1, 2, *keys, 0.5, 1e-6),
         "mix_scored": (delta, bank, scores, 1, *own),
         "add_to_row": (delta, bank, 2),
+        "recurrence": arguments_of_the_recurrence(dtype),
     }
+
+
+def arguments_of_the_recurrence(dtype: torch.dtype) -> tuple:
+    batch = vars(ragged.random().to(dtype, torch.float32))
+    return *batch.values(), torch.zeros_like(batch["v"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
