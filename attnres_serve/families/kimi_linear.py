@@ -1,12 +1,11 @@
 """Kimi Linear: layers of Kimi Delta Attention, and latent attention without rotary embedding."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import hugging_face, latent
+from attnres_serve.families import checks, hugging_face, kimi_k3, latent
 from attnres_serve.families.family import Config, Shape
 
 LINEAR = "linear_attn_config"
@@ -15,8 +14,8 @@ LINEAR_SIZES = ("head_dim", "num_heads", "short_conv_kernel_size")
 STATED = (
     *hugging_face.STATED,
     *("intermediate_size", "num_attention_heads", "qk_nope_head_dim", "v_head_dim"),
-    *("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size"),
 )
+EXPERTS = ("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size")
 DENSE = "first_k_dense_replace"
 SCALE = "routed_scaling_factor"
 OTHER_NAMES = {
@@ -35,15 +34,15 @@ COPIES = {
 }
 
 
-def kinds(config: Config) -> list[str | None]:
+def kinds(config: Config) -> list[str]:
     """The kind of every layer by ``linear_attn_config``, which counts layers from 1.
 
-    None stands for a layer that it does not name, or names twice.
+    Nothing stands for a layer that it does not name, or names twice.
     """
     stated = config[LINEAR]
     layers = range(1, config["num_hidden_layers"] + 1)
     named = [[kind for key, kind in KINDS.items() if layer in stated[key]] for layer in layers]
-    return [found[0] if len(found) == 1 else None for found in named]
+    return [found[0] if len(found) == 1 else "" for found in named]
 
 
 def layers(name: str, config: Config) -> None:
@@ -59,26 +58,26 @@ def layers(name: str, config: Config) -> None:
     if (
         not all(isinstance(found, list) and found for found in lists)
         or any(not is_count(layer) or layer > count for found in lists for layer in found)
-        or None in kinds(config)
+        or "" in kinds(config)
     ):
         raise CheckpointError(
             f"{' and '.join(f'{key} {stated.get(key)!r}' for key in KINDS)} of {LINEAR} must "
             f"together name each of the {count} layers once, from 1, and each at least one."
         )
     for key, value in stated.items():
-        if key not in (*KINDS, *LINEAR_SIZES) and value not in (None, False):
+        if key not in (*KINDS, *LINEAR_SIZES, *kimi_k3.GATES) and value not in (None, False):
             raise CheckpointError(
-                f"{LINEAR} has {key}: {value!r}, which Hugging Face's {name} does not have; "
-                "remove it only if the model was trained without."
+                f"{LINEAR} has {key}: {value!r}, which vLLM's {name} does not read; remove it only "
+                "if the model was trained without."
             )
 
 
 def copies(name: str, config: Config) -> None:
     """Raise CheckpointError for keys that Hugging Face's class alone reads and that say more."""
-    dense = [layer < config[DENSE] for layer in range(config["num_hidden_layers"])]
+    dense = dense_layers(config)
     wanted = {
         "layer_types": kinds(config),
-        "mlp_layer_types": ["dense" if is_dense else "sparse" for is_dense in dense],
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (config["num_hidden_layers"] - dense),
         **{key: config[LINEAR][own] for key, own in COPIES.items()},
     }
     for key, value in wanted.items():
@@ -89,18 +88,23 @@ def copies(name: str, config: Config) -> None:
             )
 
 
-def numbers(name: str, config: Config) -> None:
-    """Raise CheckpointError for numbers that are missing, whose defaults differ by class."""
+def dense_layers(config: Config) -> int:
+    """How many layers have no experts, all of them where there are none; they come first."""
+    layers: int = config["num_hidden_layers"]
+    return layers if config.get("num_experts") is None else min(layers, config[DENSE])
+
+
+def experts(name: str, config: Config) -> None:
+    """Raise CheckpointError unless experts can be chosen by groups, as both classes do."""
+    if config.get("num_experts") is None:
+        return
+    checks.require_counts(config, EXPERTS)
     scale: Any = config.get(SCALE)
     if not is_number(scale) or scale <= 0:
         raise CheckpointError(f"{SCALE} is {scale!r}; expected a positive number.")
     dense: Any = config.get(DENSE)
     if type(dense) is not int or dense < 0:
         raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
-
-
-def experts(name: str, config: Config) -> None:
-    """Raise CheckpointError unless experts can be chosen by groups, as both classes do."""
     count, chosen = config["num_experts"], config["num_experts_per_token"]
     groups, kept = config.get("num_expert_group", 1), config.get("topk_group", 1)
     if (
@@ -132,9 +136,10 @@ _FAMILY = hugging_face.family(
     config_class="vllm.transformers_utils.configs.kimi_linear:KimiLinearConfig",
     stated=STATED,
     kinds=tuple(KINDS.values()),
+    activations=("silu", kimi_k3.ACTIVATION),
     also=(
         *("head_dim", "mla_use_nope", "moe_router_activation_func", "use_grouped_topk"),
-        *(DENSE, LINEAR, "moe_layer_freq", "topk_method", latent.FURTHER),
+        *(DENSE, LINEAR, "moe_layer_freq", "topk_method", latent.FURTHER, *kimi_k3.KEYS),
     ),
     only={
         **latent.ONLY,
@@ -146,10 +151,10 @@ _FAMILY = hugging_face.family(
     more_checks=(
         latent.heads,
         latent.stated({"mla_use_nope": True}),
-        numbers,
+        experts,
         layers,
         copies,
-        experts,
+        kimi_k3.check,
     ),
     recurrent_bytes=state,
     fused=(
@@ -166,13 +171,15 @@ def shapes(config: Config) -> dict[str, Shape]:
 
     The token for padding, which may lie beyond a small vocabulary, changes none of them.
     """
-    return dict(_dense_mlps(config, _FAMILY.shapes({**config, "pad_token_id": None})))
-
-
-def _dense_mlps(config: Config, found: dict[str, Shape]) -> Iterator[tuple[str, Shape]]:
-    dense = tuple(f"model.layers.{layer}." for layer in range(config[DENSE]))
-    for name, shape in found.items():
-        yield name.replace(".block_sparse_moe.", ".mlp.") if name.startswith(dense) else name, shape
+    dense = dense_layers(config)
+    stated = {key: value for key, value in config.items() if value is not None}
+    stated |= {"pad_token_id": None, "hidden_act": "silu", DENSE: dense}
+    own = tuple(f"model.layers.{layer}." for layer in range(dense))
+    usual = {
+        name.replace(".block_sparse_moe.", ".mlp.") if name.startswith(own) else name: shape
+        for name, shape in _FAMILY.shapes(stated).items()
+    }
+    return kimi_k3.shapes(config, kinds(config), usual)
 
 
 def cache_elements(config: Config) -> int:
@@ -187,5 +194,5 @@ FAMILY = replace(
     product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
     is_latent=True,
     head_size=latent.head_size,
-    sizes=(*STATED, *latent.ROW, "q_lora_rank", DENSE, LINEAR),
+    sizes=(*STATED, *EXPERTS, *latent.ROW, "q_lora_rank", DENSE, LINEAR),
 )

@@ -61,10 +61,13 @@ def _set_eps(attention: nn.Module, eps: float) -> None:
 
 class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, **kwargs: Any) -> None:
+        parts = {"KimiLinearModel": KimiLinearDecoder}
         if current_platform.is_cpu():
+            # Its layer for Kimi K3 is made of kernels; the other one can do the same.
+            parts["KimiK3DeltaAttention"] = linear.KimiLinearGatedDeltaNetAttention
             # On several workers vLLM pads narrow experts for kernels of GPUs, and fails at it here.
             vllm_config.model_config.hf_config.min_moe_intermediate_per_partition = 1
-        with made_of(linear, KimiLinearModel=KimiLinearDecoder):
+        with made_of(linear, **parts):
             super().__init__(vllm_config=vllm_config, **kwargs)
         for layer in islice(self.model.layers, self.model.start_layer, self.model.end_layer):
             _set_eps(layer.self_attn, self.config.rms_norm_eps)

@@ -17,7 +17,6 @@ RESULTS = Path(__file__).with_name("families.json")
 COLUMNS = ("exact", "twin", "trace", "chunked", "compiled", "TP", "PP", "EP")
 # Why a column of a family stays empty, where it is not for want of a test.
 REASONS = {
-    **{("bailing_hybrid", column): "no class to compare with" for column in ("exact", "trace")},
     ("kimi_linear", "compiled"): "vLLM's class is not",
     ("mamba2", "PP"): "vLLM's class has no stages",
     ("nemotron_h", "EP"): "experts are refused",

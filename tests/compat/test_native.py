@@ -57,7 +57,7 @@ def test_what_is_ours_alone_to_refuse_is_left_too(monkeypatch: pytest.MonkeyPatc
     """vLLM has parts of Kimi K3 on a GPU that are refused here."""
     plugin.register()
     parser = table["hf"]()
-    k3 = KIMI | {"hidden_act": "situ"}
+    k3 = KIMI | {"hidden_act": "situ", "activation_situ_beta": 2.0}
     monkeypatch.setattr(PreTrainedConfig, "get_config_dict", lambda *_, **__: (k3, {}))
     with pytest.raises(CheckpointError, match="hidden_act is 'situ'"):
         parser.parse("m", False)

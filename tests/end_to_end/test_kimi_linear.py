@@ -6,12 +6,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import kimi_k3_model
 import pytest
 import tiny_sites
 from checkpoints import write_house
 from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_named, run_verify
 from serving import TESTS
+from tiny import KIMI_LAYERS
 
 from attnres_serve.settings import ALGORITHMS
 
@@ -25,6 +27,26 @@ SHAPES = {
     "a block for each layer": (3, 1, [1]),
     "a short last block": (5, 2, [3, 5]),
     "one block": (4, 6, [2, 3]),
+}
+# What Kimi K3 has beside: dense with everything, and with experts all that they allow.
+GATES = {"use_full_rank_gate": True, "gate_lower_bound": -5.0}
+WITHOUT_EXPERTS = dict.fromkeys(
+    ("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size")
+)
+SITU = {"hidden_act": "situ", "activation_situ_beta": 2.0}
+K3: dict[str, dict[str, Any]] = {
+    "dense": WITHOUT_EXPERTS
+    | SITU
+    | {"q_lora_rank": 64, "mla_use_output_gate": True, "activation_situ_linear_beta": 3.0}
+    | {"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | GATES},
+    "dense, without bounds": WITHOUT_EXPERTS
+    | SITU
+    | {"mla_use_output_gate": False}
+    | {"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | {"use_full_rank_gate": True}},
+    "experts": {
+        "mla_use_output_gate": True,
+        "linear_attn_config": KIMI_LAYERS["linear_attn_config"] | GATES,
+    },
 }
 
 
@@ -70,6 +92,27 @@ def test_its_own_format_equals_hugging_faces_class_with_mixes(runs, name):
     root, results = runs
     job, result = results[name]
     check_all_against(tiny_sites.load(root / name), job, result, caches_prefixes=False)
+    check_executed(result, job["algorithm"], compiled=False)
+
+
+@pytest.fixture(scope="module")
+def k3(tmp_path_factory):
+    random.seed()
+    root, jobs = tmp_path_factory.mktemp("k3"), {}
+    for (name, changes), algorithm in zip(K3.items(), ALGORITHMS, strict=True):
+        folder = root / name
+        seed = random.randrange(10**6)
+        write_house(folder, "kimi_linear", layers=4, block_size=3, seed=seed, changes=changes)
+        jobs[name] = engine_job(folder, fresh_prompts((7, 100)), algorithm)
+    return root, run_named(jobs, root / "run")
+
+
+@pytest.mark.parametrize("name", K3)
+def test_what_kimi_k3_has_beside(k3, name):
+    """Hugging Face's class has none of it: the judge is its Kimi Linear and some lines of ours."""
+    root, results = k3
+    job, result = results[name]
+    check_all_against(kimi_k3_model.load(root / name), job, result, caches_prefixes=False)
     check_executed(result, job["algorithm"], compiled=False)
 
 

@@ -109,14 +109,15 @@ def test_two_names_of_one_value() -> None:
     ("changes", "said"),
     [
         ({"routed_expert_hidden_size": 64}, "experts of Kimi K3 work on a latent"),
-        ({"hidden_act": "situ"}, "hidden_act is 'situ'; supported on kimi_linear is 'silu'"),
-        ({"mla_use_output_gate": True}, "mla_use_output_gate: True"),
-        ({"linear_attn_config": LINEAR | {"use_full_rank_gate": True}}, "use_full_rank_gate: True"),
-        ({"linear_attn_config": LINEAR | {"gate_lower_bound": -5.0}}, "gate_lower_bound: -5.0"),
+        ({"hidden_act": "situ", "activation_situ_beta": 2.0}, "supported without experts alone"),
+        ({"hidden_act": "situ", "num_experts": None}, "activation_situ_beta is None"),
+        ({"mla_use_output_gate": "yes"}, "mla_use_output_gate is 'yes'; expected true or false"),
+        ({"linear_attn_config": LINEAR | {"gate_lower_bound": -6.0}}, "gate_lower_bound is -6.0"),
+        ({"linear_attn_config": LINEAR | {"gated": True}}, "gated: True, which vLLM's kimi_linear"),
         ({"mla_use_nope": None}, "mla_use_nope is None"),
     ],
 )
-def test_what_is_kimi_k3s(
+def test_what_is_not_served(
     changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "is_cpu_build", lambda: True)

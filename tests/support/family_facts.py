@@ -77,8 +77,10 @@ KIMI_ODD: tuple[dict[str, Any], ...] = (
     {"kda_layers": [1, 3, 4, 5]},
     {"kda_layers": [0, 1, 3, 4]},
     {"head_dim": None},
-    {"use_full_rank_gate": True},
-    {"gate_lower_bound": -5.0},
+    {"use_full_rank_gate": "yes"},
+    {"gate_lower_bound": -6.0},
+    {"gate_lower_bound": 0},
+    {"another": True},
 )
 
 FACTS = {
@@ -239,7 +241,7 @@ FACTS = {
             {"tie_word_embeddings": True},
             {"kv_lora_rank": None},
             {"mla_use_nope": False},
-            {"mla_use_output_gate": True},
+            {"mla_use_output_gate": 1.5},
             {"moe_layer_freq": 2},
             {"moe_router_activation_func": "softmax"},
             {"use_grouped_topk": False},
@@ -251,7 +253,9 @@ FACTS = {
             {"first_k_dense_replace": None},
             {"mlp_layer_types": ["dense"] * 4},
             {"linear_head_dim": 64},
-            {"hidden_act": "situ"},
+            {"hidden_act": "situ", "activation_situ_beta": 2.0},
+            {"hidden_act": "situ", "num_experts": None},
+            {"activation_situ_beta": 2.0},
             {"routed_expert_hidden_size": 64},
             {"linear_attn_config": None},
             *({"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | one} for one in KIMI_ODD),

@@ -42,6 +42,8 @@ def load(
     """
     config = json.loads((folder / "config.json").read_text())
     model_type = model_type or config["model_type"].removeprefix(_PREFIX)
+    if (config.get("linear_attn_config") or {}).get("gate_lower_bound") is not None:
+        raise ValueError("Hugging Face's class has no lower bound of the gate, as Kimi K3 has")
     own = hugging_face.config(model_type, config)
     names = oracle.depth_names(*{site.kind for site in sites})
     layout = tuple(oracle.Place(site.layer, site.kind) for site in sites)

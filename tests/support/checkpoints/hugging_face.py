@@ -35,8 +35,11 @@ def tiny(base: str, **changes: Any) -> dict[str, Any]:
 
 
 def saved(config: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors that Hugging Face's class saves of a model that it begins; zeros without one."""
-    if not FAMILIES[config["model_type"]].has_hf_class:
+    """The tensors that Hugging Face's class saves of a model that it begins.
+
+    Zeros where it has none, or none with the gates of Kimi K3.
+    """
+    if not FAMILIES[config["model_type"]].has_hf_class or "mla_use_output_gate" in config:
         shapes = FAMILIES[config["model_type"]].shapes(config)
         return {name: torch.zeros(shape) for name, shape in shapes.items()}
     own = CONFIG_MAPPING[config["model_type"]].from_dict(config)
