@@ -67,6 +67,7 @@ _FAMILY = hugging_face.family(
     title="AliceAI",
     module="attnres_serve.model.alice_ai",
     cls="AliceAIForCausalLM",
+    has_hf_class=False,
     treated_as="KimiLinearForCausalLM",
     stated=STATED,
     also=(*DRAFTS, *ONLY),
