@@ -381,6 +381,19 @@ TINY: dict[str, Config] = {
         partial_rotary_factor=0.5,
         rope_theta=10000.0,
     ),
+    # Kimi Delta Attention and gated attention; Hugging Face has no class.
+    "alice_ai": _config(
+        "alice_ai",
+        "AliceAIForCausalLM",
+        EXPERTS,
+        LINEAR,
+        num_experts=8,
+        shared_expert_intermediate_size=64,
+        linear_num_value_heads=2,
+        linear_value_head_dim=32,
+        partial_rotary_factor=0.25,
+        without=("intermediate_size",),
+    ),
     # Short convolutions between layers of attention.
     "lfm2": _config(
         "lfm2",
