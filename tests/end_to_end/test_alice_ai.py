@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny_sites
 from checkpoints import write_alice_ai, write_standard
-from family_facts import FACTS
+from facts import FACTS
 from goldens import bound, check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine, run_named, run_verify
 from serving import TESTS

@@ -1,7 +1,7 @@
 """Goldens of families, written by Hugging Face's classes and evaluated in float64, over HTTP."""
 
 import pytest
-from family_facts import FACTS
+from facts import FACTS
 from goldens import check_executed, check_golden_over_http
 from serving import OURS, TESTS, running
 
