@@ -121,6 +121,11 @@ def experts(name: str, config: Config) -> None:
         )
 
 
+def state(config: Config, width: int) -> int:
+    """A square of float32 for every head."""
+    return int(config[LINEAR]["num_heads"] * config[LINEAR]["head_dim"] ** 2 * 4)
+
+
 _FAMILY = hugging_face.family(
     "kimi_linear",
     title="Kimi Linear",
@@ -151,6 +156,7 @@ _FAMILY = hugging_face.family(
         copies,
         kimi_k3.check,
     ),
+    recurrent_bytes=state,
     fused=(
         ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"),
         ("q_a_proj", "kv_a_proj_with_mqa"),

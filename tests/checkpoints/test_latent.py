@@ -67,10 +67,24 @@ def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: 
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.4.eh_proj.weight"] = tensors["model.norm.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert describe(validate(folder)) == before
+    assert describe(validate(folder)) == before | {"left_aside": 1}
     assert tiny_sites.load(folder).logprobs(ids).equal(expected)
     path = folder / "config.json"
     for value, said in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
         path.write_text(json.dumps(json.loads(path.read_text()) | {FURTHER: value}))
         with pytest.raises(CheckpointError, match=said):
             validate(folder)
+
+
+@pytest.mark.parametrize(("base", "name"), [("ernie4_5_moe", "model.mtp_"), ("exaone_moe", "mtp.")])
+def test_a_head_that_predicts_further_tokens_is_left_aside(
+    base: str, name: str, tmp_path: Path
+) -> None:
+    """Whatever it holds, depth attention of its own too."""
+    folder = write_house(tmp_path, base, block_size=3, layers=4)
+    before = describe(validate(folder))
+    tensors = load_file(folder / "model.safetensors")
+    for leaf in ("block.0.input_layernorm", "layers.0.mlp_res_norm"):
+        tensors[f"{name}{leaf}.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert describe(validate(folder)) == before | {"left_aside": 2}
