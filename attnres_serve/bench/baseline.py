@@ -21,6 +21,8 @@ from attnres_serve.checkpoints.write import shards, write_shards
 from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import Family
+from attnres_serve.formats import house
 from attnres_serve.formats.translation import Translation
 
 
@@ -72,7 +74,7 @@ def read_other(name: str) -> Other:
 
 
 def twin_config(translation: Translation) -> dict[str, Any]:
-    """The config.json of the twin.
+    """The config.json of the twin, in the house format where our plugin serves it.
 
     Raises:
         CheckpointError: stock vLLM has no class for it.
@@ -83,13 +85,16 @@ def twin_config(translation: Translation) -> dict[str, Any]:
             f"the {translation.format} format {family.peculiarity}, and stock vLLM has no "
             "such model with standard residuals to compare with; name one with --baseline PATH."
         )
-    if family.needs_gpu and vllm_source.is_cpu_build():
-        raise CheckpointError(
-            f"vLLM's {family.title} with standard residuals does not run on a CPU, so there is "
-            "nothing to compare with; name another model with --baseline PATH, or measure on a GPU."
-        )
+    if is_ours(family):
+        own = {"architectures": [family.architecture], "model_type": family.model_type}
+        return {**translation.config, **own, house.KEY: None}
     own = {"architectures": [family.stock_architecture], "model_type": family.hf}
     return {**translation.config, **own}
+
+
+def is_ours(family: Family) -> bool:
+    """Whether the twin is served by our plugin, as a model without sites: stock vLLM cannot."""
+    return family.needs_gpu and vllm_source.is_cpu_build()
 
 
 def write_twin(source: Source, target: Path) -> None:

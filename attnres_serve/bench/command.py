@@ -18,6 +18,7 @@ from attnres_serve.checkpoints import hub, needs, validate
 from attnres_serve.compat import compiler
 from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import SettingError
+from attnres_serve.families import FAMILIES
 from attnres_serve.flags import names, require_known, usual, value_of
 from attnres_serve.model import backend as backend_choice
 
@@ -272,12 +273,14 @@ def measure(
         twin = other.folder if other else Path(scratch) / "twin"
         if other is None:
             baseline.write_twin(source, twin)
+        is_ours = other is None and baseline.is_ours(FAMILIES[translation.base])
+        plain = process.without_sites if is_ours else process.stock
         contenders = [
-            process.stock(BASELINE, twin, flags),
+            plain(BASELINE, twin, flags),
             process.attnres(ATTNRES, source.folder, flags, chosen),
         ]
         if own.control:
-            contenders.append(process.stock(CONTROL, twin, flags))
+            contenders.append(plain(CONTROL, twin, flags))
         found = session.run(
             contenders,
             cells,
@@ -296,7 +299,7 @@ def measure(
         "hardware": machine.hardware() | ({"gpu": gpu} if gpu else {}),
         "config": {
             "checkpoint": source.folder.name,
-            "baseline": twin.name if other else "auto",
+            "baseline": twin.name if other else "ours" if is_ours else "auto",
             "baseline_differs_in": other.differs_from(source.translation) if other else [],
             "weights": "checkpoint" if _has_weights(flags) else "dummy",
             **report.model(translation),

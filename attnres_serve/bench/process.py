@@ -36,19 +36,17 @@ class Contender:
     Attributes:
         name: what it is called in the results.
         flags: of vLLM's engine.
-        algorithm: what its sites are to run, one of ``settings.ALGORITHMS``; None for stock vLLM,
-            without our plugin.
+        algorithm: what its sites are to run, one of ``settings.ALGORITHMS``; None for a model
+            without sites.
+        has_plugin: whether it is vLLM with our plugin.
         script: what runs it.
     """
 
     name: str
     flags: Sequence[str]
     algorithm: str | None = None
+    has_plugin: bool = False
     script: Path = SCRIPT
-
-    @property
-    def has_plugin(self) -> bool:
-        return self.algorithm is not None
 
 
 def stock(name: str, model: Path, flags: Sequence[str], script: Path = SCRIPT) -> Contender:
@@ -59,7 +57,13 @@ def stock(name: str, model: Path, flags: Sequence[str], script: Path = SCRIPT) -
 def attnres(name: str, model: Path, flags: Sequence[str], chosen: Mapping[str, str]) -> Contender:
     """vLLM with our plugin, which serves ``model`` by the settings ``chosen``."""
     own = f"--additional-config={json.dumps(chosen)}"
-    return Contender(name, [*_engine_flags(model, flags), own], settings.algorithm(chosen))
+    words = [*_engine_flags(model, flags), own]
+    return Contender(name, words, settings.algorithm(chosen), has_plugin=True)
+
+
+def without_sites(name: str, model: Path, flags: Sequence[str]) -> Contender:
+    """vLLM with our plugin, which serves ``model`` with standard residuals."""
+    return Contender(name, _engine_flags(model, flags), has_plugin=True)
 
 
 def _engine_flags(model: Path, flags: Sequence[str]) -> list[str]:

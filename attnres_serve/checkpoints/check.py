@@ -7,7 +7,7 @@ from typing import Any
 from attnres_serve import formats
 from attnres_serve.checkpoints import hub, needs
 from attnres_serve.checkpoints.files import Header
-from attnres_serve.checkpoints.names import is_left_over, site_of
+from attnres_serve.checkpoints.names import is_draft, is_left_over, site_of
 from attnres_serve.checkpoints.validate import Checkpoint, validate
 from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError
@@ -61,8 +61,10 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     Sizes are in bytes.  ``weights_bytes`` is the memory for the weights as they are served;
     ``bank_bytes_per_token`` is that of the finished blocks and the partial sum where a site reads
     most of them, for every token of a step; ``kv_cache_bytes_per_token`` is that of the KV cache
-    for every token of the context.  ``parameters`` is None for quantised weights, whose elements
-    are not parameters.
+    for every token of the context, and ``state_bytes_per_sequence`` of what recurrent layers
+    keep of a sequence.  ``active_parameters`` leaves out the experts that a token does not see.
+    Both counts are None for quantised weights, whose elements are not parameters.  ``left_aside``
+    counts the tensors that predict further tokens, which the model is served without.
     """
     translation = checkpoint.translation
     assert translation is not None, "only an AttnRes checkpoint has these facts"
@@ -92,7 +94,11 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "sites": len(all_sites),
         "sources": rows,
         "parameters": None if quantised else elements + attnres,
+        "active_parameters": None
+        if quantised
+        else elements + attnres - family.idle_elements(config),
         "attnres_parameters": attnres,
+        "left_aside": _drafts(checkpoint),
         "stored_dtype": stored_dtype(base),
         "quantised": quantised,
         "dtype": dtype,
@@ -100,6 +106,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         + ATTNRES_BYTES * attnres,
         "bank_bytes_per_token": rows * config["hidden_size"] * BYTES[dtype],
         "kv_cache_bytes_per_token": family.cache_elements(config) * BYTES[dtype],
+        "state_bytes_per_sequence": family.state_bytes(config, BYTES[dtype]),
     }
 
 
@@ -116,6 +123,14 @@ def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header]]:
         elif not is_left_over(house, translation.config):
             base.append(header)
     return own, base
+
+
+def _drafts(checkpoint: Checkpoint) -> int:
+    """How many tensors predict further tokens."""
+    translation = checkpoint.translation
+    assert translation is not None
+    names = map(formats.by_name(translation.format).rename, checkpoint.headers)
+    return sum(is_draft(name, translation.config) for name in names)
 
 
 def stored_dtype(headers: list[Header]) -> str:
@@ -151,6 +166,8 @@ def render(facts: Mapping[str, Any]) -> str:
         parameters = (
             f"{facts['parameters']:,}, of them {facts['attnres_parameters']:,} of AttnRes itself"
         )
+        if facts["active_parameters"] != facts["parameters"]:
+            parameters += f"; {facts['active_parameters']:,} active for a token"
     lines = {
         "format": facts["format"],
         "backbone": facts["backbone"],
@@ -171,7 +188,16 @@ def render(facts: Mapping[str, Any]) -> str:
         "weights": f"{amount(facts['weights_bytes'])} of memory",
         "block bank": f"{amount(facts['bank_bytes_per_token'])} for every token of a step",
         "KV cache": f"{amount(facts['kv_cache_bytes_per_token'])} for every token of the context",
+        "state": f"{amount(facts['state_bytes_per_sequence'])} for every sequence",
     }
+    for name, fact in (
+        ("KV cache", "kv_cache_bytes_per_token"),
+        ("state", "state_bytes_per_sequence"),
+    ):
+        if not facts[fact]:
+            del lines[name]
+    if facts["left_aside"]:
+        lines["left aside"] = f"{facts['left_aside']} tensors that predict further tokens"
     if not facts["blocks"]:
         for name in ("sites", "final mix", "block bank"):
             del lines[name]

@@ -14,6 +14,7 @@ from attnres_serve.checkpoints.names import (
     PARTS,
     TIED,
     expected_parts,
+    is_draft,
     parts_of,
     same_tensor,
     tensor_name,
@@ -109,7 +110,8 @@ class Inventory:
             name = self._format.rename(part)
             if name in self.own_names:
                 raise CheckpointError(same_tensor(self.own_names[name], part))
-            if name not in self._sites and _LOOKS_LIKE_ATTNRES.search(name):
+            is_known = name in self._sites or is_draft(name, self.base.config)
+            if not is_known and _LOOKS_LIKE_ATTNRES.search(name):
                 raise CheckpointError(
                     f"the checkpoint holds the AttnRes tensor {part}{variant(part)}, for which its "
                     "configuration has no site; the configuration and the weights do not belong "

@@ -20,6 +20,7 @@ _ATTNRES = re.compile(
     r"|(?P<final>output_attn)_res)_(?:(?P<part>proj|norm)\.weight|(?P<bias>bias))$"
 )
 
+_DRAFT_HEAD = re.compile(r"(model\.)?mtp[._]")
 _IN_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.")
 
 TIED = (*EMBEDDINGS, HEAD)
@@ -109,9 +110,17 @@ def cut(tensor: "Tensor", count: int) -> tuple["Tensor", ...]:
 
 def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
-    table, the copy of a tied head, layers behind the last that predict further tokens."""
+    table, the copy of a tied head, what predicts further tokens."""
     tied = name == HEAD and config.get("tie_word_embeddings")
-    if tied or name.endswith("rotary_emb.inv_freq"):
+    return tied or name.endswith("rotary_emb.inv_freq") or is_draft(name, config)
+
+
+def is_draft(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor, by its house name, is of a head or of layers that predict further tokens.
+
+    Models are served without them.
+    """
+    if _DRAFT_HEAD.match(name):
         return True
     layers, further = config["num_hidden_layers"], config.get("num_nextn_predict_layers") or 0
     found = _IN_LAYER.match(name) if further else None

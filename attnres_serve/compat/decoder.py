@@ -164,6 +164,12 @@ def inner_model(worker):
     return worker.model_runner.get_model()
 
 
+def is_first_worker() -> bool:
+    from vllm.distributed import get_world_group
+
+    return bool(get_world_group().is_first_rank)
+
+
 def is_first_tensor_rank() -> bool:
     from vllm.distributed import get_tensor_model_parallel_rank
 

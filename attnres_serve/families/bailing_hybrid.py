@@ -8,7 +8,7 @@ from typing import Any
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face, latent
+from attnres_serve.families import checks, footprint, hugging_face, latent
 from attnres_serve.families.family import BAILING_EMBEDDING, HEAD, Config, Family, Shape
 
 ROW = latent.ROW
@@ -152,6 +152,12 @@ def _experts(config: Config) -> dict[str, Shape]:
     return found | {"gate.weight": (count, config["hidden_size"]), "gate.expert_bias": (count,)}
 
 
+def state_bytes(config: Config, width: int) -> int:
+    """A square for every head in every layer of lightning attention."""
+    layers = sum(is_linear(config, layer) for layer in range(config["num_hidden_layers"]))
+    return int(layers * config["num_attention_heads"] * config["head_dim"] ** 2 * width)
+
+
 FAMILY = Family(
     name="bailing_hybrid",
     title="Ring-linear",
@@ -175,6 +181,10 @@ FAMILY = Family(
     window=None,
     cache_elements=lambda config: (
         latent.head_size(config) * (config["num_hidden_layers"] // config[GROUP])
+    ),
+    state_bytes=state_bytes,
+    idle_elements=lambda config: footprint.idle_elements(
+        shapes(config), config["num_experts_per_tok"]
     ),
     product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
     fused=FUSED,

@@ -51,6 +51,9 @@ class Family:
             none.  None where vLLM's class has no windows, and ``checks`` refuse them.
         windows_by_types: whether vLLM's class has a window only where ``layer_types`` says so.
         cache_elements: gives the elements of the KV cache for a token.
+        state_bytes: gives the bytes of what recurrent layers keep of a sequence, of a config.json
+            and the bytes of an activation.
+        idle_elements: gives the elements of the experts that a token does not see.
         product_sizes: gives the sizes that the matrix products of a kind of sublayer have, by which
             a profile tells them apart.
         fused: linear layers of which vLLM makes one.
@@ -83,6 +86,8 @@ class Family:
     listed: str | None = None
     other_names: Mapping[str, str] = field(default_factory=dict)
     config_class: str | None = None
+    state_bytes: Callable[[Config, int], int] = lambda config, width: 0
+    idle_elements: Callable[[Config], int] = lambda config: 0
     adapt: Callable[[Any], None] = lambda config: None
     windows_by_types: bool = True
     eps: str = "rms_norm_eps"

@@ -6,13 +6,13 @@ Names and shapes are those of the class on the meta device, with the conversions
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
 
 from attnres_serve.depth.layout import COMMON, ONE, Layout
 from attnres_serve.errors import CheckpointError, first_line
-from attnres_serve.families import checks, latent, rotary
+from attnres_serve.families import checks, footprint, latent, rotary
 from attnres_serve.families.family import HEAD, Check, Config, Family, Shape
 
 NORMS = tuple(norm for _, norm in COMMON)
@@ -42,8 +42,7 @@ _IN_LAYER = re.compile(r"(model|backbone)\.layers\.\d+\.(?P<name>.+?)(\.weight)?
 _MIXES = re.compile(r"attn|(^|\.)((q|k|v|o|in|out)_proj)$")
 _ROUTER = re.compile(r"(^|\.)(gate|router|router\.layer|shared_expert_gate)$")
 _EXPERTS = re.compile(r"\.experts\.|moe\.")  # whose weights may be stacked
-# Rows of these, in every layer that has them, are cached.
-_CACHED = re.compile(r"\.(k_proj|v_proj|kv_a_proj_with_mqa)\.weight$")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 
 
 def family(
@@ -60,6 +59,9 @@ def family(
     is_latent: bool = False,
     rope: Check | None = None,
     kinds: tuple[str, ...] = (),
+    recurrent_bytes: Callable[[Config, int], int] = lambda config, width: 0,
+    stand_in: Callable[[Config], Config] = lambda config: config,
+    adjust: Callable[[Config, dict[str, Shape]], dict[str, Shape]] = lambda config, shapes: shapes,
     hf: str | None = None,
     **rest: Any,
 ) -> Family:
@@ -82,6 +84,11 @@ def family(
         rope: the check of the rotary embedding, where layers have more than one.
         kinds: the kinds of layers that both classes tell apart by ``layer_types``; none where
             layers have full attention alone.
+        recurrent_bytes: gives the bytes of a sequence's state in one layer with a recurrence,
+            without its convolution, of a config.json and the bytes of an activation.
+        stand_in: gives the config.json with which Hugging Face's class has the tensors, of one that
+            says more than the class knows.
+        adjust: gives the tensors of a checkpoint, of a config.json and of what the class has.
         hf: the model type on Hugging Face.
         rest: fields of ``Family`` that are not as in most families.
     """
@@ -92,7 +99,16 @@ def family(
     parts = tuple(zip(names, norms, strict=True))
 
     def shapes(config: Config) -> dict[str, Shape]:
-        return _shapes(hf, json.dumps(_fields(config), sort_keys=True))
+        own = json.dumps(_fields(stand_in(config)), sort_keys=True)
+        return adjust(config, _shapes(hf, own))
+
+    def state_bytes(config: Config, width: int) -> int:
+        found = shapes(config)
+        recurrent = footprint.recurrent_layers(found) * recurrent_bytes(config, width)
+        return footprint.convolution_elements(found) * width + recurrent
+
+    def idle_elements(config: Config) -> int:
+        return footprint.idle_elements(shapes(config), chosen_experts(hf, stand_in(config)))
 
     usual: dict[str, Any] = {
         "title": name,
@@ -116,7 +132,9 @@ def family(
             *more_checks,
         ),
         "window": None,
-        "cache_elements": lambda config: cache_elements(shapes(config)),
+        "cache_elements": lambda config: footprint.cache_elements(shapes(config)),
+        "state_bytes": state_bytes,
+        "idle_elements": idle_elements,
         "product_sizes": lambda config: product_sizes(shapes(config), config["hidden_size"]),
         "fused": FUSED,
         "is_latent": is_latent,
@@ -178,13 +196,10 @@ def _shapes(hf: str, config: str) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in found.items()}
 
 
-def cache_elements(shapes: Mapping[str, Shape]) -> int:
-    """Elements of the KV cache for a token: rows of the projections that are cached."""
-    rows = sum(shape[0] for name, shape in shapes.items() if _CACHED.search(name))
-    for name, (fused, _) in ((n, s) for n, s in shapes.items() if n.endswith("qkv_proj.weight")):
-        output = shapes[name.replace("qkv_proj", "o_proj")]
-        rows += fused - output[1]  # without the queries
-    return rows
+def chosen_experts(hf: str, config: Config) -> int:
+    """Experts that a token sees in a layer that has some, by config.json or else the class."""
+    own = config_class(hf).from_dict(_fields(config))
+    return next((int(getattr(own, key)) for key in CHOSEN if getattr(own, key, None)), 0)
 
 
 def product_sizes(shapes: Mapping[str, Shape], hidden: int) -> dict[str, set[int]]:

@@ -14,6 +14,10 @@ def one_group(name: str, config: Config) -> None:
         )
 
 
+def state(config: Config, width: int) -> int:
+    return int(config["num_heads"] * config["head_dim"] * config["state_size"] * width)
+
+
 FAMILY = hugging_face.family(
     "mamba2",
     title="Mamba2",
@@ -29,4 +33,5 @@ FAMILY = hugging_face.family(
         "rms_norm": (True,),  # neither class reads it; the recurrence has a norm always
     },
     more_checks=(one_group,),
+    recurrent_bytes=state,
 )

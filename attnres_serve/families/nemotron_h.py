@@ -1,5 +1,6 @@
 """Nemotron-H: one sublayer a layer, which is a recurrence, an attention or an MLP."""
 
+from math import prod
 from typing import Any
 
 from attnres_serve.depth.spec import is_number
@@ -37,6 +38,12 @@ def time_steps(name: str, config: Config) -> None:
         )
 
 
+def state(config: Config, width: int) -> int:
+    """vLLM keeps it in float32 unless it is told otherwise."""
+    sizes = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size")
+    return prod(int(config[size]) for size in sizes) * 4
+
+
 FAMILY = hugging_face.family(
     "nemotron_h",
     title="Nemotron-H",
@@ -56,4 +63,5 @@ FAMILY = hugging_face.family(
     },
     kinds=KINDS,
     more_checks=(kinds, time_steps),
+    recurrent_bytes=state,
 )

@@ -19,6 +19,7 @@ from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.translation import Translation
 
 NAME = "house"
+KEY = "attn_res"
 
 
 def claims(config: dict[str, Any]) -> bool:
@@ -39,7 +40,7 @@ def translate(config: dict[str, Any]) -> Translation:
             f"architectures is {config.get('architectures')!r}; model_type "
             f"{config['model_type']!r} goes with [{expected!r}]."
         )
-    if "attn_res" not in config:
+    if KEY not in config:
         raise CheckpointError(
             f"config.json has model_type {config['model_type']!r} but no attn_res; add for "
             'example {"block_size": 4}, counted in sublayers.'
@@ -52,8 +53,10 @@ def translate(config: dict[str, Any]) -> Translation:
             f"qk_norm_eps is {qk_norm_eps!r}; expected a positive number, and only with "
             f"{' or '.join(with_norms)}, whose heads have a query and a key norm."
         )
-    translated = base_config(config, base, ("attn_res", "qk_norm_eps"))
-    spec = AttnResSpec.from_house(config["attn_res"], family.layout(config), family.epsilon(config))
+    translated = base_config(config, base, (KEY, "qk_norm_eps"))
+    spec = None
+    if config[KEY] is not None:
+        spec = AttnResSpec.from_house(config[KEY], family.layout(config), family.epsilon(config))
     return Translation(NAME, base, translated, spec, qk_norm_eps)
 
 

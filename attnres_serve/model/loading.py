@@ -8,10 +8,10 @@ from torch import Tensor
 from attnres_serve.checkpoints import quantized
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.inventory import Inventory
-from attnres_serve.checkpoints.names import cut, expected_parts, site_of
+from attnres_serve.checkpoints.names import cut, expected_parts, is_draft, site_of
 from attnres_serve.checkpoints.read import DTYPES
 from attnres_serve.checkpoints.tensors import FLOATS, Stored
-from attnres_serve.compat import decoder, start_events
+from attnres_serve.compat import decoder, host, start_events
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.format import Format
@@ -52,6 +52,7 @@ class LoadingMixin(_Base):
             inventory.close(self._is_here)
             if inventory.base.quantisation:
                 self._require_one_quantisation(inventory, loaded)
+            _tell_drafts(inventory)
             start_events.tell("loaded")
         self.attn_res_loaded = True
         return loaded
@@ -71,7 +72,8 @@ class LoadingMixin(_Base):
             for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
                 if site is None:
                     inventory.check_values(name, piece)
-                    yield name, piece
+                    if not is_draft(name, inventory.base.config):
+                        yield name, piece
                     continue
                 for parameter in self.attn_res_parameters[site]:
                     yield parameter, piece.reshape(-1)
@@ -103,6 +105,16 @@ class LoadingMixin(_Base):
                 "gives it; quantization_config must name the layers that are quantised, and the "
                 "checkpoint must hold all that their quantisation wrote."
             )
+
+
+def _tell_drafts(inventory: Inventory) -> None:
+    drafts = sum(is_draft(name, inventory.base.config) for name in inventory.stored)
+    if drafts and decoder.is_first_worker():
+        host.logger().warning(
+            "AttnRes: %d tensors that predict further tokens are left aside; the model is served "
+            "without drafts of its own.",
+            drafts,
+        )
 
 
 def parameters_of(

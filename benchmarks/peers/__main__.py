@@ -81,7 +81,8 @@ class Peer:
             "max_num_batched_tokens": CONCURRENT * LENGTH,
             "additional_config": ours if self.algorithm else {},
         }
-        return Contender(self.name, ["vllm", json.dumps(options)], self.algorithm, SCRIPT)
+        flags, has_plugin = ["vllm", json.dumps(options)], self.algorithm is not None
+        return Contender(self.name, flags, self.algorithm, has_plugin, SCRIPT)
 
 
 PEERS = (

@@ -5,39 +5,52 @@
     python -m benchmarks.serving.latency --quick              does it work: tiny model, one start
 
 What ``attnres-serve bench`` measures, for checkpoints that need no files: Llamas with eight blocks
-and dummy weights in bfloat16, one engine for each algorithm beside the baseline, all in the same
-rounds, for as many starts as there.  ``--control`` adds a second baseline, whose ratio should be 1.
+and dummy weights in bfloat16, or a model of another family, one engine for each algorithm beside
+the baseline, all in the same rounds, for as many starts as there.  ``--control`` adds a second
+baseline, whose ratio should be 1.
 
 The last line on stdout is one JSON document; the table goes to stderr.
 """
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench import machine, report, session
+from attnres_serve.bench.baseline import is_ours
 from attnres_serve.bench.command import BASELINE, CONTROL
 from attnres_serve.bench.length import TRIAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.overhead import overheads
-from attnres_serve.bench.process import attnres, stock
+from attnres_serve.bench.process import attnres, stock, without_sites
 from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
+from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
 from benchmarks.common import EIGHT, asked_length, publish
-from benchmarks.serving.models import FLAGS, LONGEST, QUICK, SHAPES, Shape, models
+from benchmarks.serving.families import FAMILY_SHAPES
+from benchmarks.serving.models import FLAGS, LONGEST, QUICK, SHAPES, Measured, models
+
+ALL: dict[str, Measured] = {**SHAPES, **FAMILY_SHAPES}
 
 
 def measure(
-    shape: Shape, algorithms: list[str], control: bool, length: Length, threads: int, steps: int
+    shape: Measured,
+    algorithms: list[str],
+    control: bool,
+    length: Length,
+    threads: int,
+    steps: int,
 ) -> dict[str, Any]:
     """Measure one shape: engines, cells, overheads by algorithm and phase."""
     with models(shape) as (folder, twin, translation):
-        contenders = [stock(BASELINE, twin, FLAGS)]
+        plain = without_sites if is_ours(FAMILIES[translation.base]) else stock
+        contenders = [plain(BASELINE, twin, FLAGS)]
         contenders += [attnres(name, folder, FLAGS, {ALGORITHM_KEY: name}) for name in algorithms]
         if control:
-            contenders.append(stock(CONTROL, twin, FLAGS))
+            contenders.append(plain(CONTROL, twin, FLAGS))
         cells = make_cells(LONGEST, None, BATCHES, None, steps)
         found = session.run(contenders, cells, length, threads, translation)
     overhead = {
@@ -50,7 +63,7 @@ def measure(
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
+    parser.add_argument("--shape", choices=ALL, nargs="+", default=list(SHAPES))
     parser.add_argument("--algorithms", choices=ALGORITHMS, nargs="+", default=list(ALGORITHMS))
     add_length(parser, EIGHT)
     parser.add_argument("--steps", type=int, default=STEPS, help="of decode")
@@ -60,7 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
-    shapes = QUICK if options.quick else {name: SHAPES[name] for name in options.shape}
+    shapes: Mapping[str, Measured] = (
+        QUICK if options.quick else {name: ALL[name] for name in options.shape}
+    )
     length = asked_length(parser, options, TRIAL if options.quick else EIGHT)
     asked = options.algorithms, options.control, length, options.threads, options.steps
     results = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from attnres_serve.bench.baseline import read, write_twin
 from attnres_serve.formats.translation import Translation
@@ -20,6 +20,14 @@ FLAGS = (
     f"--max-num-batched-tokens={LONGEST}",
     "--max-num-seqs=8",
 )
+
+
+class Measured(Protocol):
+    """A model by its shape, a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def config(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ QUICK = {"128x4": Shape(128, 4, heads=2, kv_heads=1, intermediate=256, block_siz
 
 
 @contextmanager
-def models(shape: Shape) -> Iterator[tuple[Path, Path, Translation]]:
+def models(shape: Measured) -> Iterator[tuple[Path, Path, Translation]]:
     """Folders of a model and of its standard-residual twin, and what the model's config means."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, twin = Path(scratch) / "model", Path(scratch) / "twin"

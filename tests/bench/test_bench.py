@@ -31,6 +31,7 @@ from serving import DEMO, GOLDENS, run_module
 
 import attnres_serve.bench
 from attnres_serve.bench import (
+    baseline,
     breakdown,
     busy,
     command,
@@ -70,6 +71,7 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.flags import usual
+from attnres_serve.formats.resolve import resolve
 from attnres_serve.kernels import traffic
 
 FOLDER = Path(attnres_serve.bench.__file__).parent
@@ -271,11 +273,30 @@ def test_a_model_without_a_twin_is_refused_by_name():
         twin_config(translation)
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_class_that_needs_a_gpu_is_compared_with_ours_on_a_cpu(on_cpu, monkeypatch):
+    """The same class of ours, without sites; it is what vLLM's own computes."""
+    monkeypatch.setattr(baseline.vllm_source, "is_cpu_build", lambda: on_cpu)
+    translation = read(
+        str(GOLDENS.parent / "family_goldens" / "kimi_linear"), has_weights=True
+    ).translation
+    twin = twin_config(translation)
+    if not on_cpu:
+        assert twin["architectures"] == ["KimiLinearForCausalLM"] and "attn_res" not in twin
+        return
+    assert twin["model_type"] == "attnres_kimi_linear" and twin["attn_res"] is None
+    plain = resolve(twin, names=tuple)
+    assert (plain.base, plain.spec) == ("kimi_linear", None)
+
+
 # The engines.
 
 
 def test_the_baseline_has_no_plugin_and_the_engines_equal_threads(tmp_path):
-    stock, ours = process.Contender("a", ()), process.Contender("b", (), "single_pass")
+    stock, ours = (
+        process.Contender("a", ()),
+        process.Contender("b", (), "single_pass", has_plugin=True),
+    )
     plain, with_sites = (process.environment(it, tmp_path, 2) for it in (stock, ours))
     assert plain.pop("VLLM_PLUGINS") == ""
     assert with_sites.pop("VLLM_PLUGINS") == "attnres"
@@ -480,7 +501,9 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 
 def engine(name: str, algorithm: str | None, at_start: dict[str, Any]) -> process.Engine:
-    return process.Engine(process.Contender(name, (), algorithm), None, Path(), at_start)
+    return process.Engine(
+        process.Contender(name, (), algorithm, algorithm is not None), None, Path(), at_start
+    )
 
 
 def test_engines_that_differ_are_not_compared():
@@ -1256,6 +1279,7 @@ def bench(*words: str) -> dict[str, Any]:
 
 
 SHORT = ("--quick", "--prompt-lengths", "32", "--contexts", "16", "--steps", "4", "--rounds", "6")
+SHORT += ("--threads", "1")  # two would wait for each other beside another test
 
 
 @pytest.mark.engine

@@ -19,6 +19,8 @@ from benchmarks import common
 from benchmarks.peers import __main__ as peers
 from benchmarks.published import figures, tables
 from benchmarks.serving import detection, latency, regression, scaling, startup, trace_cost
+from benchmarks.serving.families import FAMILY_SHAPES
+from benchmarks.serving.models import models
 
 ALL = {"benchmark", "command", "versions", "hardware", "config", "results"}
 
@@ -441,3 +443,14 @@ def test_the_quick_measurement_runs_end_to_end(tmp_path, name, flags):
     document = run_benchmark(name, tmp_path / "quick.json", "--quick", *flags)
     assert document["quick"]
     check_document(document)
+
+
+@pytest.mark.parametrize("name", FAMILY_SHAPES)
+def test_a_model_of_another_family_has_a_twin(name: str) -> None:
+    """Of its family, with eight blocks or nine."""
+    shape = FAMILY_SHAPES[name]
+    with models(shape) as (folder, twin, translation):
+        assert (translation.base, translation.spec.num_blocks) == (shape.family, 8 + ("x9" in name))
+        plain = json.loads((twin / "config.json").read_text())
+        assert plain.get("attn_res") is None
+        assert json.loads((folder / "config.json").read_text())["attn_res"] == {"block_size": 2}

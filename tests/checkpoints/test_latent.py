@@ -33,6 +33,14 @@ def test_one_row_a_token_is_cached(base: str, tmp_path: Path) -> None:
     assert facts["head_size"] == 576
 
 
+def test_a_dense_kimi_linear_has_no_idle_experts(tmp_path: Path) -> None:
+    """And none of its keys need be stated."""
+    keys = ("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size")
+    dense = dict.fromkeys((*keys, "first_k_dense_replace", "routed_scaling_factor"))
+    facts = describe(validate(written(tmp_path, "kimi_linear", **dense, mla_use_output_gate=True)))
+    assert facts["active_parameters"] == facts["parameters"]
+
+
 @pytest.mark.parametrize("changes", [{"kv_lora_rank": 256}, {"qk_rope_head_dim": 32}], ids=str)
 def test_rows_that_this_device_does_not_compute(
     changes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,10 +75,24 @@ def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: 
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.4.eh_proj.weight"] = tensors["model.norm.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert describe(validate(folder)) == before
+    assert describe(validate(folder)) == before | {"left_aside": 1}
     assert tiny_sites.load(folder).logprobs(ids).equal(expected)
     path = folder / "config.json"
     for value, said in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
         path.write_text(json.dumps(json.loads(path.read_text()) | {FURTHER: value}))
         with pytest.raises(CheckpointError, match=said):
             validate(folder)
+
+
+@pytest.mark.parametrize(("base", "name"), [("ernie4_5_moe", "model.mtp_"), ("exaone_moe", "mtp.")])
+def test_a_head_that_predicts_further_tokens_is_left_aside(
+    base: str, name: str, tmp_path: Path
+) -> None:
+    """Whatever it holds, depth attention of its own too."""
+    folder = write_house(tmp_path, base, block_size=3, layers=4)
+    before = describe(validate(folder))
+    tensors = load_file(folder / "model.safetensors")
+    for leaf in ("block.0.input_layernorm", "layers.0.mlp_res_norm"):
+        tensors[f"{name}{leaf}.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert describe(validate(folder)) == before | {"left_aside": 2}

@@ -214,19 +214,18 @@ def test_linked_folders_are_namespace_packages(folder: str) -> None:
 RESOLVE = """
 import sys, json
 from vllm.transformers_utils.config import get_config
-if sys.argv[1] == "registered":
-    from attnres_serve.plugin import register
-    register()
-answers = []
-for trust in (True, False):
-    try:
-        config = get_config(sys.argv[2], trust_remote_code=trust)
-        found = [type(config).__name__, config.to_dict()]
-    except Exception as error:
-        found = [type(error).__name__, str(error)]
-    answers.append(found)
+def answers():
+    for trust in (True, False):
+        try:
+            config = get_config(sys.argv[1], trust_remote_code=trust)
+            yield [type(config).__name__, config.to_dict()]
+        except Exception as error:
+            yield [type(error).__name__, str(error)]
+without = [*answers()]
+from attnres_serve.plugin import register
+register()
 print()
-print(json.dumps(answers))
+print(json.dumps([without, [*answers()]]))
 """
 FOREIGN = """
 from transformers import PreTrainedConfig
@@ -248,8 +247,7 @@ def test_transformer_stays_free_for_foreign_repositories(tmp_path: Path) -> None
     path.write_text(json.dumps(json.loads(path.read_text()) | auto_map))
     (folder / "configuration_foo.py").write_text(FOREIGN)
     cache = str(tmp_path / "cache")
-    with_plugin = python(RESOLVE, "registered", folder, HF_HOME=cache, VLLM_PLUGINS="")
-    without = python(RESOLVE, "plain", folder, HF_HOME=cache, VLLM_PLUGINS="")
+    without, with_plugin = python(RESOLVE, folder, HF_HOME=cache, VLLM_PLUGINS="")
     assert with_plugin == without
     (trusted, content), (error, message) = with_plugin
     assert trusted == "FooConfig" and content["attnres_block_size"] == 4

@@ -20,6 +20,7 @@ from checkpoints import (
 )
 from goldens import check_against, check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_named
+from safetensors.torch import load_file, save_file
 from serving import DEMO
 
 from attnres_serve.checkpoints.convert.command import convert
@@ -217,3 +218,14 @@ def test_zero_queries_at_small_scale_equal_the_scaled_eps_model(world, tmp_path)
         options = {"attnres_backend": "torch", "attnres_algorithm": algorithm}
         answer = pass_over(tmp_path / "zero", prompt, options)
         assert not check_against(scaled, prompt, answer, algorithm)
+
+
+@pytest.mark.usefixtures("world")
+def test_tensors_that_predict_further_tokens_change_nothing(tmp_path: Path) -> None:
+    folder = write_house(tmp_path / "model", "llama", block_size=3, layers=3)
+    ids = list(range(3, 20))
+    before = in_process.serve(folder, ids)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["mtp.layers.0.mlp_res_norm.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert in_process.serve(folder, ids).equal(before)

@@ -11,7 +11,8 @@ GOLDENS = TESTS / "family_goldens"
 
 
 def test_every_golden_is_served():
-    assert {path.name for path in GOLDENS.iterdir()} == {"qwen3_moe", "deepseek_v3", "kimi_linear"}
+    served = {"qwen3_moe", "deepseek_v3", "qwen3_next", "kimi_linear"}
+    assert {path.name for path in GOLDENS.iterdir()} == served
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,8 @@ def test_every_golden_is_served():
         ("qwen3_moe", "two_phase"),
         ("deepseek_v3", "single_pass"),
         ("deepseek_v3", "two_phase"),
+        ("qwen3_next", "single_pass"),
+        ("qwen3_next", "two_phase"),
         ("kimi_linear", "single_pass"),
         ("kimi_linear", "two_phase"),
     ],

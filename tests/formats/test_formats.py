@@ -253,7 +253,7 @@ def test_house_epsilon_of_the_heads_norms() -> None:
         (without(HOUSE, "attn_res"), "no attn_res"),
         (HOUSE | {"attn_res": {"block_size": 4, "unit": "layers"}}, "the unknown key 'unit'"),
         (HOUSE | {"attn_res": {"block_size": True}}, "the block size is True"),
-        (HOUSE | {"attn_res": None}, "attn_res is None"),
+        (HOUSE | {"attn_res": 4}, "attn_res is 4"),
         (without(HOUSE, "num_hidden_layers"), "num_hidden_layers is None"),
         (without(HOUSE, "hidden_size"), "hidden_size is None"),
         (HOUSE | {"qk_norm_eps": 1e-5}, "qk_norm_eps is 1e-05; expected a positive number, and"),
@@ -443,8 +443,9 @@ def test_build(config: dict[str, Any], cls: str) -> None:
 
 def test_build_without_attnres() -> None:
     """The standard-residual twin has no specification."""
-    result = built(golden(attnres_block_size=None))
-    assert result.attn_res is None and model_config.spec_of(result) is None
+    for config in (golden(attnres_block_size=None), HOUSE | {"attn_res": None}):
+        result = built(config)
+        assert result.attn_res is None and model_config.spec_of(result) is None
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDENS.iterdir()))

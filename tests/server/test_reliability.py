@@ -236,7 +236,7 @@ def test_some_load(server):
     """Forward passes are counted meanwhile, without being asked for."""
     name = "attnres_forward_passes_total"
     before = value(metrics(server), name)
-    check_load(server, clients=8, seconds=20)  # on a busy machine 10 left no trace midway
+    check_load(server, clients=8, seconds=14)  # on a busy machine 10 left no trace midway
     until(lambda: value(metrics(server), name) > before + 20, 10)
 
 

@@ -32,3 +32,10 @@ def bailing_hybrid() -> None:
     _hybrid()
     AutoConfig.register("bailing_hybrid", BailingHybridConfig, exist_ok=True)
     linear_attention.replace_on_cpu()
+
+
+def qwen3_next() -> None:
+    """Let plain vLLM take our layer of Gated DeltaNet: its own knows bfloat16 and two sizes."""
+    from vllm.model_executor.models import qwen3_next  # noqa: F401  its layer is replaced
+
+    linear_attention.replace_on_cpu()

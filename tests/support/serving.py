@@ -133,16 +133,23 @@ def tail(log: Path, lines: int = 60) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def run_module(*words: str, timeout: float) -> str:
-    """What ``python -m`` says on stdout; it must end well within ``timeout`` seconds."""
+def run_module(*words: str, timeout: float, status: int = 0, **env: str) -> str:
+    """What ``python -m`` says on stdout; it must end well within ``timeout`` seconds.
+
+    Args:
+        words: behind ``-m``.
+        timeout: seconds.
+        status: the expected one.
+        env: further environment variables, none that is read by imports.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        process = forks.python("-m", *words, log=out, err=err, env=environment())
+        process = forks.python("-m", *words, log=out, err=err, env=environment(**env))
         try:
-            status = process.wait(timeout)
+            ended = process.wait(timeout)
         finally:
             process.kill()
-        assert status == 0, err.read_text(errors="replace")[-6000:]
+        assert ended == status, err.read_text(errors="replace")[-6000:]
         return out.read_text()
 
 

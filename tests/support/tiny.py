@@ -85,6 +85,14 @@ MULTIPLIERS: Config = {
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
 }
+LINEAR: Config = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 48,
+    "linear_conv_kernel_dim": 4,
+}
 GELU = "gelu_pytorch_tanh"
 WINDOWS = {"sliding_window": 64, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 SHORT_CONVOLUTION: Config = {
@@ -318,6 +326,18 @@ TINY: dict[str, Config] = {
         DEEPSEEK_EXPERTS,
         topk_method="noaux_tc",
         without=NO_HEAD_DIM,
+    ),
+    # Gated DeltaNet, gated attention and a mixture of experts.
+    "qwen3_next": _config(
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        EXPERTS,
+        LINEAR,
+        shared_expert_intermediate_size=64,
+        decoder_sparse_step=1,
+        norm_topk_prob=True,
+        mlp_only_layers=[],
+        partial_rotary_factor=0.25,
     ),
     # Kimi Delta Attention, latent attention and a mixture of experts.
     "kimi_linear": _config(

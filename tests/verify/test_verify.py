@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from checkpoints import (
 from goldens import expected
 from jobs import run_verify
 from safetensors.torch import load_file, save_file
-from serving import GOLDENS, TESTS, environment
+from serving import GOLDENS, TESTS, run_module
 
 from attnres_serve import cli
 from attnres_serve.checkpoints import validate
@@ -173,13 +172,9 @@ def test_the_sample_reaches_the_window(reports):
 def test_the_command(tmp_path):
     """A report a person can read, an exit status, and one JSON object on request."""
     folder = damaged(BLOCK, tmp_path / "damaged", perturb_a_query)
-    command = [sys.executable, "-m", "attnres_serve", "verify", str(folder), "--tokens", "20"]
-    command += ["--reference", str(GOLDENS / BLOCK)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=300, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert "the site of the MLP of layer 1" in done.stdout and "DOES NOT HOLD" in done.stdout
+    words = ("attnres_serve", "verify", str(folder), "--tokens", "20", "--reference")
+    said = run_module(*words, str(GOLDENS / BLOCK), timeout=300, status=1)
+    assert "the site of the MLP of layer 1" in said and "DOES NOT HOLD" in said
 
 
 # --- the checkpoint's own class
@@ -207,17 +202,10 @@ def test_the_own_class_is_a_reference(modules: Path) -> None:
 
 @pytest.mark.engine
 def test_the_command_against_the_own_class(modules: Path) -> None:
-    command = [sys.executable, "-m", "attnres_serve", "verify", str(GOLDENS / DELTA), "--json"]
-    done = subprocess.run(
-        [*command, "--against", "hf", "--passages", "1"],
-        capture_output=True,
-        text=True,
-        env=environment(PYTHONPATH=f"{modules}:{TESTS.parent}"),
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    words = ("attnres_serve", "verify", str(GOLDENS / DELTA), "--json", "--against", "hf")
+    path = f"{modules}:{TESTS.parent}"
+    said = run_module(*words, "--passages", "1", timeout=300, PYTHONPATH=path)
+    report = json.loads(said)
     assert report["holds"] and report["worst_part"] is None and report["unreached"] is None
     assert 0 < report["logprob_gap"] < 1e-4
 

@@ -1,0 +1,58 @@
+"""What a model costs to run, by the names and shapes of its tensors: caches, and active experts."""
+
+import re
+from collections.abc import Mapping
+from math import prod
+
+from attnres_serve.families.family import Shape
+
+# Rows of these, in every layer that has them, are cached.
+_CACHED = re.compile(r"\.(k_proj|v_proj|kv_a_proj_with_mqa)\.weight$")
+_CONVOLUTION = re.compile(r"\.\w*conv(1d)?\.weight$")  # [channels, 1, tokens] of a recurrent layer
+# One expert's, by its number; or all those of a layer in one tensor, the experts first.
+_EXPERT = re.compile(r"(?P<layer>.+)\.experts\.(?P<number>\d+)\.")
+_STACKED = re.compile(r"\.experts\.\w+$|\.block_sparse_moe\.(input|output)_linear\.weight$")
+
+
+def cache_elements(shapes: Mapping[str, Shape]) -> int:
+    """Elements of the KV cache for a token: rows of the projections that are cached."""
+    rows = sum(shape[0] for name, shape in shapes.items() if _CACHED.search(name))
+    for name, (fused, _) in ((n, s) for n, s in shapes.items() if n.endswith("qkv_proj.weight")):
+        output = shapes[name.replace("qkv_proj", "o_proj")]
+        rows += fused - output[1]  # without the queries
+    return rows
+
+
+def convolution_elements(shapes: Mapping[str, Shape]) -> int:
+    """Elements of a sequence's state that short convolutions keep: the tokens before the newest."""
+    found = (shape for name, shape in shapes.items() if _CONVOLUTION.search(name))
+    return sum(shape[0] * (shape[2] - 1) for shape in found if len(shape) == 3)
+
+
+def recurrent_layers(shapes: Mapping[str, Shape]) -> int:
+    """Layers with a recurrence; each has one vector of decays."""
+    return sum(name.endswith(".A_log") for name in shapes)
+
+
+def idle_elements(shapes: Mapping[str, Shape], chosen: int) -> int:
+    """Elements of the experts that a token does not see.
+
+    Args:
+        shapes: of the tensors of a checkpoint.
+        chosen: experts that a token sees in every layer that has them.
+    """
+    elements: dict[str, int] = {}
+    experts: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if found := _EXPERT.match(name):
+            layer, number = found["layer"], int(found["number"]) + 1
+        elif _STACKED.search(name):
+            layer, number = name, shape[0]
+        else:
+            continue
+        elements[layer] = elements.get(layer, 0) + prod(shape)
+        experts[layer] = max(experts.get(layer, 0), number)
+    return sum(
+        elements[layer] - elements[layer] * min(chosen, number) // number
+        for layer, number in experts.items()
+    )

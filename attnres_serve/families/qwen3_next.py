@@ -1,0 +1,94 @@
+"""Qwen3-Next: layers of Gated DeltaNet and of gated attention, and experts of which one is shared.
+
+Its norms have weights w that stand for 1 + w.  Tensors of the draft head are left aside.
+"""
+
+from typing import Any
+
+from attnres_serve.depth.spec import is_count
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import checks, hugging_face
+from attnres_serve.families.family import Config
+
+KINDS = ("linear_attention", "full_attention")
+INTERVAL = "full_attention_interval"  # of older files: every fourth layer has full attention
+LINEAR = (
+    *("linear_num_key_heads", "linear_num_value_heads"),
+    *("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
+)
+EXPERTS = (
+    *("num_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size"),
+)
+STATED = (*hugging_face.STATED, "intermediate_size", *LINEAR, *EXPERTS)
+
+
+def both_kinds(name: str, config: Config) -> None:
+    """Raise CheckpointError unless layers of both kinds are there, between which vLLM divides."""
+    interval: Any = config.get(INTERVAL, 4)
+    if not is_count(interval):
+        raise CheckpointError(f"{INTERVAL} is {interval!r}; expected a number of layers.")
+    layers = config["num_hidden_layers"]
+    found = config.get("layer_types")
+    if found is None:
+        found = [KINDS[layer % interval == interval - 1] for layer in range(layers)]
+    if {*found} != {*KINDS}:
+        raise CheckpointError(
+            f"all {layers} layers have {found[0]} by layer_types or {INTERVAL}; {name} needs "
+            f"layers of {' and '.join(KINDS)}."
+        )
+
+
+def linear_heads(name: str, config: Config) -> None:
+    """Raise CheckpointError for sizes of linear layers that one of the classes cannot have."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if values % keys:
+        raise CheckpointError(
+            f"linear_num_value_heads {values} is not divisible by linear_num_key_heads {keys}."
+        )
+    if config["linear_conv_kernel_dim"] < 2:
+        raise CheckpointError(
+            "linear_conv_kernel_dim is 1; vLLM keeps the tokens before the newest, so it must be "
+            "at least 2."
+        )
+
+
+def experts(name: str, config: Config) -> None:
+    """Raise CheckpointError unless a layer has experts, and a token can choose among them."""
+    count, chosen = config["num_experts"], config["num_experts_per_tok"]
+    if chosen > count:
+        raise CheckpointError(f"num_experts_per_tok is {chosen}, and num_experts {count}.")
+    step: Any = config.get("decoder_sparse_step", 1)
+    dense: Any = config.get("mlp_only_layers") or []
+    if not is_count(step):
+        raise CheckpointError(f"decoder_sparse_step is {step!r}; expected a number of layers.")
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise CheckpointError(f"mlp_only_layers is {dense!r}; expected a list of layers.")
+    layers = range(config["num_hidden_layers"])
+    if all(layer in dense or (layer + 1) % step for layer in layers):
+        raise CheckpointError(
+            f"no layer has experts by mlp_only_layers {dense!r} and decoder_sparse_step {step}; "
+            f"vLLM's {name} needs one."
+        )
+
+
+def state(config: Config, width: int) -> int:
+    """vLLM keeps it in the activations' type unless it is told otherwise."""
+    matrix = config["linear_key_head_dim"] * config["linear_value_head_dim"]
+    return int(config["linear_num_value_heads"] * matrix * width)
+
+
+FAMILY = hugging_face.family(
+    "qwen3_next",
+    title="Qwen3-Next",
+    module="vllm.model_executor.models.qwen3_next",
+    cls="Qwen3NextForCausalLM",
+    stated=STATED,
+    also=(INTERVAL,),
+    # vLLM's class has no biases in attention, and never ties.
+    only={"attention_bias": (False,), "tie_word_embeddings": (False,)},
+    more_checks=(checks.stated_heads, both_kinds, linear_heads, experts),
+    kinds=KINDS,
+    rotates_part=True,
+    recurrent_bytes=state,
+)
