@@ -60,6 +60,8 @@ def family(
     rope: Check | None = None,
     kinds: tuple[str, ...] = (),
     recurrent_bytes: Callable[[Config, int], int] = lambda config, width: 0,
+    stand_in: Callable[[Config], Config] = lambda config: config,
+    adjust: Callable[[Config, dict[str, Shape]], dict[str, Shape]] = lambda config, shapes: shapes,
     hf: str | None = None,
     **rest: Any,
 ) -> Family:
@@ -84,6 +86,9 @@ def family(
             layers have full attention alone.
         recurrent_bytes: gives the bytes of a sequence's state in one layer with a recurrence,
             without its convolution, of a config.json and the bytes of an activation.
+        stand_in: gives the config.json with which Hugging Face's class has the tensors, of one that
+            says more than the class knows.
+        adjust: gives the tensors of a checkpoint, of a config.json and of what the class has.
         hf: the model type on Hugging Face.
         rest: fields of ``Family`` that are not as in most families.
     """
@@ -94,7 +99,8 @@ def family(
     parts = tuple(zip(names, norms, strict=True))
 
     def shapes(config: Config) -> dict[str, Shape]:
-        return _shapes(hf, json.dumps(_fields(config), sort_keys=True))
+        own = json.dumps(_fields(stand_in(config)), sort_keys=True)
+        return adjust(config, _shapes(hf, own))
 
     def state_bytes(config: Config, width: int) -> int:
         found = shapes(config)
@@ -102,7 +108,7 @@ def family(
         return footprint.convolution_elements(found) * width + recurrent
 
     def idle_elements(config: Config) -> int:
-        return footprint.idle_elements(shapes(config), chosen_experts(hf, config))
+        return footprint.idle_elements(shapes(config), chosen_experts(hf, stand_in(config)))
 
     usual: dict[str, Any] = {
         "title": name,

@@ -126,7 +126,31 @@ def state(config: Config, width: int) -> int:
     return int(config[LINEAR]["num_heads"] * config[LINEAR]["head_dim"] ** 2 * 4)
 
 
-_FAMILY = hugging_face.family(
+def stand_in(config: Config) -> Config:
+    """The config.json without what Hugging Face's class does not know.
+
+    A token for padding, which may lie beyond a small vocabulary, changes no tensor.
+    """
+    stated = {key: value for key, value in config.items() if value is not None}
+    return stated | {"pad_token_id": None, "hidden_act": "silu", DENSE: dense_layers(config)}
+
+
+def adjust(config: Config, found: dict[str, Shape]) -> dict[str, Shape]:
+    """The tensors of a checkpoint: transformers gives those of dense layers a name of experts."""
+    dense = tuple(f"model.layers.{layer}." for layer in range(dense_layers(config)))
+    usual = {
+        name.replace(".block_sparse_moe.", ".mlp.") if name.startswith(dense) else name: shape
+        for name, shape in found.items()
+    }
+    return kimi_k3.shapes(config, kinds(config), usual)
+
+
+def cache_elements(config: Config) -> int:
+    """Elements of the cache for a token: a latent row in every layer of full attention."""
+    return latent.head_size(config) * len(config[LINEAR]["full_attn_layers"])
+
+
+FAMILY = hugging_face.family(
     "kimi_linear",
     title="Kimi Linear",
     module="attnres_serve.model.kimi",
@@ -163,36 +187,11 @@ _FAMILY = hugging_face.family(
         ("gate_proj", "up_proj"),
         ("w1", "w3"),
     ),
-)
-
-
-def shapes(config: Config) -> dict[str, Shape]:
-    """Shapes by names, of which transformers gives those of dense layers a name of experts.
-
-    The token for padding, which may lie beyond a small vocabulary, changes none of them.
-    """
-    dense = dense_layers(config)
-    stated = {key: value for key, value in config.items() if value is not None}
-    stated |= {"pad_token_id": None, "hidden_act": "silu", DENSE: dense}
-    own = tuple(f"model.layers.{layer}." for layer in range(dense))
-    usual = {
-        name.replace(".block_sparse_moe.", ".mlp.") if name.startswith(own) else name: shape
-        for name, shape in _FAMILY.shapes(stated).items()
-    }
-    return kimi_k3.shapes(config, kinds(config), usual)
-
-
-def cache_elements(config: Config) -> int:
-    """Elements of the cache for a token: a latent row in every layer of full attention."""
-    return latent.head_size(config) * len(config[LINEAR]["full_attn_layers"])
-
-
-FAMILY = replace(
-    _FAMILY,
-    shapes=shapes,
+    stand_in=stand_in,
+    adjust=adjust,
     cache_elements=cache_elements,
-    product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
-    is_latent=True,
     head_size=latent.head_size,
     sizes=(*STATED, *EXPERTS, *latent.ROW, "q_lora_rank", DENSE, LINEAR),
 )
+# Its rows are those of latent attention; the checks of rotary embedding are not for it.
+FAMILY = replace(FAMILY, is_latent=True)

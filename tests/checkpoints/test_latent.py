@@ -33,6 +33,14 @@ def test_one_row_a_token_is_cached(base: str, tmp_path: Path) -> None:
     assert facts["head_size"] == 576
 
 
+def test_a_dense_kimi_linear_has_no_idle_experts(tmp_path: Path) -> None:
+    """And none of its keys need be stated."""
+    keys = ("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size")
+    dense = dict.fromkeys((*keys, "first_k_dense_replace", "routed_scaling_factor"))
+    facts = describe(validate(written(tmp_path, "kimi_linear", **dense, mla_use_output_gate=True)))
+    assert facts["active_parameters"] == facts["parameters"]
+
+
 @pytest.mark.parametrize("changes", [{"kv_lora_rank": 256}, {"qk_rope_head_dim": 32}], ids=str)
 def test_rows_that_this_device_does_not_compute(
     changes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
