@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from checkpoints import write_alice_ai
+from facts import TINY
 from safetensors.torch import load_file, save_file
-from tiny import TINY
 
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.convert.command import convert
