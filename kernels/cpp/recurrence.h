@@ -131,16 +131,22 @@ FLAT [[gnu::noinline]] void advance(float* rows, const Chunk& chunk, int64_t fir
     each([&](int64_t r, int64_t i) { std::memcpy(given(r, i), &kept[r][i], sizeof(Vec)); });
 }
 
+template <int64_t G, int64_t N>
+void in_rows(float* rows, int64_t count, const Chunk& chunk, float scale) {
+  in_groups<G>(count, [&](int64_t first, auto some) {
+    advance<some, N>(rows + first * chunk.width, chunk, first, scale);
+  });
+}
+
+// A prompt has sixteen vectors in registers, a single token eight: that one waits for memory, and
+// the fewer it takes at once the sooner the next are asked for.
 void advance_all(float* rows, int64_t count, const Chunk& chunk, float scale) {
-  const auto by = [&](auto group, auto vectors) {
-    in_groups<group>(count, [&](int64_t first, auto some) {
-      advance<some, vectors>(rows + first * chunk.width, chunk, first, scale);
-    });
-  };
+  const bool one = chunk.tokens == 1;
   switch (chunk.width) {
-    case 128: return by(std::integral_constant<int64_t, 2>{}, std::integral_constant<int64_t, 8>{});
-    case 64: return by(std::integral_constant<int64_t, 4>{}, std::integral_constant<int64_t, 4>{});
-    default: return by(std::integral_constant<int64_t, 4>{}, std::integral_constant<int64_t, 0>{});
+    case 64: return (one ? in_rows<2, 4> : in_rows<4, 4>)(rows, count, chunk, scale);
+    case 128: return (one ? in_rows<1, 8> : in_rows<2, 8>)(rows, count, chunk, scale);
+    case 256: return in_rows<1, 16>(rows, count, chunk, scale);
+    default: return in_rows<4, 0>(rows, count, chunk, scale);
   }
 }
 
