@@ -41,9 +41,8 @@ def _register() -> None:
     registry.install_config_parser(translate, model_config.build, is_left_to_vllm)
     for family in FAMILIES.values():
         target = f"attnres_serve.model.causal_lm:{family.architecture}"
-        registry.register_architecture(
-            family.architecture, family.stock_architecture, target, on_config
-        )
+        treated_as = family.treated_as or family.stock_architecture
+        registry.register_architecture(family.architecture, treated_as, target, on_config)
 
 
 # Those that vLLM may have as well.

@@ -15,6 +15,7 @@ from attnres_serve.checkpoints.names import (
     TIED,
     expected_parts,
     is_draft,
+    lacks_first_site,
     parts_of,
     same_tensor,
     tensor_name,
@@ -64,6 +65,7 @@ class Inventory:
         self._sites = {
             tensor_name(site, part, base.layout): (site, part)
             for site, part in expected_parts(spec)
+            if site or not lacks_first_site(format_module)
         }
         self._tied: dict[str, Tensor] = {}
 

@@ -73,6 +73,11 @@ def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
     return [(site, part) for site in owners for part in parts]
 
 
+def lacks_first_site(format_module: Format) -> bool:
+    """Whether a format stores nothing for site 0, which has one source alone."""
+    return bool(getattr(format_module, "LACKS_FIRST_SITE", False))
+
+
 def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]:
     """The parts that a tensor of a checkpoint holds, by names that the format's ``rename`` knows.
 

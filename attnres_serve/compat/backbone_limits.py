@@ -9,7 +9,8 @@ from attnres_serve.errors import SettingError
 
 # Parts of module names.  A test compares them with the installed vLLM.
 SCALES_RESIDUAL_IN_FLOAT16 = ("deepseek_v2", "AXK1", "openpangu")
-SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5", "kimi")  # the last in our module
+OWN_MODULES = ("kimi", "alice_ai")  # whose layers are of vLLM's
+SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5", *OWN_MODULES)
 MISCOUNTS_DECAY = ("bailing_moe_linear",)  # docs/build/upstream/lightning-prefill.md
 FUSES_ALL_REDUCE = ("deepseek_v32", "glm5next", "minimax_m3", "step3p5")
 

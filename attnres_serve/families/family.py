@@ -35,6 +35,7 @@ class Family:
         title: the name for a person.
         module, cls: the class of vLLM's.
         listed: the architecture under which vLLM lists the class; None where that is its name.
+        treated_as: the architecture whose treatment by name in vLLM it shares; None for its own.
         adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
             keys.
         config_class: the class of the configuration in memory, as module:class, where vLLM's class
@@ -84,6 +85,7 @@ class Family:
     product_sizes: Callable[[Config], dict[str, set[int]]]
     fused: tuple[tuple[str, ...], ...]
     listed: str | None = None
+    treated_as: str | None = None
     other_names: Mapping[str, str] = field(default_factory=dict)
     config_class: str | None = None
     state_bytes: Callable[[Config, int], int] = lambda config, width: 0

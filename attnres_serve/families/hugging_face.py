@@ -25,7 +25,7 @@ SIZES = (
     *("n_routed_experts", "n_shared_experts", "num_shared_experts", "first_k_dense_replace"),
     *("moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_layer_interval"),
     *("moe_layer_start_index", "moe_layer_end_index", "interleave_moe_layer_step"),
-    "intermediate_size_mlp",
+    *("intermediate_size_mlp", "num_dense_layers"),
     *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     *("num_heads", "mamba_num_heads", "mamba_head_dim", "state_size", "ssm_state_size"),
     *("n_groups", "expand", "conv_kernel", "conv_L_cache", "layer_types", "layers_block_type"),

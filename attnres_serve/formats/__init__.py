@@ -1,6 +1,7 @@
 """Checkpoint formats, one module each; ``format.Format`` says what a module must have."""
 
 from attnres_serve.formats import (
+    alice_ai,
     delta_attnres,
     fla,
     house,
@@ -15,6 +16,7 @@ from attnres_serve.formats.format import Format
 SERVED: tuple[Format, ...] = (
     house,
     kimi_linear,
+    alice_ai,
     fla,
     qwen3_ar,
     open_attnres,

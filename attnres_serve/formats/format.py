@@ -12,6 +12,7 @@ class Format(Protocol):
     parts that a tensor holds one after the other along dimension 0; the name itself for one that is
     not fused.  Formats that claim the same config.json also have ``MARK``, a pattern of tensor
     names that only one of them has, and ``KEY``, a key of config.json that only one of them writes.
+    ``LACKS_FIRST_SITE`` is true in one that stores nothing for site 0, which has one source alone.
 
     Attributes:
         NAME: how the format is called in logs and in ``GET /v1/attn_res``.

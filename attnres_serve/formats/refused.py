@@ -25,6 +25,7 @@ MEGATRON_KEYS = ("attn_res_block_layers", "enable_attention_residuals")
 # Names of formats, by model types and architectures.  Those of served formats come here only where
 # the two do not go together.
 MODEL_TYPES = {
+    "alice_ai": "AliceAI",
     "qwen3_attnres": "open-attnres / delta-attnres",
     "llama_attnres": "delta-attnres",
     "qwen3_ar": "Qwen3AR",
@@ -32,6 +33,7 @@ MODEL_TYPES = {
     "qwen3_gdar": "Qwen3GDAR (gated delta attention residuals)",
 }
 ARCHITECTURES = {
+    "AliceAIForCausalLM": "AliceAI",
     "Qwen3AttnResForCausalLM": "open-attnres / delta-attnres",
     "LlamaAttnResForCausalLM": "delta-attnres",
     "Qwen3ARForCausalLM": "Qwen3AR",

@@ -3,12 +3,20 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from attnres_serve.checkpoints import quantized
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.inventory import Inventory
-from attnres_serve.checkpoints.names import cut, expected_parts, is_draft, site_of
+from attnres_serve.checkpoints.names import (
+    PARTS,
+    cut,
+    expected_parts,
+    is_draft,
+    lacks_first_site,
+    site_of,
+)
 from attnres_serve.checkpoints.read import DTYPES
 from attnres_serve.checkpoints.tensors import FLOATS, Stored
 from attnres_serve.compat import decoder, host, start_events
@@ -77,6 +85,11 @@ class LoadingMixin(_Base):
                     continue
                 for parameter in self.attn_res_parameters[site]:
                     yield parameter, piece.reshape(-1)
+        if lacks_first_site(self.attn_res_format):
+            hidden = inventory.base.config["hidden_size"]
+            for part in PARTS:  # they never matter, and vLLM wants all parameters filled
+                for parameter in self.attn_res_parameters.get((0, part), ()):
+                    yield parameter, torch.zeros(hidden)
 
     def _is_here(self, name: str) -> bool:
         """Whether this pipeline stage needs a tensor, by its house name."""

@@ -89,7 +89,7 @@ struct Chunk {
 // R rows through the tokens of a chunk, in registers where their N vectors are known.
 template <int64_t R, int64_t N>
 FLAT [[gnu::noinline]] void advance(float* rows, const Chunk& chunk, int64_t first, float scale) {
-  const int64_t width = chunk.width, vectors = N ? N : width / kLanes;
+  const int64_t width = N ? N * kLanes : chunk.width, vectors = width / kLanes;
   [[maybe_unused]] Vec kept[R][N ? N : 1];
   const auto given = [&](int64_t r, int64_t i) { return rows + r * width + i * kLanes; };
   const auto get = [&](int64_t r, int64_t i) {

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny import TINY
+from facts import TINY
 from transformers import PreTrainedConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.transformers_utils.config import _CONFIG_FORMAT_TO_CONFIG_PARSER as table

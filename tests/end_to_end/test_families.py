@@ -1,6 +1,6 @@
 """Every family that vLLM has, in the engine, against Hugging Face's own class in float64.
 
-A new family needs an entry in ``family_facts`` and no test of its own.
+A new family needs an entry in ``facts`` and no test of its own.
 """
 
 import random
@@ -13,7 +13,7 @@ import pytest
 import tiny_sites
 import torch
 from checkpoints import write_house
-from family_facts import FACTS
+from facts import FACTS
 from goldens import EVERYWHERE, check_all_against, check_executed, rounded
 from jobs import engine_job, fresh_prompts, run_named
 

@@ -1,7 +1,7 @@
 """Goldens of families, written by Hugging Face's classes and evaluated in float64, over HTTP."""
 
 import pytest
-from family_facts import FACTS
+from facts import FACTS
 from goldens import check_executed, check_golden_over_http
 from serving import OURS, TESTS, running
 
@@ -11,7 +11,7 @@ GOLDENS = TESTS / "family_goldens"
 
 
 def test_every_golden_is_served():
-    served = {"qwen3_moe", "deepseek_v3", "qwen3_next", "kimi_linear"}
+    served = {"qwen3_moe", "deepseek_v3", "qwen3_next", "kimi_linear", "alice_ai"}
     assert {path.name for path in GOLDENS.iterdir()} == served
 
 
@@ -26,6 +26,8 @@ def test_every_golden_is_served():
         ("qwen3_next", "two_phase"),
         ("kimi_linear", "single_pass"),
         ("kimi_linear", "two_phase"),
+        ("alice_ai", "single_pass"),
+        ("alice_ai", "two_phase"),
     ],
 )
 def test_a_golden_of_a_family(name, algorithm, tmp_path):

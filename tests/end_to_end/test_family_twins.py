@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from checkpoints import write_standard
-from family_facts import FACTS
+from facts import FACTS
 from goldens import bound, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
 

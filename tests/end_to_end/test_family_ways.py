@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import tiny_sites
 from checkpoints import write_house
-from family_facts import FACTS
+from facts import FACTS, TINY
 from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
-from tiny import TINY
 
 from tests.end_to_end.test_families import CHUNK, JUDGED, KINDS, check_trace
 

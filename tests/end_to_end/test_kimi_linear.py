@@ -10,10 +10,10 @@ import kimi_k3_model
 import pytest
 import tiny_sites
 from checkpoints import write_house
+from facts import KIMI_LAYERS
 from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_named, run_verify
 from serving import TESTS
-from tiny import KIMI_LAYERS
 
 from attnres_serve.settings import ALGORITHMS
 

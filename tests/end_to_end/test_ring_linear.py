@@ -6,7 +6,7 @@ from itertools import cycle
 import pytest
 import ring_model
 from checkpoints import write_house
-from family_facts import FACTS
+from facts import FACTS
 from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_named
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import write_house
 from checkpoints.hugging_face import saved, tiny
-from family_facts import FACTS
+from facts import FACTS
 from serving import ROOT
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES

@@ -3,7 +3,7 @@
 from math import prod
 
 import pytest
-from tiny import TINY
+from facts import TINY
 
 from attnres_serve.families import FAMILIES, footprint, hugging_face
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from checkpoints import GOLDENS, write_fla, write_house
-from family_facts import FACTS
+from facts import FACTS
 
 from attnres_serve import formats, settings
 from attnres_serve.depth.layout import Layout

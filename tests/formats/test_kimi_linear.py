@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from tiny import KIMI_LAYERS, TINY
+from facts import TINY
+from facts.kimi_linear import KIMI_LAYERS
 
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError

@@ -8,8 +8,8 @@ import pytest
 import tiny_sites
 import torch
 from checkpoints import write_house
+from facts import TINY
 from random_checkpoint import write_plain, write_rewritten
-from tiny import TINY
 from tiny_sites import sites_of
 from transformers import (
     CONFIG_MAPPING,

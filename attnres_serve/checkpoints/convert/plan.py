@@ -15,7 +15,7 @@ from torch import Tensor
 from attnres_serve.checkpoints import read as weights
 from attnres_serve.checkpoints.convert.source import Source, Stream
 from attnres_serve.checkpoints.files import INDEX, PICKLES, Header
-from attnres_serve.checkpoints.names import site_of, tensor_name
+from attnres_serve.checkpoints.names import lacks_first_site, site_of, tensor_name
 from attnres_serve.checkpoints.validate import Checkpoint, validate_content
 from attnres_serve.checkpoints.write import shards
 from attnres_serve.depth.sites import sites
@@ -90,7 +90,9 @@ def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
     added: dict[str, Tensor] = {}
     if block_size is not None:
         source, added = _with_zero_queries(source, block_size)
-    keeps_format = not added and (not to_house or source.translation.format == house.NAME)
+    elif to_house and source.translation.spec and lacks_first_site(source.format):
+        added = _zero_queries(source, [0])
+    keeps_format = block_size is None and (not to_house or source.translation.format == house.NAME)
     if keeps_format and not source.has_pickles:
         mend = "" if source.translation.format == house.NAME else "; did you mean `--to house`?"
         raise CheckpointError(
@@ -115,19 +117,25 @@ def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[st
     eps.
     """
     config = source.translation.config
-    layout, hidden = source.translation.layout, config["hidden_size"]
     eps = FAMILIES[source.translation.base].epsilon(config)
-    spec = AttnResSpec.uniform(layout, block_size, eps)
+    spec = AttnResSpec.uniform(source.translation.layout, block_size, eps)
+    added = _zero_queries(source, [site.index for site in sites(spec)])
+    return replace(source, translation=replace(source.translation, spec=spec)), added
+
+
+def _zero_queries(source: Source, places: list[int]) -> dict[str, Tensor]:
+    """Zero queries and unit key norms of sites, by house names, in the embedding's type."""
+    layout, hidden = source.translation.layout, source.translation.config["hidden_size"]
     rename = source.format.rename
     found = [header.dtype for name, header in source.headers.items() if rename(name) in EMBEDDINGS]
     if not found:
         raise CheckpointError(f"{source.folder} lacks its embedding.")
     dtype = weights.TORCH_DTYPES[found[0]]
     added: dict[str, Tensor] = {}
-    for site in sites(spec):
-        added[tensor_name(site.index, "proj", layout)] = torch.zeros((1, hidden), dtype=dtype)
-        added[tensor_name(site.index, "norm", layout)] = torch.ones(hidden, dtype=dtype)
-    return replace(source, translation=replace(source.translation, spec=spec)), added
+    for place in places:
+        added[tensor_name(place, "proj", layout)] = torch.zeros((1, hidden), dtype=dtype)
+        added[tensor_name(place, "norm", layout)] = torch.ones(hidden, dtype=dtype)
+    return added
 
 
 def house_config(translation: Translation) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def build(own: Any, weights: Mapping[str, Tensor]) -> Any:
     )
     if odd := sorted(str(name) for names in report.values() for name in names):
         raise ValueError(f"missing, unexpected or misshapen tensors: {odd}")
-    return _in_float64(model.eval())
+    return in_float64(model.eval())
 
 
 def _needed(own: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,7 +66,8 @@ def _needed(own: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if not name.startswith(behind)}
 
 
-def _in_float64(model: Any) -> Any:
+def in_float64(model: Any) -> Any:
+    """A model of recompiled classes with its parameters and tables in float64."""
     for module in model.modules():
         if "Rotary" in type(module).__name__:
             # The loader fills the tables of the special kinds of rope by functions that were not

@@ -8,7 +8,7 @@ inside a sublayer (norms on its output, multipliers, experts, any mixer), its ou
 and the norm of a site is given the mix of the outputs so far in the place of x_s.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,19 +58,21 @@ class Rewritten:
         norms: the path below the decoder of the norm of every site, the final one last.
         spec: how sites mix; its sublayers are not known.
         weights: all tensors by their names in the checkpoint, in float64.
+        build: makes Hugging Face's model of its configuration and the tensors beside sites'.
     """
 
     config: Any
     norms: tuple[str, ...]
     spec: oracle.Spec
     weights: dict[str, Tensor] = field(repr=False)
+    build: Callable[[Any, Mapping[str, Tensor]], Any] = hugging_face.build
 
     @cached_property
     def hf(self) -> Any:
         """Hugging Face's model."""
         depth = oracle.depth_shapes(self.spec)
         base = {name: tensor for name, tensor in self.weights.items() if name not in depth}
-        return hugging_face.build(self.config, base)
+        return self.build(self.config, base)
 
     @cached_property
     def modules(self) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""A checkpoint of the house format, of Kimi Linear's, or one of Hugging Face's."""
+"""A checkpoint of the house format, of Kimi Linear's or AliceAI's, or of Hugging Face's."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.verify import oracle
-from attnres_serve.verify.rewritten import hugging_face
+from attnres_serve.verify.rewritten import alice_ai, hugging_face
 from attnres_serve.verify.rewritten.additive import require_additive
 from attnres_serve.verify.rewritten.model import Rewritten, Site
 
@@ -16,8 +16,9 @@ _EPS = ("rms_norm_eps", "layer_norm_epsilon", "norm_eps")  # the norms' own, by 
 
 def _attn_res(config: dict[str, Any]) -> dict[str, Any] | None:
     """What is stated of Attention Residuals, by the house format; None for none."""
-    layers = config.get("attn_res_block_size")
-    if config["model_type"] == "kimi_linear" and layers is not None:
+    key = {"kimi_linear": "attn_res_block_size", alice_ai.NAME: "block_attn_res_block_size"}
+    layers = config.get(key.get(config["model_type"], ""))
+    if layers is not None:
         return {"block_size": 2 * layers}  # attention and experts in every layer
     return config.get("attn_res")
 
@@ -41,18 +42,25 @@ def load(
             or its residual stream cannot be rewritten.
     """
     config = json.loads((folder / "config.json").read_text())
-    model_type = model_type or config["model_type"].removeprefix(_PREFIX)
     if (config.get("linear_attn_config") or {}).get("gate_lower_bound") is not None:
         raise ValueError("Hugging Face's class has no lower bound of the gate, as Kimi K3 has")
-    own = hugging_face.config(model_type, config)
+    named = config["model_type"].removeprefix(_PREFIX)
+    is_composed = named == alice_ai.NAME
+    own = hugging_face.config(alice_ai.BASE if is_composed else model_type or named, config)
     names = oracle.depth_names(*{site.kind for site in sites})
+    if config["model_type"] == alice_ai.NAME:
+        names = alice_ai.DEPTH_NAMES
     layout = tuple(oracle.Place(site.layer, site.kind) for site in sites)
     eps = next(getattr(own, key) for key in _EPS if hasattr(own, key))
     spec = oracle.Spec(names, layout, {}, own.hidden_size, own.vocab_size, eps, tied=False)
     if (attn_res := _attn_res(config)) is not None:
         oracle.add_depth(spec, attn_res)
     norms = (*(site.norm for site in sites), final_norm)
-    model = Rewritten(own, norms, spec, oracle.read_weights(folder))
+    weights = oracle.read_weights(folder)
+    if names is alice_ai.DEPTH_NAMES:  # the first site has no tensors, and any query one answer
+        weights |= alice_ai.first_site(own.hidden_size)
+    build = alice_ai.build if is_composed else hugging_face.build
+    model = Rewritten(own, norms, spec, weights, build)
     found = {name: tuple(tensor.shape) for name, tensor in model.weights.items()}
     wanted = oracle.depth_shapes(spec)
     if odd := sorted(name for name, shape in wanted.items() if found.get(name) != shape):

@@ -7,6 +7,7 @@ attention and clear greedy choices; `scale` multiplies the embedding and the sub
 a small one brings the residual stream down to the norms' eps.
 """
 
+from checkpoints.alice_ai import write_alice_ai
 from checkpoints.fla import house_copy_of_fla, write_fla
 from checkpoints.house import add_zero_queries, write_house, write_standard
 from checkpoints.nanogpt import house_copy_of_nanogpt, write_nanogpt
@@ -22,6 +23,7 @@ __all__ = [
     "house_copy_of_fla",
     "house_copy_of_nanogpt",
     "quantised",
+    "write_alice_ai",
     "write_fla",
     "write_house",
     "write_kimi_names",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from family_facts import FACTS, QKV
+from facts import FACTS, QKV
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from facts import TINY
 from safetensors.torch import load_file
-from tiny import TINY
 from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from family_facts import FACTS
+from facts import FACTS
 from safetensors.torch import load_file
 
 from checkpoints.tensors import base_shapes, draw, renamed, residual_shapes, write

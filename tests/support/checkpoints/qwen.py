@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from family_facts import FACTS
+from facts import FACTS
 from safetensors.torch import load_file
 
 from checkpoints.house import write_house, write_standard

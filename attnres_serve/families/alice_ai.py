@@ -1,0 +1,138 @@
+"""AliceAI: Qwen3-Next with Kimi Delta Attention in linear layers, and experts by a sigmoid.
+
+Hugging Face has no class of it: its facts are those of Qwen3-Next's class but for what differs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from attnres_serve.depth.spec import is_count
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import checks, footprint, hugging_face, qwen3_next, rotary
+from attnres_serve.families.family import Config, Shape
+
+# How many layers of a draft head there are; a model is served without.
+DRAFTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+STATED = (*hugging_face.STATED, *qwen3_next.LINEAR, *qwen3_next.EXPERTS)
+SAME = (
+    ("linear_num_value_heads", "linear_num_key_heads"),
+    ("linear_value_head_dim", "linear_key_head_dim"),
+)
+# What its own code has always, and some of its files state.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "kda_allow_negative_eigenvalues": (False,),
+    "router_score_function": ("sigmoid",),
+    "router_bias_correction": (True,),
+    "attention_bias": (False,),
+    "tie_word_embeddings": (False,),
+    "decoder_sparse_step": (1,),  # every layer has experts
+    "mlp_only_layers": ([], None),
+}
+
+
+def one_size(name: str, config: Config) -> None:
+    """Raise CheckpointError unless heads of linear layers have one number and one size."""
+    for values, keys in SAME:
+        if config[values] != config[keys]:
+            raise CheckpointError(
+                f"{values} is {config[values]} and {keys} {config[keys]}; the linear layers of "
+                f"{name} have one for both."
+            )
+
+
+def stated(name: str, config: Config) -> None:
+    """Raise CheckpointError where a default would have to be guessed."""
+    if config.get("layer_types") is None:
+        raise CheckpointError(
+            f"layer_types is missing; {name} needs it, {' or '.join(qwen3_next.KINDS)} for each "
+            "layer."
+        )
+    places = (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {})
+    if all(place.get(rotary.PART) is None for place in places):
+        raise CheckpointError(
+            f"{rotary.PART} is missing; config.json of {name} must state it, 1.0 if whole heads "
+            "are rotated."
+        )
+    for key in DRAFTS:
+        if config.get(key) not in (None, 0) and not is_count(config[key]):
+            raise CheckpointError(f"{key} is {config[key]!r}; expected a number of layers.")
+    if config["num_experts"] < 2:
+        raise CheckpointError("num_experts is 1; a choice needs at least 2.")
+
+
+_FAMILY = hugging_face.family(
+    "alice_ai",
+    hf="qwen3_next",
+    title="AliceAI",
+    module="attnres_serve.model.alice_ai",
+    cls="AliceAIForCausalLM",
+    has_hf_class=False,
+    treated_as="KimiLinearForCausalLM",
+    stated=STATED,
+    also=(*DRAFTS, *ONLY),
+    only=ONLY,
+    more_checks=(
+        checks.stated_heads,
+        stated,
+        qwen3_next.both_kinds,
+        qwen3_next.linear_heads,
+        one_size,
+        qwen3_next.experts,
+    ),
+    kinds=qwen3_next.KINDS,
+    rotates_part=True,
+    fused=(("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"), ("gate_proj", "up_proj")),
+    peculiarity="has Kimi Delta Attention in Qwen3-Next",
+)
+
+
+def shapes(config: Config) -> dict[str, Shape]:
+    """Shapes by names: those of Qwen3-Next, with other linear layers and biases for experts."""
+    return dict(_shapes(config, _FAMILY.shapes({**config, "pad_token_id": None})))
+
+
+def _shapes(config: Config, found: dict[str, Shape]) -> Iterator[tuple[str, Shape]]:
+    for name, shape in found.items():
+        layer, is_linear, leaf = name.partition("linear_attn.")
+        if not is_linear:
+            yield name, shape
+        elif leaf == "A_log":  # once a layer
+            for part, own in _delta(config).items():
+                yield f"{layer}linear_attn.{part}", own
+        if name.endswith(".mlp.gate.weight"):
+            yield name.replace("weight", "e_score_correction_bias"), (config["num_experts"],)
+
+
+def _delta(config: Config) -> dict[str, Shape]:
+    hidden, heads, head = (
+        config[key] for key in ("hidden_size", "linear_num_key_heads", "linear_key_head_dim")
+    )
+    inner = heads * head
+    return {
+        "A_log": (1, 1, heads, 1),
+        "dt_bias": (inner,),
+        "o_norm.weight": (head,),
+        "o_proj.weight": (hidden, inner),
+        "b_proj.weight": (heads, hidden),
+        **{f"{part}_proj.weight": (inner, hidden) for part in "qkv"},
+        **{f"{part}_conv1d.weight": (inner, 1, config["linear_conv_kernel_dim"]) for part in "qkv"},
+        **{f"{part}_a_proj.weight": (head, hidden) for part in "fg"},
+        **{f"{part}_b_proj.weight": (inner, head) for part in "fg"},
+    }
+
+
+def state_bytes(config: Config, width: int) -> int:
+    """Of a sequence; vLLM keeps the recurrence in float32 unless it is told otherwise."""
+    found = shapes(config)
+    matrix: int = config["linear_num_key_heads"] * config["linear_key_head_dim"] ** 2
+    recurrent = footprint.recurrent_layers(found) * matrix * 4
+    return footprint.convolution_elements(found) * width + recurrent
+
+
+FAMILY = replace(
+    _FAMILY,
+    shapes=shapes,
+    state_bytes=state_bytes,
+    product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
+)

@@ -1,0 +1,58 @@
+"""AliceAI's own format.
+
+``block_attn_res_block_size`` counts transformer layers, null for standard residuals.  Other keys of
+this kind are left of older trainings, and its own code does not read them either.  The first site
+has no tensors: it reads the embedding alone.
+"""
+
+import re
+from typing import Any
+
+from attnres_serve.depth.spec import AttnResSpec, is_count
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.translation import Translation
+
+NAME = "alice_ai"
+LACKS_FIRST_SITE = True
+BLOCK = "block_attn_res_block_size"
+_OLDER = re.compile(r"(block_)?attn_?res_")
+_RENAMES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^model\.attnres_final\.res_proj\.", "model.output_attn_res_proj."),
+        (r"^model\.attnres_final\.res_norm_weight$", "model.output_attn_res_norm.weight"),
+        (r"^(model\.layers\.\d+\.)attn_res_proj\.", r"\1self_attention_res_proj."),
+        (r"^(model\.layers\.\d+\.)attn_res_norm_weight$", r"\1self_attention_res_norm.weight"),
+        (r"^(model\.layers\.\d+\.)mlp_res_norm_weight$", r"\1mlp_res_norm.weight"),
+        (r"\.linear_attn\.a_log_bias$", ".linear_attn.A_log"),
+    )
+]
+
+
+def claims(config: dict[str, Any]) -> bool:
+    return config.get("model_type") == NAME and config.get("architectures") == [
+        "AliceAIForCausalLM"
+    ]
+
+
+def translate(config: dict[str, Any]) -> Translation:
+    base = base_config(config, NAME, [key for key in config if _OLDER.match(key)])
+    layers = config.get(BLOCK, "missing")
+    if layers is not None and not is_count(layers):
+        raise CheckpointError(
+            f"{BLOCK} is {layers!r}; expected null (standard residuals) or a whole number of "
+            "layers, at least 1."
+        )
+    spec = None
+    if layers is not None:
+        family = FAMILIES[NAME]
+        spec = AttnResSpec.by_layers(family.layout(config), layers, family.epsilon(config))
+    return Translation(NAME, NAME, base, spec)
+
+
+def rename(name: str) -> str:
+    for pattern, replacement in _RENAMES:
+        name = pattern.sub(replacement, name)
+    return name

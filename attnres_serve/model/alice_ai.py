@@ -1,0 +1,132 @@
+"""AliceAI with standard residuals: vLLM's Qwen3-Next, whose linear layers are Kimi Delta Attention
+and whose experts are chosen by a sigmoid and a bias, and weighted by the sigmoid alone.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.fused_moe import FusedMoEFactory
+from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn
+from vllm.model_executor.layers.mamba.mamba_utils import (
+    MambaStateDtypeCalculator,
+    MambaStateShapeCalculator,
+)
+from vllm.model_executor.models import qwen3_next
+from vllm.model_executor.models.utils import WeightsMapper
+
+from attnres_serve.model.made_of import made_of
+
+FUSED = {
+    "in_proj_qkvgfab": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"),
+    "conv1d": ("q_conv1d", "k_conv1d", "v_conv1d"),
+}
+STACKED = {
+    f".linear_attn.{part}": (f".linear_attn.{whole}", place)
+    for whole, parts in FUSED.items()
+    for place, part in enumerate(parts)
+}
+
+
+def linear_layer(
+    config: PretrainedConfig, vllm_config: VllmConfig, prefix: str, **_: Any
+) -> nn.Module:
+    """vLLM's layer of Kimi Delta Attention, by Qwen3-Next's keys."""
+    own = copy(config)
+    own.linear_attn_config = {
+        "head_dim": config.linear_key_head_dim,
+        "num_heads": config.linear_num_key_heads,
+        "short_conv_kernel_size": config.linear_conv_kernel_dim,
+    }
+    # By its module: on CPU the class may be another, see ``linear_attention``.
+    layer = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention(own, vllm_config, prefix)
+    layer.o_norm.eps = config.rms_norm_eps
+    convolution = layer.conv1d.weight
+    convolution.weight_loader = _by_place(convolution.weight_loader)
+    return layer
+
+
+def _by_place(load: Callable[[Tensor, Tensor, int], None]) -> Callable[[Tensor, Any], None]:
+    """A loader of one of several fused weights, as vLLM's mapper of names calls it."""
+    return lambda whole, part: load(whole, part, part.shard_id)
+
+
+def experts(*, gate: nn.Module, num_experts: int, **rest: Any) -> nn.Module:
+    """vLLM's experts, all in one group: without groups its CPU has softmax alone."""
+    bias = torch.empty(num_experts, dtype=torch.float32)
+    gate.e_score_correction_bias = nn.Parameter(bias, requires_grad=False)
+    return FusedMoEFactory(
+        gate=gate,
+        num_experts=num_experts,
+        scoring_func="sigmoid",
+        e_score_correction_bias=gate.e_score_correction_bias,
+        use_grouped_topk=True,
+        num_expert_group=1,
+        topk_group=1,
+        **rest,
+    )
+
+
+class AliceAILayer(qwen3_next.Qwen3NextDecoderLayer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with made_of(qwen3_next, QwenGatedDeltaNetAttention=linear_layer, FusedMoEFactory=experts):
+            super().__init__(*args, **kwargs)
+
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        mixer = self.linear_attn if self.layer_type == "linear_attention" else self.self_attn
+        hidden_states = mixer(hidden_states=hidden_states, positions=positions)
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        return self.mlp(hidden_states), residual
+
+
+class AliceAIDecoder(qwen3_next.Qwen3NextModel):
+    hf_to_vllm_mapper = (
+        WeightsMapper(orig_to_new_stacked=STACKED) | qwen3_next.Qwen3NextModel.hf_to_vllm_mapper
+    )
+
+
+class AliceAIForCausalLM(qwen3_next.Qwen3NextForCausalLM):
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        **qwen3_next.Qwen3NextForCausalLM.packed_modules_mapping,
+        **{whole: list(parts) for whole, parts in FUSED.items()},
+    }
+
+    def __init__(self, **kwargs: Any) -> None:
+        with made_of(qwen3_next, Qwen3NextModel=AliceAIDecoder, Qwen3NextDecoderLayer=AliceAILayer):
+            super().__init__(**kwargs)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(
+        cls, vllm_config: VllmConfig
+    ) -> tuple[torch.dtype, torch.dtype]:
+        cache = vllm_config.cache_config
+        dtypes: tuple[torch.dtype, torch.dtype] = MambaStateDtypeCalculator.kda_state_dtype(
+            vllm_config.model_config.dtype, cache.mamba_cache_dtype
+        )
+        return dtypes
+
+    @classmethod
+    def get_mamba_state_shape_from_config(
+        cls, vllm_config: VllmConfig
+    ) -> tuple[tuple[int, int], tuple[int, int, int]]:
+        config = vllm_config.model_config.hf_text_config
+        shapes: tuple[tuple[int, int], tuple[int, int, int]]
+        shapes = MambaStateShapeCalculator.kda_state_shape(
+            vllm_config.parallel_config.tensor_parallel_size,
+            config.linear_num_key_heads,
+            config.linear_key_head_dim,
+            conv_kernel_size=config.linear_conv_kernel_dim,
+            num_spec=vllm_config.num_speculative_tokens,
+        )
+        return shapes

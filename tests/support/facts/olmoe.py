@@ -1,0 +1,18 @@
+"""What the tests know of OLMoE."""
+
+from facts.family import Facts
+from facts.shared import NO_HEAD_DIM, tiny
+
+FACTS = Facts(
+    "Olmoe",
+    tiny=tiny(
+        "olmoe",
+        "OlmoeForCausalLM",
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=4,
+        without=NO_HEAD_DIM,
+    ),
+    is_tiny=True,
+    refused=({"norm_topk_prob": True}, {"rms_norm_eps": 1e-6}, {"clip_qkv": 8.0}),
+)

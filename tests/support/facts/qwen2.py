@@ -1,0 +1,12 @@
+"""What the tests know of Qwen2."""
+
+from facts.family import Facts
+from facts.shared import NO_HEAD_DIM, QKV, tiny
+
+FACTS = Facts(
+    "Qwen2",
+    tiny=tiny("qwen2", "Qwen2ForCausalLM", without=NO_HEAD_DIM),
+    options=(),
+    biased=QKV,
+    refused=({"use_sliding_window": True},),
+)

@@ -1,0 +1,11 @@
+"""What the tests know of Qwen3."""
+
+from facts.family import Facts
+from facts.shared import tiny
+
+FACTS = Facts(
+    "Qwen3",
+    tiny=tiny("qwen3", "Qwen3ForCausalLM"),
+    options=("head_dim", "attention_bias"),
+    has_head_norms=True,
+)
