@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.compat import engine_config, host, native, registry
-from attnres_serve.formats import kimi_linear
+from attnres_serve.formats import alice_ai, kimi_linear
 
 
 def register() -> None:
@@ -46,7 +46,7 @@ def _register() -> None:
 
 
 # Those that vLLM may have as well.
-BOTH = (kimi_linear,)
+BOTH = (kimi_linear, alice_ai)
 
 
 def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:

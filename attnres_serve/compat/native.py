@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from importlib.util import find_spec
 
 from attnres_serve.compat import host
 from attnres_serve.errors import SettingError
@@ -14,6 +15,9 @@ CONFIGS = {
         "attn_res_block_size",
     )
 }
+
+# And the module that has the class, where nothing but depth attention is in it.
+MODULES = {"alice_ai": "alice_ai"}
 
 
 def is_left_to_vllm(format_name: str, wanted: bool | None) -> bool:
@@ -28,7 +32,7 @@ def is_left_to_vllm(format_name: str, wanted: bool | None) -> bool:
     """
     if wanted is False:
         return False
-    if not host.on_cpu() and _knows_key(*CONFIGS[format_name]):
+    if not host.on_cpu() and _has_class(format_name):
         return True
     if wanted:
         raise SettingError(
@@ -36,6 +40,12 @@ def is_left_to_vllm(format_name: str, wanted: bool | None) -> bool:
             f"{format_name} format on this device; leave it out."
         )
     return False
+
+
+def _has_class(format_name: str) -> bool:
+    if format_name in CONFIGS:
+        return _knows_key(*CONFIGS[format_name])
+    return find_spec(f"vllm.model_executor.models.{MODULES[format_name]}") is not None
 
 
 def _knows_key(module: str, name: str, key: str) -> bool:

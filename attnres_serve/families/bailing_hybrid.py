@@ -153,7 +153,7 @@ def _experts(config: Config) -> dict[str, Shape]:
 
 
 def state_bytes(config: Config, width: int) -> int:
-    """vLLM keeps a square for every head, in the activations' type."""
+    """A square for every head in every layer of lightning attention."""
     layers = sum(is_linear(config, layer) for layer in range(config["num_hidden_layers"]))
     return int(layers * config["num_attention_heads"] * config["head_dim"] ** 2 * width)
 
@@ -177,6 +177,7 @@ FAMILY = Family(
         hugging_face.only_values(ONLY),
         checks.values,
         checks.expert_groups("num_experts"),
+        checks.unquantized,
     ),
     window=None,
     cache_elements=lambda config: (

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MODULES = {"open_attnres": "modeling_attnres", "delta_attnres": "modeling_{model_type}"}
 NO_CLASS = {
     "house": "it has no Hugging Face class",
+    "alice_ai": "it has no Hugging Face class",
     "fla": "its class computes attention with Flash Attention, which has no float32",
     "kimi_linear": "its class (transformers' Kimi Linear) has no Attention Residuals",
     "nanogpt": "its class is code inside checkpoints, which is never run",

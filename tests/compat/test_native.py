@@ -46,6 +46,15 @@ def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not plugin.is_left_to_vllm(KIMI, None)
 
 
+def test_alice_ai_is_left_where_vllm_has_its_module(
+    on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = TINY["alice_ai"] | {"block_attn_res_block_size": 2}
+    for module, has_it in (("a_module_of_a_later_vllm", False), ("qwen3_next", True)):
+        monkeypatch.setitem(native.MODULES, "alice_ai", module)
+        assert plugin.is_left_to_vllm(alice, None) == (has_it and not on_cpu)
+
+
 def test_only_what_vllm_has_is_left_to_it(on_cpu: bool) -> None:
     """In the house format the same model is ours everywhere; a plain one is nobody's to claim."""
     house = {"model_type": "attnres_kimi_linear", "attn_res": {"block_size": 4}}

@@ -1,0 +1,93 @@
+"""AliceAI's own format: what it claims, what its key counts, and the names of its tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_alice_ai
+from safetensors.torch import load_file, save_file
+from tiny import TINY
+
+from attnres_serve.checkpoints.check import describe
+from attnres_serve.checkpoints.convert.command import convert
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.errors import CheckpointError
+from attnres_serve.formats.resolve import resolve
+from attnres_serve.verify.rewritten import alice_ai
+
+BLOCK = "block_attn_res_block_size"
+CONFIG = TINY["alice_ai"] | {BLOCK: 3}
+
+
+def test_the_key_counts_layers() -> None:
+    """Others of its kind are of older trainings; the keys of its own code may be stated."""
+    older = {"attn_res_num_blocks": 7, "block_attn_res_mode": "window"}
+    own = {"kda_allow_negative_eigenvalues": False, "router_bias_correction": True}
+    found = resolve(CONFIG | older | own | {"router_score_function": "sigmoid"})
+    assert found is not None and found.spec is not None
+    assert (found.format, found.base, found.spec.block_starts) == ("alice_ai", "alice_ai", (0, 6))
+    assert found.spec.final_mix and not {*older} & {*found.config}
+
+
+def test_null_is_for_standard_residuals() -> None:
+    found = resolve(CONFIG | {BLOCK: None})
+    assert found is not None and found.spec is None
+
+
+@pytest.mark.parametrize("odd", [0, -1, 2.0, True, "2", [2]])
+def test_odd_block_sizes(odd: Any) -> None:
+    with pytest.raises(CheckpointError, match=rf"{BLOCK} is .* number of layers"):
+        resolve(CONFIG | {BLOCK: odd})
+
+
+def test_a_missing_block_size() -> None:
+    with pytest.raises(CheckpointError, match=f"{BLOCK} is 'missing'"):
+        resolve(TINY["alice_ai"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["AnotherForCausalLM"]}, "looks like a checkpoint of the AliceAI"),
+        ({"model_type": "another"}, "looks like a checkpoint of the AliceAI"),
+        ({"kda_allow_negative_eigenvalues": True}, "kda_allow_negative_eigenvalues is True"),
+        ({"router_score_function": "softmax"}, "supported on alice_ai is 'sigmoid'"),
+        ({"linear_num_value_heads": 4}, "linear layers of alice_ai have one for both"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor: 2.5"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        resolve(CONFIG | changes)
+
+
+def test_the_first_site_alone_has_no_tensors(tmp_path: Path) -> None:
+    """A draft head may be there; it is counted, and changes nothing."""
+    folder = write_alice_ai(tmp_path / "own", 4, 2)
+    file = folder / "model.safetensors"
+    whole = load_file(file)
+    before = describe(validate(folder))
+    draft = {"mtp.norm.weight": whole["model.norm.weight"].clone()}
+    save_file(whole | draft, file, metadata={"format": "pt"})
+    assert describe(validate(folder)) == before | {"left_aside": 1}
+    for role, names in alice_ai.DEPTH_NAMES.items():
+        name = names.format(3)
+        assert name in whole, role
+        rest = {key: tensor for key, tensor in whole.items() if key != name}
+        save_file(rest, file, metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match="the checkpoint lacks the"):
+            validate(folder)
+    query = alice_ai.DEPTH_NAMES["attention_query"].format(0)
+    extra = {query: whole["model.norm.weight"][None].clone()}
+    save_file(whole | extra, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="for which its configuration has no site"):
+        validate(folder)
+
+
+def test_the_house_format_has_them_all(tmp_path: Path) -> None:
+    folder = write_alice_ai(tmp_path / "own", 4, 2)
+    convert(str(folder), str(tmp_path / "house"), to_house=True)
+    own, house = (validate(path) for path in (folder, tmp_path / "house"))
+    assert own.translation is not None and house.translation is not None
+    assert own.translation.spec == house.translation.spec
+    assert len(house.headers) == len(own.headers) + 2
