@@ -177,6 +177,7 @@ FAMILY = Family(
         hugging_face.only_values(ONLY),
         checks.values,
         checks.expert_groups("num_experts"),
+        checks.unquantized,
     ),
     window=None,
     cache_elements=lambda config: (

@@ -110,6 +110,15 @@ def stated_heads(name: str, config: Config) -> None:
         )
 
 
+def unquantized(name: str, config: Config) -> None:
+    """Raise CheckpointError for quantized weights, with which a family was not run."""
+    if quantization := config.get("quantization_config"):
+        raise CheckpointError(
+            f"quantization_config is {quantization!r}; {name} is served without quantization "
+            "alone: give the checkpoint that this one was quantized from."
+        )
+
+
 def expert_groups(experts: str) -> Check:
     """A check of the groups that experts are chosen from.
 

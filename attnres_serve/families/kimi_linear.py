@@ -179,6 +179,7 @@ FAMILY = hugging_face.family(
         layers,
         copies,
         kimi_k3.check,
+        checks.unquantized,
     ),
     recurrent_bytes=state,
     fused=(

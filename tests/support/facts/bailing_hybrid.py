@@ -54,5 +54,6 @@ FACTS = Facts(
         {"rope_theta": None},
         {"head_dim": None},
         {"n_group": 3},
+        {"quantization_config": {"quant_method": "compressed-tensors"}},
     ),
 )

@@ -97,6 +97,7 @@ FACTS = Facts(
         {"hidden_act": "situ", "num_experts": None},
         {"activation_situ_beta": 2.0},
         {"routed_expert_hidden_size": 64},
+        {"quantization_config": {"quant_method": "compressed-tensors"}},
         {"linear_attn_config": None},
         *({"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | one} for one in KIMI_ODD),
     ),
