@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnres_serve.compat import backbone_limits
+from attnres_serve.compat import backbone_limits, host
 from attnres_serve.errors import SettingError
 
 vllm = pytest.importorskip("vllm")
@@ -14,11 +14,21 @@ vllm = pytest.importorskip("vllm")
 MODELS = "vllm.model_executor.models"
 
 
-def config(dtype: torch.dtype = torch.bfloat16, split: bool = False, workers: int = 1):
+def config(
+    dtype: torch.dtype = torch.bfloat16,
+    split: bool = False,
+    workers: int = 1,
+    stages: int = 1,
+    kinds: str = "",
+):
+    names = {"F": "full_attention", "L": "linear_attention"}
+    own = SimpleNamespace(layer_types=[names[kind] for kind in kinds])
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype),
+        model_config=SimpleNamespace(dtype=dtype, hf_text_config=own),
         parallel_config=SimpleNamespace(
-            use_sequence_parallel_moe=split, tensor_parallel_size=workers
+            use_sequence_parallel_moe=split,
+            tensor_parallel_size=workers,
+            pipeline_parallel_size=stages,
         ),
     )
 
@@ -55,6 +65,16 @@ def test_a_setting_is_refused_for_the_families_that_it_breaks(
     assert str(raised.value) == sentence
     backbone_limits.require_whole_residual(config(**given), f"{MODELS}.llama")
     backbone_limits.require_whole_residual(config(), module)
+
+
+def test_a_stage_without_full_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    for kinds in ("LFLF", "FLLF", "FFFF", ""):
+        backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), MODELS)
+    with pytest.raises(SettingError, match="stage of the layers 2 to 3 has linear attention alone"):
+        backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), MODELS)
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), MODELS)
 
 
 def naming(folder: str, *texts: str) -> set[str]:
