@@ -1,4 +1,5 @@
-"""Settings with which some of vLLM's layers do more to the residual than a depth state allows.
+"""Settings with which some of vLLM's layers do more to the residual than a depth state allows, or
+that vLLM itself ends by an assertion for.
 
 A layer is named by the module of vLLM that defines it, for example
 ``vllm.model_executor.models.deepseek_v2``.
@@ -30,6 +31,7 @@ def require_whole_residual(vllm_config, module: str) -> None:
         sequence_parallel_problem,
         fused_all_reduce_problem,
         lightning_problem,
+        stages_problem,
     ):
         found = problem(vllm_config, module)
         if found is not None:
@@ -79,6 +81,25 @@ def lightning_problem(vllm_config, module: str) -> str | None:
         "vLLM's kernel of lightning attention computes prompts of more than 256 tokens, and those "
         "in chunks, by another function than their continuation; serve this family on a CPU."
     )
+
+
+def stages_problem(vllm_config, module: str) -> str | None:
+    """Workers agree on one layout of caches, and on CPU those of linear layers have another."""
+    from vllm.distributed.utils import get_pp_indices
+
+    kinds = getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ()
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages == 1 or not host.on_cpu() or "linear_attention" not in kinds:
+        return None
+    for stage in range(stages):
+        begin, end = get_pp_indices(len(kinds), stage, stages)
+        if "full_attention" not in kinds[begin:end]:
+            return (
+                f"the pipeline stage of the layers {begin} to {end - 1} has linear attention "
+                "alone, which vLLM cannot run beside other stages on CPU; set "
+                "VLLM_PP_LAYER_PARTITION so that each has a layer of full attention."
+            )
+    return None
 
 
 def _is_one_of(module: str, parts: tuple[str, ...]) -> bool:

@@ -43,6 +43,19 @@ ARCHITECTURES = {
     "KimiBlockAttnResForCausalLM": "torchtitan / SGLang fork on Kimi Linear",
 }
 
+# flash-linear-attention's other classes that have the flag, and what is missing for them.
+FLA_KEY = "attnres_block_size"
+_NO_MIXER, _NO_MODEL = "vLLM has no layer for its mixer", "no class here puts vLLM's layer into it"
+FLA_MIXERS = dict.fromkeys(
+    (
+        *("abc", "bitnet", "comba", "delta_net", "deltaformer", "forgetting_transformer"),
+        *("gated_deltaproduct", "gla", "gsa", "hgrn", "hgrn2", "lightnet", "linear_attn"),
+        *("log_linear_mamba2", "mesa_net", "moba", "mom", "nsa", "parallax", "path_attn", "raven"),
+        *("retnet", "samba", "wall_transformer", "yoco"),
+    ),
+    _NO_MIXER,
+) | dict.fromkeys(("gated_deltanet", "kda", "mla"), _NO_MODEL)
+
 # Functions that are not Block or Full AttnRes, by what their keys, values and tensors are called.
 _VARIANTS = [
     (re.compile(pattern), name)
@@ -87,6 +100,12 @@ def _refuse_by_name(config: dict[str, Any]) -> None:
             f"model_type is {model_type!r}: Inkling 2 mixes normed rows, in some layers by other "
             "queries for each of query, key and value, which is another function than Block or "
             "Full AttnRes; run it with the code that it was released with."
+        )
+    if model_type in FLA_MIXERS and config.get(FLA_KEY) is not None:
+        raise CheckpointError(
+            f"config.json has {FLA_KEY}: {config[FLA_KEY]!r} with model_type {model_type!r}, a "
+            f"class of flash-linear-attention: {FLA_MIXERS[model_type]}; of FLA's classes "
+            "'transformer' is served."
         )
     if str(config.get("_class_name")).startswith("SanaVideo") and config.get(LAYERS_KEY):
         raise CheckpointError(

@@ -14,11 +14,21 @@ vllm = pytest.importorskip("vllm")
 MODELS = "vllm.model_executor.models"
 
 
-def config(dtype: torch.dtype = torch.bfloat16, split: bool = False, workers: int = 1):
+def config(
+    dtype: torch.dtype = torch.bfloat16,
+    split: bool = False,
+    workers: int = 1,
+    stages: int = 1,
+    kinds: str = "",
+):
+    names = {"F": "full_attention", "L": "linear_attention"}
+    own = SimpleNamespace(layer_types=[names[kind] for kind in kinds])
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype),
+        model_config=SimpleNamespace(dtype=dtype, hf_text_config=own),
         parallel_config=SimpleNamespace(
-            use_sequence_parallel_moe=split, tensor_parallel_size=workers
+            use_sequence_parallel_moe=split,
+            tensor_parallel_size=workers,
+            pipeline_parallel_size=stages,
         ),
     )
 
@@ -65,6 +75,16 @@ def test_lightning_attention_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch
     backbone_limits.require_whole_residual(config(), f"{MODELS}.llama")
     with pytest.raises(SettingError, match=r"lightning attention .* serve this family on a CPU"):
         backbone_limits.require_whole_residual(config(), module)
+
+
+def test_a_stage_without_full_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    for kinds in ("LFLF", "FLLF", "FFFF", ""):
+        backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), MODELS)
+    with pytest.raises(SettingError, match="stage of the layers 2 to 3 has linear attention alone"):
+        backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), MODELS)
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), MODELS)
 
 
 def naming(folder: str, *texts: str) -> set[str]:

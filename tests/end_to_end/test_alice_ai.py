@@ -25,7 +25,7 @@ LINEAR, FULL = "linear_attention", "full_attention"
 VARIANTS = FACTS["alice_ai"].variants
 # Layers, layers of a block, and further keys of config.json.
 SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "short last block": (4, 3, VARIANTS[""]),
+    "short last block": (4, 3, {"layer_types": [LINEAR, FULL, LINEAR, LINEAR]}),
     "other sizes": (4, 1, VARIANTS["one more of some"]),
     "one block": (4, 6, {"layer_types": [FULL, LINEAR, LINEAR, FULL]}),
 }

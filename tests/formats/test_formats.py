@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import re
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats import fla, house
+from attnres_serve.formats import fla, house, refused
 from attnres_serve.formats.resolve import resolve
 from attnres_serve.kernels.backends import BACKENDS
 from attnres_serve.model import backend as backend_choice
@@ -351,13 +353,31 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "another FLA model": (
         golden(model_type="gla", architectures=["GLAForCausalLM"]),
-        ("attnres_block_size: 4", "'gla'"),
+        ("attnres_block_size: 4", "'gla'", "flash-linear-attention: vLLM has no layer"),
+    ),
+    "an FLA model whose layer vLLM has": (
+        golden(model_type="kda", architectures=["KDAForCausalLM"]),
+        ("attnres_block_size: 4", "'kda'", "no class here puts vLLM's layer into it"),
     ),
     "FLA without an architecture": (
         without(golden(), "architectures"),
         ("attnres_block_size: 4", "'transformer'"),
     ),
 }
+
+
+def test_every_class_of_fla_with_the_flag_is_named() -> None:
+    spec = find_spec("fla")
+    assert spec is not None and spec.origin is not None
+    configs = (Path(spec.origin).parent / "models").glob("*/configuration_*.py")
+    texts = [path.read_text() for path in configs]
+    flagged = {
+        name
+        for text in texts
+        if "attnres_block_size: int" in text
+        for name in re.findall(r"""model_type = ['"](\w+)""", text)
+    }
+    assert len(flagged) > 20 and flagged - {"transformer"} == set(refused.FLA_MIXERS)
 
 
 @pytest.mark.parametrize("name", REFUSED)

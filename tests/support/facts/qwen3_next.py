@@ -38,7 +38,7 @@ FACTS = Facts(
         {"head_dim": None},
         {"hidden_act": "gelu"},
         {"layer_scale": True},
-        {"layer_types": ["linear_attention"] * 2},
+        {"layer_types": ["linear_attention"] * 4},
         {"layer_types": None, "full_attention_interval": 1},
         {"linear_num_value_heads": 3},
         {"linear_conv_kernel_dim": 1},

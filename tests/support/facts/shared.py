@@ -56,7 +56,8 @@ MULTIPLIERS: Config = {
     "logits_scaling": 2.0,
 }
 LINEAR: Config = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    # Stages of one and of three layers have full attention, without which vLLM has no such stage.
+    "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 32,
