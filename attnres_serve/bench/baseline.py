@@ -19,7 +19,7 @@ from attnres_serve.checkpoints.read import header
 from attnres_serve.checkpoints.validate import translate, validate_model
 from attnres_serve.checkpoints.write import shards, write_shards
 from attnres_serve.compat import source as vllm_source
-from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.formats import house
@@ -74,17 +74,8 @@ def read_other(name: str) -> Other:
 
 
 def twin_config(translation: Translation) -> dict[str, Any]:
-    """The config.json of the twin, in the house format where our plugin serves it.
-
-    Raises:
-        CheckpointError: stock vLLM has no class for it.
-    """
+    """The config.json of the twin, in the house format where our plugin serves it."""
     family = FAMILIES[translation.base]
-    if not family.is_stock:
-        raise CheckpointError(
-            f"the {translation.format} format {family.peculiarity}, and stock vLLM has no "
-            "such model with standard residuals to compare with; name one with --baseline PATH."
-        )
     if is_ours(family):
         own = {"architectures": [family.architecture], "model_type": family.model_type}
         return {**translation.config, **own, house.KEY: None}
@@ -93,8 +84,8 @@ def twin_config(translation: Translation) -> dict[str, Any]:
 
 
 def is_ours(family: Family) -> bool:
-    """Whether the twin is served by our plugin, as a model without sites: stock vLLM cannot."""
-    return family.needs_gpu and vllm_source.is_cpu_build()
+    """Whether our plugin serves the twin, as a model without sites: stock vLLM cannot, here."""
+    return not family.is_stock or (family.needs_gpu and vllm_source.is_cpu_build())
 
 
 def write_twin(source: Source, target: Path) -> None:
@@ -104,7 +95,6 @@ def write_twin(source: Source, target: Path) -> None:
     of AttnRes; the epsilon of per-head norms, where it is one of its own, is the base family's.
 
     Raises:
-        CheckpointError: there is no twin.
         SettingError: it cannot be written.
     """
     config = twin_config(source.translation)

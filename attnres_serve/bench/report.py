@@ -193,7 +193,7 @@ def _baseline(config: Mapping[str, Any]) -> str:
     if config["baseline"] == "auto":
         return "the base family's class with the same weights, in stock vLLM"
     if config["baseline"] == "ours":
-        return "our class of it without sites, as stock vLLM's needs a GPU"
+        return "our class of it without sites, as stock vLLM has none that runs here"
     differs = ", ".join(config["baseline_differs_in"])
     return f"{config['baseline']}, in stock vLLM" + (
         f"; ANOTHER SHAPE: it differs in {differs}" if differs else ""

@@ -83,7 +83,7 @@ _FAMILY = hugging_face.family(
     kinds=qwen3_next.KINDS,
     rotates_part=True,
     fused=(("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"), ("gate_proj", "up_proj")),
-    peculiarity="has Kimi Delta Attention in Qwen3-Next",
+    is_stock=False,
 )
 
 

@@ -66,8 +66,7 @@ class Family:
         has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
         has_hf_class: whether Hugging Face has the model too.
         needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
-        peculiarity: what the model does that no stock model of vLLM's does, in words; None for a
-            stock model.
+        is_stock: whether vLLM has it with standard residuals.
     """
 
     name: str
@@ -99,7 +98,7 @@ class Family:
     has_head_norms: bool = False
     has_hf_class: bool = True
     needs_gpu: bool = False
-    peculiarity: str | None = None
+    is_stock: bool = True
 
     @property
     def stock_architecture(self) -> str:
@@ -115,11 +114,6 @@ class Family:
     def model_type(self) -> str:
         """Our name for it in the ``model_type`` of a config.json."""
         return PREFIX + self.name
-
-    @property
-    def is_stock(self) -> bool:
-        """Whether vLLM and Hugging Face have it with standard residuals."""
-        return self.peculiarity is None
 
     def epsilon(self, config: Config) -> Any:
         """The norms' epsilon by a config.json, whatever is stated there."""

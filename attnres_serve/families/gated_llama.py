@@ -22,5 +22,5 @@ FAMILY = dense.family(
     hf="llama",
     checks=llama.CHECKS,
     window=checks.stated_window,
-    peculiarity="gates what attention returns",
+    is_stock=False,
 )

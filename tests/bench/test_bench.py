@@ -68,7 +68,7 @@ from attnres_serve.compat import bench_client
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.flags import usual
 from attnres_serve.formats.resolve import resolve
@@ -267,10 +267,10 @@ def test_a_baseline_that_cannot_be_written_is_one_sentence(tmp_path):
         write_twin(read(str(DEMO), has_weights=True), tmp_path / "twin")
 
 
-def test_a_model_without_a_twin_is_refused_by_name():
-    translation = read(str(GOLDENS / "nanogpt_block"), has_weights=True).translation
-    with pytest.raises(CheckpointError, match=r"gates what attention returns.*--baseline PATH"):
-        twin_config(translation)
+def test_a_model_that_stock_vllm_has_not_is_compared_with_ours_without_sites():
+    source = read(str(GOLDENS / "nanogpt_block"), has_weights=True)
+    plain = resolve(twin_config(source.translation), names=tuple)
+    assert (plain.base, plain.spec) == ("gated_llama", None)
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
