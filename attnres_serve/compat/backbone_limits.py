@@ -84,7 +84,10 @@ def lightning_problem(vllm_config, module: str) -> str | None:
 
 
 def stages_problem(vllm_config, module: str) -> str | None:
-    """Workers agree on one layout of caches, and on CPU those of linear layers have another."""
+    """Workers agree on one layout of caches and on groups of them, on CPU by the layers they have.
+
+    Linear layers alone have another layout, and none of them no group to copy states in.
+    """
     from vllm.distributed.utils import get_pp_indices
 
     kinds = getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ()
@@ -93,11 +96,11 @@ def stages_problem(vllm_config, module: str) -> str | None:
         return None
     for stage in range(stages):
         begin, end = get_pp_indices(len(kinds), stage, stages)
-        if "full_attention" not in kinds[begin:end]:
+        if {*kinds[begin:end]} != {*kinds}:
             return (
-                f"the pipeline stage of the layers {begin} to {end - 1} has linear attention "
-                "alone, which vLLM cannot run beside other stages on CPU; set "
-                "VLLM_PP_LAYER_PARTITION so that each has a layer of full attention."
+                f"the pipeline stage of the layers {begin} to {end - 1} has one kind of layer, "
+                "which vLLM cannot run beside other stages on CPU; set VLLM_PP_LAYER_PARTITION so "
+                f"that each has layers of {' and '.join(sorted({*kinds}))}."
             )
     return None
 

@@ -77,12 +77,13 @@ def test_lightning_attention_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         backbone_limits.require_whole_residual(config(), module)
 
 
-def test_a_stage_without_full_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_with_one_kind_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "on_cpu", lambda: True)
     for kinds in ("LFLF", "FLLF", "FFFF", ""):
         backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), MODELS)
-    with pytest.raises(SettingError, match="stage of the layers 2 to 3 has linear attention alone"):
-        backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), MODELS)
+    for kinds in ("LFLL", "FLFF"):
+        with pytest.raises(SettingError, match="stage of the layers 2 to 3 has one kind of layer"):
+            backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), MODELS)
     monkeypatch.setattr(host, "on_cpu", lambda: False)
     backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), MODELS)
 

@@ -19,6 +19,7 @@ from tests.end_to_end.test_families import CHUNK, JUDGED, KINDS, check_trace
 pytestmark = pytest.mark.engine
 
 SPLIT = "1,3"  # layers of the stages; blocks have three sublayers, so one is open in between
+HALVES = "2,2"  # likewise, where every stage needs layers of both kinds
 TWO = {"distributed_executor_backend": "mp"}
 EXPERTS = tuple(name for name in TINY if any("num_experts" in key for key in TINY[name]))
 
@@ -54,7 +55,8 @@ def check_every_way(name: str, root: Path, record_property) -> None:
         jobs["EP"] = job("two_phase", **more, **TWO)
     if FACTS[name].has_stages:  # stock vLLM's eager mode has no pipelines on CPU
         stages = job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
-        jobs["PP"] = stages | {"env": {"VLLM_PP_LAYER_PARTITION": SPLIT}}
+        split = HALVES if "linear_attention" in TINY[name].get("layer_types", ()) else SPLIT
+        jobs["PP"] = stages | {"env": {"VLLM_PP_LAYER_PARTITION": split}}
     check(name, folder, root, [*jobs.values()])
     if not FACTS[name].compiles:
         del jobs["compiled"]  # it ran as it does where nobody asks for eager mode

@@ -56,7 +56,7 @@ MULTIPLIERS: Config = {
     "logits_scaling": 2.0,
 }
 LINEAR: Config = {
-    # Stages of one and of three layers have full attention, without which vLLM has no such stage.
+    # Both halves have both kinds, without which vLLM has no such stages on CPU.
     "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
