@@ -14,7 +14,12 @@ FLOAT, HALVES = torch.float32, (torch.bfloat16, torch.float16)
 
 @pytest.fixture(autouse=True)
 def compiled():
+    """One thread: on a busy machine torch's small products wait for each other otherwise."""
     assert prepare() is None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def same(by, found, expected) -> bool:
