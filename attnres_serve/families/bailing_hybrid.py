@@ -91,9 +91,9 @@ def shapes(config: Config) -> dict[str, Shape]:
     }
     for layer in range(config["num_hidden_layers"]):
         attention = _lightning(config) if is_linear(config, layer) else _latent(config)
-        mlp = _mlp(config) if layer < config[DENSE] else _experts(config)
+        second = mlp(config) if layer < config[DENSE] else experts(config)
         parts = {f"attention.{name}.weight": shape for name, shape in attention.items()}
-        parts |= {f"mlp.{name}": shape for name, shape in mlp.items()}
+        parts |= {f"mlp.{name}": shape for name, shape in second.items()}
         parts |= dict.fromkeys(
             ("input_layernorm.weight", "post_attention_layernorm.weight"), (hidden,)
         )
@@ -133,7 +133,8 @@ def _latent(config: Config) -> dict[str, Shape]:
     }
 
 
-def _mlp(config: Config, width: str = "intermediate_size", times: int = 1) -> dict[str, Shape]:
+def mlp(config: Config, width: str = "intermediate_size", times: int = 1) -> dict[str, Shape]:
+    """Shapes of one MLP, of ``times`` the channels that the key ``width`` states."""
     hidden, inner = config["hidden_size"], times * config[width]
     return {
         "gate_proj.weight": (inner, hidden),
@@ -142,12 +143,13 @@ def _mlp(config: Config, width: str = "intermediate_size", times: int = 1) -> di
     }
 
 
-def _experts(config: Config) -> dict[str, Shape]:
+def experts(config: Config) -> dict[str, Shape]:
+    """Shapes of a layer's experts, shared ones and the router among them."""
     count, width = config["num_experts"], "moe_intermediate_size"
-    shared = _mlp(config, width, config["num_shared_experts"])
+    shared = mlp(config, width, config["num_shared_experts"])
     found = {f"shared_experts.{name}": shape for name, shape in shared.items()}
     for expert in range(count):
-        one = _mlp(config, width)
+        one = mlp(config, width)
         found |= {f"experts.{expert}.{name}": shape for name, shape in one.items()}
     return found | {"gate.weight": (count, config["hidden_size"]), "gate.expert_bias": (count,)}
 

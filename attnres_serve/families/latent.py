@@ -91,8 +91,8 @@ def stated(values: dict[str, Any]) -> Check:
         for key, value in values.items():
             if (found := config.get(key)) != value:
                 raise CheckpointError(
-                    f"{key} is {found!r}; Hugging Face's {name} has {value!r} always, and vLLM "
-                    "must be told: config.json must state it."
+                    f"{key} is {found!r}; the code of {name} has {value!r} always, and vLLM must "
+                    "be told: config.json must state it."
                 )
 
     return check

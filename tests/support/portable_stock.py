@@ -39,3 +39,12 @@ def qwen3_next() -> None:
     from vllm.model_executor.models import qwen3_next  # noqa: F401  its layer is replaced
 
     linear_attention.replace_on_cpu()
+
+
+def bailing_moe() -> None:
+    """Let plain vLLM read its config.json without code of a repository."""
+    from transformers import AutoConfig
+
+    from attnres_serve.model.bailing import BailingMoeConfig
+
+    AutoConfig.register("bailing_moe", BailingMoeConfig, exist_ok=True)

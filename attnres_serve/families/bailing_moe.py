@@ -1,0 +1,130 @@
+"""Ling 2 (BailingMoeV2): attention with head norms, and experts by a sigmoid with a bias.
+
+Hugging Face has no class of it: its facts are those of vLLM's.
+"""
+
+from typing import Any
+
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import is_number
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import bailing_hybrid, checks, footprint, hugging_face, latent, rotary
+from attnres_serve.families.family import BAILING_EMBEDDING, HEAD, Config, Family, Shape
+
+DENSE, ROTATED = "first_k_dense_replace", "rotary_dim"
+SHARED = "moe_shared_expert_intermediate_size"
+STATED = (
+    *hugging_face.STATED,
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("num_experts", "num_experts_per_tok", "num_shared_experts", "moe_intermediate_size"),
+    *("n_group", "topk_group"),
+)
+# Values with which vLLM's class was run; the first is what a missing key means.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "use_bias": (False,),
+    "use_qkv_bias": (False,),
+    "norm_topk_prob": (True,),
+    "router_dtype": ("fp32", None),
+    "rope_scaling": (None,),
+    "tie_word_embeddings": (False,),
+    "norm_head": (False,),
+    "using_split_qkv_in_self_attention": (False,),
+}
+# Without them vLLM's class computes another function than the model's own code.
+ALWAYS = {
+    "use_qk_norm": True,
+    "use_rmsnorm": True,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+}
+NUMBERS = ("rope_theta", "routed_scaling_factor", rotary.PART)
+KEYS = (*STATED, *ONLY, *ALWAYS, *NUMBERS, *bailing_hybrid.UNREAD, DENSE, SHARED, ROTATED)
+KEYS += ("hidden_act", "rms_norm_eps", "rope_parameters")
+
+
+def sizes(name: str, config: Config) -> None:
+    """Raise CheckpointError for sizes that are missing, or of which layers cannot be made."""
+    checks.require_counts(config, STATED)
+    for key in NUMBERS:
+        if not is_number(config.get(key)) or config[key] <= 0:
+            raise CheckpointError(f"{key} is {config.get(key)!r}; expected a positive number.")
+    dense: Any = config.get(DENSE)
+    if type(dense) is not int or dense < 0:
+        raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
+    for key, value in (
+        (SHARED, config["moe_intermediate_size"]),
+        (ROTATED, int(config["head_dim"] * config[rotary.PART])),
+    ):
+        if key in config and config[key] != value:
+            raise CheckpointError(
+                f"{key} is {config[key]!r}; expected {value} as the other keys of {name} have it, "
+                "or no such key."
+            )
+
+
+def state_defaults(config: Any) -> None:
+    """State what vLLM's class reads without a default."""
+    config.use_bias = config.use_qkv_bias = False
+    config.embedding_dropout = 0.0
+
+
+def shapes(config: Config) -> dict[str, Shape]:
+    """The shape of every tensor, by the names of its checkpoints."""
+    sizes("bailing_moe", config)
+    hidden, head, vocabulary = (config[key] for key in ("hidden_size", "head_dim", "vocab_size"))
+    queries, keys = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
+    attention = {
+        "query_key_value": (queries + 2 * keys, hidden),
+        "query_layernorm": (head,),
+        "key_layernorm": (head,),
+        "dense": (hidden, queries),
+    }
+    found: dict[str, Shape] = {
+        BAILING_EMBEDDING: (vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+        HEAD: (vocabulary, hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        make = bailing_hybrid.mlp if layer < config[DENSE] else bailing_hybrid.experts
+        parts: dict[str, Shape] = {f"attention.{n}.weight": s for n, s in attention.items()}
+        parts |= {f"mlp.{name}": shape for name, shape in make(config).items()}
+        parts |= dict.fromkeys(
+            ("input_layernorm.weight", "post_attention_layernorm.weight"), (hidden,)
+        )
+        found |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
+    return found
+
+
+FAMILY = Family(
+    name="bailing_moe",
+    title="Ling 2",
+    module="vllm.model_executor.models.bailing_moe",
+    cls="BailingMoeV2ForCausalLM",
+    config_class="attnres_serve.model.bailing:BailingMoeConfig",
+    hf="bailing_moe",
+    has_hf_class=False,
+    adapt=state_defaults,
+    keys=lambda: KEYS,
+    sizes=(*STATED, DENSE),
+    layout=lambda config: Layout.of(config.get("num_hidden_layers")),
+    shapes=shapes,
+    checks=(
+        sizes,
+        hugging_face.only_values(ONLY),
+        latent.stated(ALWAYS),
+        checks.values,
+        checks.unquantized,
+        checks.groups,
+        checks.expert_groups("num_experts"),
+    ),
+    window=None,
+    cache_elements=lambda config: (
+        2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    ),
+    idle_elements=lambda config: footprint.idle_elements(
+        shapes(config), config["num_experts_per_tok"]
+    ),
+    product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
+    fused=(("gate_proj", "up_proj"),),
+    usual_eps=None,
+)
