@@ -10,8 +10,12 @@ from attnres_serve.errors import SettingError
 
 # Parts of module names.  A test compares them with the installed vLLM.
 SCALES_RESIDUAL_IN_FLOAT16 = ("deepseek_v2", "AXK1", "openpangu")
+ALICE_AI = "attnres_serve.model.alice_ai"
 OWN_MODULES = ("kimi", "alice_ai")  # whose layers are of vLLM's
 SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5", *OWN_MODULES)
+HAS_STATES = (*OWN_MODULES, "qwen3_next", "bailing_moe_linear")
+LINEAR_SINCE = (0, 32)
+ASKS_FOR_BOTH_KINDS = ("qwen3_next", "alice_ai")  # of every stage, with caches of two kinds
 MISCOUNTS_DECAY = ("bailing_moe_linear",)  # docs/build/upstream/lightning-prefill.md
 FUSES_ALL_REDUCE = ("deepseek_v32", "glm5next", "minimax_m3", "step3p5")
 
@@ -32,6 +36,10 @@ def require_whole_residual(vllm_config, module: str) -> None:
         fused_all_reduce_problem,
         lightning_problem,
         stages_problem,
+        version_problem,
+        speculation_problem,
+        lora_problem,
+        tracing_problem,
     ):
         found = problem(vllm_config, module)
         if found is not None:
@@ -92,7 +100,7 @@ def stages_problem(vllm_config, module: str) -> str | None:
 
     kinds = getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ()
     stages = vllm_config.parallel_config.pipeline_parallel_size
-    if stages == 1 or not host.on_cpu() or "linear_attention" not in kinds:
+    if stages == 1 or not host.on_cpu() or not _is_one_of(module, ASKS_FOR_BOTH_KINDS):
         return None
     for stage in range(stages):
         begin, end = get_pp_indices(len(kinds), stage, stages)
@@ -103,6 +111,45 @@ def stages_problem(vllm_config, module: str) -> str | None:
                 f"that each has layers of {' and '.join(sorted({*kinds}))}."
             )
     return None
+
+
+def version_problem(vllm_config, module: str) -> str | None:
+    """What a batch says of new sequences was read, and run, from this version on."""
+    if not host.is_older_than(LINEAR_SINCE) or not _is_one_of(module, HAS_STATES):
+        return None
+    since = ".".join(map(str, LINEAR_SINCE))
+    return f"models with linear attention need vLLM {since} or later; install it, or a later one."
+
+
+def speculation_problem(vllm_config, module: str) -> str | None:
+    """Our layers of linear attention have one state, that of the newest token."""
+    drafts = vllm_config.num_speculative_tokens
+    if not drafts or not host.on_cpu() or not _is_one_of(module, HAS_STATES):
+        return None
+    return (
+        f"speculative decoding with {drafts} tokens is not supported on CPU for models with linear "
+        "attention, whose state cannot go back; start without --speculative-config."
+    )
+
+
+def lora_problem(vllm_config, module: str) -> str | None:
+    """vLLM cuts an adapter of a projection that every worker has whole, as if it were shared."""
+    if vllm_config.lora_config is None or not _is_one_of(module, OWN_MODULES):
+        return None
+    return (
+        "LoRA adapters are not supported on layers of Kimi Delta Attention; start without "
+        "--enable-lora, and merge the adapter into the weights."
+    )
+
+
+def tracing_problem(vllm_config, module: str) -> str | None:
+    """vLLM's own layer of Kimi Delta Attention looks at the batch, which a compiler would fix."""
+    if host.on_cpu() or vllm_config.model_config.enforce_eager or module != ALICE_AI:
+        return None
+    return (
+        "AliceAI cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is no "
+        "operator of torch's; add --enforce-eager."
+    )
 
 
 def _is_one_of(module: str, parts: tuple[str, ...]) -> bool:

@@ -40,6 +40,13 @@ def untested_version() -> str | None:
     )
 
 
+def is_older_than(minor: tuple[int, int]) -> bool:
+    """Whether the installed vLLM has a smaller major and minor number."""
+    import vllm
+
+    return _minor(vllm.__version__) < minor
+
+
 def _minor(version: str) -> tuple[int, ...]:
     """Major and minor number; those of the coming release for a candidate or development build."""
     from packaging.version import InvalidVersion, Version

@@ -73,6 +73,7 @@ _FAMILY = hugging_face.family(
     also=(*DRAFTS, *ONLY),
     only=ONLY,
     more_checks=(
+        checks.unquantized,
         checks.stated_heads,
         stated,
         qwen3_next.both_kinds,

@@ -8,12 +8,12 @@ from typing import Any
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, footprint, hugging_face, latent
+from attnres_serve.families import checks, footprint, hugging_face, latent, rotary
 from attnres_serve.families.family import BAILING_EMBEDDING, HEAD, Config, Family, Shape
 
 ROW = latent.ROW
 GROUP = "layer_group_size"  # of which the last layer has full attention
-DENSE = "first_k_dense_replace"
+DENSE, ROTATED = "first_k_dense_replace", "rotary_dim"
 STATED = (
     *hugging_face.STATED,
     *("intermediate_size", "num_attention_heads", "head_dim", *ROW, "qk_nope_head_dim"),
@@ -25,27 +25,33 @@ NUMBERS = ("rope_theta", "partial_rotary_factor", "routed_scaling_factor")
 ONLY: dict[str, tuple[Any, ...]] = {
     "use_bias": (False,),
     "use_qkv_bias": (False,),
-    "use_qk_norm": (True,),
+    "norm_head": (False,),
+    "use_rmsnorm": (True,),
     "linear_rope": (True,),
     "linear_silu": (False,),
     "use_linear_silu": (False,),
-    "norm_topk_prob": (True,),
-    "score_function": ("sigmoid",),
-    "moe_router_enable_expert_bias": (True,),
     "router_dtype": ("fp32", None),
     "rope_scaling": (None,),
+    "rope_parameters": (None,),
     "rope_interleave": (True,),
     "tie_word_embeddings": (False,),
     # vLLM norms latents by it, and other code of latent attention by this value always.
     "rms_norm_eps": (latent.EPS,),
     "moe_shared_expert_intermediate_size": (None,),
 }
+# Where they are missing vLLM's class computes another function than the model's own code.
+ALWAYS = {
+    "use_qk_norm": True,
+    "norm_topk_prob": True,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+}
 UNREAD = (
-    *("block", "embedding_dropout", "output_dropout", "norm_head", "use_rmsnorm", "use_cache"),
+    *("block", "embedding_dropout", "output_dropout", "use_cache"),
     *("num_nextn_predict_layers", "mtp_loss_scaling_factor", "seq_aux", "topk_method", "scale_ep"),
 )
-KEYS = (*STATED, *NUMBERS, *ONLY, *UNREAD, DENSE, "num_key_value_heads", "q_lora_rank")
-KEYS += ("hidden_act", "qk_head_dim", "rotary_dim", "rope_parameters")
+KEYS = (*STATED, *NUMBERS, *ONLY, *ALWAYS, *UNREAD, DENSE, "num_key_value_heads", "q_lora_rank")
+KEYS += ("hidden_act", "qk_head_dim", ROTATED)
 FUSED = (("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
 
 
@@ -56,6 +62,7 @@ def sizes(name: str, config: Config) -> None:
     for key in NUMBERS:
         if not is_number(config.get(key)) or config[key] <= 0:
             raise CheckpointError(f"{key} is {config.get(key)!r}; expected a positive number.")
+    rotated(name, config)
     dense: Any = config.get(DENSE)
     if type(dense) is not int or dense < 0:
         raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
@@ -73,6 +80,16 @@ def sizes(name: str, config: Config) -> None:
         raise CheckpointError(
             f"num_attention_heads {heads} is not divisible by group_norm_size "
             f"{config['group_norm_size']}."
+        )
+
+
+def rotated(name: str, config: Config) -> None:
+    """Raise CheckpointError where the rotated channels of a head are stated twice, differently."""
+    wanted = int(config["head_dim"] * config[rotary.PART])
+    if config.get(ROTATED, wanted) != wanted:
+        raise CheckpointError(
+            f"{ROTATED} is {config[ROTATED]!r}; expected {wanted} as head_dim and {rotary.PART} of "
+            f"{name} have it, or no such key."
         )
 
 
@@ -177,6 +194,7 @@ FAMILY = Family(
     checks=(
         sizes,
         hugging_face.only_values(ONLY),
+        latent.stated(ALWAYS),
         checks.values,
         checks.expert_groups("num_experts"),
         checks.unquantized,

@@ -11,7 +11,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import bailing_hybrid, checks, footprint, hugging_face, latent, rotary
 from attnres_serve.families.family import BAILING_EMBEDDING, HEAD, Config, Family, Shape
 
-DENSE, ROTATED = "first_k_dense_replace", "rotary_dim"
+DENSE, ROTATED = bailing_hybrid.DENSE, bailing_hybrid.ROTATED
 SHARED = "moe_shared_expert_intermediate_size"
 STATED = (
     *hugging_face.STATED,
@@ -23,23 +23,17 @@ STATED = (
 ONLY: dict[str, tuple[Any, ...]] = {
     "use_bias": (False,),
     "use_qkv_bias": (False,),
-    "norm_topk_prob": (True,),
     "router_dtype": ("fp32", None),
     "rope_scaling": (None,),
+    "rope_parameters": (None,),
     "tie_word_embeddings": (False,),
     "norm_head": (False,),
     "using_split_qkv_in_self_attention": (False,),
 }
-# Without them vLLM's class computes another function than the model's own code.
-ALWAYS = {
-    "use_qk_norm": True,
-    "use_rmsnorm": True,
-    "score_function": "sigmoid",
-    "moe_router_enable_expert_bias": True,
-}
+ALWAYS = bailing_hybrid.ALWAYS | {"use_rmsnorm": True}
 NUMBERS = ("rope_theta", "routed_scaling_factor", rotary.PART)
 KEYS = (*STATED, *ONLY, *ALWAYS, *NUMBERS, *bailing_hybrid.UNREAD, DENSE, SHARED, ROTATED)
-KEYS += ("hidden_act", "rms_norm_eps", "rope_parameters")
+KEYS += ("hidden_act", "rms_norm_eps")
 
 
 def sizes(name: str, config: Config) -> None:
@@ -51,15 +45,13 @@ def sizes(name: str, config: Config) -> None:
     dense: Any = config.get(DENSE)
     if type(dense) is not int or dense < 0:
         raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
-    for key, value in (
-        (SHARED, config["moe_intermediate_size"]),
-        (ROTATED, int(config["head_dim"] * config[rotary.PART])),
-    ):
-        if key in config and config[key] != value:
-            raise CheckpointError(
-                f"{key} is {config[key]!r}; expected {value} as the other keys of {name} have it, "
-                "or no such key."
-            )
+    bailing_hybrid.rotated(name, config)
+    wanted = config["moe_intermediate_size"]
+    if config.get(SHARED, wanted) != wanted:
+        raise CheckpointError(
+            f"{SHARED} is {config[SHARED]!r}; expected {wanted} as moe_intermediate_size is, or no "
+            "such key."
+        )
 
 
 def state_defaults(config: Any) -> None:

@@ -87,7 +87,7 @@ FAMILY = hugging_face.family(
     also=(INTERVAL,),
     # vLLM's class has no biases in attention, and never ties.
     only={"attention_bias": (False,), "tie_word_embeddings": (False,)},
-    more_checks=(checks.stated_heads, both_kinds, linear_heads, experts),
+    more_checks=(checks.unquantized, checks.stated_heads, both_kinds, linear_heads, experts),
     kinds=KINDS,
     rotates_part=True,
     recurrent_bytes=state,

@@ -224,6 +224,9 @@ void recurrence(
   const int64_t tokens = v.size(0), heads = v.size(1), values = v.size(2), keys = q.size(2);
   STD_TORCH_CHECK(
       heads % q.size(1) == 0 && k.size(1) == q.size(1) && k.size(2) == keys &&
+          q.size(0) == tokens && k.size(0) == tokens && decay.size(0) == tokens &&
+          (!beta || (beta->size(0) == tokens && beta->size(1) == heads)) && out.size(0) == tokens &&
+          out.size(1) == heads && out.size(2) == values &&
           state.size(1) == heads && state.size(2) == values && state.size(3) == keys &&
           decay.size(1) == heads && decay.size(2) == keys &&
           starts.size(0) == slots.size(0) + 1 && has_history.size(0) == slots.size(0),
@@ -237,6 +240,12 @@ void recurrence(
       decay.scalar_type() == ScalarType::Float &&
           (!beta || beta->scalar_type() == ScalarType::Float),
       "decay and beta of the recurrence must be float32");
+  for (const Tensor& numbers : {slots, starts})
+    STD_TORCH_CHECK(
+        numbers.scalar_type() == ScalarType::Int || numbers.scalar_type() == ScalarType::Long,
+        "slots and starts of the recurrence must be int32 or int64");
+  STD_TORCH_CHECK(
+      has_history.scalar_type() == ScalarType::Bool, "has_history of the recurrence must be bool");
   const int64_t width = (keys + kLanes - 1) / kLanes * kLanes;
   const Recurrence own{
       .q = Rows3(q), .k = Rows3(k), .v = Rows3(v), .decay = Rows3(decay), .state = Rows3(state),

@@ -20,11 +20,16 @@ def config(
     workers: int = 1,
     stages: int = 1,
     kinds: str = "",
+    drafts: int = 0,
+    lora: bool = False,
+    eager: bool = False,
 ):
     names = {"F": "full_attention", "L": "linear_attention"}
     own = SimpleNamespace(layer_types=[names[kind] for kind in kinds])
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype, hf_text_config=own),
+        model_config=SimpleNamespace(dtype=dtype, hf_text_config=own, enforce_eager=eager),
+        num_speculative_tokens=drafts,
+        lora_config=SimpleNamespace() if lora else None,
         parallel_config=SimpleNamespace(
             use_sequence_parallel_moe=split,
             tensor_parallel_size=workers,
@@ -78,14 +83,46 @@ def test_lightning_attention_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stage_with_one_kind_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = f"{MODELS}.qwen3_next"
     monkeypatch.setattr(host, "on_cpu", lambda: True)
     for kinds in ("LFLF", "FLLF", "FFFF", ""):
-        backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), MODELS)
+        backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), module)
     for kinds in ("LFLL", "FLFF"):
+        backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), KIMI)
         with pytest.raises(SettingError, match="stage of the layers 2 to 3 has one kind of layer"):
-            backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), MODELS)
+            backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), module)
     monkeypatch.setattr(host, "on_cpu", lambda: False)
-    backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), MODELS)
+    backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), module)
+
+
+KIMI = "attnres_serve.model.kimi"
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "given", "module", "says"),
+    [
+        (True, {"drafts": 3}, f"{MODELS}.qwen3_next", "decoding with 3 tokens is not supported"),
+        (True, {"lora": True}, KIMI, "LoRA adapters are not supported on layers of Kimi"),
+        (False, {}, backbone_limits.ALICE_AI, "cannot be compiled on this device"),
+    ],
+)
+def test_what_linear_attention_cannot_have(
+    on_cpu: bool, given: dict, module: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    with pytest.raises(SettingError, match=says):
+        backbone_limits.require_whole_residual(config(**given), module)
+    backbone_limits.require_whole_residual(config(**given), f"{MODELS}.llama")
+    backbone_limits.require_whole_residual(config(eager=True), module)
+
+
+def test_linear_attention_needs_the_version_that_it_was_run_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.31.0")
+    with pytest.raises(SettingError, match=r"linear attention need vLLM 0\.32 or later"):
+        backbone_limits.require_whole_residual(config(), KIMI)
+    backbone_limits.require_whole_residual(config(), f"{MODELS}.llama")
 
 
 def naming(folder: str, *texts: str) -> set[str]:

@@ -28,25 +28,22 @@ class QwenGatedDeltaNetAttention(stock.QwenGatedDeltaNetAttention):
         dtype, sizes = vllm_config.model_config.dtype, {self.head_k_dim, self.head_v_dim}
         if dtype == STOCK_DTYPE and sizes <= STOCK_HEAD_DIMS:
             return
+        if not self.gqa_interleaved_layout:  # of later models, none of which is served here
+            return
         batch.refuse_speculation(self.num_spec)
         self._forward_method = self._by_recurrence
 
     def conv_weight(self) -> Tensor:
         # Loading packs a bfloat16 weight for vLLM's own convolution and leaves it here as it was.
-        weight: Tensor = getattr(self.conv1d, "_cpu_unpacked_conv_weight", self.conv1d.weight)
+        convolution: Any = getattr(self.conv1d, "base_layer", self.conv1d)  # LoRA wraps it
+        weight: Tensor = getattr(convolution, "_cpu_unpacked_conv_weight", convolution.weight)
         return weight.flatten(1)
 
     def _by_recurrence(self, hidden_states: Tensor) -> Tensor:
         qkvz, _ = self.in_proj_qkvz(hidden_states)
         ba, _ = self.in_proj_ba(hidden_states)
-        if self.gqa_interleaved_layout:
-            *qkv, z, b, a = self.fix_query_key_value_ordering(qkvz, ba)
-            mixed = torch.cat([x.flatten(1) for x in qkv], dim=-1)
-        else:
-            values = self.value_dim // self.tp_size
-            mixed, z = qkvz.split([qkvz.shape[-1] - values, values], dim=-1)
-            z = z.unflatten(-1, (-1, self.head_v_dim))
-            b, a = ba.chunk(2, dim=-1)
+        *qkv, z, b, a = self.fix_query_key_value_ordering(qkvz, ba)
+        mixed = torch.cat([x.flatten(1) for x in qkv], dim=-1)
         decay = torch.exp(-self.A_log.exp() * softplus(a.float() + self.dt_bias.float()))
         out = delta_rule.attend(
             mixed,

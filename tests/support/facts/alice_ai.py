@@ -33,6 +33,7 @@ FACTS = Facts(
         },
     },
     refused=(
+        {"quantization_config": {"quant_method": "compressed-tensors"}},
         {"attention_bias": True},
         {"tie_word_embeddings": True},
         {"head_dim": None},

@@ -57,6 +57,7 @@ FACTS = Facts(
         {"partial_rotary_factor": None},
         {"rope_scaling": {"type": "yarn", "factor": 4.0}},
         {"rope_theta": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}},
         {"head_dim": None},
         {"n_group": 3},
         {"quantization_config": {"quant_method": "compressed-tensors"}},

@@ -32,6 +32,7 @@ FACTS = Facts(
         },
     },
     refused=(
+        {"quantization_config": {"quant_method": "compressed-tensors"}},
         {"attention_bias": True},
         {"qkv_bias": True},
         {"tie_word_embeddings": True},
