@@ -98,10 +98,10 @@ def stages_problem(vllm_config, module: str) -> str | None:
     """
     from vllm.distributed.utils import get_pp_indices
 
+    if not _is_one_of(module, ASKS_FOR_BOTH_KINDS) or not host.on_cpu():
+        return None
     kinds = getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ()
     stages = vllm_config.parallel_config.pipeline_parallel_size
-    if stages == 1 or not host.on_cpu() or not _is_one_of(module, ASKS_FOR_BOTH_KINDS):
-        return None
     for stage in range(stages):
         begin, end = get_pp_indices(len(kinds), stage, stages)
         if {*kinds[begin:end]} != {*kinds}:
@@ -115,7 +115,7 @@ def stages_problem(vllm_config, module: str) -> str | None:
 
 def version_problem(vllm_config, module: str) -> str | None:
     """What a batch says of new sequences was read, and run, from this version on."""
-    if not host.is_older_than(LINEAR_SINCE) or not _is_one_of(module, HAS_STATES):
+    if not _is_one_of(module, HAS_STATES) or not host.is_older_than(LINEAR_SINCE):
         return None
     since = ".".join(map(str, LINEAR_SINCE))
     return f"models with linear attention need vLLM {since} or later; install it, or a later one."
@@ -123,8 +123,9 @@ def version_problem(vllm_config, module: str) -> str | None:
 
 def speculation_problem(vllm_config, module: str) -> str | None:
     """Our layers of linear attention have one state, that of the newest token."""
-    drafts = vllm_config.num_speculative_tokens
-    if not drafts or not host.on_cpu() or not _is_one_of(module, HAS_STATES):
+    if not _is_one_of(module, HAS_STATES) or not host.on_cpu():
+        return None
+    if not (drafts := vllm_config.num_speculative_tokens):
         return None
     return (
         f"speculative decoding with {drafts} tokens is not supported on CPU for models with linear "
@@ -134,7 +135,7 @@ def speculation_problem(vllm_config, module: str) -> str | None:
 
 def lora_problem(vllm_config, module: str) -> str | None:
     """vLLM cuts an adapter of a projection that every worker has whole, as if it were shared."""
-    if vllm_config.lora_config is None or not _is_one_of(module, OWN_MODULES):
+    if not _is_one_of(module, OWN_MODULES) or vllm_config.lora_config is None:
         return None
     return (
         "LoRA adapters are not supported on layers of Kimi Delta Attention; start without "
@@ -144,7 +145,7 @@ def lora_problem(vllm_config, module: str) -> str | None:
 
 def tracing_problem(vllm_config, module: str) -> str | None:
     """vLLM's own layer of Kimi Delta Attention looks at the batch, which a compiler would fix."""
-    if host.on_cpu() or vllm_config.model_config.enforce_eager or module != ALICE_AI:
+    if module != ALICE_AI or host.on_cpu() or vllm_config.model_config.enforce_eager:
         return None
     return (
         "AliceAI cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is no "

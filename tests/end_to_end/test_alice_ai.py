@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
     ):
         seed = random.randrange(10**6)
         folder = write_alice_ai(root / name, layers, per_block, seed=seed, changes=changes)
-        prompts = fresh_prompts((7, 190))
+        prompts = fresh_prompts((7, 190, 1))
         jobs[name] = engine_job(folder, prompts, algorithm, chunk=CHUNK, trace=True)
     return root, run_named(jobs, root / "run")
 

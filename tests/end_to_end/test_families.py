@@ -56,7 +56,7 @@ def run_with_mixes(root: Path, cases: Iterable[str]) -> tuple[Path, Run]:
         seed = random.randrange(10**6)
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
         jobs[case] = engine_job(
-            root / case, fresh_prompts((7, 190)), CHOSEN[case], chunk=CHUNK, trace=True
+            root / case, fresh_prompts((7, 190, 1)), CHOSEN[case], chunk=CHUNK, trace=True
         )
     return root, run_named(jobs, root / "run")
 

@@ -10,7 +10,7 @@ import kimi_k3_model
 import pytest
 import tiny_sites
 from checkpoints import write_house
-from facts import KIMI_LAYERS
+from facts.kimi_linear import KIMI_LAYERS
 from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_named, run_verify
 from serving import TESTS
@@ -83,7 +83,7 @@ def runs(tmp_path_factory):
     root, jobs = tmp_path_factory.mktemp("shapes"), {}
     for (name, shape), algorithm in zip(SHAPES.items(), cycle(ALGORITHMS), strict=False):
         folder = write_own(root / name, *shape, seed=random.randrange(10**6))
-        jobs[name] = engine_job(folder, fresh_prompts((7, 100)), algorithm)
+        jobs[name] = engine_job(folder, fresh_prompts((7, 100, 1)), algorithm)
     return root, run_named(jobs, root / "run")
 
 
@@ -103,7 +103,7 @@ def k3(tmp_path_factory):
         folder = root / name
         seed = random.randrange(10**6)
         write_house(folder, "kimi_linear", layers=4, block_size=3, seed=seed, changes=changes)
-        jobs[name] = engine_job(folder, fresh_prompts((7, 100)), algorithm)
+        jobs[name] = engine_job(folder, fresh_prompts((7, 100, 1)), algorithm)
     return root, run_named(jobs, root / "run")
 
 
