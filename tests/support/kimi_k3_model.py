@@ -106,4 +106,4 @@ def load(folder: Path) -> KimiK3:
     )
     oracle.add_depth(spec, stated["attn_res"])
     norms = (*(site.norm for site in sites), "norm")
-    return KimiK3(own, norms, spec, oracle.read_weights(folder), stated)
+    return KimiK3(own, norms, spec, oracle.read_weights(folder), stated=stated)

@@ -63,4 +63,4 @@ def load(folder: Path) -> Ling:
     spec = oracle.Spec(names, layout, {}, own.hidden_size, own.vocab_size, eps, tied=False)
     oracle.add_depth(spec, stated["attn_res"])
     norms = (*(site.norm for site in sites), "norm")
-    return Ling(own, norms, spec, oracle.read_weights(folder), stated)
+    return Ling(own, norms, spec, oracle.read_weights(folder), stated=stated)

@@ -122,4 +122,4 @@ def load(folder: Path) -> Ring:
     spec = oracle.Spec(names, layout, {}, own.hidden_size, own.vocab_size, eps, tied=False)
     oracle.add_depth(spec, stated["attn_res"])
     norms = (*(site.norm for site in sites), "norm")
-    return Ring(own, norms, spec, oracle.read_weights(folder), stated)
+    return Ring(own, norms, spec, oracle.read_weights(folder), stated=stated)
