@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
     for case, (name, changes) in CASES.items():
         seed = random.randrange(10**6)
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
-        jobs[case] = engine_job(root / case, fresh_prompts((7, 90, 1)), CHOSEN[case], trace=True)
+        jobs[case] = engine_job(root / case, fresh_prompts((7, 190, 1)), CHOSEN[case], trace=True)
     return root, run_named(jobs, root / "run")
 
 

@@ -40,7 +40,7 @@ def draw(name: str, shape: tuple[int, ...], seed: int, scale: float, tie: bool) 
         value = 1 + noise
     elif name.endswith(".bias"):
         value = 0.3 * noise * (scale if "o_proj" in name or "down_proj" in name else 1)
-    elif "embed_tokens" in name:
+    elif "embed_tokens" in name or "word_embeddings" in name:
         value = (0.5 if tie else 1.0) * scale * noise
     else:
         gain = 1.0
