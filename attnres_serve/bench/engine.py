@@ -144,13 +144,16 @@ class Bench:
         config = self.engine.vllm_config
         ours = "attnres_serve.plugin" in sys.modules
         workers = config.parallel_config.world_size
+        # Some classes are never compiled; those of other processes are not seen from here.
+        seen = workers > 1 or compilation_counter.num_models_seen > 0
+        compiles = config.compilation_config.mode.name != "NONE" and seen
         on_device = torch.cuda.is_available()
         peak = torch.cuda.max_memory_allocated() if on_device else peak_memory()
         return {
             "gpu": torch.cuda.get_device_name() if on_device else None,
             "architecture": config.model_config.architecture,
             "plugin_loaded": ours,
-            "compiled": config.compilation_config.mode.name != "NONE",
+            "compiled": compiles,
             "code_loaded": compilation_counter.num_aot_artifacts_loaded > 0,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "quantization": config.model_config.quantization,

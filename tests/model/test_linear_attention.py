@@ -228,15 +228,15 @@ def test_gated_delta_net_is_vllms_where_vllm_has_it(replaced: Path) -> None:
         linear_num_value_heads=1,
         **sizes,
     )
-    layer, _ = built(
-        replaced, qwen_gdn_linear_attn.QwenGatedDeltaNetAttention, config, dtype="bfloat16"
-    )
+    stock = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention
+    cls = partial(stock, gqa_interleaved_layout=True)
+    layer, _ = built(replaced, cls, config, dtype="bfloat16")
     assert layer._forward_method == layer.forward_cpu
     config.linear_value_head_dim = 32
-    layer, _ = built(
-        replaced, qwen_gdn_linear_attn.QwenGatedDeltaNetAttention, config, dtype="bfloat16"
-    )
+    layer, _ = built(replaced, cls, config, dtype="bfloat16")
     assert layer._forward_method == layer._by_recurrence
+    later, _ = built(replaced, stock, config, dtype="bfloat16")
+    assert later._forward_method == later.forward_cpu
 
 
 def lightning_judge(weights: dict[str, Tensor], slope: Tensor, groups: int, x: Tensor) -> Tensor:

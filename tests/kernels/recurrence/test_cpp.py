@@ -155,7 +155,6 @@ def test_threads_change_nothing():
         ("k", lambda x: x[..., 1:], "do not fit each other"),
         ("k", lambda x: x[1:], "do not fit each other"),
         ("q", lambda x: x[1:], "do not fit each other"),
-        ("decay", lambda x: x[1:], "do not fit each other"),
         ("beta", lambda x: x[1:], "do not fit each other"),
         ("beta", lambda x: x[:, 1:], "do not fit each other"),
         ("slots", lambda x: x.short(), "must be int32 or int64"),
