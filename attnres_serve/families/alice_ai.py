@@ -4,12 +4,11 @@ Hugging Face has no class of it: its facts are those of Qwen3-Next's class but f
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, footprint, hugging_face, qwen3_next, rotary
+from attnres_serve.families import checks, hugging_face, qwen3_next, rotary
 from attnres_serve.families.family import Config, Shape
 
 # How many layers of a draft head there are; a model is served without.
@@ -61,36 +60,14 @@ def stated(name: str, config: Config) -> None:
         raise CheckpointError("num_experts is 1; a choice needs at least 2.")
 
 
-_FAMILY = hugging_face.family(
-    "alice_ai",
-    hf="qwen3_next",
-    title="AliceAI",
-    module="attnres_serve.model.alice_ai",
-    cls="AliceAIForCausalLM",
-    has_hf_class=False,
-    treated_as="KimiLinearForCausalLM",
-    stated=STATED,
-    also=(*DRAFTS, *ONLY),
-    only=ONLY,
-    more_checks=(
-        checks.unquantized,
-        checks.stated_heads,
-        stated,
-        qwen3_next.both_kinds,
-        qwen3_next.linear_heads,
-        one_size,
-        qwen3_next.experts,
-    ),
-    kinds=qwen3_next.KINDS,
-    rotates_part=True,
-    fused=(("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"), ("gate_proj", "up_proj")),
-    is_stock=False,
-)
+def stand_in(config: Config) -> Config:
+    """A token for padding, which may lie beyond a small vocabulary, changes no tensor."""
+    return {**config, "pad_token_id": None}
 
 
-def shapes(config: Config) -> dict[str, Shape]:
+def adjust(config: Config, found: dict[str, Shape]) -> dict[str, Shape]:
     """Shapes by names: those of Qwen3-Next, with other linear layers and biases for experts."""
-    return dict(_shapes(config, _FAMILY.shapes({**config, "pad_token_id": None})))
+    return dict(_shapes(config, found))
 
 
 def _shapes(config: Config, found: dict[str, Shape]) -> Iterator[tuple[str, Shape]]:
@@ -123,17 +100,43 @@ def _delta(config: Config) -> dict[str, Shape]:
     }
 
 
-def state_bytes(config: Config, width: int) -> int:
-    """Of a sequence; vLLM keeps the recurrence in float32 unless it is told otherwise."""
-    found = shapes(config)
-    matrix: int = config["linear_num_key_heads"] * config["linear_key_head_dim"] ** 2
-    recurrent = footprint.recurrent_layers(found) * matrix * 4
-    return footprint.convolution_elements(found) * width + recurrent
+def state(config: Config, width: int) -> int:
+    """vLLM keeps it in float32 unless it is told otherwise."""
+    return int(config["linear_num_key_heads"] * config["linear_key_head_dim"] ** 2 * 4)
 
 
-FAMILY = replace(
-    _FAMILY,
-    shapes=shapes,
-    state_bytes=state_bytes,
-    product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
+def cache_elements(config: Config) -> int:
+    """Elements of the cache for a token: keys and values in every layer of full attention."""
+    layers = config["layer_types"].count("full_attention")
+    return int(2 * layers * config["num_key_value_heads"] * config["head_dim"])
+
+
+FAMILY = hugging_face.family(
+    "alice_ai",
+    hf="qwen3_next",
+    title="AliceAI",
+    module="attnres_serve.model.alice_ai",
+    cls="AliceAIForCausalLM",
+    has_hf_class=False,
+    treated_as="KimiLinearForCausalLM",
+    stated=STATED,
+    also=(*DRAFTS, *ONLY),
+    only=ONLY,
+    more_checks=(
+        checks.unquantized,
+        checks.stated_heads,
+        stated,
+        qwen3_next.both_kinds,
+        qwen3_next.linear_heads,
+        one_size,
+        qwen3_next.experts,
+    ),
+    kinds=qwen3_next.KINDS,
+    rotates_part=True,
+    fused=(("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"), ("gate_proj", "up_proj")),
+    is_stock=False,
+    stand_in=stand_in,
+    adjust=adjust,
+    recurrent_bytes=state,
+    cache_elements=cache_elements,
 )

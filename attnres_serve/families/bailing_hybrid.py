@@ -3,6 +3,7 @@
 Hugging Face has no class of it: its facts are those of vLLM's.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from attnres_serve.depth.layout import Layout
@@ -100,6 +101,14 @@ def is_linear(config: Config, layer: int) -> bool:
 def shapes(config: Config) -> dict[str, Shape]:
     """The shape of every tensor, by the names of its checkpoints."""
     sizes("bailing_hybrid", config)
+    return decoder(
+        config,
+        lambda layer: _lightning(config) if is_linear(config, layer) else _latent(config),
+    )
+
+
+def decoder(config: Config, attention: Callable[[int], dict[str, Shape]]) -> dict[str, Shape]:
+    """Shapes of a whole model, of those that ``attention`` gives for the weights of a layer's."""
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     found: dict[str, Shape] = {
         BAILING_EMBEDDING: (vocabulary, hidden),
@@ -107,9 +116,8 @@ def shapes(config: Config) -> dict[str, Shape]:
         HEAD: (vocabulary, hidden),
     }
     for layer in range(config["num_hidden_layers"]):
-        attention = _lightning(config) if is_linear(config, layer) else _latent(config)
         second = mlp(config) if layer < config[DENSE] else experts(config)
-        parts = {f"attention.{name}.weight": shape for name, shape in attention.items()}
+        parts = {f"attention.{name}.weight": shape for name, shape in attention(layer).items()}
         parts |= {f"mlp.{name}": shape for name, shape in second.items()}
         parts |= dict.fromkeys(
             ("input_layernorm.weight", "post_attention_layernorm.weight"), (hidden,)

@@ -9,7 +9,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import bailing_hybrid, checks, footprint, hugging_face, latent, rotary
-from attnres_serve.families.family import BAILING_EMBEDDING, HEAD, Config, Family, Shape
+from attnres_serve.families.family import Config, Family, Shape
 
 DENSE, ROTATED = bailing_hybrid.DENSE, bailing_hybrid.ROTATED
 SHARED = "moe_shared_expert_intermediate_size"
@@ -63,28 +63,15 @@ def state_defaults(config: Any) -> None:
 def shapes(config: Config) -> dict[str, Shape]:
     """The shape of every tensor, by the names of its checkpoints."""
     sizes("bailing_moe", config)
-    hidden, head, vocabulary = (config[key] for key in ("hidden_size", "head_dim", "vocab_size"))
+    hidden, head = config["hidden_size"], config["head_dim"]
     queries, keys = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
-    attention = {
+    attention: dict[str, Shape] = {
         "query_key_value": (queries + 2 * keys, hidden),
         "query_layernorm": (head,),
         "key_layernorm": (head,),
         "dense": (hidden, queries),
     }
-    found: dict[str, Shape] = {
-        BAILING_EMBEDDING: (vocabulary, hidden),
-        "model.norm.weight": (hidden,),
-        HEAD: (vocabulary, hidden),
-    }
-    for layer in range(config["num_hidden_layers"]):
-        make = bailing_hybrid.mlp if layer < config[DENSE] else bailing_hybrid.experts
-        parts: dict[str, Shape] = {f"attention.{n}.weight": s for n, s in attention.items()}
-        parts |= {f"mlp.{name}": shape for name, shape in make(config).items()}
-        parts |= dict.fromkeys(
-            ("input_layernorm.weight", "post_attention_layernorm.weight"), (hidden,)
-        )
-        found |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
-    return found
+    return bailing_hybrid.decoder(config, lambda _: attention)
 
 
 FAMILY = Family(
