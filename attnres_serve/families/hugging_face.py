@@ -39,7 +39,7 @@ FUSED = (
 )
 _IN_LAYER = re.compile(r"(model|backbone)\.layers\.\d+\.(?P<name>.+?)(\.weight)?")
 # Of attention and what takes its place in a layer, wherever they are.
-_MIXES = re.compile(r"attn|(^|\.)((q|k|v|o|in|out)_proj)$")
+_MIXES = re.compile(r"attn|attention|(^|\.)((q|k|v|o|in|out)_proj)$")
 _ROUTER = re.compile(r"(^|\.)(gate|router|router\.layer|shared_expert_gate)$")
 _EXPERTS = re.compile(r"\.experts\.|moe\.")  # whose weights may be stacked
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
