@@ -70,7 +70,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     assert translation is not None, "only an AttnRes checkpoint has these facts"
     config, spec = translation.config, translation.spec
     quantised = bool(config.get("quantization_config"))
-    own, base = _split(checkpoint)
+    own, base, drafts = _split(checkpoint)
     elements = sum(header.elements for header in base)
     attnres = sum(header.elements for header in own)
     dtype = served_dtype(config, base)
@@ -98,7 +98,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         if quantised
         else elements + attnres - family.idle_elements(config),
         "attnres_parameters": attnres,
-        "left_aside": _drafts(checkpoint),
+        "left_aside": drafts,
         "stored_dtype": stored_dtype(base),
         "quantised": quantised,
         "dtype": dtype,
@@ -110,27 +110,20 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header]]:
-    """The headers of the AttnRes tensors, and those of the base model."""
+def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header], int]:
+    """The headers of the AttnRes tensors, those of the base model, and how many are drafts'."""
     translation = checkpoint.translation
     assert translation is not None
     rename, layout = formats.by_name(translation.format).rename, translation.layout
-    own, base = [], []
+    own, base, drafts = [], [], 0
     for name, header in checkpoint.headers.items():
         house = rename(name)
+        drafts += is_draft(house, translation.config)
         if site_of(house, layout):
             own.append(header)
         elif not is_left_over(house, translation.config):
             base.append(header)
-    return own, base
-
-
-def _drafts(checkpoint: Checkpoint) -> int:
-    """How many tensors predict further tokens."""
-    translation = checkpoint.translation
-    assert translation is not None
-    names = map(formats.by_name(translation.format).rename, checkpoint.headers)
-    return sum(is_draft(name, translation.config) for name in names)
+    return own, base, drafts
 
 
 def stored_dtype(headers: list[Header]) -> str:
