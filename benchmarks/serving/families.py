@@ -34,6 +34,7 @@ class FamilyShape:
     """A model of a family; ``block_size`` in sublayers, ``sizes`` beside those in common."""
 
     family: str
+    layers: int
     block_size: int
     sizes: dict[str, Any]
 
@@ -41,18 +42,19 @@ class FamilyShape:
         """The content of config.json in the house format."""
         family = FAMILIES[self.family]
         own = {"architectures": [family.architecture], "model_type": family.model_type}
-        return {**own, "attn_res": {"block_size": self.block_size}, **COMMON, **self.sizes}
+        depth = {"attn_res": {"block_size": self.block_size}, "num_hidden_layers": self.layers}
+        return {**own, **depth, **COMMON, **self.sizes}
 
 
 FAMILY_SHAPES = {
     "mixtral-512x8": FamilyShape(
         "mixtral",
+        layers=8,
         block_size=2,
         sizes={
             "head_dim": 64,
             "intermediate_size": 1024,
             "num_experts_per_tok": 2,
-            "num_hidden_layers": 8,
             "num_key_value_heads": 4,
             "num_local_experts": 8,
             "sliding_window": None,
@@ -60,6 +62,7 @@ FAMILY_SHAPES = {
     ),
     "deepseek_v2-512x8": FamilyShape(
         "deepseek_v2",
+        layers=8,
         block_size=2,
         sizes=LATENT
         | {
@@ -72,7 +75,6 @@ FAMILY_SHAPES = {
             "n_shared_experts": 1,
             "norm_topk_prob": False,
             "num_experts_per_tok": 4,
-            "num_hidden_layers": 8,
             "routed_scaling_factor": 1.0,
             "topk_group": 1,
             "topk_method": "greedy",
@@ -80,6 +82,7 @@ FAMILY_SHAPES = {
     ),
     "kimi_linear-512x9": FamilyShape(
         "kimi_linear",
+        layers=9,
         block_size=2,
         sizes=LATENT
         | {
@@ -99,7 +102,6 @@ FAMILY_SHAPES = {
             "num_expert_group": 1,
             "num_experts": 32,
             "num_experts_per_token": 4,
-            "num_hidden_layers": 9,
             "num_shared_experts": 1,
             "routed_scaling_factor": 2.446,
             "topk_group": 1,

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,8 @@ def test_a_decoder_that_skips_its_final_norm(
     def forward(self, input_ids, positions, received, inputs_embeds=None):
         hidden, residual = inputs_embeds, None
         for layer in self.layers:
-            hidden, residual = layer(positions=positions, hidden_states=hidden, residual=residual)
+            (name,) = signature(layer.forward).parameters.keys() & {"positions", "position_ids"}
+            hidden, residual = layer(hidden_states=hidden, residual=residual, **{name: positions})
         return hidden
 
     monkeypatch.setattr(type(model.model), "forward", forward)
