@@ -17,8 +17,9 @@ from attnres_serve.formats.translation import Translation, kept
 
 NAME = "fla"
 OWN_KEYS = {"attnres_block_size", "hidden_size", "num_hidden_layers", "num_heads", "norm_eps"}
+# Whether kernels of training are fused, and what no code of FLA's reads, beside what is read here.
 KNOWN = (*OWN_KEYS, "window_size", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm", "fuse_norm")
-KNOWN += ("elementwise_affine", "quantization_config")  # the former is read by no code of FLA's
+KNOWN += ("fuse_swiglu", "elementwise_affine", "quantization_config")
 QK_NORM_EPS = 1e-5  # FLA's RMSNorm default; its Attention never passes norm_eps on
 
 RENAMES = [

@@ -148,6 +148,13 @@ def test_fla_null_block_size_is_the_standard_residual_model() -> None:
     assert translation.base == "llama"
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_fla_fused_kernels(fused: bool) -> None:
+    """They are FLA's default, and change no answer."""
+    fusions = dict.fromkeys(("fuse_norm", "fuse_swiglu", "fuse_cross_entropy"), fused)
+    assert resolve(golden(**fusions)) == resolve(golden())
+
+
 @pytest.mark.parametrize(
     ("size", "starts"), [(1, tuple(range(10))), (2, (0, 2, 4, 6, 8)), (6, (0, 6)), (12, (0,))]
 )
