@@ -16,6 +16,7 @@ SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5", *OWN_MODULES)
 HAS_STATES = (*OWN_MODULES, "qwen3_next", "bailing_moe_linear")
 LINEAR_SINCE = (0, 32)
 ASKS_FOR_BOTH_KINDS = ("qwen3_next", "alice_ai")  # of every stage, with caches of two kinds
+WITHOUT_LORA = ("bailing_moe_linear", "mamba2")
 MISCOUNTS_DECAY = ("bailing_moe_linear",)  # docs/build/upstream/lightning-prefill.md
 FUSES_ALL_REDUCE = ("deepseek_v32", "glm5next", "minimax_m3", "step3p5")
 
@@ -134,13 +135,18 @@ def speculation_problem(vllm_config, module: str) -> str | None:
 
 
 def lora_problem(vllm_config, module: str) -> str | None:
-    """vLLM cuts an adapter of a projection that every worker has whole, as if it were shared."""
-    if not _is_one_of(module, OWN_MODULES) or vllm_config.lora_config is None:
+    """Adapters that vLLM's layers do not take.
+
+    Those of a projection that every worker has whole it cuts, as if it were shared.
+    """
+    if (lora := vllm_config.lora_config) is None:
         return None
-    return (
-        "LoRA adapters are not supported on layers of Kimi Delta Attention; start without "
-        "--enable-lora, and merge the adapter into the weights."
-    )
+    remedy = "start without --enable-lora, and merge the adapter into the weights."
+    if _is_one_of(module, OWN_MODULES):
+        return f"LoRA adapters are not supported on layers of Kimi Delta Attention; {remedy}"
+    if _is_one_of(module, WITHOUT_LORA):
+        return f"LoRA adapters are not supported by vLLM's class of this family; {remedy}"
+    return None
 
 
 def tracing_problem(vllm_config, module: str) -> str | None:

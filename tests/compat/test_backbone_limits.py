@@ -1,5 +1,6 @@
 """Settings that some of vLLM's layers cannot have with AttnRes."""
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import torch
 
 from attnres_serve.compat import backbone_limits, host
 from attnres_serve.errors import SettingError
+from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import Family
 
 vllm = pytest.importorskip("vllm")
 
@@ -114,6 +117,22 @@ def test_what_linear_attention_cannot_have(
         backbone_limits.require_whole_residual(config(**given), module)
     backbone_limits.require_whole_residual(config(**given), f"{MODELS}.llama")
     backbone_limits.require_whole_residual(config(eager=True), module)
+
+
+@pytest.mark.parametrize("module", [f"{MODELS}.mamba2", f"{MODELS}.bailing_moe_linear"])
+def test_a_family_without_adapters(module: str) -> None:
+    with pytest.raises(SettingError, match=r"not supported by vLLM's class of this family"):
+        backbone_limits.require_whole_residual(config(lora=True), module)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES.values() if family.is_stock])
+def test_the_families_without_adapters_are_vllms(family: Family) -> None:
+    """Others would be refused when they are loaded, or end by an assertion."""
+    from vllm.model_executor.models.interfaces import supports_lora
+
+    own = getattr(importlib.import_module(family.module), family.cls)
+    known = {*backbone_limits.WITHOUT_LORA, *backbone_limits.OWN_MODULES}
+    assert supports_lora(own) == known.isdisjoint(family.module.split("."))
 
 
 def test_linear_attention_needs_the_version_that_it_was_run_with(
