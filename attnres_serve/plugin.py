@@ -107,6 +107,11 @@ def on_config(vllm_config) -> None:
             "embeddings, classification and scoring are not supported with AttnRes; serve it with "
             "--runner generate and without --convert."
         )
+    if host.on_cpu() and engine_config.uses_ray(vllm_config):
+        raise SettingError(
+            "--distributed-executor-backend is ray, which vLLM has on GPUs alone; leave it out on "
+            "a CPU, where processes are started without Ray, on several machines by --nnodes."
+        )
     config = vllm_config.model_config.hf_config
     found = getattr(config, "attn_res_format", None)
     if engine_config.uses_lora(vllm_config) and found in OWN_NAMES:

@@ -41,6 +41,11 @@ def uses_lora(vllm_config) -> bool:
     return vllm_config.lora_config is not None
 
 
+def uses_ray(vllm_config) -> bool:
+    """Whether Ray starts the workers."""
+    return vllm_config.parallel_config.distributed_executor_backend == "ray"
+
+
 def pools(vllm_config) -> bool:
     """Whether vLLM would make an embedding model or a classifier of the model."""
     return vllm_config.model_config.runner_type == "pooling"

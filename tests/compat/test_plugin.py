@@ -306,6 +306,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
             worker_extension_cls="",
             data_parallel_size=1,
             tensor_parallel_size=1,
+            distributed_executor_backend="mp",
             use_sequence_parallel_moe=False,
         ),
         "lora_config": None,
@@ -362,6 +363,23 @@ def test_lora_with_other_names_is_refused(name: str, whose: str) -> None:
     config.model_config.hf_config.attn_res_format = name
     with pytest.raises(SettingError, match=f"LoRA .* {whose}'s"):
         plugin.on_config(config)
+
+
+def test_ray_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = vllm_config()
+    config.parallel_config.distributed_executor_backend = "ray"
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    plugin.on_config(config)
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    with pytest.raises(SettingError, match=r"backend is ray, which vLLM has on GPUs alone"):
+        plugin.on_config(config)
+
+
+def test_vllm_has_no_ray_on_a_cpu() -> None:
+    """Or it would be served by it too."""
+    from vllm.platforms import current_platform
+
+    assert current_platform.is_cpu() and current_platform.ray_device_key == ""
 
 
 def test_overrides_in_the_checkpoints_own_keys_take_effect() -> None:
