@@ -139,7 +139,7 @@ def lora_problem(vllm_config, module: str) -> str | None:
 
     Those of a projection that every worker has whole it cuts, as if it were shared.
     """
-    if (lora := vllm_config.lora_config) is None:
+    if vllm_config.lora_config is None:
         return None
     remedy = "start without --enable-lora, and merge the adapter into the weights."
     if _is_one_of(module, OWN_MODULES):
