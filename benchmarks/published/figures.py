@@ -34,9 +34,10 @@ def latency(figure: Any) -> None:
         for path in sorted(RESULTS.glob("cpu-latency-*.json"), key=lambda path: len(path.name))
         for name, result in json.loads(path.read_text())["results"].items()
     }
-    for axes, (shape, result) in zip(
-        figure.subplots(1, len(shapes), squeeze=False)[0], shapes.items(), strict=True
-    ):
+    grid = figure.subplots((len(shapes) + 1) // 2, 2, squeeze=False).flat
+    for axes in grid[len(shapes) :]:
+        axes.remove()
+    for axes, (shape, result) in zip(grid, shapes.items(), strict=False):
         cells = result["cells"]
         names = list(result["overhead"])
         for turn, name in enumerate(names):
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=IMAGES, help="folder (default: docs/images)")
     options = parser.parse_args(arguments)
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 7), layout="constrained")
     latency(figure)
     figure.savefig(options.out / "latency.png", dpi=130)
     return 0
