@@ -37,7 +37,7 @@ def latency(figure: Any) -> None:
     grid = figure.subplots((len(shapes) + 1) // 2, 2, squeeze=False).flat
     for axes in grid[len(shapes) :]:
         axes.remove()
-    for axes, (shape, result) in zip(grid, shapes.items(), strict=False):
+    for axes, (shape, result) in zip(grid[: len(shapes)], shapes.items(), strict=True):
         cells = result["cells"]
         names = list(result["overhead"])
         for turn, name in enumerate(names):
