@@ -21,6 +21,7 @@ pytestmark = pytest.mark.engine
 
 LOG = {"VLLM_LOGGING_LEVEL": "INFO"}
 QUIET: dict[str, str] = {}
+KEY = "a-key-of-the-test"
 EAGER = ("--enforce-eager",)
 ENDS = 10  # seconds from a signal in mid-start to the end
 IDLE_STOP = 3  # seconds from a signal to the end of an idle server, on a machine that is idle too
@@ -152,7 +153,10 @@ def test_a_signal_ends_a_start(tmp_path, name, send, text, flags, variables):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Command]:
     """A server that became ready, with nothing asked for."""
-    with begun(tmp_path_factory.mktemp("server"), *EAGER) as command:
+    folder = tmp_path_factory.mktemp("server")
+    keys = folder / "keys"
+    keys.write_text(KEY)
+    with begun(folder, "--api-key-file", str(keys), *EAGER) as command:
         command.wait_for("metrics")
         time.sleep(0.5)
         yield command
@@ -185,9 +189,17 @@ def test_libraries_of_the_environment_are_preloaded(server):
             assert all(os.path.realpath(path) in mapped for path in libraries)
 
 
+def test_the_key_is_nowhere_to_be_read(server):
+    lists = [f"/proc/{server.process.pid}/{name}" for name in ("cmdline", "environ")]
+    for path in (*lists, *server.files):
+        assert KEY.encode() not in Path(path).read_bytes()
+    assert b"api-key-file" in Path(lists[0]).read_bytes()
+
+
 def test_requests_are_shown_and_probes_are_not(server):
     before = len(server.out)
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+    address, header = f"http://127.0.0.1:{server.port}", {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=address, headers=header, timeout=60) as client:
         for path in ("/health", "/ready", "/metrics"):
             assert client.get(path).status_code == 200
         assert client.get("/").headers["location"] == "attn_res"

@@ -19,7 +19,14 @@ ROOT = Path(__file__).parents[2]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # Variables that are read late enough, with the values that do not say what is imported.
 LATE = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_PLUGINS": "attnres"}
-LATE_ANY = {"VLLM_PP_LAYER_PARTITION", "VLLM_CPU_OMP_THREADS_BIND"}  # whatever the value
+LATE_ANY = {  # whatever the value
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_SERVICE_NAME",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH",
+    "VLLM_LOGGING_CONFIG_PATH",  # from vLLM 0.31 on
+    "VLLM_PP_LAYER_PARTITION",
+}
 
 
 class Forked:

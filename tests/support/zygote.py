@@ -6,6 +6,7 @@ are lines of JSON on stdout: {id, pid} and, at the end of that process, {id, sta
 ``subprocess``.  Ends with its stdin.
 """
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -16,7 +17,9 @@ import signal
 import sys
 from pathlib import Path
 
+import setproctitle
 from vllm.model_executor.models import registry
+from vllm.platforms import cpu
 from vllm.utils import system_utils
 
 IMPORTED = (
@@ -38,8 +41,13 @@ def main() -> None:
     os.dup2(2, 1)
     system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     registry._run_in_subprocess = lambda inspect: inspect()  # a subprocess would import vLLM anew
+    cpu.GiB_bytes = 1 << 26  # of VLLM_CPU_KVCACHE_SPACE: to clear a gigabyte is a tenth of a start
     for name in IMPORTED:
         importlib.import_module(name)
+    setproctitle.getproctitle()  # finds the place of titles, which it cannot in another environment
+    # A collection in a fork would look at, and so copy, all that it inherits.
+    gc.collect()
+    gc.freeze()
     ended, wake = os.pipe()
     os.set_blocking(ended, False)
     os.set_blocking(wake, False)
