@@ -7,8 +7,9 @@ MODEL ?= $(DEMO)
 # The demo starts eager: compiling takes longer than anyone wants to wait for a first answer.
 DEMO_ARGS := $(if $(filter $(DEMO),$(MODEL)),--enforce-eager --served-model-name demo)
 VERSIONS ?= 0.28.0 0.32.0
-# A module's tests share engines, so each module runs in one of these processes.
-TEST_PROCESSES ?= 2
+# A module's tests share engines, so each module runs in one of these processes.  Three keep two cores
+# busy, as tests wait for servers.
+TEST_PROCESSES ?= 3
 PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 export VENV
 export VLLM_CPU_KVCACHE_SPACE ?= 1
