@@ -13,10 +13,11 @@ SCALES_RESIDUAL_IN_FLOAT16 = ("deepseek_v2", "AXK1", "openpangu")
 ALICE_AI = "attnres_serve.model.alice_ai"
 OWN_MODULES = ("kimi", "alice_ai")  # whose layers are of vLLM's
 SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5", *OWN_MODULES)
-HAS_STATES = (*OWN_MODULES, "qwen3_next", "bailing_moe_linear")
+DELTA_NETS = ("gated_deltanet",)  # of FLA's, whose decoder is ours
+HAS_STATES = (*OWN_MODULES, *DELTA_NETS, "qwen3_next", "bailing_moe_linear")
 LINEAR_SINCE = (0, 32)
 ASKS_FOR_BOTH_KINDS = ("qwen3_next", "alice_ai")  # of every stage, with caches of two kinds
-WITHOUT_LORA = ("bailing_moe_linear", "mamba2")
+WITHOUT_LORA = (*DELTA_NETS, "bailing_moe_linear", "mamba2")
 MISCOUNTS_DECAY = ("bailing_moe_linear",)  # docs/build/upstream/lightning-prefill.md
 FUSES_ALL_REDUCE = ("deepseek_v32", "glm5next", "minimax_m3", "step3p5")
 
@@ -145,7 +146,7 @@ def lora_problem(vllm_config, module: str) -> str | None:
     if _is_one_of(module, OWN_MODULES):
         return f"LoRA adapters are not supported on layers of Kimi Delta Attention; {remedy}"
     if _is_one_of(module, WITHOUT_LORA):
-        return f"LoRA adapters are not supported by vLLM's class of this family; {remedy}"
+        return f"LoRA adapters are not supported by the class of this family; {remedy}"
     return None
 
 

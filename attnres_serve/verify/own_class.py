@@ -21,7 +21,7 @@ MODULES = {"open_attnres": "modeling_attnres", "delta_attnres": "modeling_{model
 NO_CLASS = {
     "house": "it has no Hugging Face class",
     "alice_ai": "it has no Hugging Face class",
-    "fla": "its class computes attention with Flash Attention, which has no float32",
+    "fla": "its classes compute by Flash Attention, which has no float32, or kernels of a GPU",
     "kimi_linear": "its class (transformers' Kimi Linear) has no Attention Residuals",
     "nanogpt": "its class is code inside checkpoints, which is never run",
     "qwen3_ar": "its class is code inside checkpoints, which is never run",

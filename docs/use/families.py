@@ -32,7 +32,8 @@ HEAD = """\
 NAMES = """
 The backbones that are served. In the [house format](formats.md#house-format) each has a
 `model_type` and an architecture of its own. The rest of its config.json and the names of its
-tensors are those of the Hugging Face model type. [Add another](../build/add-a-family.md).
+tensors are those of the Hugging Face model type, or as [formats](formats.md#flash-linear-attention)
+says for FLA's classes. [Add another](../build/add-a-family.md).
 
 ## What was shown
 

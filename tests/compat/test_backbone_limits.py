@@ -119,9 +119,16 @@ def test_what_linear_attention_cannot_have(
     backbone_limits.require_whole_residual(config(eager=True), module)
 
 
-@pytest.mark.parametrize("module", [f"{MODELS}.mamba2", f"{MODELS}.bailing_moe_linear"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        f"{MODELS}.mamba2",
+        f"{MODELS}.bailing_moe_linear",
+        *(f"attnres_serve.model.{name}" for name in backbone_limits.DELTA_NETS),
+    ],
+)
 def test_a_family_without_adapters(module: str) -> None:
-    with pytest.raises(SettingError, match=r"not supported by vLLM's class of this family"):
+    with pytest.raises(SettingError, match=r"not supported by the class of this family"):
         backbone_limits.require_whole_residual(config(lora=True), module)
 
 

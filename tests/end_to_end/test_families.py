@@ -36,6 +36,7 @@ CHOSEN = dict(zip(CASES, cycle(ALGORITHMS), strict=False))
 CHUNK = 96  # tokens of a step; a prompt is longer
 FAR = 1e-4  # float32 and float64 through eight sublayers; found was a tenth of it
 Run = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # job and result by case
+Traced = dict[int, tuple[torch.Tensor, torch.Tensor]]  # weights and magnitudes by site
 
 
 def first_case(name: str) -> str:
@@ -87,7 +88,11 @@ def check_mixes(root: Path, run: Run, case: str) -> None:
 
 def check_trace(model: Rewritten, ids: list[int], trace: list[list[Any]]) -> None:
     """Weights and magnitudes of every site, as the float64 model has them."""
-    wanted, off = traced(model, ids), traced(rounded(model), ids)
+    check_traced(traced(model, ids), traced(rounded(model), ids), trace)
+
+
+def check_traced(wanted: Traced, off: Traced, trace: list[list[Any]]) -> None:
+    """``off`` is that of the model whose weights are off as float32's are."""
     assert [site for site, *_ in trace] == [*wanted]
     for site, weights, rms in trace:
         rows = zip((weights, rms), wanted[site], off[site], (0, FAR), strict=True)
@@ -97,7 +102,7 @@ def check_trace(model: Rewritten, ids: list[int], trace: list[list[Any]]) -> Non
             assert ((torch.tensor(found) - own).abs() <= FAR + relative * own.abs() + reach).all()
 
 
-def traced(model: Rewritten, ids: list[int]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def traced(model: Rewritten, ids: list[int]) -> Traced:
     """Weights and magnitudes ``[tokens, sources]`` by site, of those that mix."""
     run = model.run(ids, mix=model.mixed)
     x, y = run.stream[0], run.outputs

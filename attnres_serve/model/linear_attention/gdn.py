@@ -28,8 +28,6 @@ class QwenGatedDeltaNetAttention(stock.QwenGatedDeltaNetAttention):
         dtype, sizes = vllm_config.model_config.dtype, {self.head_k_dim, self.head_v_dim}
         if dtype == STOCK_DTYPE and sizes <= STOCK_HEAD_DIMS:
             return
-        if not self.gqa_interleaved_layout:  # of later models, none of which is served here
-            return
         batch.refuse_speculation(self.num_spec)
         self._forward_method = self._by_recurrence
 
@@ -42,8 +40,7 @@ class QwenGatedDeltaNetAttention(stock.QwenGatedDeltaNetAttention):
     def _by_recurrence(self, hidden_states: Tensor) -> Tensor:
         qkvz, _ = self.in_proj_qkvz(hidden_states)
         ba, _ = self.in_proj_ba(hidden_states)
-        *qkv, z, b, a = self.fix_query_key_value_ordering(qkvz, ba)
-        mixed = torch.cat([x.flatten(1) for x in qkv], dim=-1)
+        mixed, z, b, a = self._parts(qkvz, ba)
         decay = torch.exp(-self.A_log.exp() * softplus(a.float() + self.dt_bias.float()))
         out = delta_rule.attend(
             mixed,
@@ -54,3 +51,13 @@ class QwenGatedDeltaNetAttention(stock.QwenGatedDeltaNetAttention):
         )
         projected: Tensor = self._output_projection(out, z)
         return projected
+
+    def _parts(self, qkvz: Tensor, ba: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys and values side by side, then what gates, writes and decays, by heads."""
+        if self.gqa_interleaved_layout:
+            *qkv, z, b, a = self.fix_query_key_value_ordering(qkvz, ba)
+            return torch.cat([x.flatten(1) for x in qkv], dim=-1), z, b, a
+        values = self.value_dim // self.tp_size
+        mixed, z = qkvz.split([qkvz.shape[-1] - values, values], dim=-1)
+        b, a = ba.chunk(2, dim=-1)
+        return mixed, z.unflatten(-1, (-1, self.head_v_dim)), b, a

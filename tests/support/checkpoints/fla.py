@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from checkpoints.tensors import base_shapes, draw, renamed, residual_shapes, write
 
-_HF_OF_FLA = {
+HF_OF_FLA = {
     "model.embeddings.": "model.embed_tokens.",
     "model.res_proj.": "model.output_attn_res_proj.",
     "model.res_norm.": "model.output_attn_res_norm.",
@@ -98,7 +98,7 @@ def write_fla(
     tensors = {name: draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
     if zero_queries:
         tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
-    tensors = renamed(tensors, {hf: fla for fla, hf in _HF_OF_FLA.items()})
+    tensors = renamed(tensors, {hf: fla for fla, hf in HF_OF_FLA.items()})
     return write(Path(folder), config, tensors, dtype)
 
 
@@ -118,7 +118,7 @@ def house_copy_of_fla(src: str | Path, dst: str | Path) -> Path:
     if fla["qk_norm"] and fla["qkv_bias"]:
         raise ValueError("no base family has per-head norms and biases on q, k, v alone")
     base = "qwen3" if fla["qk_norm"] else "qwen2" if fla["qkv_bias"] else "llama"
-    tensors = renamed(load_file(src / "model.safetensors"), _HF_OF_FLA)
+    tensors = renamed(load_file(src / "model.safetensors"), HF_OF_FLA)
     config = {
         "architectures": [f"AttnRes{FACTS[base].title}ForCausalLM"],
         "model_type": f"attnres_{base}",

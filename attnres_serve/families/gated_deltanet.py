@@ -1,0 +1,50 @@
+"""FLA's Gated DeltaNet: a recurrence with a decay for each head in every layer.
+
+Hugging Face has no class of it: its facts are those of FLA's.
+"""
+
+from typing import Any
+
+from attnres_serve.families import delta_net
+from attnres_serve.families.family import Config, Shape
+
+KEYS, VALUES = "linear_num_key_heads", "linear_num_value_heads"
+KEY, VALUE = "linear_key_head_dim", "linear_value_head_dim"
+GATE = "output_gate_type"
+ONLY: dict[str, tuple[Any, ...]] = {GATE: ("silu", "sigmoid")}
+
+
+def layer(config: Config) -> dict[str, Shape]:
+    """Shapes of a layer's recurrence, by their names in it."""
+    hidden, heads = config["hidden_size"], config[VALUES]
+    keys, values = config[KEYS] * config[KEY], heads * config[VALUE]
+    channels = {"q": keys, "k": keys, "v": values}
+    return {
+        "A_log": (heads,),
+        "dt_bias": (heads,),
+        "o_norm.weight": (config[VALUE],),
+        "o_proj.weight": (hidden, values),
+        **{f"{part}_proj.weight": (heads, hidden) for part in "ab"},
+        **{f"{part}_proj.weight": (rows, hidden) for part, rows in channels.items()},
+        "g_proj.weight": (values, hidden),
+        **delta_net.convolutions(config, channels),
+    }
+
+
+def state(config: Config, width: int) -> int:
+    """vLLM keeps it in the activations' type unless it is told otherwise."""
+    return int(config[VALUES] * config[KEY] * config[VALUE] * width)
+
+
+FAMILY = delta_net.family(
+    "gated_deltanet",
+    title="Gated DeltaNet",
+    cls="GatedDeltaNetForCausalLM",
+    config_class="attnres_serve.model.delta_config:GatedDeltaNetConfig",
+    stated=(KEYS, VALUES, KEY, VALUE),
+    only=ONLY,
+    more_checks=(delta_net.linear_heads,),
+    layer=layer,
+    state=state,
+    fused=(("q_proj", "k_proj", "v_proj", "g_proj"), ("b_proj", "a_proj")),
+)

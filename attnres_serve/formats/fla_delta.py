@@ -1,0 +1,82 @@
+"""flash-linear-attention's classes with a recurrence of the delta rule in every layer."""
+
+from typing import Any
+
+from attnres_serve.depth.spec import is_count, is_number
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.formats import fla_keys
+from attnres_serve.formats.translation import Translation
+
+OWN_KEYS = frozenset(("head_dim", "conv_size", "expand_v"))
+# By which kernel FLA computes one and the same function.
+MODES = ("chunk", "fused_recurrent")
+# What is supported of a key, the value of a missing one, and what another would be.
+ONLY: dict[str, tuple[Any, str]] = {
+    "use_short_conv": (True, "projections without short convolutions"),
+    "use_gate": (True, "outputs without a gate"),
+    "allow_neg_eigval": (False, "twice the strength of writing"),
+    "attn": (None, "layers of attention between those of the recurrence"),
+}
+GATES = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
+
+
+def gated_deltanet(config: dict[str, Any], name: str) -> Translation:
+    """Of a config.json of FLA's Gated DeltaNet and the format's name."""
+    heads, head, values = _sizes(config, "gated_deltanet", ("output_gate_activation",))
+    value_heads = config.get("num_v_heads") or heads
+    if value_heads % heads:
+        raise CheckpointError(
+            f"num_v_heads {value_heads} is not divisible by num_heads {heads}, as FLA's recurrence "
+            "needs."
+        )
+    gate: Any = config.get("output_gate_activation", "swish")
+    if not isinstance(gate, str) or gate not in GATES:
+        raise CheckpointError(
+            f"output_gate_activation is {gate!r}; expected {' or '.join(map(repr, GATES))}."
+        )
+    base = fla_keys.base_config(config) | {
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": head,
+        "linear_value_head_dim": values,
+        "linear_conv_kernel_dim": config["conv_size"],
+        "output_gate_type": GATES[gate],
+    }
+    return _translation(config, name, "gated_deltanet", base)
+
+
+def _sizes(config: dict[str, Any], base: str, known: tuple[str, ...]) -> tuple[int, int, int]:
+    """Heads, and the size of one for keys and for values.
+
+    Raises:
+        CheckpointError: a key has a value that is not served, or that FLA's class does not have.
+    """
+    fla_keys.check(config, (*OWN_KEYS, *ONLY, "attn_mode", "num_v_heads", *known), base)
+    fla_keys.counts_or_null(config, "num_v_heads")
+    for key in ("head_dim", "conv_size"):
+        if not is_count(config[key]):
+            raise CheckpointError(f"{key} is {config[key]!r}; expected a whole number.")
+    if (mode := config.get("attn_mode", MODES[0])) not in MODES:
+        raise CheckpointError(f"attn_mode is {mode!r}; expected {' or '.join(map(repr, MODES))}.")
+    for key, (supported, other) in ONLY.items():
+        found = config.get(key, supported)
+        if type(found) is not type(supported) or found != supported:
+            raise CheckpointError(
+                f"{key} is {found!r}: {other}, which FLA's {base} may have and is not served with; "
+                f"supported is {'null' if supported is None else str(supported).lower()}."
+            )
+    head, times = config["head_dim"], config["expand_v"]
+    if not is_number(times) or times <= 0 or abs(head * times - round(head * times)) > 1e-5 * head:
+        raise CheckpointError(
+            f"expand_v is {times!r} with head_dim {head}; expected a number that makes the size of "
+            "a head for values, their product, a whole number."
+        )
+    return config["num_heads"], head, round(head * times)
+
+
+def _translation(
+    config: dict[str, Any], name: str, base: str, translated: dict[str, Any]
+) -> Translation:
+    layout = FAMILIES[base].layout(translated)
+    return Translation(name, base, translated, fla_keys.spec(config, layout))

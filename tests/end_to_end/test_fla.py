@@ -1,0 +1,110 @@
+"""FLA's classes with a recurrence, against themselves in float64."""
+
+import random
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import fla_models
+import pytest
+from goldens import bound, check_all_against, check_executed, rounded
+from jobs import engine_job, fresh_prompts, run_engine, run_named
+
+from attnres_serve.checkpoints.convert.command import convert
+from tests.end_to_end.test_families import CHUNK, check_traced, chosen
+from tests.end_to_end.test_family_ways import SPLIT, TWO
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # FLA's and Transformers'
+
+# Further keys of config.json.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gated_deltanet": ("gated_deltanet", {"attnres_block_size": 4}),
+    "gated_deltanet, other sizes": (
+        "gated_deltanet",
+        {
+            "attnres_block_size": 1,
+            "num_v_heads": 4,
+            "expand_v": 1.5,
+            "conv_size": 3,
+            "output_gate_activation": "sigmoid",
+            "tie_word_embeddings": True,
+            "norm_eps": 1e-3,
+            "intermediate_size": None,
+            "fuse_norm": False,
+            "fuse_swiglu": False,
+        },
+    ),
+}
+MARKED = [
+    name if name in fla_models.DELTA else pytest.param(name, marks=pytest.mark.families)
+    for name in CASES
+]
+CHOSEN = dict(zip(CASES, cycle(("two_phase", "single_pass")), strict=False))
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """Cases, served in one process: job and result by their names."""
+    random.seed()
+    root, jobs = tmp_path_factory.mktemp("fla"), {}
+    for name in chosen(request, "name"):
+        model_type, options = CASES[name]
+        folder = fla_models.write(root / name, model_type, random.randrange(10**6), **options)
+        prompts = fresh_prompts((7, 190, 1))
+        jobs[name] = engine_job(folder, prompts, CHOSEN[name], chunk=CHUNK, trace=True)
+    return root, run_named(jobs, root / "run")
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_it_equals_its_own_class(runs: tuple[Path, Any], name: str) -> None:
+    root, results = runs
+    job, result = results[name]
+    check(fla_models.load(root / name), job, result)
+
+
+def check(model: fla_models.FlaModel, job: dict[str, Any], result: dict[str, Any]) -> None:
+    check_all_against(model, job, result, caches_prefixes=False)
+    check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
+    ids = max(job["prompts"], key=len)
+    check_traced(model.traced(ids), rounded(model).traced(ids), result["trace"])
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("model_type", fla_models.DELTA)
+def test_in_every_way(model_type: str, tmp_path: Path) -> None:
+    """Compiled, on two workers that share layers, and on two that have some each."""
+    random.seed()
+    folder = fla_models.write(
+        tmp_path / "own", model_type, random.randrange(10**6), attnres_block_size=4
+    )
+    prompts = fresh_prompts((7, 190))
+
+    def job(algorithm: str, mode: str = "eager", **options: Any) -> dict[str, Any]:
+        return engine_job(folder, prompts, algorithm, mode, chunk=CHUNK, trace=True, **options)
+
+    jobs = [
+        job("single_pass", "compiled"),
+        job("two_phase", tensor_parallel_size=2, **TWO),
+        job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
+        | {"env": {"VLLM_PP_LAYER_PARTITION": SPLIT}},
+    ]
+    results = run_engine(jobs, tmp_path / "run", VLLM_CPU_OMP_THREADS_BIND="0|1")["results"]
+    model = fla_models.load(folder)
+    for one, result in zip(jobs, results, strict=True):
+        check(model, one, result)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("model_type", fla_models.DELTA)
+def test_zero_queries_equal_the_same_class_without(model_type: str, tmp_path: Path) -> None:
+    plain = fla_models.write(tmp_path / "plain", model_type, 11, attnres_block_size=None)
+    convert(str(plain), str(tmp_path / "zero"), zero_queries_block_size=3)
+    prompts = fresh_prompts((5, 40, 180))
+    jobs = [engine_job(plain, prompts, None), engine_job(tmp_path / "zero", prompts, "two_phase")]
+    wanted, found = run_engine(jobs, tmp_path / "run")["results"]
+    for one, other in zip(wanted["alone"], found["alone"], strict=True):
+        assert one["tokens"] == other["tokens"]
+        for key in ("prompt_logprobs", "logprobs"):
+            for a, b in zip(one[key], other[key], strict=True):
+                assert abs(a - b) <= 2 * bound(b)  # each of the two may be off by one bound
+    check_executed(found, "two_phase", compiled=False)

@@ -1,0 +1,177 @@
+"""FLA's classes with a recurrence: their keys, what is refused, and the names of their tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import fla_models
+import pytest
+from safetensors import safe_open
+
+from attnres_serve.checkpoints.check import describe
+from attnres_serve.checkpoints.convert.command import convert
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.formats import fla
+from attnres_serve.formats.resolve import resolve
+from attnres_serve.model import config as model_config
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # FLA's and Transformers' own
+
+
+def stated(model_type: str = "gated_deltanet", **options: Any) -> dict[str, Any]:
+    """A config.json as FLA's class writes it."""
+    config_class, cls = fla_models.classes(model_type)
+    config = config_class(**fla_models.SIZES | {"attnres_block_size": 4} | options).to_dict()
+    return config | {"architectures": [cls.__name__]}
+
+
+SHARED = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "vocab_size": 320,
+    "intermediate_size": 256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+WANTED: dict[str, dict[str, Any]] = {
+    "gated_deltanet": {
+        "linear_num_value_heads": 2,
+        "linear_value_head_dim": 64,
+        "output_gate_type": "silu",
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", fla_models.DELTA)
+def test_a_config_in_full(model_type: str) -> None:
+    """Every field that decides the numbers arrives under the name that vLLM reads."""
+    found = resolve(stated(model_type, norm_eps=1e-3))
+    assert found is not None
+    assert (found.format, found.base, found.qk_norm_eps) == ("fla", model_type, None)
+    assert found.spec == AttnResSpec(Layout.of(4), (0, 4), 1e-3, final_mix=True)
+    wanted = SHARED | WANTED[model_type] | {"rms_norm_eps": 1e-3}
+    assert found.config.items() >= wanted.items()
+    assert model_config.build(found).model_type == model_type
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "wanted"),
+    [
+        ("gated_deltanet", {"num_v_heads": 6}, {"linear_num_value_heads": 6}),
+        ("gated_deltanet", {"expand_v": 1.5}, {"linear_value_head_dim": 48}),
+        ("gated_deltanet", {"expand_v": 0.25}, {"linear_value_head_dim": 8}),
+        ("gated_deltanet", {"output_gate_activation": "silu"}, {"output_gate_type": "silu"}),
+        ("gated_deltanet", {"output_gate_activation": "sigmoid"}, {"output_gate_type": "sigmoid"}),
+        ("gated_deltanet", {"attn_mode": "fused_recurrent", "fuse_norm": False}, {}),
+        ("gated_deltanet", {"conv_size": 3}, {"linear_conv_kernel_dim": 3}),
+        ("gated_deltanet", {"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
+        ("gated_deltanet", {"intermediate_size": None}, {"intermediate_size": 512}),
+        (
+            "gated_deltanet",
+            {"intermediate_size": None, "hidden_ratio": 7},
+            {"intermediate_size": 768},
+        ),
+    ],
+)
+def test_what_a_key_means(model_type: str, changes: dict[str, Any], wanted: dict[str, Any]) -> None:
+    found = resolve(stated(model_type, **changes))
+    assert found is not None
+    assert found.config.items() >= (SHARED | WANTED[model_type] | wanted).items()
+
+
+@pytest.mark.parametrize("model_type", fla_models.DELTA)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_short_conv": False}, "use_short_conv is False: projections without short"),
+        ({"allow_neg_eigval": True}, "allow_neg_eigval is True: .* supported is false"),
+        ({"allow_neg_eigval": 0}, "allow_neg_eigval is 0: .* supported is false"),
+        ({"attn": {"layers": [1], "num_heads": 2}}, "attn is .*: layers of attention .* is null"),
+        ({"attn_mode": "naive"}, "attn_mode is 'naive'; expected 'chunk' or 'fused_recurrent'"),
+        ({"hidden_act": "powlu"}, "hidden_act is 'powlu'; only FLA's 'swish'"),
+        ({"expand_v": 0.7}, "expand_v is 0.7 with head_dim 32"),
+        ({"expand_v": "2"}, "expand_v is '2' with head_dim 32"),
+        ({"num_v_heads": 3}, "num_v_heads"),
+        ({"num_v_heads": 0}, "num_v_heads is 0; expected null or a whole number"),
+        ({"head_dim": 0}, "head_dim is 0; expected a whole number"),
+        ({"conv_size": 1}, "linear_conv_kernel_dim is 1; .* at least 2"),
+        ({"conv_bias": True}, f"conv_bias: True, which FLA's {'.*'} does not have"),
+        ({"attnres_block_size": 3}, "attnres_block_size is 3; FLA counts sublayers"),
+        ({"norm_eps": 0}, "norm_eps is 0; expected a positive number"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "served without quantization"),
+    ],
+)
+def test_what_is_refused(model_type: str, changes: dict[str, Any], said: str) -> None:
+    assert resolve(stated(model_type)) is not None
+    with pytest.raises(CheckpointError, match=said):
+        resolve(stated(model_type) | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_gate": False}, "use_gate is False: outputs without a gate"),
+        ({"output_gate_activation": "tanh"}, "output_gate_activation is 'tanh'; expected 'swish'"),
+        ({"output_gate_activation": ["silu"]}, "output_gate_activation is"),
+    ],
+)
+def test_what_is_refused_of_gated_deltanet(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        resolve(stated("gated_deltanet") | changes)
+
+
+@pytest.mark.parametrize("model_type", fla_models.DELTA)
+def test_every_key_of_its_configuration_is_known(model_type: str) -> None:
+    """Read, refused, or of training alone: a new version's keys are looked at before they are."""
+    training = {"use_cache", "initializer_range", "fuse_norm", "fuse_swiglu", "attn_mode"}
+    training |= {"fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp"}
+    read = {"attnres_block_size", "hidden_size", "num_hidden_layers", "num_heads", "num_v_heads"}
+    read |= {"head_dim", "conv_size", "expand_v", "norm_eps", "hidden_act", "hidden_ratio", "attn"}
+    read |= {"intermediate_size", "max_position_embeddings", "vocab_size", "tie_word_embeddings"}
+    read |= {"use_short_conv", "allow_neg_eigval", *OWN[model_type]}
+    config_class, _ = fla_models.classes(model_type)
+    common = {"pad_token_id", "bos_token_id", "eos_token_id"}
+    names = set(
+        config_class.__init__.__code__.co_varnames[1 : config_class.__init__.__code__.co_argcount]
+    )
+    assert names - training - common == read
+
+
+OWN = {"gated_deltanet": {"use_gate", "output_gate_activation"}}
+
+
+@pytest.mark.parametrize("model_type", fla_models.DELTA)
+def test_it_is_claimed_by_everything(model_type: str) -> None:
+    config = stated(model_type)
+    assert fla.claims(config)
+    for changes in (
+        {"architectures": ["TransformerForCausalLM"]},
+        {"model_type": "transformer"},
+        {"auto_map": {"AutoConfig": "configuration_x.X"}},
+    ):
+        assert not fla.claims(config | changes)
+    for key in ("attnres_block_size", "conv_size", "num_heads"):
+        assert not fla.claims({name: value for name, value in config.items() if name != key})
+
+
+@pytest.mark.parametrize("model_type", fla_models.DELTA)
+def test_tensors_are_those_that_it_saves(model_type: str, tmp_path: Path) -> None:
+    """With and without AttnRes; the house format has the same, and says the same."""
+    plain = fla_models.write(tmp_path / "plain", model_type, 1, attnres_block_size=None)
+    own = fla_models.write(tmp_path / "own", model_type, 1, attnres_block_size=4)
+    convert(str(own), str(tmp_path / "house"), to_house=True)
+    facts = {path.name: describe(validate(path)) for path in (plain, own, tmp_path / "house")}
+    assert facts["plain"]["attnres_parameters"] == 0
+    changed = {"format": "house"}
+    assert facts["house"] == facts["own"] | changed
+    with safe_open(own / "model.safetensors", "pt") as file:
+        count = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    assert facts["own"]["parameters"] == count
+    assert facts["own"]["kv_cache_bytes_per_token"] == 0
