@@ -7,6 +7,8 @@ MODEL ?= $(DEMO)
 # The demo starts eager: compiling takes longer than anyone wants to wait for a first answer.
 DEMO_ARGS := $(if $(filter $(DEMO),$(MODEL)),--enforce-eager --served-model-name demo)
 VERSIONS ?= 0.28.0 0.32.0
+# One that has no wheel for CPU is only read.
+UNTESTED ?= 0.33.0
 # A module's tests share engines, so each module runs in one of these processes.  Three keep two cores
 # busy, as tests wait for servers.
 TEST_PROCESSES ?= 3
@@ -21,7 +23,7 @@ PROFILE ?= cpu
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-families test-again test-all soak mutants test-versions bench-check check setup setup-test clean
+.PHONY: help serve test test-families test-again test-all soak mutants test-versions check-vllm bench-check check setup setup-test clean
 .PHONY: image image-test up down release
 
 help:
@@ -59,10 +61,15 @@ mutants: setup-test ## plant faults, one at a time: which do the tests catch?  d
 	$(VENV)/bin/python -m tests.mutants $(ARGS_TEST)
 
 test-versions: $(addprefix test-vllm-,$(VERSIONS)) ## the oldest and the newest vLLM, each in its environment
+	$(MAKE) check-vllm VERSION=$(UNTESTED)
 
 test-vllm-%: ## one that has a file requirements/vllm-VERSION.txt
 	@DEVICE=cpu VLLM=$* VENV=$(VENV)-$* requirements/setup.sh test
 	$(VENV)-$*/bin/python $(PYTEST) -m "versions or (not engine and not exhaustive)" $(ARGS_TEST)
+
+check-vllm: setup-test ## has vLLM VERSION=0.33.0 what our source asks of it?  Fetches and reads its wheel
+	@[ "$(origin VERSION)" = "command line" ] || { echo "check-vllm: name one with VERSION=." >&2; exit 1; }
+	$(VENV)/bin/python requirements/check_vllm $(VERSION)
 
 bench-check: setup-test ## is the overhead still the one on file?
 	$(VENV)/bin/python -m benchmarks.serving.regression $(ARGS)

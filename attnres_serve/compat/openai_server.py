@@ -72,6 +72,15 @@ def print_flags(topic: str) -> None:
         parser.parse_args(["--help" if topic == "groups" else f"--help={topic}"])
 
 
+def _set_variables() -> None:
+    """Set the environment variables that vLLM's own commands set."""
+    try:
+        from vllm.entrypoints.common.startup import cli_env_setup
+    except ImportError:  # before 0.33
+        from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    cli_env_setup()
+
+
 def run_server(
     model: str,
     defaults: dict[str, Any],
@@ -104,11 +113,10 @@ def run_server(
 
     # make_arg_parser is defined elsewhere in 0.28 than later; the command has it in all of them.
     from vllm.entrypoints.cli.serve import ServeSubcommand, make_arg_parser
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     start_events.tell("imported")
-    cli_env_setup()
+    _set_variables()
     parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
     parser.set_defaults(**defaults)
     args = parser.parse_args(["--model", model, *arguments])
