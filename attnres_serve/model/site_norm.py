@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+from vllm.model_executor.utils import set_weight_attrs
 
 from attnres_serve.compat import decoder
 from attnres_serve.depth.spec import AttnResSpec
@@ -66,6 +67,8 @@ class SiteNorm(RMSNorm):
         if self.site.mixes:
             self.query = _parameter(hidden)
             self.key_norm = _parameter(hidden)
+            # As vLLM's norms have since 0.33, for weights that are drawn and not read.
+            set_weight_attrs(self.key_norm, {"dummy_weight_value": 1.0})
             if spec.recency_bias:
                 self.bias = _parameter(1)
         self.executed: Tensor | None

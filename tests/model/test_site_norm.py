@@ -340,3 +340,11 @@ def test_every_tensor_fills_the_parameters_that_use_it(spec: AttnResSpec, split:
         filled += [name for names in table.values() for name in names]
     count = (2 * layers + spec.final_mix) * (2 + spec.recency_bias)
     assert len(filled) == len(set(filled)) == count
+
+
+def test_drawn_weights_leave_key_norms_neutral() -> None:
+    """As those of vLLM's norms since 0.33, which a site takes over with what they know."""
+    spec = AttnResSpec(Layout.of(2), (0, 2), KEY_EPS)
+    _, installed = stage(definition(spec, 0), spec, "single_pass", "cpp", 0, 2)
+    drawn = [norm.key_norm.dummy_weight_value for norm in installed.values() if norm.site.mixes]
+    assert drawn == [1.0] * len(drawn) and len(drawn) == 5
