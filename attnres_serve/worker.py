@@ -4,6 +4,7 @@ What may fail answers with a sentence and never raises: vLLM would leave the oth
 unread, and take them for those to a later call.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from attnres_serve.compat import decoder, host, replay
@@ -29,30 +30,49 @@ class WorkerExtension:
             return "there are no traces on this server; its log says why."
 
     def attn_res_trace(
-        self, ids: list[int], positions: list[int], sites: list[int]
+        self,
+        ids: list[int],
+        positions: list[int],
+        sites: list[int],
+        edits: Sequence[Sequence[Any]] = (),
+        predicted: tuple[list[int], int] | None = None,
     ) -> dict[str, Any]:
-        """Trace a sequence, see ``trace.record``.
+        """Trace a sequence, see ``record.record``.
+
+        Args:
+            ids: the sequence.
+            positions: ascending, the tokens that are traced.
+            sites: indices.
+            edits: the fields of each ``edits.Resolved``.
+            predicted: the tokens that follow those at ``positions``, and how many of the most
+                probable ones are wanted; None for no logprobs.
 
         Returns:
             ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
             worker; for each its index, weights and RMS of the sources, both as the bytes of
-            ``[tokens, sources]`` float32.
+            ``[tokens, sources]`` float32.  ``predicted``: from the first worker of the last stage
+            what ``Predictions.packed`` gives.
         """
-        from attnres_serve.inspect import record
+        from attnres_serve.inspect import edits as edit_lists
+        from attnres_serve.inspect import predict, record
         from attnres_serve.model.site_norm import SiteOrderError
 
+        failed: dict[str, Any] = {"sites": [], "predicted": None}
         try:
-            traces = record.record(self, ids, positions, sites)
+            predictions = predicted and predict.Predictions(positions, *predicted)
+            resolved = [edit_lists.Resolved(*edit) for edit in edits]
+            traces = record.record(self, ids, positions, sites, resolved, predictions)
+            packed = predictions.packed() if predictions else None
         except (record.TraceError, SiteOrderError) as error:
             host.logger().exception("AttnRes: a trace failed")
-            return {"problem": str(error), "sites": []}
+            return failed | {"problem": str(error)}
         except Exception:  # its text may name files and addresses, and clients read the problem
             host.logger().exception("AttnRes: a trace failed")
-            return {"problem": "the trace failed; the server's log says why.", "sites": []}
+            return failed | {"problem": "the trace failed; the server's log says why."}
         if not decoder.is_first_tensor_rank():  # the others hold the same
-            traces = {}
+            traces, packed = {}, None
         found = [
             [index, *(tensor.float().numpy().tobytes() for tensor in site)]
             for index, site in sorted(traces.items())
         ]
-        return {"problem": None, "sites": found}
+        return {"problem": None, "sites": found, "predicted": packed}

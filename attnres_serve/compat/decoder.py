@@ -98,6 +98,14 @@ def forward_one_token(model, weight) -> None:
 _NO_METADATA: Any = SimpleNamespace(attn_metadata=None)
 
 
+def logits(model, hidden) -> Any:
+    """The logits ``[T, vocabulary]`` of what a model's decoder gave, ``[T, d]``.
+
+    None on a worker whose part of them another one gathers.
+    """
+    return model.compute_logits(hidden)
+
+
 def is_on_this_stage(model, name: str) -> bool:
     """Whether a tensor, by its house name, belongs to a module of this pipeline stage."""
     from vllm.model_executor.models.utils import PPMissingLayer

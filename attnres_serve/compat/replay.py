@@ -39,7 +39,9 @@ def untraceable(worker) -> str | None:
     return None
 
 
-def replay(worker, ids: Sequence[int]) -> int:
+def replay(
+    worker, ids: Sequence[int], at_end: Callable[[Any, int, Any], None] | None = None
+) -> int:
     """Run a sequence through a worker's own modules, attention and its kernels included.
 
     In chunks of ``max_num_batched_tokens``, the most for which vLLM has measured the memory.  What
@@ -48,6 +50,8 @@ def replay(worker, ids: Sequence[int]) -> int:
     Args:
         worker: vLLM's; every worker of an engine runs this at once.
         ids: the sequence.
+        at_end: called on the last stage with the model, the position at which a chunk begins, and
+            what the decoder gave for it, ``[T, d]``.
 
     Returns:
         The number of chunks.
@@ -60,7 +64,8 @@ def replay(worker, ids: Sequence[int]) -> int:
     from vllm.forward_context import set_forward_context
     from vllm.sequence import IntermediateTensors
 
-    stages, model = get_pp_group(), decoder.of(decoder.inner_model(worker))
+    stages, whole = get_pp_group(), decoder.inner_model(worker)
+    model = decoder.of(whole)
     device = next(model.parameters()).device
     size = worker.vllm_config.scheduler_config.max_num_batched_tokens
     chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
@@ -87,6 +92,8 @@ def replay(worker, ids: Sequence[int]) -> int:
                     skip_compiled=True,
                 ):
                     found = model(own, positions, before)
+                    if at_end is not None and stages.is_last_rank:
+                        at_end(whole, done, found)
                 if not stages.is_last_rank:
                     sent = {name: tensor.cpu() for name, tensor in found.tensors.items()}
             except Exception as error:

@@ -93,6 +93,15 @@ def greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[A
     return tokens_input(ids), greedy
 
 
+def stop_tokens(client) -> frozenset[int]:
+    """The tokens that end a greedy answer of the engine's."""
+    config = client.vllm_config.model_config
+    end = None if config.skip_tokenizer_init else client.get_tokenizer().eos_token_id
+    _, params = greedy([], 1)
+    params.update_from_generation_config(config.try_get_generation_config(), end)
+    return frozenset(params.all_stop_token_ids)
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether the engine refused a request for what it asks, for which vLLM's routes say 4xx.
 

@@ -1,14 +1,16 @@
 """A trace as data: what ``POST /v1/attn_res/trace`` answers and ``attnres-serve inspect`` draws."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field
 
 from attnres_serve.depth.sites import Site, source_names
+from attnres_serve.inspect.edits import Edit
 
 DIGITS = 6  # significant ones of every number
+NONE = -1  # instead of a token that follows the last one
 
 
 class TracedToken(BaseModel):
@@ -31,6 +33,31 @@ class TracedSite(BaseModel):
     entropy: list[float] = Field(description="of every row of weights, in nats")
 
 
+class LikelyToken(BaseModel):
+    """A token that may follow."""
+
+    id: int
+    text: str | None = Field(description="null on a server without a tokenizer")
+    logprob: float
+
+
+class Prediction(BaseModel):
+    """What follows one token."""
+
+    position: int
+    next: float | None = Field(
+        description="logprob of the token that follows in the sequence; null at its end"
+    )
+    top: list[LikelyToken] = Field(description="the most probable tokens, in order")
+
+
+class Logprobs(BaseModel):
+    """What follows every traced token."""
+
+    unedited: list[Prediction]
+    edited: list[Prediction] | None = Field(None, description="null without edits")
+
+
 class Trace(BaseModel):
     """The answer."""
 
@@ -39,22 +66,72 @@ class Trace(BaseModel):
     total_tokens: int = Field(description="tokens of the sequence, generated ones included")
     tokens: list[TracedToken]
     sites: list[TracedSite]
+    edits: list[Edit] = Field([], description="those by which the sites were read, as asked for")
+    logprobs: Logprobs | None = Field(None, description="null if they were not asked for")
 
 
-def merged(
-    workers: Sequence[dict[str, Any]],
-) -> tuple[str | None, dict[int, tuple[bytes, bytes]]]:
-    """Merge what the workers of an engine answer.
+class Found(NamedTuple):
+    """What the workers of an engine answer together.
+
+    Attributes:
+        problem: the first problem, or None.
+        sites: by site the bytes of weights and RMS.
+        predicted: what ``Predictions.packed`` gives, or None.
+    """
+
+    problem: str | None
+    sites: dict[int, tuple[bytes, bytes]]
+    predicted: list[bytes] | None
+
+
+def merged(workers: Sequence[dict[str, Any]]) -> Found:
+    """Merge what ``worker.WorkerExtension.attn_res_trace`` answers for each worker."""
+    problems = [worker["problem"] for worker in workers if worker["problem"] is not None]
+    sites = {index: (own, rms) for worker in workers for index, own, rms in worker["sites"]}
+    predicted = [worker["predicted"] for worker in workers if worker["predicted"] is not None]
+    return Found(next(iter(problems), None), sites, next(iter(predicted), None))
+
+
+def following(ids: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """The token that follows each of the positions of a sequence, or ``NONE``."""
+    return [ids[at + 1] if at + 1 < len(ids) else NONE for at in positions]
+
+
+def predictions(
+    packed: Sequence[bytes],
+    positions: Sequence[int],
+    after: Sequence[int],
+    texts_of: Callable[[list[int]], Sequence[str | None]],
+) -> list[dict[str, Any]]:
+    """A ``Prediction`` for each of the tokens.
 
     Args:
-        workers: what ``worker.WorkerExtension.attn_res_trace`` answers for each.
-
-    Returns:
-        The first problem, or None; and by site the bytes of weights and RMS.
+        packed: as ``Predictions.packed`` gives them.
+        positions: of the tokens.
+        after: the token that follows each, or ``NONE``.
+        texts_of: the texts of token ids.
     """
-    problems = [worker["problem"] for worker in workers if worker["problem"] is not None]
-    found = {index: (own, rms) for worker in workers for index, own, rms in worker["sites"]}
-    return next(iter(problems), None), found
+    rows = len(positions)
+    tops, values, own = (
+        np.frombuffer(part, kind)
+        for part, kind in zip(packed, (np.int64, np.float32, np.float32), strict=True)
+    )
+    count = len(tops) // max(rows, 1)
+    ids = tops.tolist()
+    named = list(zip(ids, texts_of(ids), short(values), strict=True))
+    return [
+        {
+            "position": position,
+            "next": None if token_after == NONE else logprob,
+            "top": [
+                {"id": token, "text": text, "logprob": value}
+                for token, text, value in named[row * count : (row + 1) * count]
+            ],
+        }
+        for row, (position, token_after, logprob) in enumerate(
+            zip(positions, after, short(own), strict=True)
+        )
+    ]
 
 
 def head(
@@ -64,7 +141,7 @@ def head(
     positions: Sequence[int],
     texts: Sequence[str | None],
 ) -> dict[str, Any]:
-    """A ``Trace`` without its sites.
+    """A ``Trace`` without its sites, of a sequence that is not edited.
 
     Args:
         model: name of the model.
@@ -80,6 +157,8 @@ def head(
             {"position": position, "id": ids[position], "text": text}
             for position, text in zip(positions, texts, strict=True)
         ],
+        "edits": [],
+        "logprobs": None,
     }
 
 

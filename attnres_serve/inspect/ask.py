@@ -49,14 +49,14 @@ def ask_engine(
         wanted = [site.index for site in sites]
         asked = ids, list(range(len(ids))), wanted
         workers = engine.collective_rpc("attn_res_trace", args=asked)
-        problem, found = trace_answer.merged(workers)
-        _raise_first([problem])
+        found = trace_answer.merged(workers)
+        _raise_first([found.problem])
         bar.update()
         name = engine.vllm_config.model_config.served_model_name
     texts = [decode([token]) for token in ids]
     content = trace_answer.head(name, ids, len(given), range(len(ids)), texts)
     content["sites"] = [
-        trace_answer.traced_site(site, *found[site.index], len(ids)) for site in sites
+        trace_answer.traced_site(site, *found.sites[site.index], len(ids)) for site in sites
     ]
     return Trace.model_validate(content)
 

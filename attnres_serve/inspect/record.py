@@ -4,7 +4,8 @@ A trace is a replay: the workers run the sequence through their own modules once
 alone, and listen at the sites.  So it does not depend on what else is in a batch, on chunks, cached
 prefixes or graphs, and requests that are not traced run exactly the code that they run without it.
 The weights are computed from a site's sources by the specification, ``kernels.reference``; what the
-site itself made of them, by whatever algorithm and backend, has to agree.
+site itself made of them, by whatever algorithm and backend, has to agree.  Then, where an edit says
+so, the site gives something else (``inspect.intervene``).
 """
 
 from bisect import bisect_left
@@ -16,11 +17,14 @@ import torch
 from torch import Tensor
 
 from attnres_serve.compat import decoder, replay
+from attnres_serve.inspect.edits import Resolved
+from attnres_serve.inspect.intervene import Intervention
+from attnres_serve.inspect.listen import TOKENS_AT_ONCE, sources_of
+from attnres_serve.inspect.predict import Predictions
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
 
-TOKENS_AT_ONCE = 256  # tokens whose sources are stacked in float32
 # How far a site's own result may be from the mix by the traced weights: some roundings of answers
 # of phase 1 and of the result in 8 bits (bfloat16), or the scores of a float32 product in TF32.
 CLOSE = {torch.float32: 1e-2}
@@ -73,18 +77,21 @@ def attend(
 class Recorder:
     """A forward hook of the sites that are traced.
 
+    It runs before the hook of ``intervention``, so it sees what a site gave by itself.
+
     Args:
         positions: ascending, the tokens that are traced.
+        intervention: what changes the weights then.
     """
 
-    def __init__(self, positions: Sequence[int]) -> None:
-        self.positions = positions
+    def __init__(self, positions: Sequence[int], intervention: Intervention) -> None:
+        self.positions, self.intervention = positions, intervention
         self.seen: Counter[int] = Counter()  # tokens by site
         self.parts: dict[int, list[SiteTrace]] = {}
         self.wrong: str | None = None
 
     def __call__(self, norm: SiteNorm, arguments: tuple, output) -> None:
-        sources, normed = _sources(norm, arguments, output)
+        sources, normed = sources_of(norm, arguments, output)
         index, tokens = norm.site.index, len(normed)
         begin = self.seen[index]
         self.seen[index] += tokens
@@ -94,8 +101,12 @@ class Recorder:
             positions = self.positions[at : min(at + TOKENS_AT_ONCE, end)]
             rows = torch.tensor(positions, device=normed.device) - begin
             chosen = [source[rows] for source in sources]
-            traced, distance = attend(chosen, norm.site_weights(), normed[rows])
-            parts.append(SiteTrace(traced.weights.cpu(), traced.rms.cpu()))
+            site = norm.site_weights()
+            traced, distance = attend(chosen, site, normed[rows])
+            weights = traced.weights
+            if index in self.intervention.sites:
+                _, weights = self.intervention.weights(index, chosen, site, positions)
+            parts.append(SiteTrace(weights.cpu(), traced.rms.cpu()))
             far = ~(distance <= CLOSE.get(normed.dtype, CLOSE_ROUNDED))  # NaN as well
             if self.wrong is None and bool(far.any()):
                 token = positions[int(far.nonzero()[0])]
@@ -119,7 +130,12 @@ class Recorder:
 
 
 def record(
-    worker, ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int]
+    worker,
+    ids: Sequence[int],
+    positions: Sequence[int],
+    wanted: Sequence[int],
+    edits: Sequence[Resolved] = (),
+    predictions: Predictions | None = None,
 ) -> dict[int, SiteTrace]:
     """Replay a sequence; every worker of the engine does so at once.
 
@@ -128,41 +144,33 @@ def record(
         ids: the sequence.
         positions: ascending, the tokens that are traced.
         wanted: indices of sites.
+        edits: of what sites read.
+        predictions: takes what follows the tokens.
 
     Returns:
-        The traces of those of them that mix and are in this worker's pipeline stage.
+        The traces of those of them that mix and are in this worker's pipeline stage, with the
+        weights by which they were read.
 
     Raises:
         TraceError: a site gave something else than its weights say.
         SiteOrderError: the sites did not run as they do when the model is loaded.
     """
     installed = decoder.inner_model(worker).attn_res_sites
-    recorder = Recorder(positions)
+    intervention = Intervention(edits)
+    recorder = Recorder(positions, intervention)
     own = [norm for at, norm in installed.items() if at in wanted and norm.site.mixes]
     handles = [norm.register_forward_hook(recorder) for norm in own]
+    changed = [norm for at, norm in installed.items() if at in intervention.sites]
+    handles += [norm.register_forward_hook(intervention) for norm in changed]
     try:
         with recorded_sites() as ran:  # not counted as a pass that serves
-            passes = replay.replay(worker, ids)
+            passes = replay.replay(worker, ids, predictions)
     finally:
         for handle in handles:
             handle.remove()
     if ran != sorted(installed) * passes:
         raise SiteOrderError("the sites did not run one after the other.")
     return recorder.traces()
-
-
-def _sources(norm: SiteNorm, arguments: tuple, output) -> tuple[Sequence[Tensor], Tensor]:
-    """The sources of a site that ran, ``[T, d]`` each, and what it gave."""
-    count = norm.site.num_sources
-    if isinstance(output, Tensor):  # site 0 reads the embedding alone
-        return [arguments[0]] * count, output
-    normed, state = output
-    sources = state.unbind(1) if isinstance(state, Tensor) else state.sources()
-    if len(sources) != count:
-        raise SiteOrderError(
-            f"site {norm.site.index} has {len(sources)} sources instead of {count}."
-        )
-    return sources, normed
 
 
 def _rms(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ The tokens are served as any request is, then the workers replay them (``inspect
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -17,25 +17,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from attnres_serve import settings
 from attnres_serve.compat import engine_config, openai_app, openai_server, requests
 from attnres_serve.depth.sites import Site, sites
+from attnres_serve.errors import SettingError
 from attnres_serve.inspect import answer as trace_answer
+from attnres_serve.inspect import edits as edit_lists
 from attnres_serve.inspect.answer import Trace
+from attnres_serve.inspect.edits import MOST, Count, Edit, TokenRange
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
+from attnres_serve.server.routes import replays
 
 GONE = 499  # status of an answer that nobody waits for
-
-Count = Annotated[int, Field(strict=True, ge=0)]
-
-
-class TokenRange(BaseModel):
-    """Positions from ``start`` up to, but not including, ``end``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    start: Count = 0
-    end: Count | None = Field(None, description="default: the end of the sequence")
+MOST_EDITED = 64  # tokens of an answer under edits, each of which is a replay
 
 
 class TraceRequest(BaseModel):
@@ -50,6 +44,12 @@ class TraceRequest(BaseModel):
     sites: list[Count] | None = Field(None, description="indices; default: all that mix")
     tokens: list[Count] | TokenRange | None = Field(
         None, description="positions in prompt and answer; default: all"
+    )
+    edits: list[Edit] = Field(
+        [], max_length=MOST, description="changes of what sites read, one after the other"
+    )
+    logprobs: Count | None = Field(
+        None, description="how many of the most probable tokens are named behind every token"
     )
 
     @model_validator(mode="after")
@@ -100,34 +100,52 @@ async def trace(body: TraceRequest, raw_request: Request):
 async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     state = raw_request.app.state
     client, policy = state.engine_client, openai_server.policy_of(state.args) or Policy()
-    every = await _traceable_sites(client)
+    places = await _sites(client)
     names = openai_app.served_names(state)
     if body.model is not None and body.model not in names:
         raise HTTPException(404, f"The model `{body.model}` does not exist.")
-    chosen = _chosen_sites(body.sites, every)
+    chosen = _chosen_sites(body.sites, [site for site in places if site.mixes])
     given = await _prompt(body, raw_request)
-    _check_length(client, policy, len(given), body.max_tokens)
-    positions = _positions(body, len(given))
-    _check_weights(policy, len(positions), chosen)
+    _check_length(client, policy, body, len(given))
+    length = len(given) + body.max_tokens
+    try:
+        positions = edit_lists.positions(body.tokens, length)
+        edits = await asyncio.to_thread(edit_lists.resolve, body.edits, places, length)
+    except SettingError as error:
+        raise HTTPException(400, str(error)) from None
+    _check_logprobs(client, body.logprobs)
+    _check_weights(policy, len(positions), chosen, body)
     ids = given
     if body.max_tokens:
         name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
         most = engine_config.longest_answer(client.vllm_config, body.max_tokens)
-        ids = given + await requests.generate(client, given, most, name)
+        answer = (
+            await replays.generate(state, client, given, most, edits)
+            if edits
+            else await requests.generate(client, given, most, name)
+        )
+        ids = given + answer
     positions = [position for position in positions if position < len(ids)]  # it may end early
-    wanted = [site.index for site in chosen]
-    found = dict.fromkeys(wanted, (b"", b""))
-    if positions:
-        found = await _replay(state, client, ids[: positions[-1] + 1], positions, wanted)
+    asked = replays.Asked(ids, positions, [site.index for site in chosen], body.logprobs)
+    found = await replays.replay(state, client, asked, edits)
     texts = requests.token_texts(client, [ids[at] for at in positions])
     head = trace_answer.head(body.model or names[0], ids, len(given), positions, texts)
-    pieces = [(site, *found[site.index]) for site in chosen]
+    head["edits"] = [edit.model_dump() for edit in body.edits]
+    if body.logprobs is not None:
+        plain = found
+        if edits:
+            plain = await replays.replay(state, client, asked._replace(sites=[]), [])
+        head["logprobs"] = {
+            "unedited": replays.predictions(client, asked, plain),
+            "edited": replays.predictions(client, asked, found) if edits else None,
+        }
+    pieces = [(site, *found.sites[site.index]) for site in chosen]
     content = await asyncio.to_thread(_encode, head, pieces, len(positions))
     return Response(content, media_type="application/json")
 
 
-async def _traceable_sites(client) -> list[Site]:
-    """The sites of the served model that mix.
+async def _sites(client) -> list[Site]:
+    """The sites of the served model.
 
     Raises:
         HTTPException: there are no traces on this server.
@@ -147,7 +165,7 @@ async def _traceable_sites(client) -> list[Site]:
             raise HTTPException(501, _capital(problem))
     if await requests.is_asleep(client):
         raise HTTPException(503, "The engine is asleep; wake it up first.")
-    return [site for site in sites(spec) if site.mixes]
+    return list(sites(spec))
 
 
 def _chosen_sites(wanted: list[int] | None, every: list[Site]) -> list[Site]:
@@ -185,67 +203,47 @@ async def _prompt(body: TraceRequest, raw_request: Request) -> list[int]:
     return ids
 
 
-def _positions(body: TraceRequest, given: int) -> list[int]:
-    """The positions that were asked for, ascending, in a sequence that ends as late as it may."""
-    length = given + body.max_tokens
-    if isinstance(body.tokens, list):
-        for position in body.tokens:
-            if position >= length:
-                raise HTTPException(
-                    400, f"There is no token {position}; the sequence has at most {length}."
-                )
-        return sorted(set(body.tokens))
-    chosen = body.tokens or TokenRange(start=0, end=None)
-    end = length if chosen.end is None else min(chosen.end, length)
-    if chosen.start >= end:
-        raise HTTPException(
-            400, f"The range of tokens is empty: from {chosen.start} to before {end}."
-        )
-    return list(range(chosen.start, end))
-
-
-def _check_length(client, policy: Policy, given: int, generated: int) -> None:
+def _check_length(client, policy: Policy, body: TraceRequest, given: int) -> None:
     """Refuse a sequence that may become too long."""
     limit, flag = min(
         (client.vllm_config.model_config.max_model_len, "--max-model-len"),
         (policy.max_trace_tokens, "--max-trace-tokens"),
     )
-    if given + generated > limit:
+    if given + body.max_tokens > limit:
         raise HTTPException(
             400,
             f"A traced sequence has at most {limit} tokens ({flag}); this one has {given} and "
-            f"max_tokens {generated}.",
+            f"max_tokens {body.max_tokens}.",
+        )
+    if body.edits and body.max_tokens > MOST_EDITED:
+        raise HTTPException(
+            400,
+            f"With `edits`, max_tokens is at most {MOST_EDITED}, because every token is a replay "
+            f"of its own; it is {body.max_tokens}.",
         )
 
 
-def _check_weights(policy: Policy, tokens: int, chosen: list[Site]) -> None:
+def _check_logprobs(client, wanted: int | None) -> None:
+    config = client.vllm_config.model_config
+    limit = config.get_vocab_size() if config.max_logprobs == -1 else config.max_logprobs
+    if wanted is not None and wanted > limit:
+        raise HTTPException(
+            400, f"logprobs is {wanted}; this server names at most {limit} (--max-logprobs)."
+        )
+
+
+def _check_weights(policy: Policy, tokens: int, chosen: list[Site], body: TraceRequest) -> None:
     """Refuse an answer for too many tokens and sites; what counts is the numbers in it."""
-    limit, weights = policy.max_trace_weights, tokens * sum(site.num_sources for site in chosen)
-    if weights > limit:
+    named = (body.logprobs or 0) * (2 if body.edits else 1)
+    limit, weights = policy.max_trace_weights, sum(site.num_sources for site in chosen)
+    if tokens * (weights + named) > limit:
+        besides = f" and {named} logprobs" if named else ""
         raise HTTPException(
             400,
             f"A trace has at most {limit} weights (tokens x sites x their sources, "
-            f"--max-trace-weights); {tokens} tokens x {len(chosen)} sites have {weights}, so "
-            "choose some by `tokens` and `sites`.",
+            f"--max-trace-weights); {tokens} tokens x {len(chosen)} sites{besides} have "
+            f"{tokens * (weights + named)}, so choose some by `tokens` and `sites`.",
         )
-
-
-async def _replay(state, client, ids: list[int], positions: list[int], wanted: list[int]) -> dict:
-    """Per site the bytes of weights and RMS, from the workers.
-
-    One replay at a time, so that steps of other requests run between two of them.  A client that
-    goes away leaves the queue; a replay that runs goes on to its end, for it cannot be stopped.
-    """
-    lock: asyncio.Lock = state.attn_res_replays
-    await lock.acquire()
-    running = asyncio.ensure_future(
-        requests.ask_workers(client, "attn_res_trace", ids, positions, wanted)
-    )
-    running.add_done_callback(lambda _: lock.release())
-    problem, found = trace_answer.merged(await asyncio.shield(running))
-    if problem is not None:
-        raise HTTPException(500, _capital(problem))
-    return found
 
 
 def _encode(head: dict, pieces: list[tuple[Site, bytes, bytes]], rows: int) -> bytes:
@@ -260,14 +258,20 @@ def _sentence(errors) -> str:
         return f"{errors[0]}."
     if errors[0]["type"] == "json_invalid":
         return "The body is not valid JSON."
-    first = list(errors[0]["loc"][1:2])
+    first = _field(errors[0])
     said = [
-        error["msg"].removeprefix("Value error, ")
-        for error in errors
-        if list(error["loc"][1:2]) == first
+        error["msg"].removeprefix("Value error, ") for error in errors if _field(error) == first
     ]
     reasons = " or ".join(dict.fromkeys(said))
-    return f"{first[0]}: {reasons}." if first else f"{_capital(reasons)}."
+    return f"{first}: {reasons}." if first else f"{_capital(reasons)}."
+
+
+def _field(error: dict[str, Any]) -> str:
+    """The field that is meant, for example ``sites`` or ``edits[0].ban``."""
+    field, *below = error["loc"][1:] or ("",)
+    if field == "edits" and below:
+        return f"edits[{below[0]}]" + "".join(f".{name}" for name in below[1:2])
+    return str(field)
 
 
 def _capital(sentence: str) -> str:

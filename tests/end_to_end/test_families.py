@@ -4,11 +4,12 @@ A new family needs an entry in ``facts`` and no test of its own.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import edited_oracle
 import pytest
 import tiny_sites
 import torch
@@ -19,7 +20,9 @@ from jobs import engine_job, fresh_prompts, run_named
 
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHMS
+from attnres_serve.verify import oracle
 from attnres_serve.verify.rewritten import Rewritten
+from attnres_serve.verify.rewritten import model as rewritten
 
 pytestmark = pytest.mark.engine
 
@@ -34,6 +37,7 @@ CASES = {
 }
 CHOSEN = dict(zip(CASES, cycle(ALGORITHMS), strict=False))
 CHUNK = 96  # tokens of a step; a prompt is longer
+LONGEST = 190  # tokens of a prompt
 FAR = 1e-4  # float32 and float64 through eight sublayers; found was a tenth of it
 Run = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # job and result by case
 Traced = dict[int, tuple[torch.Tensor, torch.Tensor]]  # weights and magnitudes by site
@@ -44,6 +48,7 @@ def first_case(name: str) -> str:
 
 
 OF_KINDS = [first_case(name) for name in KINDS]
+EDITED = [first_case(name) for name in ("qwen3_moe", "kimi_linear")]
 JUDGED = [name for name in STOCK if FAMILIES[name].has_hf_class]
 OTHERS = [case for case in CASES if case not in OF_KINDS and CASES[case][0] in JUDGED]
 
@@ -52,14 +57,20 @@ def run_with_mixes(root: Path, cases: Iterable[str]) -> tuple[Path, Run]:
     """Serve random checkpoints of families, in one process: job and result by case."""
     random.seed()  # fresh prompts; a failure prints what it needs
     jobs = {}
-    for case in cases:
+    for case in dict.fromkeys(cases):
         name, changes = CASES[case]
         seed = random.randrange(10**6)
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
+        prompts, depth = fresh_prompts((7, LONGEST, 1)), tiny_sites.load(root / case).depth
+        edits = [edited_oracle.by_numbers(depth, edit) for edit in edits_of(depth, case)]
         jobs[case] = engine_job(
-            root / case, fresh_prompts((7, 190, 1)), CHOSEN[case], chunk=CHUNK, trace=True
+            root / case, prompts, CHOSEN[case], chunk=CHUNK, trace=True, edits=edits
         )
     return root, run_named(jobs, root / "run")
+
+
+def edits_of(depth: oracle.Model, case: str) -> list[edited_oracle.Edit]:
+    return edited_oracle.some(depth, LONGEST) if case in EDITED else []
 
 
 def chosen(request: pytest.FixtureRequest, parameter: str) -> list[str]:
@@ -102,16 +113,47 @@ def check_traced(wanted: Traced, off: Traced, trace: list[list[Any]]) -> None:
             assert ((torch.tensor(found) - own).abs() <= FAR + relative * own.abs() + reach).all()
 
 
-def traced(model: Rewritten, ids: list[int]) -> Traced:
+def traced(model: Rewritten, ids: list[int], edits: Sequence[edited_oracle.Edit] = ()) -> Traced:
     """Weights and magnitudes ``[tokens, sources]`` by site, of those that mix."""
-    run = model.run(ids, mix=model.mixed)
+    return of_run(model, edited_run(model, ids, edits), edits)
+
+
+def edited_run(
+    model: Rewritten, ids: list[int], edits: Sequence[edited_oracle.Edit]
+) -> rewritten.Run:
+    def mixed(site: int, stream: list[torch.Tensor]) -> torch.Tensor:
+        outputs = rewritten.Run(stream, stream[0]).outputs
+        return edited_oracle.mix(model.depth, edits, site, stream[0], outputs)[0]
+
+    return model.run(ids, mix=mixed if edits else model.mixed)
+
+
+def of_run(model: Rewritten, run: rewritten.Run, edits: Sequence[edited_oracle.Edit]) -> Traced:
     x, y = run.stream[0], run.outputs
     found = {}
     for site in range(len(y) + 1):
-        weights = model.depth.mix(site, x, y[:site])[1]
+        weights = edited_oracle.mix(model.depth, edits, site, x, y[:site])[1]
         if weights is not None:
             found[site] = weights, model.depth.sources(site, x, y[:site]).square().mean(-1).sqrt().T
     return found
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("case", EDITED)
+def test_an_edit_of_a_kind_is_the_float64_models(kinds_with_mixes, case):
+    """Weights downstream and the logprobs of the prompt, to the rounding of each."""
+    root, run = kinds_with_mixes
+    job, result = run[case]
+    model, ids = tiny_sites.load(root / case), max(job["prompts"], key=len)
+    edits = edits_of(model.depth, case)
+    runs = [edited_run(one, ids, edits) for one in (model, rounded(model))]
+    check_traced(*(of_run(model, one, edits) for one in runs), result["edited"])
+    following = torch.tensor(ids[1:])[:, None]
+    own, off = (one.logits.log_softmax(-1)[:-1].gather(1, following)[:, 0] for one in runs)
+    found = torch.tensor(result["following"])
+    assert ((found - own).abs() <= 5 * FAR + EVERYWHERE * (off - own).abs()).all()
+    plain = model.run(ids, mix=model.mixed).logits.log_softmax(-1)[:-1].gather(1, following)[:, 0]
+    assert (plain - own).abs().max() > 0.1  # the edit matters
 
 
 def record_exact(record_property, case: str) -> None:

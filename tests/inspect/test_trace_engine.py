@@ -1,5 +1,6 @@
 """Traces in engines that serve other requests meanwhile, against the float64 model.
 
+Every trace is taken with edits and without: an edit reaches no request and no other trace.
 Chunked prefill, prefix caching and batches are on in all of them; the traced prompt is longer than
 a chunk, and one of those that are served.
 """
@@ -8,15 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from edited_oracle import by_numbers, evaluate, some
 from jobs import fresh_prompts, run_trace_jobs
 from serving import GOLDENS
-from trace_cases import FAR, wanted
+from trace_cases import FAR, LOGPROBS, wanted
 
 from attnres_serve.verify.oracle import load
 
 pytestmark = pytest.mark.engine
 
 CHUNK = 32
+LENGTH = 150  # of the prompt that is traced
 BLOCK = "fla_transformer_block"
 LAYERS, IN_MID_BLOCK = 5, 3  # of the first stage
 TWO = {"distributed_executor_backend": "mp"}
@@ -37,13 +40,15 @@ JOBS = [
 
 
 def job(golden: str, algorithm: str, backend: str, mode: str, env=None, **options) -> dict:
+    model = load(GOLDENS / golden)
     return {
         "checkpoint": str(GOLDENS / golden),
-        "prompts": fresh_prompts((150, 5, 25)),  # the KV cache has blocks of 128 tokens
+        "prompts": fresh_prompts((LENGTH, 5, 25)),  # the KV cache has blocks of 128 tokens
         "algorithm": algorithm,
         "backend": backend,
         "mode": mode,
         "chunk": CHUNK,
+        "edits": [by_numbers(model, edit) for edit in some(model, LENGTH)],
         "options": options,
         "env": env or {},
     }
@@ -53,17 +58,12 @@ def check(jobs: list[dict], folder: Path, **env: str) -> None:
     """Run the jobs in one process; every trace, and every answer beside it, is right."""
     for asked, result in zip(jobs, run_trace_jobs(jobs, folder, **env), strict=True):
         model, ids = load(Path(asked["checkpoint"])), asked["prompts"][0]
-        weights, rms = wanted(model, ids)
-        assert len(result["traces"]) == 5
-        for trace in result["traces"]:
-            assert [index for index, *_ in trace] == list(range(len(weights)))
-            for index, own, size in trace:
-                torch.testing.assert_close(
-                    torch.tensor(own).double(), weights[index], atol=FAR, rtol=0
-                )
-                torch.testing.assert_close(
-                    torch.tensor(size).double(), rms[index], atol=FAR, rtol=FAR
-                )
+        close(result["traces"], *wanted(model, ids))
+        weights, rms, logprobs = evaluate(model, ids, some(model, LENGTH))
+        close(result["edited"], weights, rms)
+        following = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        found = torch.tensor(result["following"]).double()
+        torch.testing.assert_close(found, following, atol=LOGPROBS, rtol=0)
         answers = [model.greedy(prompt, 8)[0] for prompt in asked["prompts"]]
         assert result["answers"] == [answers] * 2
         assert result["cached"][1] > 0
@@ -72,6 +72,16 @@ def check(jobs: list[dict], folder: Path, **env: str) -> None:
             compiled,
             not compiled,
         )
+
+
+def close(traces: list, weights: list[torch.Tensor], rms: list[torch.Tensor]) -> None:
+    """All of them have these weights and magnitudes."""
+    assert len(traces) == 5
+    for trace in traces:
+        assert [index for index, *_ in trace] == list(range(len(weights)))
+        for index, own, size in trace:
+            torch.testing.assert_close(torch.tensor(own).double(), weights[index], atol=FAR, rtol=0)
+            torch.testing.assert_close(torch.tensor(size).double(), rms[index], atol=FAR, rtol=FAR)
 
 
 def test_beside_other_requests(tmp_path):

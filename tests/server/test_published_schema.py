@@ -36,7 +36,14 @@ ROUTES = {
     ("GET", "/ready"): {},
     ("GET", "/v1/attn_res"): {},
     ("GET", "/v1/models/{name}"): {"path_parameters": {"name": "demo"}},
-    ("POST", "/v1/attn_res/trace"): {"body": {"prompt": "import os", "max_tokens": 2}},
+    ("POST", "/v1/attn_res/trace"): {
+        "body": {
+            "prompt": "import os",
+            "max_tokens": 2,
+            "logprobs": 2,
+            "edits": [{"sites": [3], "mean": True}],
+        }
+    },
     ("POST", "/v1/completions"): {"body": {"prompt": "import os", "logprobs": 1}},
     ("POST", "/v1/chat/completions"): {
         "body": {"messages": [{"role": "user", "content": "import os"}]}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edited_oracle import evaluate, greedy
 from fastapi import FastAPI
 from jobs import fresh_prompts
 from serving import GOLDENS
@@ -28,7 +29,7 @@ from attnres_serve.inspect import answer as trace_answer
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.endpoints import EndpointPlugin
-from attnres_serve.server.routes import info, trace
+from attnres_serve.server.routes import info, replays, trace
 from attnres_serve.verify import oracle
 from attnres_serve.worker import WorkerExtension
 
@@ -52,6 +53,7 @@ class Client:
         self.calls: list[str] = []
         self.generated = 0
         self.names: list[str] = []
+        self.end: int | None = None
 
     async def collective_rpc(self, method: str, args: tuple = ()) -> list[Any]:
         self.calls.append(method)
@@ -78,7 +80,7 @@ class Client:
         pass
 
     def get_tokenizer(self):
-        return SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
+        return SimpleNamespace(decode=lambda ids: f"<{ids[0]}>", eos_token_id=self.end)
 
 
 class Tokenization:
@@ -205,6 +207,119 @@ def test_generated_tokens_are_traced_as_well(app):
     assert nothing["tokens"] == nothing["sites"][0]["weights"] == []
 
 
+EDITS = [
+    {"sites": [3, 4], "sources": ["embedding"], "tokens": [2, 3, 9], "ban": True},
+    {"sites": [4], "sources": ["block 1"], "tokens": {"start": 1, "end": 8}, "scale": 0.5},
+    {"sites": ["mlp 3"], "sources": ["block 1", "embedding"], "weights": [0.75, 0.25]},
+]
+
+
+def written_out(edits: list[dict], length: int) -> list[dict]:
+    """The edits as ``edited_oracle`` takes them."""
+    found = []
+    for edit in edits:
+        tokens = edit.get("tokens") or {}
+        if isinstance(tokens, dict):
+            tokens = list(range(tokens.get("start", 0), tokens.get("end", length)))
+        sites = [7 if site == "mlp 3" else site for site in edit["sites"]]
+        found.append(edit | {"tokens": tokens, "sites": sites})
+    return found
+
+
+@pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)
+def test_edits(folder):
+    """Weights and logprobs, with the edits and without, against the float64 model."""
+    (ids,) = fresh_prompts((15,))
+    app, model = app_of(Client(folder)), oracle.load(folder)
+    found = app.post(URL, json={"prompt": ids, "edits": EDITS, "logprobs": 3, "tokens": [2, 9, 14]})
+    found = found.raise_for_status().json()
+    assert [{k: v for k, v in edit.items() if v is not None} for edit in found["edits"]] == [
+        edit | ({"tokens": {"start": 1, "end": 8}} if "scale" in edit else {}) for edit in EDITS
+    ]
+    weights, rms, logprobs = evaluate(model, ids, written_out(EDITS, len(ids)))
+    for site in found["sites"]:
+        own = weights[site["index"]][[2, 9, 14]].numpy()
+        np.testing.assert_allclose(site["weights"], own, atol=1e-4)
+        np.testing.assert_allclose(site["rms"], rms[site["index"]][[2, 9, 14]], rtol=1e-4)
+        entropy = -(own * np.log(np.where(own > 0, own, 1))).sum(-1)
+        np.testing.assert_allclose(site["entropy"], entropy, atol=1e-4)
+    for name, table in (("edited", logprobs), ("unedited", evaluate(model, ids, [])[2])):
+        rows = found["logprobs"][name]
+        assert [row["position"] for row in rows] == [2, 9, 14]
+        for row in rows:
+            own = table[row["position"]]
+            assert [token["id"] for token in row["top"]] == own.topk(3).indices.tolist()
+            assert [token["text"] for token in row["top"]] == [
+                f"<{token['id']}>" for token in row["top"]
+            ]
+            named = [token["logprob"] for token in row["top"]]
+            np.testing.assert_allclose(named, own.topk(3).values, atol=5e-4)
+            if row["position"] == 14:
+                assert row["next"] is None
+            else:
+                np.testing.assert_allclose(row["next"], own[ids[row["position"] + 1]], atol=5e-4)
+
+
+def test_an_edit_of_nothing_is_no_edit(app):
+    """To the bit, and a trace after an edited one is as before."""
+    asked = {"prompt": fresh_prompts((21,))[0], "logprobs": 4}
+    plain = app.post(URL, json=asked).raise_for_status().json()
+    assert plain["edits"] == [] and plain["logprobs"]["edited"] is None
+    for nothing in ({"scale": 1}, {"sites": ["attention 0"], "mean": True}):
+        found = app.post(URL, json=asked | {"edits": [nothing]}).raise_for_status().json()
+        assert found["sites"] == plain["sites"]
+        assert found["logprobs"]["edited"] == found["logprobs"]["unedited"]
+        assert found["logprobs"]["unedited"] == plain["logprobs"]["unedited"]
+    other = app.post(URL, json=asked | {"edits": [{"mean": True}]}).raise_for_status().json()
+    assert other["logprobs"]["edited"] != plain["logprobs"]["unedited"]
+    assert other["logprobs"]["unedited"] == plain["logprobs"]["unedited"]
+    assert app.post(URL, json=asked).json() == plain
+
+
+def test_an_answer_under_edits(client):
+    """It is the float64 model's, ends at the end of text, and the engine generates nothing."""
+    app, model = app_of(client), oracle.load(BLOCK)
+    (ids,) = fresh_prompts((9,))
+    edits = [{"sources": ["block 1"], "ban": True, "sites": [4, 6, 8]}]
+    asked = {"prompt": ids, "max_tokens": 5, "edits": edits, "logprobs": 1}
+    found = app.post(URL, json=asked).raise_for_status().json()
+    answer = greedy(model, ids, written_out(edits, 14), 5)
+    assert [token["id"] for token in found["tokens"]] == ids + answer
+    assert (found["prompt_tokens"], found["total_tokens"], client.generated) == (9, 14, 0)
+    own = found["logprobs"]["edited"][8:]
+    assert [row["top"][0]["id"] for row in own[:-1]] == answer
+    np.testing.assert_allclose(
+        [row["next"] for row in own[:-1]], [row["top"][0]["logprob"] for row in own[:-1]]
+    )
+    client.end = answer[1]
+    found = app.post(URL, json=asked).raise_for_status().json()
+    assert [token["id"] for token in found["tokens"]] == ids + answer[
+        : answer.index(client.end) + 1
+    ]
+
+
+def test_logprobs_are_bounded(app, client):
+    body = {"prompt": [3] * 4, "logprobs": 20, "sites": [0], "edits": [{"scale": 1}]}
+    app.post(URL, json=body).raise_for_status()
+    assert "at most 20 (--max-logprobs)" in refused(app, 400, **body | {"logprobs": 21})
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=4 * 41)
+    app.post(URL, json=body).raise_for_status()
+    said = refused(app, 400, **body | {"prompt": [3] * 5})
+    assert "5 tokens x 1 sites and 40 logprobs have 205" in said
+    client.vllm_config.model_config.max_logprobs = -1
+    assert "at most 320 (--max-logprobs)" in refused(app, 400, **body | {"logprobs": 321})
+
+
+def test_an_edit_of_a_final_norm_that_does_not_mix():
+    """The sites that feed sublayers can be edited, and it is not among all of them."""
+    app = app_of(Client(CUMULATIVE))
+    last = len(oracle.load(CUMULATIVE).spec.layout)
+    for site in ("final", last):
+        said = refused(app, 400, prompt=[3], edits=[{"sites": [site], "mean": True}])
+        assert f"site {last} (the final norm) of this model mixes no sources" in said
+    app.post(URL, json={"prompt": [3], "edits": [{"mean": True}]}).raise_for_status()
+
+
 @pytest.mark.parametrize("way", ["--override-generation-config", "--generation-config"])
 def test_an_answer_is_as_long_as_the_generation_config_allows(app, client, tmp_path, way):
     """As those of vLLM's routes are; the checkpoint's own is a default there, not a bound."""
@@ -225,6 +340,11 @@ def test_an_answer_is_as_long_as_the_generation_config_allows(app, client, tmp_p
 def test_text_and_chat(app, asked):
     found = app.post(URL, json=asked | {"model": "demo", "sites": [0]}).json()
     assert [token["id"] for token in found["tokens"]] == TEXT["hello"]
+
+
+def edit(**fields: Any) -> dict[str, Any]:
+    """A request of one edit."""
+    return {"prompt": [3], "edits": [fields]}
 
 
 @pytest.mark.parametrize(
@@ -249,6 +369,49 @@ def test_text_and_chat(app, asked):
         ({"prompt": [3], "tokens": {"start": 1}}, "range of tokens is empty"),
         ({"prompt": [3], "tokens": {"from": 1}}, "tokens: "),
         ({"prompt": [3], "site": [1]}, "site: Extra inputs are not permitted"),
+        ({"prompt": [3], "logprobs": -1}, "logprobs: "),
+        (edit(), "edits[0]: give exactly one of `ban`, `force`, `weights`, `mean`, `scale`"),
+        (edit(ban=True, mean=True), "edits[0]: give exactly one of"),
+        (edit(ban=False), "edits[0].ban: Input should be True"),
+        (edit(scale=1e4), "edits[0].scale: Input should be less than or equal to 1000"),
+        (edit(weights=[-1, 2]), "edits[0].weights: Input should be greater than or equal to 0"),
+        (edit(mean=True, site=3), "edits[0].site: Extra inputs are not permitted"),
+        (edit(mean=True, sites=[11]), "edits[0].sites: there is no site 11; this model's are 0"),
+        (edit(mean=True, sites=["mlp 9"]), "there is no site mlp 9"),
+        (edit(mean=True, sites=[]), "edits[0].sites is empty"),
+        (edit(mean=True, sources=[]), "edits[0].sources is empty"),
+        (edit(mean=True, sources=["partial", "partial"]), "sources names a source twice"),
+        (
+            edit(mean=True, sites=[3, 8], sources=["block 2"]),
+            "edits[0].sources: site 3 (the MLP of layer 1) does not read block 2; it reads",
+        ),
+        (edit(mean=True, sources=["block 9"]), "edits[0]: no site of this model reads block 9"),
+        (edit(mean=True, tokens=[1]), "edits[0].tokens: there is no token 1; the sequence has"),
+        (edit(mean=True, tokens={"start": 1}), "edits[0].tokens: the range of tokens is empty"),
+        (edit(ban=True), "edits[0].ban needs `sources`"),
+        (edit(force=True), "edits[0].force needs exactly one of the sources"),
+        (edit(force=True, sources=["embedding", "partial"]), "needs exactly one of the sources"),
+        (edit(weights=[0.5, 0.4]), "edits[0].weights have the sum 0.9; expected 1"),
+        (edit(weights=[0.5, 0.5], sites=[0]), "weights has 2 numbers for 1 sources of site 0"),
+        (
+            edit(ban=True, sites=[0], sources=["embedding"]),
+            "edits[0] leaves site 0 (the attention of layer 0) no source at token 0; leave at",
+        ),
+        (
+            {
+                "prompt": [3] * 9,
+                "edits": [
+                    {"sites": [3], "sources": ["embedding"], "force": True, "tokens": [4, 5]},
+                    {"sites": [3], "sources": ["embedding"], "ban": True, "tokens": [5, 6]},
+                ],
+            },
+            "edits[1] leaves site 3 (the MLP of layer 1) no source at token 5",
+        ),
+        ({"prompt": [3], "edits": [{"mean": True}] * 65}, "edits: List should have at most 64"),
+        (
+            {"prompt": [3], "edits": [{"mean": True}], "max_tokens": 65},
+            "With `edits`, max_tokens is at most 64",
+        ),
     ],
     ids=str,
 )
@@ -365,9 +528,8 @@ def test_the_engine_knows_a_trace_by_its_request_id(app, client):
 
 
 def test_a_worker_that_fails_is_an_error(app, client, monkeypatch):
-    monkeypatch.setattr(
-        WorkerExtension, "attn_res_trace", lambda *_: {"problem": "the test says no.", "sites": []}
-    )
+    answer = {"problem": "the test says no.", "sites": [], "predicted": None}
+    monkeypatch.setattr(WorkerExtension, "attn_res_trace", lambda *_: answer)
     assert refused(app, 500, prompt=[3]) == "The test says no."
 
 
@@ -397,13 +559,15 @@ def test_one_replay_at_a_time_and_none_for_who_left():
         most = max(most, running)
         await asyncio.sleep(0.02)
         running -= 1
-        return [{"problem": None, "sites": [[0, b"w", b"r"]]}]
+        return [{"problem": None, "sites": [[0, b"w", b"r"]], "predicted": None}]
 
-    async def main() -> dict:
+    async def main() -> trace_answer.Found:
         state = SimpleNamespace(attn_res_replays=asyncio.Lock())
         client = SimpleNamespace(collective_rpc=collective_rpc)
         asked = [
-            asyncio.ensure_future(trace._replay(state, client, [number], [0], [0]))
+            asyncio.ensure_future(
+                replays.replay(state, client, replays.Asked([number], [0], [0]), [])
+            )
             for number in range(3)
         ]
         await asyncio.sleep(0.01)
@@ -413,7 +577,7 @@ def test_one_replay_at_a_time_and_none_for_who_left():
         assert not state.attn_res_replays.locked()
         return answer
 
-    assert asyncio.run(main()) == {0: (b"w", b"r")}
+    assert asyncio.run(main()).sites == {0: (b"w", b"r")}
     assert begun == [0, 2] and most == 1
 
 

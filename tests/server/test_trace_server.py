@@ -8,10 +8,15 @@ from contextlib import closing
 from http.client import HTTPConnection
 
 import httpx
+import numpy as np
 import pytest
+import torch
+from edited_oracle import evaluate, greedy
 from faults import find, metrics, until, value
+from goldens import ASK
 from openai import OpenAI
 from serving import DEMO, running_demo
+from trace_cases import FAR, LOGPROBS
 from trace_http import URL, check, others, trace
 
 from attnres_serve import cli
@@ -56,6 +61,32 @@ def test_beside_other_requests(server, model):
         check(one, model)
 
 
+def test_edits_beside_other_requests(server, model):
+    """Weights, logprobs and answer of edited traces; what runs beside them is as ever."""
+    ids = [token["id"] for token in trace(server, prompt=TEXT, sites=[])["tokens"]]
+    edits = [{"sites": [9, 16], "sources": ["block 1"], "tokens": [*range(4, 90)], "ban": True}]
+    asked = {"prompt": ids, "edits": edits, "logprobs": 2}
+    prompts = [[3 + number] * (5 + 40 * number) for number in range(3)]
+    with others(server, prompts) as answers:
+        found = [trace(server, **asked, max_tokens=number) for number in (0, 3)]
+        check(trace(server, prompt=ids), model)
+    for prompt, given in zip(prompts, answers, strict=True):
+        (text,) = {answer["text"] for answer in given}
+        assert text == server.complete(prompt, **ASK)["choices"][0]["text"]
+    for one in found:
+        every = [token["id"] for token in one["tokens"]]
+        assert every[: len(ids)] == ids
+        assert every[len(ids) :] == greedy(model, ids, edits, len(every) - len(ids))
+        weights, _, logprobs = evaluate(model, every, edits)
+        for site, own in zip(one["sites"], weights, strict=True):
+            np.testing.assert_allclose(site["weights"], own, atol=FAR)
+        for name, table in (("edited", logprobs), ("unedited", model.logprobs(every))):
+            rows = one["logprobs"][name][:-1]
+            own = table[:-1].gather(1, torch.tensor(every[1:])[:, None])[:, 0]
+            np.testing.assert_allclose([row["next"] for row in rows], own, atol=LOGPROBS)
+    assert len(found[1]["tokens"]) == len(ids) + 3
+
+
 def test_chat(server, model):
     messages = [{"role": "user", "content": "def add(a, b):"}]
     found = trace(server, model="demo", messages=messages)
@@ -77,6 +108,11 @@ def test_only_with_the_key(server):
         (400, {"prompt": [3] * 513}, "at most 512 tokens"),
         (400, {"prompt": [3] * 510}, "at most 29000 weights"),
         (400, {"prompt": [3], "sites": [999]}, "no site 999"),
+        (
+            400,
+            {"prompt": [3], "edits": [{"sources": ["block 1"], "ban": True, "sites": [0]}]},
+            "block 1",
+        ),
         (400, {"messages": [{"role": "user", "content": 5}]}, "messages"),
         (400, {}, "exactly one of"),
         (404, {"prompt": [3], "model": "nope"}, "nope"),
@@ -130,15 +166,15 @@ def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
     assert json.loads(out.read_text()) == trace(server, prompt=TEXT, max_tokens=3)
 
 
-def test_the_example_of_the_documentation(server):
-    """The trace of docs/use/inspect.md, word for word but for the address and the key."""
+def test_the_examples_of_the_documentation(server):
+    """The traces of docs/use/inspect.md, word for word but for the address and the key."""
     page = (ROOT / "docs" / "use" / "inspect.md").read_text()
-    (curl,) = re.findall(
-        r"```bash\n(curl http://127.0.0.1:8000/v1/attn_res/trace.*?)```", page, re.S
-    )
+    curls = re.findall(r"```bash\n(curl http://127.0.0.1:8000/v1/attn_res/trace.*?)```", page, re.S)
     key = f"-H 'Authorization: Bearer {KEY}' -H"
-    done = run(["bash", "-c", at(server, curl).replace("-H", key, 1)])
-    assert '"kind": "mlp"' in done and '"index": 4' in done
+    edited, plain = (run(["bash", "-c", at(server, curl).replace("-H", key, 1)]) for curl in curls)
+    assert '"kind": "mlp"' in plain and '"index": 4' in plain
+    both = json.loads(edited)["logprobs"]
+    assert both["edited"] and both["edited"] != both["unedited"]
 
 
 def test_a_trace_whose_engine_dies_fails(server):

@@ -9,12 +9,18 @@ from in_process import load, vllm_config, with_caches
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 
+from attnres_serve.depth.sites import sites
 from attnres_serve.inspect import record as recording
+from attnres_serve.inspect.answer import NONE
+from attnres_serve.inspect.edits import Edit, resolve
+from attnres_serve.inspect.predict import Predictions
+from attnres_serve.model.config import spec_of
 from attnres_serve.verify import oracle
 
 # Two evaluations, float32 and float64, through up to twelve sublayers with gains of one to three;
 # what was found is a twentieth of it.
 FAR = 1e-4
+LOGPROBS = 5e-4  # the same through the head
 BLOCKS = 8  # of a cache, a sequence of 256 tokens and some more
 
 
@@ -63,3 +69,26 @@ def check(
         torch.testing.assert_close(own.double(), weights[index][rows], atol=FAR, rtol=0)
         torch.testing.assert_close(size.double(), rms[index][rows], atol=FAR, rtol=FAR)
         assert (own.sum(-1) - 1).abs().max() < 1e-5
+
+
+def edited_record(
+    worker: SimpleNamespace, ids: Sequence[int], asked: Sequence[dict], top: int = 5
+) -> tuple[dict[int, recording.SiteTrace], tuple[Tensor, Tensor, Tensor]]:
+    """All traces of an edited replay, and what it predicts: `top` tokens and their logprobs,
+    ``[tokens, top]`` each, and the logprobs ``[tokens]`` of the tokens that follow."""
+    spec = spec_of(worker.vllm_config.model_config.hf_config)
+    edits = resolve([Edit.model_validate(edit) for edit in asked], sites(spec), len(ids))
+    predictions = Predictions(range(len(ids)), [*ids[1:], NONE], top)
+    every = range(spec.num_sublayers + 1)
+    found = record(worker, ids, range(len(ids)), every, edits, predictions)
+    return found, unpacked(predictions.packed(), len(ids))
+
+
+def unpacked(packed: Sequence[bytes], rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``Predictions.packed`` holds."""
+    kinds = torch.int64, torch.float32, torch.float32
+    parts = [
+        torch.frombuffer(bytearray(part), dtype=kind)
+        for part, kind in zip(packed, kinds, strict=True)
+    ]
+    return parts[0].view(rows, -1), parts[1].view(rows, -1), parts[2]

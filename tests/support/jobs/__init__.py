@@ -3,7 +3,7 @@
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ def engine_job(
     reload: Path | None = None,
     chunk: int = 0,
     trace: bool = False,
+    edits: Sequence[Any] = (),
     workaround: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def engine_job(
         "lora": lora and str(lora),
         "reload": reload and str(reload),
         "trace": trace,
+        "edits": list(edits),
         "workaround": workaround,
         "env": {},
     }

@@ -3,9 +3,9 @@
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
 model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
 lora: folder of an adapter or nothing, reload: folder whose weights take the place of the
-checkpoint's or nothing, trace: whether the longest prompt is traced, workaround: for a plain vLLM
-that is wrong without, as module:function of ours or of the tests, or nothing, env: environment
-variables}.
+checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another trace of
+it, as workers take them, workaround: for a plain vLLM that is wrong without, as module:function of
+ours or of the tests, or nothing, env: environment variables}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, and what the
 counters say: ours, and where ``disable_log_stats`` is false vLLM's.  The engine lives in this
 process, so that a tiny checkpoint costs seconds.
@@ -62,9 +62,9 @@ def unpack(request) -> dict[str, Any]:
     }
 
 
-def trace(llm, ids: list[int]) -> list[list[Any]]:
-    """Index, weights and RMS of every site."""
-    asked = ids, list(range(len(ids))), list(range(10**3))
+def trace(llm, ids: list[int], edits: list[Any] | None = None) -> list[list[Any]]:
+    """Index, weights and RMS of every site, read as ``edits`` say."""
+    asked = ids, list(range(len(ids))), list(range(10**3)), edits or []
     found = []
     for worker in llm.collective_rpc("attn_res_trace", args=asked):
         assert worker["problem"] is None, worker["problem"]
@@ -72,6 +72,15 @@ def trace(llm, ids: list[int]) -> list[list[Any]]:
             tables = [np.frombuffer(x, np.float32).reshape(len(ids), -1).tolist() for x in both]
             found.append([index, *tables])
     return sorted(found)
+
+
+def logprobs(llm, ids: list[int], edits: list[Any]) -> list[float]:
+    """The logprobs of the tokens of a sequence but the first, read as ``edits`` say."""
+    asked = ids, list(range(len(ids))), [], edits, ([*ids[1:], -1], 1)
+    workers = llm.collective_rpc("attn_res_trace", args=asked)
+    assert not any(worker["problem"] for worker in workers)
+    (packed,) = (worker["predicted"] for worker in workers if worker["predicted"])
+    return np.frombuffer(packed[2], np.float32)[:-1].tolist()
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +124,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["trace"]:
         assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
         result["trace"] = trace(llm, longest)
+        result["edited"] = trace(llm, longest, job["edits"])
+        result["following"] = logprobs(llm, longest, job["edits"])
     if job["algorithm"]:
         every_worker = llm.collective_rpc("attn_res_executed")
         passes = every_worker[0]

@@ -1,9 +1,10 @@
 """Trace in an engine that serves others meanwhile: ``python trace_jobs.py JOBS RESULTS``.
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm, backend,
-chunk: tokens per step, options: further ones of ``vllm.LLM``, env: environment variables}; the
-first prompt is traced: before it was ever served, while all of them are being served, and when it
-comes from the prefix cache.  Its result holds those traces, the greedy answers and the counters.
+chunk: tokens per step, edits: as workers take them, options: further ones of ``vllm.LLM``, env:
+environment variables}; the first prompt is traced: before it was ever served, while all of them are
+being served, and when it comes from the prefix cache, each time with the edits first.  Its result
+holds those traces, the logprobs of the last edited one, the greedy answers and the counters.
 """
 
 import gc
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine import trace
+from engine import logprobs, trace
 
 NEW_TOKENS = 8
 AT_STEPS = (2, 5, 9)  # in the prefill of the first prompt, and in decode
@@ -43,7 +44,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     )
     assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
     passes = llm.collective_rpc("attn_res_executed")
-    traces = [trace(llm, job["prompts"][0])]
+    asked, edits = job["prompts"][0], job["edits"]
+    edited = [trace(llm, asked, edits)]
+    traces = [trace(llm, asked)]
     assert llm.collective_rpc("attn_res_executed") == passes  # a replay is none that serves
     greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     engine, answers, cached, steps = llm.llm_engine, [], [], 0
@@ -58,15 +61,20 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             steps += 1
             if steps in AT_STEPS:
                 assert len(done) < len(job["prompts"])
-                traces.append(trace(llm, job["prompts"][0]))
+                edited.append(trace(llm, asked, edits))
+                traces.append(trace(llm, asked))
         ended = [done[f"{turn}-{number}"] for number in range(len(job["prompts"]))]
         answers.append([list(output.outputs[0].token_ids) for output in ended])
         cached.append(max(output.num_cached_tokens or 0 for output in ended))
-    traces.append(trace(llm, job["prompts"][0]))
+    edited.append(trace(llm, asked, edits))
+    traces.append(trace(llm, asked))
     (passes,) = {json.dumps(worker) for worker in llm.collective_rpc("attn_res_executed")}
+    following = logprobs(llm, asked, edits)
     llm.llm_engine.engine_core.shutdown()
     return {
         "traces": traces,
+        "edited": edited,
+        "following": following,
         "answers": answers,
         "cached": cached,
         "executed": json.loads(passes)[job["algorithm"]],

@@ -1,0 +1,267 @@
+"""Edits of depth attention: what a request says, and the same by numbers of sites and sources.
+
+An edit acts on the logits of a site's sources, before their softmax.  So edits of one site and
+token are applied one after the other, in the order in which they are given.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from attnres_serve.depth.layout import FINAL
+from attnres_serve.depth.sites import Site, source_names
+from attnres_serve.errors import SettingError
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Factor = Annotated[float, Field(ge=-1000, le=1000)]  # no logit of float32 becomes infinite by it
+
+MOST = 64  # edits of one request
+KINDS = ("ban", "force", "weights", "mean", "scale")
+EACH = ("ban", "scale")  # what they do to a source needs no other source
+SUM_IS_ONE = 1e-4  # weights of a trace have six digits, and there may be a hundred of them
+
+
+class TokenRange(BaseModel):
+    """Positions from ``start`` up to, but not including, ``end``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: Count = 0
+    end: Count | None = Field(None, description="default: the end of the sequence")
+
+
+class Edit(BaseModel):
+    """A change of what sites read, by exactly one of the last five fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sites: list[Count | str] | None = Field(
+        None,
+        description="indices; a kind (`mlp`), a kind and its layer (`mlp 3`), or `final`; default: "
+        "all at which it is possible",
+    )
+    sources: list[str] | None = Field(
+        None, description="as a trace names them: embedding, block 1, ..., partial; default: all"
+    )
+    tokens: list[Count] | TokenRange | None = Field(
+        None, description="positions in prompt and answer; default: all"
+    )
+    ban: Literal[True] | None = Field(None, description="the sources have weight 0")
+    force: Literal[True] | None = Field(None, description="the one source has weight 1")
+    weights: list[Share] | None = Field(
+        None, description="the weight of each of the sources; any other one has 0"
+    )
+    mean: Literal[True] | None = Field(
+        None, description="the sources have equal weights, any other one has 0"
+    )
+    scale: Factor | None = Field(None, description="factor of the logits of the sources")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Edit":
+        if len(self._kinds()) != 1:
+            raise ValueError(f"give exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}")
+        return self
+
+    def _kinds(self) -> list[str]:
+        return [kind for kind in KINDS if getattr(self, kind) is not None]
+
+    @property
+    def kind(self) -> str:
+        """One of ``KINDS``."""
+        return self._kinds()[0]
+
+
+class Resolved(NamedTuple):
+    """An edit by numbers, in a form that goes to workers.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        runs: ascending ``[begin, end)`` of the tokens' positions.
+        values: the weights, in the order of a site's sources below; the scale alone; or nothing.
+        sites: of each the index, and the numbers of its sources.
+    """
+
+    kind: str
+    runs: list[tuple[int, int]]
+    values: list[float]
+    sites: list[tuple[int, list[int]]]
+
+
+def resolve(edits: Sequence[Edit], sites: Sequence[Site], length: int) -> list[Resolved]:
+    """The edits by numbers.
+
+    Args:
+        edits: as they are asked for.
+        sites: those of the model, the final one also where it does not mix.
+        length: the most tokens that the sequence may have.
+
+    Raises:
+        SettingError: an edit is impossible; the sentence names it.
+    """
+    found = [_resolve(edit, f"edits[{at}]", sites, length) for at, edit in enumerate(edits)]
+    _require_a_source(found, sites, length)
+    return found
+
+
+def _resolve(edit: Edit, name: str, sites: Sequence[Site], length: int) -> Resolved:
+    runs = _runs(positions(edit.tokens, length, f"{name}.tokens: "))
+    sources = edit.sources
+    if sources is not None and len(set(sources)) < len(sources):
+        raise SettingError(f"{name}.sources names a source twice; name each once.")
+    if sources == []:
+        raise SettingError(f"{name}.sources is empty; name a source, or leave it out for all.")
+    if edit.kind == "force" and len(sources or ()) != 1:
+        raise SettingError(f"{name}.force needs exactly one of the sources; name it in `sources`.")
+    if edit.kind == "ban" and sources is None:
+        raise SettingError(f"{name}.ban needs `sources`: no site can do without all of its own.")
+    values = _values(edit, name)
+    if edit.sites is None:
+        chosen = _possible(edit, [site for site in sites if site.mixes])
+        if not chosen:
+            raise SettingError(f"{name}: no site of this model reads {_listed(sources)} so.")
+    else:
+        chosen = [(site, _columns(site, sources, name)) for site in _sites(edit.sites, name, sites)]
+    for site, columns in chosen:
+        if edit.weights is not None and len(columns) != len(values):
+            raise SettingError(
+                f"{name}.weights has {len(values)} numbers for {len(columns)} sources of site "
+                f"{site.index}; give one for each."
+            )
+    return Resolved(edit.kind, runs, values, [(site.index, columns) for site, columns in chosen])
+
+
+def _values(edit: Edit, name: str) -> list[float]:
+    if edit.scale is not None:
+        return [edit.scale]
+    values = edit.weights or []
+    if edit.weights is not None and abs(sum(values) - 1) > SUM_IS_ONE:
+        raise SettingError(f"{name}.weights have the sum {sum(values):.6g}; expected 1.")
+    return list(values)
+
+
+def _possible(edit: Edit, mixing: list[Site]) -> list[tuple[Site, list[int]]]:
+    """The sites at which an edit is possible that names none, with the numbers of its sources."""
+    found = []
+    for site in mixing:
+        names = source_names(site)
+        named = names if edit.sources is None else edit.sources
+        columns = [names.index(source) for source in named if source in names]
+        whole = len(columns) == len(named)
+        if edit.weights is not None:
+            whole &= len(columns) == len(edit.weights)
+        enough = len(columns) > 0 if edit.kind in EACH else whole
+        if enough and not (edit.kind == "ban" and len(columns) == len(names)):
+            found.append((site, columns))
+    return found
+
+
+def _sites(wanted: Sequence[int | str], name: str, sites: Sequence[Site]) -> list[Site]:
+    """The sites that an edit names, in their order."""
+    if not wanted:
+        raise SettingError(f"{name}.sites is empty; name a site, or leave it out for all.")
+    chosen: dict[int, Site] = {}
+    for one in wanted:
+        found = [site for site in sites if one in _names(site)]
+        if not found:
+            kinds = dict.fromkeys(site.kind for site in sites)
+            raise SettingError(
+                f"{name}.sites: there is no site {one}; this model's are 0 to {sites[-1].index}, "
+                f"or of the kinds {', '.join(kinds)}."
+            )
+        chosen |= {site.index: site for site in found}
+    for index, site in chosen.items():
+        if not site.mixes:
+            raise SettingError(
+                f"{name}.sites: site {index} ({site.name}) of this model mixes no sources, so it "
+                "cannot be edited."
+            )
+    return [chosen[index] for index in sorted(chosen)]
+
+
+def _names(site: Site) -> tuple[int | str, ...]:
+    if site.kind == FINAL:
+        return site.index, FINAL
+    return site.index, site.kind, f"{site.kind} {site.layer}"
+
+
+def _columns(site: Site, sources: list[str] | None, name: str) -> list[int]:
+    names = source_names(site)
+    for source in sources or ():
+        if source not in names:
+            raise SettingError(
+                f"{name}.sources: site {site.index} ({site.name}) does not read {source}; it reads "
+                f"{', '.join(names)}."
+            )
+    return [names.index(source) for source in (names if sources is None else sources)]
+
+
+def _listed(sources: list[str] | None) -> str:
+    return "as many sources" if sources is None else ", ".join(sources)
+
+
+def positions(tokens: Any, length: int, name: str = "") -> list[int]:
+    """The positions that were asked for, ascending, in a sequence that ends as late as it may.
+
+    Args:
+        tokens: a list, a ``TokenRange``, or None for all.
+        length: the most tokens that the sequence may have.
+        name: what a sentence begins with.
+
+    Raises:
+        SettingError: a position is beyond the sequence, or the range is empty.
+    """
+    if isinstance(tokens, list):
+        for position in tokens:
+            if position >= length:
+                there = "there" if name else "There"
+                raise SettingError(
+                    f"{name}{there} is no token {position}; the sequence has at most {length}."
+                )
+        return sorted(set(tokens))
+    chosen = tokens or TokenRange(start=0, end=None)
+    end = length if chosen.end is None else min(chosen.end, length)
+    if chosen.start >= end:
+        the = "the" if name else "The"
+        raise SettingError(
+            f"{name}{the} range of tokens is empty: from {chosen.start} to before {end}."
+        )
+    return list(range(chosen.start, end))
+
+
+def _runs(ascending: Iterable[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for position in ascending:
+        if runs and runs[-1][1] == position:
+            runs[-1] = runs[-1][0], position + 1
+        else:
+            runs.append((position, position + 1))
+    return runs
+
+
+def _require_a_source(edits: list[Resolved], sites: Sequence[Site], length: int) -> None:
+    """Refuse edits that together leave a site without a source at some token."""
+    edited = {index for edit in edits for index, _ in edit.sites}
+    ends = {at for edit in edits for run in edit.runs for at in run}
+    cuts = sorted({0, length, *ends})  # between two of them the edits are the same
+    segment = {position: at for at, position in enumerate(cuts)}
+    for site in (site for site in sites if site.index in edited):
+        alive = np.ones((len(cuts) - 1, site.num_sources), bool)
+        for at, edit in enumerate(edits):
+            for columns in (own for index, own in edit.sites if index == site.index):
+                for begin, end in edit.runs:
+                    rows = alive[segment[begin] : segment[end]]
+                    if edit.kind == "ban":
+                        rows[:, columns] = False
+                    elif edit.kind != "scale":
+                        kept = np.array(edit.values or [1.0] * len(columns)) > 0
+                        rows[:] = False
+                        rows[:, columns] = kept
+                none = ~alive.any(axis=1)
+                if none.any():
+                    raise SettingError(
+                        f"edits[{at}] leaves site {site.index} ({site.name}) no source at token "
+                        f"{cuts[int(none.argmax())]}; leave at least one."
+                    )

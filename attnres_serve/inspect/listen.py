@@ -1,0 +1,23 @@
+"""What a forward hook of a site sees."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from attnres_serve.model.site_norm import SiteNorm, SiteOrderError
+
+TOKENS_AT_ONCE = 256  # tokens whose sources are stacked in float32, or that have logits
+
+
+def sources_of(norm: SiteNorm, arguments: tuple, output) -> tuple[Sequence[Tensor], Tensor]:
+    """The sources of a site that ran, ``[T, d]`` each, and what it gave."""
+    count = norm.site.num_sources
+    if isinstance(output, Tensor):  # site 0 reads the embedding alone
+        return [arguments[0]] * count, output
+    normed, state = output
+    sources = state.unbind(1) if isinstance(state, Tensor) else state.sources()
+    if len(sources) != count:
+        raise SiteOrderError(
+            f"site {norm.site.index} has {len(sources)} sources instead of {count}."
+        )
+    return sources, normed

@@ -1,0 +1,80 @@
+"""Replays that a route asks of the workers, one at a time."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from fastapi import HTTPException
+
+from attnres_serve.compat import requests
+from attnres_serve.inspect import answer as trace_answer
+from attnres_serve.inspect.edits import Resolved
+
+
+class Asked(NamedTuple):
+    """What a replay is to give.
+
+    Attributes:
+        ids: the sequence.
+        positions: ascending, of the tokens that are traced.
+        sites: indices of those that are traced.
+        top: the number of most probable tokens behind each; None for no logprobs.
+    """
+
+    ids: list[int]
+    positions: list[int]
+    sites: list[int]
+    top: int | None = None
+
+
+async def replay(state, client, asked: Asked, edits: Sequence[Resolved]) -> trace_answer.Found:
+    """What the workers answer, merged.
+
+    One replay at a time, so that steps of other requests run between two of them.  A client that
+    goes away leaves the queue; a replay that runs goes on to its end, for it cannot be stopped.
+
+    Raises:
+        HTTPException: there is a problem.
+    """
+    ids, positions, sites, top = asked
+    if not positions:
+        return trace_answer.Found(None, dict.fromkeys(sites, (b"", b"")), [b"", b"", b""])
+    predicted = None if top is None else (trace_answer.following(ids, positions), top)
+    words = ids[: positions[-1] + 1], positions, sites, list(edits), predicted
+    lock: asyncio.Lock = state.attn_res_replays
+    await lock.acquire()
+    running = asyncio.ensure_future(requests.ask_workers(client, "attn_res_trace", *words))
+    running.add_done_callback(lambda _: lock.release())
+    found = trace_answer.merged(await asyncio.shield(running))
+    if found.problem is not None:
+        raise HTTPException(500, found.problem[:1].upper() + found.problem[1:])
+    return found
+
+
+async def generate(
+    state, client, ids: Sequence[int], max_tokens: int, edits: Sequence[Resolved]
+) -> list[int]:
+    """Greedy continuation of a prompt under edits, with a replay for each token.
+
+    Steps of other requests run between two tokens.
+    """
+    stops, sequence = requests.stop_tokens(client), list(ids)
+    while len(sequence) < len(ids) + max_tokens:
+        found = await replay(state, client, Asked(sequence, [len(sequence) - 1], [], 1), edits)
+        assert found.predicted is not None, "the last stage predicts"
+        sequence.append(int(np.frombuffer(found.predicted[0], np.int64)[0]))
+        if sequence[-1] in stops:
+            break
+    return sequence[len(ids) :]
+
+
+def predictions(client, asked: Asked, found: trace_answer.Found) -> list[dict[str, Any]]:
+    """A ``Prediction`` for every traced token."""
+    assert asked.top is not None and found.predicted is not None, "they were asked for"
+    return trace_answer.predictions(
+        found.predicted,
+        asked.positions,
+        trace_answer.following(asked.ids, asked.positions),
+        lambda ids: requests.token_texts(client, ids),
+    )
