@@ -12,17 +12,20 @@ ALGORITHMS = ("single_pass", "two_phase", "score_on_write")
 BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
 NATIVE_KEY = "attnres_native"
+EARLY_KEY = "attnres_early_launch"
 TRACE_KEY = "attnres_trace"
 CHOICES = {
     ALGORITHM_KEY: (*ALGORITHMS, AUTO),
     BACKEND_KEY: (*BACKENDS, AUTO),
     NATIVE_KEY: ("on", "off", AUTO),
+    EARLY_KEY: ("on", "off", AUTO),
     TRACE_KEY: ("on", "off", AUTO),
 }
 HELP = {
     ALGORITHM_KEY: "how sites attend to their sources",
     BACKEND_KEY: "what computes the sites",
     NATIVE_KEY: "leave a format to vLLM that it serves by itself on a GPU",
+    EARLY_KEY: "launch a Triton kernel while the one before it ends, on sm_90 and later",
 }
 PREFIX = "attnres_"
 
@@ -75,6 +78,15 @@ def native(additional_config: Any) -> bool | None:
         SettingError: as ``algorithm`` does.
     """
     return {"on": True, "off": False, AUTO: None}[_choice(additional_config, NATIVE_KEY)]
+
+
+def early_launches(additional_config: Any) -> bool:
+    """Whether Triton kernels use programmatic dependent launch; ``auto`` is where there is one.
+
+    Raises:
+        SettingError: as ``algorithm`` does.
+    """
+    return _choice(additional_config, EARLY_KEY) != "off"
 
 
 def traces(additional_config: Any) -> bool:

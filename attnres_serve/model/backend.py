@@ -1,16 +1,20 @@
 """Which backend computes the sites of this worker."""
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import torch
 
 from attnres_serve import settings
 from attnres_serve.compat import decoder, engine_config, host, source
 from attnres_serve.errors import SettingError
-from attnres_serve.kernels import backends
-from attnres_serve.kernels.interface import Backend, BackendError
+from attnres_serve.kernels import backends, comparison
+from attnres_serve.kernels.interface import Backend, BackendError, BankBackend
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+TRITON_SINCE = (8, 0)  # compute capability; the kernels are compiled and read for no older one
 
 
 def require(asked: str | None) -> None:
@@ -28,8 +32,10 @@ def require(asked: str | None) -> None:
 
 
 def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
-    """The backend by name and ready to run; ``auto`` is cpp on CPU where it can be compiled.
+    """The backend by name and ready to run.
 
+    ``auto`` is cpp on CPU where it can be compiled, and triton on a CUDA device of compute
+    capability 8.0 or later where it computes what the reference does; else torch, with a warning.
     In vLLM's batch-invariant mode it is triton, which computes each token alone and in one order;
     the sums of the torch backend are not among the operators that the mode replaces.
 
@@ -46,13 +52,22 @@ def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
     if host.batch_invariant():
         name = _invariant(name)
     if name == settings.AUTO:
-        name = _fastest()
+        name = _fastest(vllm_config)
     try:
-        backend = backends.load(name)
+        backend = _load(name, vllm_config)
     except BackendError as error:
         raise SettingError(str(error)) from None
     engine_config.set_additional(vllm_config, settings.BACKEND_KEY, name)
     return name, backend
+
+
+def _load(name: str, vllm_config: "VllmConfig") -> Backend:
+    backend = backends.load(name)
+    if name == "triton":
+        from attnres_serve.kernels.triton import common
+
+        common.forbid_early_launches(not settings.early_launches(vllm_config.additional_config))
+    return backend
 
 
 def _invariant(asked: str) -> str:
@@ -68,18 +83,46 @@ def _invariant(asked: str) -> str:
     return "triton"
 
 
-def _fastest() -> str:
-    if not host.on_cpu():
-        return "torch"
-    problem = None
+def _fastest(vllm_config: "VllmConfig") -> str:
+    """cpp or triton if every worker can have it, and torch otherwise, with one warning."""
+    name = "cpp" if host.on_cpu() else "triton"
+    problem = _cpp_problem() if host.on_cpu() else _triton_problem(vllm_config)
+    if decoder.all_workers(problem is None):
+        return name
+    host.logger().warning(
+        "AttnRes runs on the slower torch backend: %s",
+        problem or f"another worker could not load the {name} backend.",
+    )
+    return "torch"
+
+
+def _cpp_problem() -> str | None:
     try:
         backends.load("cpp")
     except BackendError as error:
-        problem = str(error)
-    if decoder.all_workers(problem is None):
-        return "cpp"
-    host.logger().warning(
-        "AttnRes runs on the slower torch backend: %s",
-        problem or "another worker could not load the cpp backend.",
-    )
-    return "torch"
+        return str(error)
+    return None
+
+
+def _triton_problem(vllm_config: "VllmConfig") -> str | None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.cuda is None or capability < TRITON_SINCE:
+        found = "no CUDA device" if torch.version.cuda is None else f"one of {_dotted(capability)}"
+        return (
+            f"the triton backend is chosen on CUDA devices of compute capability "
+            f"{_dotted(TRITON_SINCE)} or later, and this is {found}."
+        )
+    model = vllm_config.model_config
+    try:
+        backend = cast("BankBackend", _load("triton", vllm_config))
+        differs = comparison.difference(backend, model.get_hidden_size(), model.dtype, device)
+    except Exception as error:  # a compiler or a device may fail in ways of its own
+        return f"the triton backend failed on this device ({type(error).__name__}: {error})."
+    if differs:
+        return f"the triton backend is wrong on this device: {differs}."
+    return None
+
+
+def _dotted(capability: tuple[int, ...]) -> str:
+    return ".".join(map(str, capability))

@@ -63,9 +63,22 @@ def launch_options(early: bool) -> dict[str, Any]:
     return options | {"launch_pdl": True} if early else options
 
 
-@cache
+_early_is_forbidden = False
+
+
+def forbid_early_launches(forbidden: bool) -> None:
+    """Let no kernel of this process start early, whatever the device has; or take that back."""
+    global _early_is_forbidden
+    _early_is_forbidden = forbidden
+
+
 def starts_early(device: torch.device) -> bool:
-    """Whether a device has programmatic dependent launch: sm_90 and later."""
+    """Whether launches on a device start early: sm_90 and later, unless that is forbidden."""
+    return not _early_is_forbidden and _has_early_launches(device)
+
+
+@cache
+def _has_early_launches(device: torch.device) -> bool:
     if INTERPRETED or device.type != "cuda" or torch.version.cuda is None:
         return False
     capability: tuple[int, int] = torch.cuda.get_device_capability(device)

@@ -24,7 +24,7 @@ from attnres_serve.checkpoints import validate
 from attnres_serve.compat import decoder, host, openai_server, registry
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
-from attnres_serve.kernels import backends
+from attnres_serve.kernels import backends, comparison
 from attnres_serve.kernels.cpp import backend as cpp_backend
 from attnres_serve.kernels.torch import backend as torch_backend
 from attnres_serve.model import backend as backend_choice
@@ -603,6 +603,93 @@ def test_another_worker_without_a_compiler(
     assert backend_choice.choose(config) == ("torch", torch_backend)
     (sentence,) = said
     assert "another worker could not load the cpp backend" in sentence
+
+
+@pytest.fixture
+def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A worker on a CUDA device, whose triton backend is that of the C++ kernels.
+
+    ``capability`` and ``cuda`` are the device's, ``fault`` is what its triton backend does.
+    """
+    found = SimpleNamespace(capability=(8, 0), cuda="13.0", fault=lambda: None, said=said)
+
+    def load(name: str) -> Any:
+        if name == "triton":
+            found.fault()
+            return cpp_backend
+        return f"the {name} backend"
+
+    cpp_backend.prepare()
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(backends, "load", load)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found.capability)
+    monkeypatch.setattr(torch.version, "cuda", found.cuda)
+    compare = comparison.difference
+    on_cpu = torch.device("cpu")
+    monkeypatch.setattr(comparison, "difference", lambda *given: compare(*given[:3], on_cpu))
+    model = SimpleNamespace(get_hidden_size=lambda: 96, dtype=torch.bfloat16)
+    found.config = SimpleNamespace(additional_config=None, model_config=model)
+    return found
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+def test_triton_is_chosen_on_a_gpu(gpu: SimpleNamespace, capability: tuple[int, int]) -> None:
+    gpu.capability = capability
+    assert backend_choice.choose(gpu.config) == ("triton", cpp_backend)
+    assert gpu.config.additional_config == {"attnres_backend": "triton"} and not gpu.said
+
+
+def test_torch_is_chosen_on_an_older_gpu(gpu: SimpleNamespace) -> None:
+    gpu.capability = (7, 5)
+    assert backend_choice.choose(gpu.config) == ("torch", "the torch backend")
+    (sentence,) = gpu.said
+    assert sentence.endswith("compute capability 8.0 or later, and this is one of 7.5.")
+
+
+def test_torch_is_chosen_on_another_vendors_gpu(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert backend_choice.choose(gpu.config)[0] == "torch"
+    assert gpu.said.pop().endswith("and this is no CUDA device.")
+
+
+def test_torch_is_chosen_where_triton_does_not_run(gpu: SimpleNamespace) -> None:
+    def fails() -> None:
+        raise RuntimeError("PTX was compiled with an unsupported toolchain")
+
+    gpu.fault = fails
+    assert backend_choice.choose(gpu.config)[0] == "torch"
+    assert "failed on this device (RuntimeError: PTX was compiled with" in gpu.said.pop()
+    gpu.config.additional_config = {"attnres_backend": "triton"}
+    with pytest.raises(RuntimeError, match="toolchain"):
+        backend_choice.choose(gpu.config)
+
+
+def test_torch_is_chosen_where_triton_is_wrong(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = cpp_backend.single_pass
+    monkeypatch.setattr(cpp_backend, "single_pass", lambda *given: own(*given) * 1.1)
+    assert backend_choice.choose(gpu.config)[0] == "torch"
+    (sentence,) = gpu.said
+    assert "wrong on this device: a site by single pass of 96 values in bfloat16 is off by" in (
+        sentence
+    )
+
+
+@pytest.mark.parametrize(("chosen", "early"), [(None, True), ("on", True), ("off", False)])
+def test_early_launches_can_be_turned_off(
+    gpu: SimpleNamespace, chosen: str | None, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnres_serve.kernels.triton import common
+
+    monkeypatch.setattr(common, "_has_early_launches", lambda device: True)
+    monkeypatch.setattr(common, "_early_is_forbidden", False)
+    gpu.config.additional_config = {"attnres_early_launch": chosen} if chosen else None
+    backend_choice.choose(gpu.config)
+    assert common.starts_early(torch.device("cuda", 0)) is early
 
 
 @pytest.mark.parametrize("flags", [(True, True), (True, False), (False, True), (False, False)])

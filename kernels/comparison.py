@@ -1,0 +1,136 @@
+"""One comparison of a backend with the reference, on the device that is to serve.
+
+A compiler or a device may be one that no test ran with, and wrong kernels would show in nothing but
+wrong answers.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from attnres_serve.kernels import reference
+from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights
+
+TOKENS, BLOCKS, SITES = 5, 3, 3
+EPS = 1e-6
+# Of the largest value.  Rounding to the dtype, of an answer and of the result, takes less than four
+# units; in float32 the rounding of logits does, which are sums over the hidden size.
+UNITS, LEAST = 8, 1e-4
+
+
+def difference(
+    backend: BankBackend, hidden: int, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Run a few sites by every algorithm on random numbers and compare.
+
+    Args:
+        backend: ready to run.
+        hidden: hidden size of the model.
+        dtype: of its activations.
+        device: where it runs.
+
+    Returns:
+        What differs from the reference in float64, in one clause; None if nothing does.
+    """
+    draw = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    blocks, deltas = (random(count, TOKENS, hidden).to(device, dtype) for count in (BLOCKS, SITES))
+    sites = [
+        SiteWeights(
+            query=(2 * random(hidden) / hidden**0.5).to(device),
+            key_norm=(1 + random(hidden) / 4).to(device),
+            bias=random(1).to(device),
+            norm_weight=(1 + random(hidden) / 4).to(device, dtype),
+            logit_scale=1.0,
+            key_eps=EPS,
+            norm_eps=EPS,
+        )
+        for _ in range(SITES)
+    ]
+    expected, partial = _by_reference(blocks, deltas, sites)
+    bound = max(UNITS * torch.finfo(dtype).eps, LEAST) * float(expected.abs().max())
+    for name, run in ALGORITHMS.items():
+        bank = torch.full((TOKENS, BLOCKS + 2, hidden), torch.nan, dtype=dtype, device=device)
+        bank[:, :BLOCKS] = blocks.transpose(0, 1)
+        # A backend may write over a sublayer's output.
+        found = torch.stack([*run(backend, deltas.clone(), bank, sites)]).double()
+        at = (
+            f"by {name.replace('_', ' ')} of {hidden} values in {str(dtype).removeprefix('torch.')}"
+        )
+        worst = float((found - expected).abs().nan_to_num(torch.inf).max())
+        if worst > bound:
+            return f"a site {at} is off by {worst:.2g}, where {bound:.2g} is allowed"
+        if not torch.equal(bank[:, BLOCKS], partial):
+            return f"a partial sum {at} is not the reference's"
+    return None
+
+
+def _by_reference(
+    blocks: Tensor, deltas: Tensor, sites: list[SiteWeights]
+) -> tuple[Tensor, Tensor]:
+    """The normed mixes ``[S, T, d]`` in float64, and the partial sum after them."""
+    partial, found = None, []
+    for delta, site in zip(deltas, sites, strict=True):
+        query = site.query * site.key_norm * site.logit_scale
+        normed, partial = reference.site(
+            delta,
+            partial,
+            [*blocks],
+            query,
+            site.norm_weight,
+            site.key_eps,
+            site.norm_eps,
+            torch.float64,
+            site.bias,
+        )
+        found.append(normed)
+    assert partial is not None
+    return torch.stack(found), partial
+
+
+def _place(number: int) -> Place:
+    return Place(BLOCKS, fresh=number == 0)
+
+
+def _single_pass(
+    backend: BankBackend, deltas: Tensor, bank: Tensor, sites: list[SiteWeights]
+) -> Iterator[Tensor]:
+    queries = backend.queries_of(sites)
+    for number, site in enumerate(sites):
+        yield backend.single_pass(deltas[number], bank, queries, number, site, _place(number))
+
+
+def _two_phase(
+    backend: BankBackend, deltas: Tensor, bank: Tensor, sites: list[SiteWeights]
+) -> Iterator[Tensor]:
+    queries = backend.queries_of(sites)
+    group = queries, 0, len(sites), sites[0], _place(0), False
+    normed, answers = backend.open_group(deltas[0], bank, *group)
+    yield normed
+    for number, site in enumerate(sites[1:], 1):
+        ahead = answers, number - 1, BLOCKS, queries, number
+        yield backend.merge(deltas[number], bank, *ahead, site, _place(number))
+
+
+def _score_on_write(
+    backend: BankBackend, deltas: Tensor, bank: Tensor, sites: list[SiteWeights]
+) -> Iterator[Tensor]:
+    queries = backend.queries_of(sites)
+    shape = TOKENS, len(sites), bank.shape[1]
+    scores = torch.full(shape, torch.nan, dtype=torch.float32, device=bank.device)
+    backend.score_rows(bank, scores, queries, 0, 0, BLOCKS, sites[0])
+    for number, site in enumerate(sites):
+        known = scores, queries, number, site, _place(number)
+        yield backend.mix_scored(deltas[number], bank, *known)
+
+
+Algorithm = Callable[[BankBackend, Tensor, Tensor, list[SiteWeights]], Iterator[Tensor]]
+ALGORITHMS: dict[str, Algorithm] = {
+    "single_pass": _single_pass,
+    "two_phase": _two_phase,
+    "score_on_write": _score_on_write,
+}

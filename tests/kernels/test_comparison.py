@@ -1,0 +1,93 @@
+"""The comparison before a backend serves: silent for the right one, and for nothing else."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from kernel_cases import DTYPES
+
+from attnres_serve.kernels import backends
+from attnres_serve.kernels.comparison import ALGORITHMS, difference
+
+CPU = torch.device("cpu")
+FUNCTIONS = ("queries_of", "single_pass", "open_group", "merge", "score_rows", "mix_scored")
+
+
+def own() -> Any:
+    cpp = backends.load("cpp")
+    return SimpleNamespace(**{name: getattr(cpp, name) for name in FUNCTIONS})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [33, 256, 4096, 7168])
+def test_nothing_differs(hidden: int, dtype: torch.dtype) -> None:
+    assert difference(own(), hidden, dtype, CPU) is None
+
+
+def off_by_a_sixteenth(function):
+    return lambda *arguments: function(*arguments) * (1 + 1 / 16)
+
+
+def of_another_token(function):
+    return lambda *arguments: function(*arguments).roll(1, 0)
+
+
+def without_a_number(function):
+    def wrong(*arguments):
+        found = function(*arguments)
+        found[-1, -1] = torch.nan
+        return found
+
+    return wrong
+
+
+def of_the_neighbours_query(function):
+    return lambda sites: function([*sites[1:], sites[0]])
+
+
+def with_a_partial_sum_that_is_not_rounded_once(function):
+    def wrong(delta, bank, *arguments):
+        found = function(delta, bank, *arguments)
+        bank[0, 3] = torch.nextafter(bank[0, 3], torch.full_like(bank[0, 3], torch.inf))
+        return found
+
+    return wrong
+
+
+def with_scores_of_a_row_less(function):
+    def wrong(bank, scores, queries, position, first, count, site):
+        function(bank, scores, queries, position, first, count - 1, site)
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "said"),
+    [
+        ("single_pass", off_by_a_sixteenth, "a site by single pass of 64 values in float32 is off"),
+        ("merge", of_another_token, "a site by two phase of 64 values"),
+        ("mix_scored", without_a_number, "a site by score on write of 64 values in float32 is off"),
+        ("score_rows", with_scores_of_a_row_less, "by score on write"),
+        ("queries_of", of_the_neighbours_query, "a site by two phase"),
+        ("merge", with_a_partial_sum_that_is_not_rounded_once, "a partial sum by two phase"),
+    ],
+)
+def test_a_fault_is_named(name, fault, said) -> None:
+    backend = own()
+    setattr(backend, name, fault(getattr(backend, name)))
+    found = difference(backend, 64, torch.float32, CPU)
+    assert found is not None and said in found
+
+
+def test_every_algorithm_is_compared() -> None:
+    from attnres_serve.settings import ALGORITHMS as SERVED
+
+    assert tuple(ALGORITHMS) == SERVED
+
+
+def test_no_other_random_number_is_drawn() -> None:
+    """Weights that are drawn, as for a measurement, stay those of the model without sites."""
+    before = torch.get_rng_state()
+    difference(own(), 64, torch.float32, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
