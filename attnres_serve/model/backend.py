@@ -3,12 +3,10 @@
 import os
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from attnres_serve import settings
 from attnres_serve.compat import decoder, engine_config, host, source
 from attnres_serve.errors import SettingError
-from attnres_serve.kernels import backends, comparison
+from attnres_serve.kernels import backends
 from attnres_serve.kernels.interface import Backend, BackendError, BankBackend
 
 if TYPE_CHECKING:
@@ -105,6 +103,10 @@ def _cpp_problem() -> str | None:
 
 
 def _triton_problem(vllm_config: "VllmConfig") -> str | None:
+    import torch  # not above: the command line asks this module which backends there can be
+
+    from attnres_serve.kernels import comparison
+
     device = torch.device("cuda", torch.cuda.current_device())
     capability = torch.cuda.get_device_capability(device)
     if torch.version.cuda is None or capability < TRITON_SINCE:

@@ -537,7 +537,7 @@ def test_compile_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     backends = [compile_hash(folder, attnres_backend=name) for name in BACKENDS]
     keys = {*algorithms, *backends}
     assert len(keys) == len(algorithms) + len(backends)
-    monkeypatch.setattr(backend_choice, "_fastest", lambda: "torch")  # which asks all workers
+    monkeypatch.setattr(backend_choice, "_fastest", lambda _: "torch")  # which asks all workers
     chosen = engine_config(folder)  # what auto comes to is a choice like any other
     backend_choice.choose(chosen)
     assert chosen.compute_hash() == backends[BACKENDS.index("torch")]
