@@ -84,7 +84,8 @@ def test_registering_twice_changes_nothing_more(warnings: list[str]) -> None:
     for family in FAMILIES.values():
         assert family.architecture in ModelRegistry.get_supported_archs()
         hook = MODELS_CONFIG_MAP[family.architecture]
-        if family.stock_architecture not in MODELS_CONFIG_MAP:  # others run vLLM's hook first
+        treated_as = family.treated_as or family.stock_architecture
+        if treated_as not in MODELS_CONFIG_MAP:  # others run vLLM's hook first
             assert hook.verify_and_update_config is plugin.on_config
     assert warnings == []
 
