@@ -100,6 +100,11 @@ else
   echo "setup: installing vLLM for CUDA into $venv (several minutes)"
   pip install "${progress[@]}" -r requirements/cuda.txt
   [ "$what" = test ] && pip install "${progress[@]}" --no-deps -r requirements/test.txt
+  torch=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))')
+  case $torch in
+    *+cpu) fail "pip's sources gave torch $torch, a build for CPU, and DEVICE is cuda; take the index of CPU" \
+      "wheels out of pip's configuration (pip config list, PIP_EXTRA_INDEX_URL), run 'make clean' and try again." ;;
+  esac
 fi
 if [ "$what" != soak ]; then
   pip install --quiet --no-deps --no-build-isolation -e .

@@ -4,6 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,6 +42,28 @@ def test_a_setup_shows_that_it_goes_on(tmp_path: Path) -> None:
     calls = (tmp_path / "calls").read_text().splitlines()
     (packages,) = [call for call in calls if "pins.txt" in call]
     assert "--quiet" not in packages and "--progress-bar off" in packages
+
+
+@pytest.mark.parametrize(
+    ("torch", "status"), [("2.13.0+cpu", 1), ("2.13.0", 0), ("2.13.0+cu130", 0)]
+)
+def test_a_build_for_cpu_is_refused_where_cuda_was_asked_for(
+    torch: str, status: int, tmp_path: Path
+) -> None:
+    """Stand-ins for Python and pip, of which one says what was installed."""
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\ncase "$*" in *version*) echo {torch} ;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "requirements" / "setup.sh", "serve"],
+        env={"PATH": "/usr/bin:/bin", "VENV": str(tmp_path / "env"), "DEVICE": "cuda"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status
+    if status:
+        assert f"setup: pip's sources gave torch {torch}, a build for CPU" in done.stderr
 
 
 def test_pictures_can_be_made_after_a_setup() -> None:

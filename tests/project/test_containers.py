@@ -184,6 +184,14 @@ def test_a_service_is_confined(name):
     assert "api-key" not in service["command"]
 
 
+def test_the_host_memory_of_a_gpus_server_has_a_limit_of_its_own():
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    assert [services[name]["mem_limit"] for name in ("cpu", "gpu")] == [
+        "${MEMORY:-8g}",
+        "${MEMORY:-64g}",
+    ]
+
+
 def test_a_stop_waits_for_the_drain():
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     drain = int(re.search(r"--shutdown-timeout (\d+)", ENTRYPOINT.read_text())[1])
