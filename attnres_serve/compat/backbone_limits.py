@@ -10,10 +10,11 @@ from attnres_serve.errors import SettingError
 
 # Parts of module names.  A test compares them with the installed vLLM.
 SCALES_RESIDUAL_IN_FLOAT16 = ("deepseek_v2", "AXK1", "openpangu")
-ALICE_AI = "attnres_serve.model.alice_ai"
+# Compiled models with vLLM's own layer of Kimi Delta Attention on other devices than a CPU.
+ALICE_AI, KDA = "attnres_serve.model.alice_ai", "attnres_serve.model.kda"
 OWN_MODULES = ("kimi", "alice_ai")  # whose layers are of vLLM's
 SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5", *OWN_MODULES)
-DELTA_NETS = ("gated_deltanet",)  # of FLA's, whose decoder is ours
+DELTA_NETS = ("gated_deltanet", "kda")  # of FLA's, whose decoder is ours
 HAS_STATES = (*OWN_MODULES, *DELTA_NETS, "qwen3_next", "bailing_moe_linear")
 LINEAR_SINCE = (0, 32)
 ASKS_FOR_BOTH_KINDS = ("qwen3_next", "alice_ai")  # of every stage, with caches of two kinds
@@ -152,11 +153,12 @@ def lora_problem(vllm_config, module: str) -> str | None:
 
 def tracing_problem(vllm_config, module: str) -> str | None:
     """vLLM's own layer of Kimi Delta Attention looks at the batch, which a compiler would fix."""
-    if module != ALICE_AI or host.on_cpu() or vllm_config.model_config.enforce_eager:
+    compiles = not vllm_config.model_config.enforce_eager
+    if module not in (ALICE_AI, KDA) or host.on_cpu() or not compiles:
         return None
     return (
-        "AliceAI cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is no "
-        "operator of torch's; add --enforce-eager."
+        "this family cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is "
+        "no operator of torch's; add --enforce-eager."
     )
 
 

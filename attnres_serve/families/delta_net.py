@@ -51,7 +51,7 @@ def family(
         state: gives the bytes of the state of a layer's recurrence, of a config.json and the bytes
             of an activation.
         fused: projections of the recurrence of which vLLM makes one.
-        also: further keys that its class reads.
+        also: further keys that its class reads, each null where it is missing.
         rest: fields of ``Family``.
     """
     needed = (*STATED, *stated)
@@ -86,7 +86,7 @@ def family(
     def adapt(config: Any) -> None:
         """State what vLLM reads without a default."""
         usual = {"tie_word_embeddings": False, "hidden_act": "silu"}
-        usual |= {key: values[0] for key, values in only.items()}
+        usual |= {key: values[0] for key, values in only.items()} | dict.fromkeys(also)
         for key, value in usual.items():
             setattr(config, key, getattr(config, key, value))
 

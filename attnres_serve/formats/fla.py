@@ -35,6 +35,7 @@ CLASSES = {
     "gated_deltanet": Served(
         "GatedDeltaNetForCausalLM", fla_delta.OWN_KEYS, fla_delta.gated_deltanet
     ),
+    "kda": Served("KDAForCausalLM", fla_delta.OWN_KEYS, fla_delta.kda),
 }
 
 RENAMES = [
@@ -46,6 +47,9 @@ RENAMES = [
         (r"^(model\.layers\.\d+)\.attn_norm\.", r"\1.input_layernorm."),
         (r"^(model\.layers\.\d+)\.mlp_norm\.", r"\1.post_attention_layernorm."),
         (r"^(model\.layers\.\d+)\.attn\.", r"\1.self_attn."),
+        # of Kimi Delta Attention, each of two linear layers
+        (r"^(model\.layers\.\d+\.self_attn\.[fg])_proj\.0\.", r"\1_a_proj."),
+        (r"^(model\.layers\.\d+\.self_attn\.[fg])_proj\.1\.", r"\1_b_proj."),
     )
 ]
 

@@ -12,18 +12,21 @@ OWN_KEYS = frozenset(("head_dim", "conv_size", "expand_v"))
 # By which kernel FLA computes one and the same function.
 MODES = ("chunk", "fused_recurrent")
 # What is supported of a key, the value of a missing one, and what another would be.
-ONLY: dict[str, tuple[Any, str]] = {
+Only = dict[str, tuple[Any, str]]
+ONLY: Only = {
     "use_short_conv": (True, "projections without short convolutions"),
-    "use_gate": (True, "outputs without a gate"),
     "allow_neg_eigval": (False, "twice the strength of writing"),
     "attn": (None, "layers of attention between those of the recurrence"),
 }
+GATED: Only = {"use_gate": (True, "outputs without a gate")}
 GATES = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
 
 
 def gated_deltanet(config: dict[str, Any], name: str) -> Translation:
     """Of a config.json of FLA's Gated DeltaNet and the format's name."""
-    heads, head, values = _sizes(config, "gated_deltanet", ("output_gate_activation",))
+    heads, head, values = _sizes(
+        config, "gated_deltanet", ONLY | GATED, ("output_gate_activation",)
+    )
     value_heads = config.get("num_v_heads") or heads
     if value_heads % heads:
         raise CheckpointError(
@@ -46,20 +49,52 @@ def gated_deltanet(config: dict[str, Any], name: str) -> Translation:
     return _translation(config, name, "gated_deltanet", base)
 
 
-def _sizes(config: dict[str, Any], base: str, known: tuple[str, ...]) -> tuple[int, int, int]:
+def kda(config: dict[str, Any], name: str) -> Translation:
+    """Of a config.json of FLA's Kimi Delta Attention and the format's name."""
+    heads, head, values = _sizes(config, "kda", ONLY, ("safe_gate", "lower_bound"))
+    if config.get("num_v_heads") not in (None, heads):
+        raise CheckpointError(
+            f"num_v_heads is {config['num_v_heads']} with num_heads {heads}, and vLLM's layer of "
+            "Kimi Delta Attention has one number for both; supported is null."
+        )
+    if values != head:
+        raise CheckpointError(
+            f"expand_v is {config['expand_v']}, and vLLM's layer of Kimi Delta Attention has one "
+            "size of a head for keys and values; supported is 1."
+        )
+    fla_keys.flags(config, "safe_gate")
+    bound = config.get("lower_bound")
+    if config.get("safe_gate") and bound is None:
+        raise CheckpointError(
+            "safe_gate is True and lower_bound is missing; give the bound that the model was "
+            "trained with, as FLA's class needs."
+        )
+    # The bound is one whether or not safe_gate lets kernels rely on it.
+    base = fla_keys.base_config(config) | {
+        "linear_num_key_heads": heads,
+        "linear_key_head_dim": head,
+        "linear_conv_kernel_dim": config["conv_size"],
+        "gate_lower_bound": bound,
+    }
+    return _translation(config, name, "kda", base)
+
+
+def _sizes(
+    config: dict[str, Any], base: str, only: Only, known: tuple[str, ...]
+) -> tuple[int, int, int]:
     """Heads, and the size of one for keys and for values.
 
     Raises:
         CheckpointError: a key has a value that is not served, or that FLA's class does not have.
     """
-    fla_keys.check(config, (*OWN_KEYS, *ONLY, "attn_mode", "num_v_heads", *known), base)
+    fla_keys.check(config, (*OWN_KEYS, *only, "attn_mode", "num_v_heads", *known), base)
     fla_keys.counts_or_null(config, "num_v_heads")
     for key in ("head_dim", "conv_size"):
         if not is_count(config[key]):
             raise CheckpointError(f"{key} is {config[key]!r}; expected a whole number.")
     if (mode := config.get("attn_mode", MODES[0])) not in MODES:
         raise CheckpointError(f"attn_mode is {mode!r}; expected {' or '.join(map(repr, MODES))}.")
-    for key, (supported, other) in ONLY.items():
+    for key, (supported, other) in only.items():
         found = config.get(key, supported)
         if type(found) is not type(supported) or found != supported:
             raise CheckpointError(

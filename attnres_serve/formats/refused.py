@@ -54,7 +54,7 @@ FLA_MIXERS = dict.fromkeys(
         *("retnet", "samba", "wall_transformer", "yoco"),
     ),
     _NO_MIXER,
-) | dict.fromkeys(("kda", "mla"), _NO_MODEL)
+) | {"mla": _NO_MODEL}
 
 # Functions that are not Block or Full AttnRes, by what their keys, values and tensors are called.
 _VARIANTS = [
@@ -105,7 +105,7 @@ def _refuse_by_name(config: dict[str, Any]) -> None:
         raise CheckpointError(
             f"config.json has {FLA_KEY}: {config[FLA_KEY]!r} with model_type {model_type!r}, a "
             f"class of flash-linear-attention: {FLA_MIXERS[model_type]}; of FLA's classes "
-            "'transformer' and 'gated_deltanet' are served."
+            "'transformer', 'gated_deltanet' and 'kda' are served."
         )
     if str(config.get("_class_name")).startswith("SanaVideo") and config.get(LAYERS_KEY):
         raise CheckpointError(

@@ -8,3 +8,7 @@ from transformers import PreTrainedConfig
 
 class GatedDeltaNetConfig(PreTrainedConfig):
     model_type = "gated_deltanet"
+
+
+class KDAConfig(PreTrainedConfig):
+    model_type = "kda"

@@ -107,6 +107,8 @@ KIMI = "attnres_serve.model.kimi"
         (True, {"drafts": 3}, f"{MODELS}.qwen3_next", "decoding with 3 tokens is not supported"),
         (True, {"lora": True}, KIMI, "LoRA adapters are not supported on layers of Kimi"),
         (False, {}, backbone_limits.ALICE_AI, "cannot be compiled on this device"),
+        (False, {}, backbone_limits.KDA, "cannot be compiled on this device"),
+        (True, {"drafts": 3}, backbone_limits.KDA, "decoding with 3 tokens is not supported"),
     ],
 )
 def test_what_linear_attention_cannot_have(

@@ -34,10 +34,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "fuse_swiglu": False,
         },
     ),
+    "kda": ("kda", {"attnres_block_size": 4}),
+    "kda, other sizes": (
+        "kda",
+        {
+            "attnres_block_size": 1,
+            "num_heads": 3,
+            "head_dim": 48,
+            "conv_size": 3,
+            "safe_gate": True,
+            "lower_bound": -5,
+            "tie_word_embeddings": True,
+            "norm_eps": 1e-3,
+        },
+    ),
+    "kda, a bound without safe_gate": ("kda", {"attnres_block_size": 2, "lower_bound": -0.5}),
 }
+ALWAYS = "gated_deltanet"
 MARKED = [
-    name if name in fla_models.DELTA else pytest.param(name, marks=pytest.mark.families)
-    for name in CASES
+    name if name == ALWAYS else pytest.param(name, marks=pytest.mark.families) for name in CASES
 ]
 CHOSEN = dict(zip(CASES, cycle(("two_phase", "single_pass")), strict=False))
 

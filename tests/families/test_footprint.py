@@ -16,11 +16,18 @@ def vllms(name: str) -> list[tuple[int, ...]]:
     config = TINY[name]
     if name.startswith("lfm2"):
         return [*Shapes.short_conv_state_shape(1, config["hidden_size"], config["conv_L_cache"])]
-    if name == "qwen3_next":
+    if name in ("qwen3_next", "gated_deltanet"):
         keys = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
         return [
             *Shapes.gated_delta_net_state_shape(
                 1, *(config[f"linear_{key}"] for key in (*keys, "conv_kernel_dim"))
+            )
+        ]
+    if name == "kda":
+        heads, head = config["linear_num_key_heads"], config["linear_key_head_dim"]
+        return [
+            *Shapes.kda_state_shape(
+                1, heads, head, conv_kernel_size=config["linear_conv_kernel_dim"]
             )
         ]
     sizes = ("num_heads", "head_dim", "state_size")
@@ -31,11 +38,14 @@ def vllms(name: str) -> list[tuple[int, ...]]:
     return [*Shapes.mamba2_state_shape(1, heads * head, 1, heads, head, state, kernel)]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "mamba2", "nemotron_h", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name",
+    ["gated_deltanet", "kda", "lfm2", "lfm2_moe", "mamba2", "nemotron_h", "qwen3_next"],
+)
 def test_state_is_vllms(name: str) -> None:
-    """In bfloat16; Nemotron-H's recurrence is kept in float32."""
+    """In bfloat16; the recurrences of Nemotron-H and KDA are kept in float32."""
     family, config = FAMILIES[name], TINY[name]
-    widths = (2, 4) if name == "nemotron_h" else (2, 2)
+    widths = (2, 4) if name in ("nemotron_h", "kda") else (2, 2)
     convolved = sum("conv" in tensor for tensor in family.shapes(config) if "weight" in tensor)
     layers = footprint.recurrent_layers(family.shapes(config))
     if name.startswith("lfm2"):

@@ -40,12 +40,14 @@ SHARED = {
     "linear_key_head_dim": 32,
     "linear_conv_kernel_dim": 4,
 }
+KDA_SIZES = {"linear_key_head_dim": 48, "linear_conv_kernel_dim": 3}
 WANTED: dict[str, dict[str, Any]] = {
     "gated_deltanet": {
         "linear_num_value_heads": 2,
         "linear_value_head_dim": 64,
         "output_gate_type": "silu",
     },
+    "kda": {"gate_lower_bound": None},
 }
 
 
@@ -78,6 +80,10 @@ def test_a_config_in_full(model_type: str) -> None:
             {"intermediate_size": None, "hidden_ratio": 7},
             {"intermediate_size": 768},
         ),
+        ("kda", {"num_v_heads": 2, "attn_mode": "fused_recurrent"}, {}),
+        ("kda", {"lower_bound": -2.5}, {"gate_lower_bound": -2.5}),
+        ("kda", {"safe_gate": True, "lower_bound": -5}, {"gate_lower_bound": -5}),
+        ("kda", {"head_dim": 48, "conv_size": 3}, KDA_SIZES),
     ],
 )
 def test_what_a_key_means(model_type: str, changes: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -127,6 +133,25 @@ def test_what_is_refused_of_gated_deltanet(changes: dict[str, Any], said: str) -
         resolve(stated("gated_deltanet") | changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"expand_v": 2}, "expand_v is 2, and vLLM's layer of Kimi .*; supported is 1"),
+        ({"num_v_heads": 4}, "num_v_heads is 4 with num_heads 2, .*; supported is null"),
+        ({"safe_gate": 1}, "safe_gate is 1; expected true or false"),
+        ({"safe_gate": True}, "safe_gate is True and lower_bound is missing"),
+        ({"lower_bound": 0}, "lower_bound is 0; expected null or a number from -5 on and below 0"),
+        ({"lower_bound": -5.5}, "lower_bound is -5.5; expected null"),
+        ({"lower_bound": "-5"}, "lower_bound is '-5'; expected null"),
+        ({"use_gate": True}, "use_gate: True, which FLA's kda does not have"),
+        ({"output_gate_activation": "swish"}, "output_gate_activation: 'swish', which FLA's kda"),
+    ],
+)
+def test_what_is_refused_of_kda(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        resolve(stated("kda") | changes)
+
+
 @pytest.mark.parametrize("model_type", fla_models.DELTA)
 def test_every_key_of_its_configuration_is_known(model_type: str) -> None:
     """Read, refused, or of training alone: a new version's keys are looked at before they are."""
@@ -144,7 +169,10 @@ def test_every_key_of_its_configuration_is_known(model_type: str) -> None:
     assert names - training - common == read
 
 
-OWN = {"gated_deltanet": {"use_gate", "output_gate_activation"}}
+OWN = {
+    "gated_deltanet": {"use_gate", "output_gate_activation"},
+    "kda": {"safe_gate", "lower_bound"},
+}
 
 
 @pytest.mark.parametrize("model_type", fla_models.DELTA)

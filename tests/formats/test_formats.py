@@ -363,8 +363,8 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("attnres_block_size: 4", "'gla'", "flash-linear-attention: vLLM has no layer"),
     ),
     "an FLA model whose layer vLLM has": (
-        golden(model_type="kda", architectures=["KDAForCausalLM"]),
-        ("attnres_block_size: 4", "'kda'", "no class here puts vLLM's layer into it"),
+        golden(model_type="mla", architectures=["MLAForCausalLM"]),
+        ("attnres_block_size: 4", "'mla'", "no class here puts vLLM's layer into it"),
     ),
     "FLA without an architecture": (
         without(golden(), "architectures"),

@@ -30,6 +30,7 @@ from attnres_serve.verify.rewritten.wide import wide_module
 CLASSES = {
     "transformer": ("transformer", "Transformer"),
     "gated_deltanet": ("gated_deltanet", "GatedDeltaNet"),
+    "kda": ("kda", "KDA"),
 }
 DELTA = tuple(name for name in CLASSES if name != "transformer")  # with a recurrence
 GATES = {"swish": silu, "silu": silu, "sigmoid": torch.sigmoid}
@@ -110,6 +111,34 @@ def gated_delta_rule(
     return naive(q, k, v, beta.sigmoid(), log_decay)[0].to(v.dtype), None
 
 
+def kimi_delta_rule(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    lower_bound: float | None,
+    allow_neg_eigval: bool,
+    initial_state: None,
+    output_final_state: bool,
+    safe_gate: bool = False,
+    **flags: Any,
+) -> tuple[Tensor, None]:
+    """chunk_kda and fused_recurrent_kda; `safe_gate` is of the former's speed alone."""
+    assert not allow_neg_eigval and initial_state is None and not output_final_state
+    assert flags.pop("cu_seqlens") is None and all(flags.values()), flags
+    gates = wide_module("fla.ops.kda.gate")
+    if lower_bound is None:
+        log_decay = gates.naive_kda_gate(g, A_log, dt_bias)
+    else:
+        log_decay = gates.naive_kda_lowerbound_gate(g, A_log, dt_bias, lower_bound)
+    naive = wide_module("fla.ops.kda.naive").naive_recurrent_kda
+    return naive(l2_norm(q), l2_norm(k), v, log_decay, beta.sigmoid())[0].to(v.dtype), None
+
+
 def naive_mix() -> Callable[..., Any]:
     """FLA's naive function of a site and of the norm that follows it."""
     found: Callable[..., Any] = wide_module("fla.ops.attnres.naive").naive_attnres
@@ -141,6 +170,7 @@ def on_cpu(mix: Callable[..., Any] | None = None) -> Iterator[pytest.MonkeyPatch
         patch.setattr("fla.layers.gated_deltanet.causal_conv1d", convolve)
         for kernel in ("chunk", "fused_recurrent"):
             patch.setattr(f"fla.layers.gated_deltanet.{kernel}_gated_delta_rule", gated_delta_rule)
+            patch.setattr(f"fla.layers.kda.{kernel}_kda", kimi_delta_rule)
         yield patch
 
 

@@ -1,0 +1,89 @@
+"""FLA's Kimi Delta Attention: every layer has vLLM's recurrence, by FLA's names of tensors."""
+
+from copy import copy
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.linear import ColumnParallelLinear
+from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn
+from vllm.model_executor.layers.mamba.mamba_utils import (
+    MambaStateCopyFuncCalculator,
+    MambaStateDtypeCalculator,
+    MambaStateShapeCalculator,
+)
+from vllm.model_executor.models.utils import WeightsMapper
+
+from attnres_serve.model import delta_net
+
+FUSED = {
+    "in_proj_qkvgfab": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"),
+    "conv1d": ("q_conv1d", "k_conv1d", "v_conv1d"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+class KDALayer(delta_net.DeltaNetLayer):
+    def recurrence(
+        self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str
+    ) -> nn.Module:
+        own = copy(config)
+        own.linear_attn_config = {
+            "head_dim": config.linear_key_head_dim,
+            "num_heads": config.linear_num_key_heads,
+            "short_conv_kernel_size": config.linear_conv_kernel_dim,
+            "gate_lower_bound": config.gate_lower_bound,
+        }
+        # By its module: on CPU the class may be another, see ``linear_attention``.
+        layer = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention(own, vllm_config, prefix)
+        layer.o_norm.eps = config.rms_norm_eps  # of vLLM's layer for GPUs it is 1e-5 always
+        layer.g_b_proj = ColumnParallelLinear(  # vLLM's has no bias
+            layer.head_dim, layer.projection_size, prefix=f"{prefix}.g_b_proj"
+        )
+        rows = (layer.local_projection_size,) * 3
+        delta_net.load_by_place(layer.conv1d, rows, layer.tp_rank)
+        return layer
+
+    def mix(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        mixed: Tensor = self.self_attn(hidden_states=hidden_states, positions=positions)
+        return mixed
+
+
+@support_torch_compile
+class KDADecoder(delta_net.DeltaNetDecoder):
+    layer = KDALayer
+
+
+class KDAForCausalLM(delta_net.DeltaNetForCausalLM):
+    decoder = KDADecoder
+    packed_modules_mapping: ClassVar = {whole: list(parts) for whole, parts in FUSED.items()}
+    hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked=delta_net.stacked(FUSED))
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(
+        cls, vllm_config: VllmConfig
+    ) -> tuple[torch.dtype, torch.dtype]:
+        dtypes: tuple[torch.dtype, torch.dtype] = MambaStateDtypeCalculator.kda_state_dtype(
+            vllm_config.model_config.dtype, vllm_config.cache_config.mamba_cache_dtype
+        )
+        return dtypes
+
+    @classmethod
+    def get_mamba_state_shape_from_config(
+        cls, vllm_config: VllmConfig
+    ) -> tuple[tuple[int, int], tuple[int, int, int]]:
+        config = vllm_config.model_config.hf_config
+        shapes: tuple[tuple[int, int], tuple[int, int, int]]
+        shapes = MambaStateShapeCalculator.kda_state_shape(
+            vllm_config.parallel_config.tensor_parallel_size,
+            config.linear_num_key_heads,
+            config.linear_key_head_dim,
+            conv_kernel_size=config.linear_conv_kernel_dim,
+            num_spec=vllm_config.num_speculative_tokens,
+        )
+        return shapes
+
+    get_mamba_state_copy_func = MambaStateCopyFuncCalculator.kda_state_copy_func
