@@ -84,10 +84,11 @@ def on_config(vllm_config) -> None:
         CheckpointError: weights that do not fit the configuration.
     """
     from attnres_serve import settings
+    from attnres_serve.checkpoints import needs
     from attnres_serve.checkpoints.validate import validate, validate_hub
-    from attnres_serve.compat import backbone_limits
+    from attnres_serve.compat import adapters, backbone_limits
     from attnres_serve.errors import SettingError
-    from attnres_serve.families import BY_ARCHITECTURE
+    from attnres_serve.families import BY_ARCHITECTURE, footprint
 
     warning = host.untested_version()
     if warning:
@@ -121,14 +122,20 @@ def on_config(vllm_config) -> None:
             "the house format."
         )
     (architecture,) = config.architectures
-    backbone_limits.require_whole_residual(vllm_config, BY_ARCHITECTURE[architecture].module)
+    family = BY_ARCHITECTURE[architecture]
+    backbone_limits.require_whole_residual(vllm_config, family.module)
+    if engine_config.uses_lora(vllm_config):
+        has_experts = footprint.has_experts(family.shapes(config.attn_res_config))
+        problem = adapters.problem(vllm_config, family.module, has_experts)
+        if problem is not None:
+            raise SettingError(problem)
     engine_config.require_safetensors(vllm_config)
     engine_config.install_worker_extension(vllm_config)
     from attnres_serve.compat import prepare
 
     prepare.engine(vllm_config)
     source = engine_config.reads_weights_from(vllm_config)
-    if source is not None and Path(source[0]).is_dir():
-        validate(Path(source[0]))
-    elif source is not None:
-        validate_hub(*source)
+    if source is not None:
+        folder = Path(source[0])
+        checkpoint = validate(folder) if folder.is_dir() else validate_hub(*source)
+        needs.validate_quantized(source[0], checkpoint.inventory)

@@ -126,6 +126,7 @@ class BaseTensors:
                 )
         if self.quantisation:
             quantized.check_fused(layers, self._fused)
+            quantized.check_experts(layers)
             quantized.check_entries(self.quantisation, _modules(layers, own_names))
 
     def _layers(self, found: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:

@@ -43,6 +43,7 @@ def check(name: str, as_json: bool) -> None:
         translation = checkpoint.translated(name)
         facts = describe(checkpoint) | needs.facts(folder)
         needs.validate(name, translation, folder)
+        needs.validate_quantized(name, checkpoint.inventory)
     except CheckpointError as error:
         if as_json:
             print(json.dumps({"checkpoint": name, "served": False, "reason": str(error), **facts}))

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attnres_serve.checkpoints import quantized
+from attnres_serve.checkpoints.inventory import Inventory
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, latent
@@ -88,6 +90,33 @@ def _validate_row(name: str, config: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"{name} has latent attention with {both}, and vLLM's on CPU computes "
             f"{' and '.join(map(str, wanted))} alone; serve it on a GPU."
+        )
+
+
+def validate_quantized(name: str, inventory: Inventory | None) -> None:
+    """Refuse quantised layers that vLLM does not compute on this device.
+
+    Args:
+        name: what the checkpoint is called.
+        inventory: its tensors; None where they cannot be had.
+
+    Raises:
+        CheckpointError: there are some.
+    """
+    if inventory is None or not source.is_cpu_build():
+        return
+    found = quantized.first_quantised(inventory.stored, quantized.FOLDED)
+    if found is not None:
+        raise CheckpointError(
+            f"{name} has a quantised kv_b_proj ({found} in house names), which vLLM on CPU cannot "
+            "fold into others; serve it on a GPU, or quantise the model with kv_b_proj in `ignore`."
+        )
+    found = quantized.first_quantised(inventory.stored, quantized.EXPERT)
+    if found is not None and source.lacks_quantized_experts():
+        raise CheckpointError(
+            f"{name} has quantised experts ({found} in house names), and vLLM computes those on "
+            "this CPU only with AMX or zentorch; serve it on such a CPU or on a GPU, or quantise "
+            "the model with its experts in `ignore`."
         )
 
 

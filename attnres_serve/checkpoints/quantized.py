@@ -25,6 +25,8 @@ _CACHE_SCALE = re.compile(
 )
 # What each method stores beside the packed weight, where a scale alone does not make it whole.
 _BESIDE = {"gptq": ("scales", "qzeros"), "awq": ("scales", "qzeros")}
+EXPERT = re.compile(r"(?P<mixture>.+\.experts)\.\d+\.\w+")
+FOLDED = re.compile(r".+\.kv_b_proj")  # by latent attention into others
 _WHOLE = ("I8", "F8_E4M3", "F8_E5M2")  # one element for every weight
 
 
@@ -138,6 +140,45 @@ def check_fused(
                     f"{first} and {second} (in house names), which are one layer in vLLM, are "
                     "quantised in different ways; quantise both in the same way, or neither."
                 )
+
+
+def check_experts(layers: Mapping[str, Mapping[str, Stored]]) -> None:
+    """Raise CheckpointError where experts of a layer are quantised in different ways.
+
+    vLLM makes two tensors of all of them, by what it reads of the first expert.
+
+    Args:
+        layers: the tensors of every linear layer, as ``check_linear`` has them.
+    """
+    first: dict[str, str] = {}
+    for stem, leaves in layers.items():
+        if found := EXPERT.fullmatch(stem):
+            other = first.setdefault(found["mixture"], stem)
+            if _manner(leaves) != _manner(layers[other]):
+                raise CheckpointError(
+                    f"{other} and {stem} (in house names), which are one layer in vLLM, are "
+                    "quantised in different ways; quantise all experts of a layer in the same way, "
+                    "or none."
+                )
+
+
+def first_quantised(stored: Mapping[str, Stored], kind: re.Pattern[str]) -> str | None:
+    """The first weight that holds no floats, by its house name; None without one.
+
+    Args:
+        stored: shape and type of every tensor by house names.
+        kind: matches the names of the layers that are looked at.
+    """
+    return next(
+        (
+            name
+            for name, found in stored.items()
+            if is_weight(name)
+            and found.dtype not in FLOATS
+            and kind.fullmatch(name.rpartition(".")[0])
+        ),
+        None,
+    )
 
 
 def _manner(leaves: Mapping[str, Stored]) -> set[tuple[str, str]]:

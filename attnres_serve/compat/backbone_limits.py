@@ -18,7 +18,6 @@ DELTA_NETS = ("gated_deltanet", "kda")  # of FLA's, whose decoder is ours
 HAS_STATES = (*OWN_MODULES, *DELTA_NETS, "qwen3_next", "bailing_moe_linear")
 LINEAR_SINCE = (0, 32)
 ASKS_FOR_BOTH_KINDS = ("qwen3_next", "alice_ai")  # of every stage, with caches of two kinds
-WITHOUT_LORA = (*DELTA_NETS, "bailing_moe_linear", "mamba2")
 MISCOUNTS_DECAY = ("bailing_moe_linear",)  # docs/build/upstream/lightning-prefill.md
 FUSES_ALL_REDUCE = ("deepseek_v32", "glm5next", "minimax_m3", "step3p5")
 
@@ -41,7 +40,6 @@ def require_whole_residual(vllm_config, module: str) -> None:
         stages_problem,
         version_problem,
         speculation_problem,
-        lora_problem,
         tracing_problem,
     ):
         found = problem(vllm_config, module)
@@ -54,7 +52,7 @@ def float16_problem(vllm_config, module: str) -> str | None:
     import torch
 
     dtype = vllm_config.model_config.dtype
-    if dtype != torch.float16 or not _is_one_of(module, SCALES_RESIDUAL_IN_FLOAT16):
+    if dtype != torch.float16 or not is_one_of(module, SCALES_RESIDUAL_IN_FLOAT16):
         return None
     return (
         "--dtype is float16, in which vLLM's layers of this family scale the residual, and AttnRes "
@@ -65,7 +63,7 @@ def float16_problem(vllm_config, module: str) -> str | None:
 def sequence_parallel_problem(vllm_config, module: str) -> str | None:
     """Tensor, data and expert parallelism together split the tokens of a residual over workers."""
     splits = vllm_config.parallel_config.use_sequence_parallel_moe
-    if not splits or not _is_one_of(module, SPLITS_RESIDUAL):
+    if not splits or not is_one_of(module, SPLITS_RESIDUAL):
         return None
     return (
         "expert parallelism with tensor and data parallelism splits the residual of this family's "
@@ -76,7 +74,7 @@ def sequence_parallel_problem(vllm_config, module: str) -> str | None:
 def fused_all_reduce_problem(vllm_config, module: str) -> str | None:
     """Some layers add and norm within their all-reduce and go around the norm that is a site."""
     workers = vllm_config.parallel_config.tensor_parallel_size
-    if workers == 1 or not _is_one_of(module, FUSES_ALL_REDUCE):
+    if workers == 1 or not is_one_of(module, FUSES_ALL_REDUCE):
         return None
     return (
         f"--tensor-parallel-size is {workers}, with which vLLM's layers of this family norm within "
@@ -86,7 +84,7 @@ def fused_all_reduce_problem(vllm_config, module: str) -> str | None:
 
 def lightning_problem(vllm_config, module: str) -> str | None:
     """The kernel of lightning attention for GPUs; on a CPU it is ours."""
-    if host.on_cpu() or not _is_one_of(module, MISCOUNTS_DECAY):
+    if host.on_cpu() or not is_one_of(module, MISCOUNTS_DECAY):
         return None
     return (
         "vLLM's kernel of lightning attention computes prompts of more than 256 tokens, and those "
@@ -101,7 +99,7 @@ def stages_problem(vllm_config, module: str) -> str | None:
     """
     from vllm.distributed.utils import get_pp_indices
 
-    if not _is_one_of(module, ASKS_FOR_BOTH_KINDS) or not host.on_cpu():
+    if not is_one_of(module, ASKS_FOR_BOTH_KINDS) or not host.on_cpu():
         return None
     kinds = getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ()
     stages = vllm_config.parallel_config.pipeline_parallel_size
@@ -118,7 +116,7 @@ def stages_problem(vllm_config, module: str) -> str | None:
 
 def version_problem(vllm_config, module: str) -> str | None:
     """What a batch says of new sequences was read, and run, from this version on."""
-    if not _is_one_of(module, HAS_STATES) or not host.is_older_than(LINEAR_SINCE):
+    if not is_one_of(module, HAS_STATES) or not host.is_older_than(LINEAR_SINCE):
         return None
     since = ".".join(map(str, LINEAR_SINCE))
     return f"models with linear attention need vLLM {since} or later; install it, or a later one."
@@ -126,7 +124,7 @@ def version_problem(vllm_config, module: str) -> str | None:
 
 def speculation_problem(vllm_config, module: str) -> str | None:
     """Our layers of linear attention have one state, that of the newest token."""
-    if not _is_one_of(module, HAS_STATES) or not host.on_cpu():
+    if not is_one_of(module, HAS_STATES) or not host.on_cpu():
         return None
     if not (drafts := vllm_config.num_speculative_tokens):
         return None
@@ -136,25 +134,11 @@ def speculation_problem(vllm_config, module: str) -> str | None:
     )
 
 
-def lora_problem(vllm_config, module: str) -> str | None:
-    """Adapters that vLLM's layers do not take.
-
-    Those of a projection that every worker has whole it cuts, as if it were shared.
-    """
-    if vllm_config.lora_config is None:
-        return None
-    remedy = "start without --enable-lora, and merge the adapter into the weights."
-    if _is_one_of(module, OWN_MODULES):
-        return f"LoRA adapters are not supported on layers of Kimi Delta Attention; {remedy}"
-    if _is_one_of(module, WITHOUT_LORA):
-        return f"LoRA adapters are not supported by the class of this family; {remedy}"
-    return None
-
-
 def tracing_problem(vllm_config, module: str) -> str | None:
     """vLLM's own layer of Kimi Delta Attention looks at the batch, which a compiler would fix."""
-    compiles = not vllm_config.model_config.enforce_eager
-    if module not in (ALICE_AI, KDA) or host.on_cpu() or not compiles:
+    if module not in (ALICE_AI, KDA) or host.on_cpu():
+        return None
+    if vllm_config.model_config.enforce_eager:
         return None
     return (
         "this family cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is "
@@ -162,5 +146,6 @@ def tracing_problem(vllm_config, module: str) -> str | None:
     )
 
 
-def _is_one_of(module: str, parts: tuple[str, ...]) -> bool:
+def is_one_of(module: str, parts: tuple[str, ...]) -> bool:
+    """Whether a module's name has one of these parts."""
     return not set(module.split(".")).isdisjoint(parts)

@@ -120,7 +120,8 @@ def is_on_this_stage(model, name: str) -> bool:
 
 def parameter(model, name: str) -> Any:
     """The parameter that holds a tensor, by its house name, or that it is fused into; or None."""
-    fused = {part: whole for whole, parts in model.packed_modules_mapping.items() for part in parts}
+    packed = getattr(model, "packed_modules_mapping", {})  # vLLM's Mamba2 fuses nothing
+    fused = {part: whole for whole, parts in packed.items() for part in parts}
     found = model
     for part in name.split("."):
         found = getattr(found, fused.get(part, part), None)

@@ -5,6 +5,7 @@ from attnres_serve.compat.workarounds import (
     amx,
     compiled_code,
     expert_map,
+    experts_beside_adapters,
     hybrid_prefix_caching,
     inductor,
     malloc,
@@ -16,6 +17,7 @@ from attnres_serve.compat.workarounds import (
     router_bias,
     shared_memory,
     torch_vector_math,
+    whole_adapters,
     worker_limits,
     xielu,
 )
@@ -54,6 +56,10 @@ def worker(vllm_config) -> None:
     shared_memory.forget_shared_memory()
     python_frames.give_loops_room()
     xielu.in_the_models_type()
+    if vllm_config.lora_config is not None:
+        whole_adapters.require()
+        if host.on_cpu():
+            experts_beside_adapters.use_usual_kernel()
     if host.on_cpu():
         malloc.keep_freed()
         rotary.rotate_every_head()

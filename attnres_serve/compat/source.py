@@ -91,6 +91,21 @@ def head_sizes() -> list[int] | None:
     return sorted({*ast.literal_eval(listed[1]), *UNLISTED_HEAD_SIZES}) if listed else None
 
 
+def lacks_quantized_experts() -> bool:
+    """Whether vLLM's CPU build has no kernel for quantized experts here.
+
+    vLLM 0.32 has them on x86 for CPUs with AMX, and where zentorch is installed.
+    """
+    from importlib.util import find_spec
+    from platform import machine
+
+    if machine() not in ("x86_64", "AMD64"):
+        return False
+    cpu = Path("/proc/cpuinfo")
+    has_amx = cpu.is_file() and "amx_tile" in cpu.read_text(encoding="utf-8").split()
+    return not has_amx and find_spec("zentorch") is None
+
+
 LATENT_ROW = 512, 64  # of which alone vLLM's kernels on CPU are compiled
 
 

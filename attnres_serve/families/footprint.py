@@ -34,6 +34,11 @@ def recurrent_layers(shapes: Mapping[str, Shape]) -> int:
     return sum(name.endswith(".A_log") for name in shapes)
 
 
+def has_experts(shapes: Mapping[str, Shape]) -> bool:
+    """Whether a layer has a mixture of experts."""
+    return any(_EXPERT.match(name) or _STACKED.search(name) for name in shapes)
+
+
 def idle_elements(shapes: Mapping[str, Shape], chosen: int) -> int:
     """Elements of the experts that a token does not see.
 

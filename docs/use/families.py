@@ -9,18 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.families import FAMILIES
+from attnres_serve.compat.adapters import WITHOUT_LORA
+from attnres_serve.compat.backbone_limits import OWN_MODULES
+from attnres_serve.families import FAMILIES, checks
 from attnres_serve.families.family import Family
 
 PAGE = Path(__file__).with_name("families.md")
 RESULTS = Path(__file__).with_name("families.json")
-COLUMNS = ("exact", "twin", "trace", "chunked", "compiled", "TP", "PP", "EP")
+COLUMNS = ("exact", "twin", "trace", "chunked", "compiled", "TP", "PP", "EP", "LoRA", "INT8")
 # Why a column of a family stays empty, where it is not for want of a test.
 REASONS = {
     ("kimi_linear", "compiled"): "vLLM's class is not",
     ("mamba2", "PP"): "vLLM's class has no stages",
     ("nemotron_h", "EP"): "experts are refused",
+    ("gpt_oss", "INT8"): "refused",
 }
+WITHOUT_ADAPTERS = {*WITHOUT_LORA, *OWN_MODULES}
 HEAD = """\
 <!-- Written by families.py from the package's families and families.json; a test compares. -->
 
@@ -51,11 +55,14 @@ A tiny random checkpoint of each family runs in the engine on CPU in float32, wi
 | TP | two workers share the heads |
 | PP | two stages, which part inside a block |
 | EP | two workers share the experts |
+| LoRA | an adapter of all that takes one equals the weights that it is merged into |
+| INT8 | compressed-tensors, in bfloat16: answers are near those of its weights in float64 |
 
 `ATTNRES_FAMILY_RESULTS=docs/use/families.json make test-families` writes the results: the first
-four columns of all families, and the others of one family of each kind. `make test-all` has them of
-all. A dot is what was not run, and "with AMX" what vLLM turns off on other CPUs. LoRA and INT8 are
-shown for Llama and Qwen3 alone (`tests/end_to_end/test_features.py`).
+four columns and the last two of all families, and the others of one family of each kind.
+`make test-all` has them of all. A dot is what was not run, "with AMX" what vLLM turns off on other
+CPUs, and "refused" what is refused by name. Experts have no adapters and no INT8 here, and neither
+has [what else is refused](support.md#limits).
 """
 
 
@@ -72,6 +79,10 @@ def cell(family: Family, column: str, shown: Mapping[str, Any]) -> str:
         return REASONS[family.name, column]
     if column == "chunked" and family.is_latent:
         return "with AMX"
+    if column == "LoRA" and not WITHOUT_ADAPTERS.isdisjoint(family.module.split(".")):
+        return "refused"
+    if column == "INT8" and checks.unquantized in family.checks:
+        return "refused"
     return "no experts" if column == "EP" and not has_experts(family) else "."
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_house, write_standard
+from adapters import linear_layers
+from checkpoints import quantised, write_house, write_standard
 from cost import command, of_a_start
+from safetensors.torch import load_file
 from serving import DEMO
 
 from attnres_serve import cli
@@ -337,3 +339,49 @@ def test_a_missing_tokenizer_costs_no_start(
 ) -> None:
     status, err, seconds = command("serve", without_tokenizer)
     assert status == 2 and "has no tokenizer" in err and seconds < of_a_start()
+
+
+def test_quantised_experts_without_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = write_house(tmp_path / "float", "qwen3_moe", layers=2, block_size=2)
+    layers = linear_layers(load_file(base / "model.safetensors"), without="shared_expert_gate")
+    found = validate(quantised(tmp_path / "int8", base, layers=layers)).inventory
+    monkeypatch.setattr(source, "lacks_quantized_experts", lambda: False)
+    needs.validate_quantized("m", found)
+    monkeypatch.setattr(source, "lacks_quantized_experts", lambda: True)
+    needs.validate_quantized("m", validate(base).inventory)
+    needs.validate_quantized("m", None)
+    with pytest.raises(CheckpointError) as caught:
+        needs.validate_quantized("m", found)
+    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    needs.validate_quantized("m", found)
+    assert str(caught.value) == (
+        "m has quantised experts (model.layers.0.mlp.experts.0.down_proj.weight in house names), "
+        "and vLLM computes those on this CPU only with AMX or zentorch; serve it on such a CPU or "
+        "on a GPU, or quantise the model with its experts in `ignore`."
+    )
+
+
+def test_a_quantised_layer_that_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_house(tmp_path / "float", "deepseek_v3", layers=2, block_size=2)
+    layers = linear_layers(load_file(base / "model.safetensors"), without=r"\.experts\.")
+    found = validate(quantised(tmp_path / "int8", base, layers=layers)).inventory
+    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    needs.validate_quantized("m", found)
+    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    needs.validate_quantized("m", validate(base).inventory)
+    with pytest.raises(CheckpointError, match=r"m has a quantised kv_b_proj \(model\.layers\.0\."):
+        needs.validate_quantized("m", found)
+
+
+def test_which_cpus_compute_quantised_experts() -> None:
+    """As vLLM's kernels say themselves."""
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (
+        CPUExpertsInt8,
+        ZenCPUExpertsInt8,
+    )
+
+    kernels = (CPUExpertsInt8, ZenCPUExpertsInt8)
+    runs = any(kernel._supports_current_device() for kernel in kernels)
+    assert source.lacks_quantized_experts() == (not runs)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from adapters import linear_layers
 from checkpoints import GOLDENS, quantised, write_fla, write_house, write_mode
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints import quantized, validate
 from attnres_serve.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
@@ -153,6 +154,96 @@ def test_parts_of_one_layer_that_are_quantised_to_different_types(folder: Path) 
     name = f"{LAYER}.self_attn.k_proj.weight"
     edit(folder, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
     assert "quantised in different ways" in refusal(folder)
+
+
+# --- experts and latent attention
+
+EXPERT = f"{LAYER}.mlp.experts.3"
+
+
+def family_of(tmp_path: Path, name: str) -> Path:
+    """An INT8 model of a family, its experts too."""
+    source = write_house(tmp_path / "float", name, layers=2, block_size=2)
+    layers = linear_layers(load_file(source / WEIGHTS), without="shared_expert_gate")
+    return quantised(tmp_path / "int8", source, layers=layers)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral", "gemma2"])
+def test_whole_int8_checkpoints_of_families(name: str, tmp_path: Path) -> None:
+    found = validate.validate(family_of(tmp_path, name)).inventory
+    assert found is not None
+    expert = quantized.first_quantised(found.stored, quantized.EXPERT)
+    assert (expert is None) == (name == "gemma2")
+
+
+def floats(*stems: str) -> Edit:
+    """Gives linear layers back the floats that they stand for."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for stem in stems:
+            scale = tensors.pop(f"{stem}.weight_scale")
+            tensors[f"{stem}.weight"] = tensors[f"{stem}.weight"] * scale
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("qwen3_moe", lambda t: t.pop(f"{EXPERT}.down_proj.weight_scale"), "lacks a scale"),
+        ("qwen3_moe", lambda t: t.pop(f"{EXPERT}.up_proj.weight"), "lacks the tensor"),
+        (
+            "qwen3_moe",
+            lambda t: t.update({f"{EXPERT}.up_proj.bias": torch.zeros(64)}),
+            f"holds the tensor {EXPERT}.up_proj.bias, which a qwen3_moe model",
+        ),
+        (
+            "qwen3_moe",
+            floats(f"{EXPERT}.up_proj"),
+            f"{EXPERT}.gate_proj and {EXPERT}.up_proj (in house names), which are one layer",
+        ),
+        (
+            "qwen3_moe",
+            floats(*(f"{EXPERT}.{part}_proj" for part in ("gate", "up", "down"))),
+            "(in house names), which are one layer in vLLM, are quantised in different ways; "
+            "quantise all experts of a layer in the same way, or none.",
+        ),
+        ("qwen3_moe", floats(f"{EXPERT}.down_proj"), "quantise all experts of a layer"),
+        (
+            "deepseek_v3",
+            floats(f"{LAYER}.self_attn.kv_a_proj_with_mqa"),
+            f"{LAYER}.self_attn.q_a_proj and {LAYER}.self_attn.kv_a_proj_with_mqa (in house",
+        ),
+        (
+            "deepseek_v3",
+            lambda t: t.pop(f"{LAYER}.self_attn.kv_b_proj.weight_scale"),
+            f"lacks a scale (weight_scale or the like) of {LAYER}.self_attn.kv_b_proj",
+        ),
+        (
+            "deepseek_v3",
+            floats(f"{LAYER}.mlp.shared_experts.up_proj"),
+            f"{LAYER}.mlp.shared_experts.gate_proj and {LAYER}.mlp.shared_experts.up_proj (in",
+        ),
+        (
+            "deepseek_v3",
+            lambda t: t.update({f"{LAYER}.self_attn.o_proj.bias": torch.zeros(128)}),
+            f"holds the tensor {LAYER}.self_attn.o_proj.bias",
+        ),
+    ],
+)
+def test_a_mixture_or_latent_attention_that_is_not_whole(
+    name: str, change: Edit, says: str, tmp_path: Path
+) -> None:
+    """vLLM would take one expert's scales for all, or what memory held."""
+    assert says in refusal(edit(family_of(tmp_path, name), change))
+
+
+def test_experts_alone_may_stay_as_they_are(tmp_path: Path) -> None:
+    source = write_house(tmp_path / "float", "qwen3_moe", layers=2, block_size=2)
+    layers = linear_layers(load_file(source / WEIGHTS), without=r"\.experts\.")
+    folder = quantised(tmp_path / "int8", source, ["re:.*[.]experts[.].*"], layers)
+    found = validate.validate(folder).inventory
+    assert found is not None and quantized.first_quantised(found.stored, quantized.EXPERT) is None
 
 
 def test_two_weights_of_a_layer(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Settings that some of vLLM's layers cannot have with AttnRes."""
 
-import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +8,6 @@ import torch
 
 from attnres_serve.compat import backbone_limits, host
 from attnres_serve.errors import SettingError
-from attnres_serve.families import FAMILIES
-from attnres_serve.families.family import Family
 
 vllm = pytest.importorskip("vllm")
 
@@ -24,7 +21,6 @@ def config(
     stages: int = 1,
     kinds: str = "",
     drafts: int = 0,
-    lora: bool = False,
     eager: bool = False,
 ):
     names = {"F": "full_attention", "L": "linear_attention"}
@@ -32,7 +28,6 @@ def config(
     return SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype, hf_text_config=own, enforce_eager=eager),
         num_speculative_tokens=drafts,
-        lora_config=SimpleNamespace() if lora else None,
         parallel_config=SimpleNamespace(
             use_sequence_parallel_moe=split,
             tensor_parallel_size=workers,
@@ -105,7 +100,6 @@ KIMI = "attnres_serve.model.kimi"
     ("on_cpu", "given", "module", "says"),
     [
         (True, {"drafts": 3}, f"{MODELS}.qwen3_next", "decoding with 3 tokens is not supported"),
-        (True, {"lora": True}, KIMI, "LoRA adapters are not supported on layers of Kimi"),
         (False, {}, backbone_limits.ALICE_AI, "cannot be compiled on this device"),
         (False, {}, backbone_limits.KDA, "cannot be compiled on this device"),
         (True, {"drafts": 3}, backbone_limits.KDA, "decoding with 3 tokens is not supported"),
@@ -119,29 +113,6 @@ def test_what_linear_attention_cannot_have(
         backbone_limits.require_whole_residual(config(**given), module)
     backbone_limits.require_whole_residual(config(**given), f"{MODELS}.llama")
     backbone_limits.require_whole_residual(config(eager=True), module)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        f"{MODELS}.mamba2",
-        f"{MODELS}.bailing_moe_linear",
-        *(f"attnres_serve.model.{name}" for name in backbone_limits.DELTA_NETS),
-    ],
-)
-def test_a_family_without_adapters(module: str) -> None:
-    with pytest.raises(SettingError, match=r"not supported by the class of this family"):
-        backbone_limits.require_whole_residual(config(lora=True), module)
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES.values() if family.is_stock])
-def test_the_families_without_adapters_are_vllms(family: Family) -> None:
-    """Others would be refused when they are loaded, or end by an assertion."""
-    from vllm.model_executor.models.interfaces import supports_lora
-
-    own = getattr(importlib.import_module(family.module), family.cls)
-    known = {*backbone_limits.WITHOUT_LORA, *backbone_limits.OWN_MODULES}
-    assert supports_lora(own) == known.isdisjoint(family.module.split("."))
 
 
 def test_linear_attention_needs_the_version_that_it_was_run_with(

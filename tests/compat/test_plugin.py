@@ -293,7 +293,12 @@ def test_beside_fla(order: str) -> None:
 def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Model ids, with their revisions, whose headers would have been fetched."""
     calls: list[tuple] = []
-    monkeypatch.setattr(validate, "validate_hub", lambda *arguments: calls.append(arguments))
+
+    def validate_hub(*arguments: Any) -> SimpleNamespace:
+        calls.append(arguments)
+        return SimpleNamespace(inventory=None)
+
+    monkeypatch.setattr(validate, "validate_hub", validate_hub)
     return calls
 
 

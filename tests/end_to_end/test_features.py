@@ -4,17 +4,15 @@ Each is compared with a float64 model for which it makes no difference: adapters
 weights, the unquantised sites, the greedy tokens.
 """
 
-import json
-import shutil
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-import torch
+from adapters import WEIGHTS, linear_layers, write_merged
 from checkpoints import GOLDENS, quantised, write_house
 from goldens import bound, check_against
 from jobs import engine_job, fresh_prompts, run_engine, run_verify
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify.oracle import load
@@ -22,35 +20,6 @@ from attnres_serve.verify.oracle import load
 pytestmark = pytest.mark.engine
 
 SHAPE = {"layers": 4, "block_size": 3, "seed": 21}
-WEIGHTS = "model.safetensors"
-
-
-def write_adapter(folder: Path, base: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A LoRA adapter on attention and MLP; returns the weights with the adapter merged."""
-    generator = torch.Generator().manual_seed(3)
-    adapter, merged = {}, dict(base)
-    for name, weight in base.items():
-        if not name.endswith(("q_proj.weight", "v_proj.weight", "down_proj.weight")):
-            continue
-        stem = f"base_model.model.{name.removesuffix('.weight')}"
-        down = 0.2 * torch.randn((4, weight.shape[1]), generator=generator)
-        up = 0.2 * torch.randn((weight.shape[0], 4), generator=generator)
-        adapter |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
-        merged[name] = weight + up @ down
-    folder.mkdir()
-    save_file(adapter, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "bias": "none"}
-    config["target_modules"] = ["q_proj", "v_proj", "down_proj"]
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return merged
-
-
-def copy_with(folder: Path, source: Path, tensors: dict[str, torch.Tensor], **config) -> Path:
-    shutil.copytree(source, folder)
-    own = json.loads((source / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(own))
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    return folder
 
 
 def check_results(jobs: list[dict], results: list[dict], checkpoint: Path) -> None:
@@ -69,8 +38,8 @@ def check_results(jobs: list[dict], results: list[dict], checkpoint: Path) -> No
 def test_lora(algorithms, tmp_path):
     """An adapter equals the weights it is merged into."""
     base = write_house(tmp_path / "base", "qwen3", dtype="float32", **SHAPE)
-    merged = write_adapter(tmp_path / "adapter", load_file(base / WEIGHTS))
-    merged = copy_with(tmp_path / "merged", base, merged, dtype="float32")
+    layers = linear_layers(load_file(base / WEIGHTS))
+    merged = write_merged(tmp_path / "adapter", base, layers)
     prompts = fresh_prompts((9, 150))
     options = {"enable_lora": True, "max_lora_rank": 8}
     jobs = [

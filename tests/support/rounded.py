@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def divergence(
-    model: oracle.Model, prompts: Iterable[Sequence[int]], found: Iterable[Tensor]
+    model: Any, prompts: Iterable[Sequence[int]], found: Iterable[Tensor]
 ) -> list[float]:
     """KL divergence of logprobs ``[T, vocabulary]``, or without the last, from ``model``'s."""
     each: list[float] = []

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -12,17 +12,24 @@ from torch import Tensor
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 
 
-def quantised(folder: str | Path, source: str | Path, ignore: Sequence[str] = ()) -> Path:
+def quantised(
+    folder: str | Path,
+    source: str | Path,
+    ignore: Sequence[str] = (),
+    layers: Collection[str] | None = None,
+) -> Path:
     """A copy with INT8 weights (one scale per row) and INT8 activations, as saved by
     compressed-tensors. Returns its folder.
 
-    `ignore` names linear layers that stay as they are, beside the head.
+    `ignore` names linear layers that stay as they are, beside the head; `layers` those that are
+    quantised, the usual projections if None.
     """
     folder, tensors = Path(folder), {}
     shutil.copytree(source, folder)
     for name, weight in load_file(folder / "model.safetensors").items():
         stem = name.removesuffix(".weight")
-        if not stem.endswith("_proj") or "res_proj" in stem or stem in ignore:
+        is_usual = stem.endswith("_proj") and "res_proj" not in stem and stem not in ignore
+        if not (is_usual if layers is None else stem in layers):
             tensors[name] = weight
             continue
         scale = weight.float().abs().amax(1, keepdim=True) / 127

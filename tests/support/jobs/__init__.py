@@ -41,6 +41,7 @@ def engine_job(
         "chunk": chunk,
         "options": options,
         "lora": lora and str(lora),
+        "refused": None,
         "reload": reload and str(reload),
         "trace": trace,
         "edits": list(edits),

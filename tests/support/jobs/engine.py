@@ -2,10 +2,11 @@
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
 model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
-lora: folder of an adapter or nothing, reload: folder whose weights take the place of the
-checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another trace of
-it, as workers take them, workaround: for a plain vLLM that is wrong without, as module:function of
-ours or of the tests, or nothing, env: environment variables}.
+lora: folder of an adapter or nothing, refused: folder of an adapter that is not taken or nothing,
+reload: folder whose weights take the place of the checkpoint's or nothing, trace: whether the
+longest prompt is traced, edits: for another trace of it, as workers take them, workaround: for a
+plain vLLM that is wrong without, as module:function of ours or of the tests, or nothing, env:
+environment variables}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, and what the
 counters say: ours, and where ``disable_log_stats`` is false vLLM's.  The engine lives in this
 process, so that a tiny checkpoint costs seconds.
@@ -83,6 +84,17 @@ def logprobs(llm, ids: list[int], edits: list[Any]) -> list[float]:
     return np.frombuffer(packed[2], np.float32)[:-1].tolist()
 
 
+def refusal(llm, adapter: str) -> str | None:
+    """Why an adapter is refused; None where it is not."""
+    from vllm.lora.request import LoRARequest
+
+    try:
+        llm.llm_engine.add_lora(LoRARequest("refused", 2, adapter))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
     from vllm.v1.metrics.reader import Counter
@@ -121,6 +133,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     longest = max(prompts, key=len)
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
         (result["cached"],) = answers(llm, [longest], False, lora)
+    if job["refused"]:
+        result["refusal"] = refusal(llm, job["refused"])
     if job["trace"]:
         assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
         result["trace"] = trace(llm, longest)

@@ -4,6 +4,8 @@ A job is {served, reference, prompts, chosen, dtype}.  In float32 its result is 
 another dtype ``kl``, per token the KL divergence from the float64 model, and ``losses``, per site
 of AttnRes what it lost (``rounded.py``).
 
+With {judge: "family"} the reference is of any family, and the result is ``kl``.
+
 Or it is {compiled: folders alike but for their weights, prompts, chosen, dtype}: one compiled
 engine serves them all, and the result is ``kl`` for each.
 """
@@ -15,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import tiny_sites
 import torch
 from rounded import divergence, rounded_model
 from torch import Tensor
@@ -26,6 +29,8 @@ def run(job: dict[str, Any]) -> Any:
     if "compiled" in job:
         return run_compiled(**job)
     served, reference = Path(job["served"]), Path(job["reference"])
+    if job.get("judge") == "family":
+        return kl_of_family(served, reference, job)
     if job["dtype"] == "float32":
         return asdict(compare.verify(served, reference, job["prompts"], job["chosen"]))
     with torch.inference_mode():
@@ -36,6 +41,13 @@ def run(job: dict[str, Any]) -> Any:
         if model.spec.block_starts is not None:
             result["losses"] = rounded_model(model).losses(passages)
         return result
+
+
+def kl_of_family(served: Path, reference: Path, job: dict[str, Any]) -> list[float]:
+    with torch.inference_mode():
+        passages = [*compare.serve(served, job["prompts"], job["chosen"], job["dtype"])]
+        tables = [passage.logits.double().log_softmax(-1) for passage in passages]
+        return divergence(tiny_sites.load(reference), job["prompts"], tables)
 
 
 def run_compiled(

@@ -1,0 +1,202 @@
+"""LoRA adapters that a model does not take, or not whole."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from attnres_serve.compat import adapters, backbone_limits, host
+from attnres_serve.compat.workarounds import experts_beside_adapters, whole_adapters
+from attnres_serve.families import FAMILIES, footprint
+from attnres_serve.families.family import Family
+
+vllm = pytest.importorskip("vllm")
+
+MODELS = "vllm.model_executor.models"
+REMEDY = "start without --enable-lora, and merge the adapter into the weights."
+MIXTURE = f"{MODELS}.qwen3_moe"
+
+
+def config(*targets: str, lora: bool = True) -> SimpleNamespace:
+    own = SimpleNamespace(target_modules=[*targets] or None) if lora else None
+    return SimpleNamespace(lora_config=own)
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (f"{MODELS}.mamba2", "LoRA adapters are not supported by the class of this family;"),
+        (f"{MODELS}.bailing_moe_linear", "not supported by the class of this family;"),
+        ("attnres_serve.model.kda", "not supported by the class of this family;"),
+        ("attnres_serve.model.gated_deltanet", "not supported by the class of this family;"),
+        ("attnres_serve.model.kimi", "not supported on layers of Kimi Delta Attention;"),
+    ],
+)
+def test_a_family_without_adapters(module: str, says: str) -> None:
+    found = adapters.problem(config(), module, has_experts=False)
+    assert found is not None and says in found and found.endswith(REMEDY)
+    assert adapters.problem(config(), f"{MODELS}.llama", has_experts=False) is None
+    assert adapters.problem(config(lora=False), module, has_experts=True) is None
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES.values() if family.is_stock])
+def test_the_families_without_adapters_are_vllms(family: Family) -> None:
+    """Others would be refused when they are loaded, or end by an assertion."""
+    from vllm.model_executor.models.interfaces import supports_lora
+
+    own = getattr(importlib.import_module(family.module), family.cls)
+    known = {*adapters.WITHOUT_LORA, *backbone_limits.OWN_MODULES}
+    assert supports_lora(own) == known.isdisjoint(family.module.split("."))
+
+
+def test_experts_without_adapters_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    found = adapters.problem(config(), MIXTURE, has_experts=True)
+    assert found is not None and "--lora-target-modules is not given; name layers beside" in found
+    found = adapters.problem(
+        config("q_proj", "model.layers.0.mlp.experts"), MIXTURE, has_experts=True
+    )
+    assert (
+        found is not None
+        and "--lora-target-modules is q_proj model.layers.0.mlp.experts; name layers" in found
+    )
+    assert (
+        adapters.problem(config("q_proj", "w1", "shared_experts"), MIXTURE, has_experts=True)
+        is None
+    )
+    assert adapters.problem(config(), MIXTURE, has_experts=False) is None
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    assert adapters.problem(config(), MIXTURE, has_experts=True) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "found"),
+    [
+        ("model.layers.1.mlp.experts.3.gate_proj.weight", (4, 8), True),
+        ("model.layers.1.mlp.experts.gate_up_proj", (4, 8, 8), True),
+        ("model.layers.1.block_sparse_moe.input_linear.weight", (4, 8, 8), True),
+        ("model.layers.1.mlp.shared_experts.gate_proj.weight", (4, 8), False),
+        ("model.layers.1.mlp.gate_proj.weight", (4, 8), False),
+    ],
+)
+def test_models_that_have_experts(name: str, shape: tuple[int, ...], found: bool) -> None:
+    assert footprint.has_experts({name: shape}) is found
+
+
+def test_a_cpu_has_no_experts_with_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where vLLM finds one by itself, the workaround and the refusal can go."""
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as module
+
+    asked = []
+    monkeypatch.setattr(module, "select_unquantized_moe_backend", asked.append)
+    experts_beside_adapters.use_usual_kernel()
+    experts_beside_adapters.use_usual_kernel()
+    module.select_unquantized_moe_backend(SimpleNamespace(is_lora_enabled=True))  # type: ignore[arg-type]
+    assert asked == [SimpleNamespace(is_lora_enabled=False)]
+
+
+# --- an adapter that is not whole
+
+ATTENTION = "model.layers.0.self_attn"
+NEEDED = {
+    f"{ATTENTION}.q_proj.weight": (12, 8),
+    f"{ATTENTION}.kv_b_proj.weight": (16, 6),
+    "model.layers.0.mlp.experts.1.up_proj.weight": (5, 8),
+}
+
+
+def manager(
+    *, latent: bool = False, experts: bool = False, permutes: bool = False
+) -> SimpleNamespace:
+    """As much of vLLM's LoRAModelManager as is looked at."""
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+    from vllm.model_executor.models.utils import PPMissingLayer
+
+    model = nn.Module()
+    model.model = nn.Module()
+    model.model.layers = nn.ModuleList([nn.Module(), PPMissingLayer()])
+    if latent:
+        model.attention = MLAAttention.__new__(MLAAttention)
+        nn.Module.__init__(model.attention)
+    if permutes:
+        model.permute_qk_weight_for_rotary = None
+    modules = [f"{ATTENTION}.qkv_proj", f"{ATTENTION}.kv_b_proj"]
+    if experts:
+        modules.append("model.layers.0.mlp.experts")
+    packed = {f"{ATTENTION}.qkv_proj": [f"{ATTENTION}.{part}_proj" for part in "qkv"]}
+    return SimpleNamespace(
+        model=model,
+        modules={name: SimpleNamespace(base_layer=nn.Module()) for name in modules},
+        packed_modules=packed,
+    )
+
+
+def layer(rows: int, columns: int, rank: int = 2) -> SimpleNamespace:
+    return SimpleNamespace(lora_a=torch.zeros(rank, columns), lora_b=torch.zeros(rows, rank))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "given", "says"),
+    [
+        (f"{ATTENTION}.q_proj", (12, 8), {}, None),
+        (f"{ATTENTION}.kv_b_proj", (16, 6), {}, None),
+        (f"{ATTENTION}.kv_b_proj", (16, 6), {"latent": True}, "vLLM folds into other weights"),
+        (f"{ATTENTION}.q_proj", (12, 8), {"latent": True}, None),
+        (f"{ATTENTION}.q_proj", (12, 8), {"permutes": True}, "gives another order of rows"),
+        (f"{ATTENTION}.v_proj", (12, 8), {"permutes": True}, None),
+        (f"{ATTENTION}.q_proj", (12, 4), {}, "has the shapes [2, 4] and [12, 2] for model"),
+        (f"{ATTENTION}.q_proj", (6, 8), {}, "whose weight is [12, 8] by config.json; give the"),
+        (f"{ATTENTION}.o_proj", (8, 12), {}, "to which vLLM applies no adapter in this model"),
+        ("model.layers.7.self_attn.q_proj", (12, 8), {}, "vLLM applies no adapter"),
+        ("model.layers.1.self_attn.q_proj", (9, 9), {}, None),  # another stage's
+        ("model.layers.0.mlp.experts.1.up_proj", (5, 8), {}, "vLLM applies no adapter"),
+        ("model.layers.0.mlp.experts.1.up_proj", (5, 8), {"experts": True}, None),
+    ],
+)
+def test_an_adapter_is_taken_whole(
+    name: str, shape: tuple[int, int], given: dict[str, bool], says: str | None
+) -> None:
+    found = whole_adapters.problem({name: layer(*shape)}, manager(**given), NEEDED)
+    if says is None:
+        assert found is None
+    else:
+        assert found is not None and says in found and name in found and found.endswith(".")
+
+
+def test_a_layer_that_is_run_without_its_wrapper() -> None:
+    own, name = manager(), f"{ATTENTION}.q_proj"
+    own.model.second = own.modules[f"{ATTENTION}.qkv_proj"].base_layer
+    found = whole_adapters.problem({name: layer(12, 8)}, own, NEEDED)
+    assert found is not None and "to which vLLM applies no adapter in this model" in found
+
+
+def test_names_of_vllm() -> None:
+    """Some of its classes rename layers when they load, and adapters' names with them."""
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    own = manager()
+    own.model.hf_to_vllm_mapper = WeightsMapper(orig_to_new_substr={".attention.": ".self_attn."})
+    needed = {"model.layers.0.attention.q_proj.weight": (12, 8)}
+    name = f"{ATTENTION}.q_proj"
+    assert whole_adapters.problem({name: layer(12, 8)}, own, needed) is None
+    assert "has the shapes" in (whole_adapters.problem({name: layer(12, 4)}, own, needed) or "")
+
+
+def test_adapters_of_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.lora.worker_manager import WorkerLoRAManager
+
+    adapter = SimpleNamespace(loras={f"{ATTENTION}.o_proj": layer(8, 12)})
+    monkeypatch.setattr(WorkerLoRAManager, "_load_adapter", lambda self, request: adapter)
+    whole_adapters.require()
+    whole_adapters.require()
+    own = manager()
+    worker = SimpleNamespace(_adapter_manager=own)
+    request = SimpleNamespace(lora_name="mine")
+    assert WorkerLoRAManager._load_adapter(worker, request) is adapter  # type: ignore[arg-type]
+    own.model.attn_res_base = SimpleNamespace(needed=NEEDED)
+    with pytest.raises(
+        ValueError, match=r"the LoRA adapter 'mine' changes model.*o_proj, to which"
+    ):
+        WorkerLoRAManager._load_adapter(worker, request)  # type: ignore[arg-type]

@@ -1,0 +1,77 @@
+"""INT8 of compressed-tensors on every family that takes it, without experts, routers and what is
+folded.
+
+The judge is Hugging Face's class in float64 with the mixes, with the weights that the INT8 ones
+stand for. What is left are the activations, which vLLM rounds to INT8 by tokens, and bfloat16.
+The bound is that of ``test_features``, of the median here: where two experts are nearly as good, or
+sources cancel, a token or two of a random model are answered otherwise.
+Found were medians below 0.01, and 0.3 to 1.3 where the scale of one projection was doubled.
+"""
+
+import random
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from adapters import UNTAKEN, WEIGHTS, copy_with, linear_layers
+from checkpoints import quantised, write_house
+from checkpoints.hugging_face import tiny
+from checkpoints.quantized import dequantised
+from facts import FACTS
+from jobs import fresh_prompts, run_verify
+from safetensors.torch import load_file
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from tests.end_to_end.test_families import JUDGED, chosen
+from tests.end_to_end.test_features import INT8_BOUND
+
+pytestmark = [pytest.mark.engine, pytest.mark.families]
+
+
+def takes_int8(name: str) -> bool:
+    config = tiny(name) | {"quantization_config": {"quant_method": "compressed-tensors"}}
+    try:
+        FAMILIES[name].check(config)
+    except CheckpointError:  # ``tests/families`` shows that the rest of it is right
+        return False
+    return True
+
+
+TAKES = [name for name in JUDGED if not FACTS[name].is_tiny or takes_int8(name)]
+EXPERTS = "re:.*[.]experts([.].*)?$"
+
+
+def ask(root: Path, name: str) -> dict[str, Any]:
+    changes = next(iter(FACTS[name].variants.values()))
+    seed = random.randrange(10**6)
+    base = write_house(root / name, name, layers=4, block_size=3, seed=seed, changes=changes)
+    tensors = load_file(base / WEIGHTS)
+    layers = linear_layers(tensors, UNTAKEN)
+    rest = {stem for key in tensors if (stem := key.removesuffix(".weight")) not in layers}
+    served = quantised(root / f"{name}-int8", base, [EXPERTS, *sorted(rest)], layers)
+    meant = copy_with(root / f"{name}-meant", base, dequantised(load_file(served / WEIGHTS)))
+    return {
+        "served": str(served),
+        "reference": str(meant),
+        "prompts": fresh_prompts((9, 40)),
+        "chosen": {"attnres_algorithm": "two_phase"},
+        "dtype": "bfloat16",
+        "judge": "family",
+    }
+
+
+@pytest.fixture(scope="module")
+def divergences(request, tmp_path_factory) -> dict[str, list[float]]:
+    random.seed()
+    root = tmp_path_factory.mktemp("int8")
+    jobs = {name: ask(root, name) for name in chosen(request, "name")}
+    results = run_verify([*jobs.values()], root / "run")
+    return dict(zip(jobs, results, strict=True))
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_int8_answers_as_what_it_stands_for(divergences, name, record_property):
+    assert median(divergences[name]) < INT8_BOUND, divergences[name]
+    record_property("shows", (name, "INT8"))
