@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import fla_models
 import pytest
 import tiny_sites
 import torch
@@ -27,7 +28,8 @@ IDS = [(7 * i * i + 3 * i) % 250 + 3 for i in range(24)]
 EPS_KEYS = ("rms_norm_eps", "layer_norm_epsilon", "norm_eps")
 # Dense, a mixture of experts, latent attention, norms of 1 + w, one sublayer a layer.
 FAST = ("llama", "qwen3_moe", "deepseek_v3", "gemma2", "mamba2")
-WITH_CLASS = [name for name in TINY if not name.startswith("bailing")]
+WITHOUT_CLASS = (*fla_models.DELTA, "bailing_hybrid", "bailing_moe")
+WITH_CLASS = [name for name in TINY if name not in WITHOUT_CLASS]
 FAMILIES = [
     name if name in FAST else pytest.param(name, marks=pytest.mark.exhaustive)
     for name in WITH_CLASS
