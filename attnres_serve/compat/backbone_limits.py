@@ -153,8 +153,9 @@ def lora_problem(vllm_config, module: str) -> str | None:
 
 def tracing_problem(vllm_config, module: str) -> str | None:
     """vLLM's own layer of Kimi Delta Attention looks at the batch, which a compiler would fix."""
-    compiles = not vllm_config.model_config.enforce_eager
-    if module not in (ALICE_AI, KDA) or host.on_cpu() or not compiles:
+    if module not in (ALICE_AI, KDA) or host.on_cpu():
+        return None
+    if vllm_config.model_config.enforce_eager:
         return None
     return (
         "this family cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is "
