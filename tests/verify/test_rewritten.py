@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import fla_models
 import pytest
 import tiny_sites
 import torch
@@ -19,6 +18,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from attnres_serve import families
 from attnres_serve.depth.layout import Layout
 from attnres_serve.verify import compare, oracle, rewritten
 from attnres_serve.verify.rewritten import Site, hugging_face
@@ -28,8 +28,7 @@ IDS = [(7 * i * i + 3 * i) % 250 + 3 for i in range(24)]
 EPS_KEYS = ("rms_norm_eps", "layer_norm_epsilon", "norm_eps")
 # Dense, a mixture of experts, latent attention, norms of 1 + w, one sublayer a layer.
 FAST = ("llama", "qwen3_moe", "deepseek_v3", "gemma2", "mamba2")
-WITHOUT_CLASS = (*fla_models.DELTA, "bailing_hybrid", "bailing_moe")
-WITH_CLASS = [name for name in TINY if name not in WITHOUT_CLASS]
+WITH_CLASS = [name for name in TINY if families.FAMILIES[name].has_hf_class]
 FAMILIES = [
     name if name in FAST else pytest.param(name, marks=pytest.mark.exhaustive)
     for name in WITH_CLASS
