@@ -92,6 +92,12 @@ def merged(workers: Sequence[dict[str, Any]]) -> Found:
     return Found(next(iter(problems), None), sites, next(iter(predicted), None))
 
 
+def best(found: Found) -> int:
+    """The most probable token behind the one that was asked for."""
+    assert found.predicted is not None, "the last pipeline stage predicts"
+    return int(np.frombuffer(found.predicted[0], np.int64)[0])
+
+
 def following(ids: Sequence[int], positions: Sequence[int]) -> list[int]:
     """The token that follows each of the positions of a sequence, or ``NONE``."""
     return [ids[at + 1] if at + 1 < len(ids) else NONE for at in positions]

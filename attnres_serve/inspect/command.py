@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.checkpoints import hub, needs, tokenizer
 from attnres_serve.checkpoints.validate import validate
-from attnres_serve.depth.sites import sites
+from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Tokens x sites: in a model of a hundred sites a gigabyte of numbers.
 MAX_ROWS = 2**18
+OUT = "inspect.png"
+AT_ONCE = 16  # copies of a text that are measured at once, of those that fit into a step
 # Flags of vLLM's that would make the engine differ from what is validated here.
 OURS = ("--model", "--tokenizer", "--worker-extension-cls")
 
@@ -66,6 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="greedy tokens of an answer, which are looked at as well (default: 0)",
     )
     parser.add_argument(
+        "--edit",
+        action="append",
+        default=[],
+        metavar="EDIT",
+        help='change what sites read, for example \'ban sites=9,final sources="block 2" '
+        "tokens=4:9'; may be given several times",
+    )
+    parser.add_argument(
+        "--importance",
+        metavar="FILE.json",
+        help="measure how much the prompt's mean logprob changes without each source of each site; "
+        "a file that is not whole is continued",
+    )
+    parser.add_argument(
         "--token",
         type=int,
         metavar="POSITION",
@@ -73,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out",
-        default="inspect.png",
+        default=OUT,
         metavar="FILE",
         help=f"{', '.join(WRITERS)}: a figure, a page of every token that needs no server, or the "
         "numbers as the server's route answers them (default: %(default)s)",
@@ -104,6 +120,8 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     """
     from tqdm import tqdm
 
+    if own.importance:
+        return _measure(checkpoint, own, flags)
     path = Path(own.out)
     write = _writer(path)
     _check(checkpoint, own, flags)
@@ -124,6 +142,10 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         except OSError as error:
             raise SettingError(f"{path} cannot be written ({error}).") from None
         bar.update()
+    if trace.logprobs is not None:
+        from attnres_serve.inspect import words
+
+        print(words.of_logprobs(trace, token))
     print(path)
     return 0
 
@@ -154,7 +176,7 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
             "one of them."
         )
     if own.source:
-        asked = ("prompt", "prompt_file", "max_tokens", "max_model_len")
+        asked = ("prompt", "prompt_file", "max_tokens", "max_model_len", "edit")
         words = [f"--{name.replace('_', '-')}" for name in asked if getattr(own, name)] + flags
         if words:
             raise SettingError(f"{words[0]} is for a new trace; with --from there is one already.")
@@ -162,6 +184,7 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
         from attnres_serve.inspect import given
 
         own.prompt = given.prompt(own.prompt, own.prompt_file)
+        own.edits = [given.edit(text) for text in own.edit]
     if own.max_tokens < 0:
         raise SettingError(f"--max-tokens is {own.max_tokens}; expected 0 or more.")
     suffix = Path(own.out).suffix.lower()
@@ -198,13 +221,70 @@ def _read(path: str) -> Callable[["tqdm"], "Trace"]:
 def _ask_server(own: argparse.Namespace) -> Callable[["tqdm"], "Trace"]:
     from attnres_serve.inspect import ask
 
-    return partial(ask.ask_server, own.url, own.prompt, own.max_tokens)
+    return partial(ask.ask_server, own.url, own.prompt, own.max_tokens, own.edits)
 
 
 def _ask_engine(
     checkpoint: str, own: argparse.Namespace, flags: list[str]
 ) -> Callable[["tqdm"], "Trace"]:
     """The function that starts an engine; everything that can be validated before is."""
+    asked = _asked(checkpoint, own, flags)
+    if own.token is not None:
+        _check_token(own.token, range(len(asked.given) + own.max_tokens))
+    from attnres_serve.inspect import ask, edits
+
+    try:
+        resolved = edits.resolve(own.edits, asked.sites, len(asked.given) + own.max_tokens)
+    except SettingError as error:
+        raise SettingError(f"--edit: {error}") from None
+    words = [*asked.flags, "--max-num-seqs=1", *flags]
+    mixing = [site for site in asked.sites if site.mixes]
+    text = ask.Text(asked.given, own.max_tokens, asked.decode)
+    return partial(ask.ask_engine, words, mixing, text, own.edits, resolved)
+
+
+def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> int:
+    """Write an importance map, or what a file lacks of it."""
+    path = Path(own.importance)
+    if path.suffix != ".json" or not path.parent.is_dir():
+        raise SettingError(f"--importance is {path}; expected FILE.json in a folder that exists.")
+    for flag, given, default in (
+        ("--from", own.source, None),
+        ("--edit", own.edit, []),
+        ("--max-tokens", own.max_tokens, 0),
+        ("--token", own.token, None),
+        ("--out", own.out, OUT),
+    ):
+        if given != default:
+            raise SettingError(
+                f"{flag} does not go with --importance, which measures a text as it is and writes "
+                "one file."
+            )
+    _check(checkpoint, own, flags)
+    from attnres_serve.inspect import importance, measure
+
+    if checkpoint is None:
+        measure.by_server(own.url, own.prompt, path)
+    else:
+        asked = _asked(checkpoint, own, flags)
+        every = [importance.empty_site(site) for site in asked.sites if site.mixes]
+        wanted = importance.empty(checkpoint, flags, asked.given, every)
+        words = [*asked.flags, f"--max-num-seqs={AT_ONCE}", *flags]
+        measure.by_engine(words, wanted, path)
+    print(path)
+    return 0
+
+
+class _Asked(NamedTuple):
+    """What of a checkpoint and a prompt is known without an engine."""
+
+    sites: tuple[Site, ...]
+    given: list[int]
+    flags: list[str]
+    decode: Callable[[list[int]], str]
+
+
+def _asked(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> _Asked:
     folder = hub.on_this_machine(checkpoint)
     translation = validate(folder).translated(checkpoint)
     needs.validate_heads(checkpoint, translation)
@@ -215,27 +295,22 @@ def _ask_engine(
     spec, config = translation.spec, translation.config
     if spec is None:
         raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
-    mixing = [site for site in sites(spec) if site.mixes]
     words = tokenizer.load(folder)
     given = words.encode(own.prompt, verbose=False)  # its length is validated below
     if not given:
         raise SettingError("--prompt has no token; give some text.")
     length = len(given) + own.max_tokens
-    _check_length(length, own, config["max_position_embeddings"], len(mixing))
-    if own.token is not None:
-        _check_token(own.token, range(length))
-    from attnres_serve.inspect import ask
-
+    mixing = sum(site.mixes for site in sites(spec))
+    _check_length(length, own, config["max_position_embeddings"], mixing)
     ours = [
         f"--model={folder}",
         f"--max-model-len={own.max_model_len or length}",
-        "--max-num-seqs=1",
         "--enforce-eager",
         "--disable-log-stats",
     ]
     if value_of("--served-model-name", flags) is None:
         ours.append(f"--served-model-name={checkpoint}")
-    return partial(ask.ask_engine, [*ours, *flags], mixing, given, own.max_tokens, words.decode)
+    return _Asked(sites(spec), given, ours, words.decode)
 
 
 def _check_length(length: int, own: argparse.Namespace, context: int, rows: int) -> None:

@@ -65,7 +65,8 @@ def draw(trace: Trace, token: int) -> Figure:
     figure = Figure(figsize=(13, min(max(5.2, 3 + 0.07 * count), 9)), layout="constrained")
     heat = 2 + min(widest, 60) / 40
     panels = figure.subplots(1, 4, sharey=True, width_ratios=(heat, heat, 1.7, 1.7))
-    figure.suptitle(f"{_name(trace.model)}: attention over depth", fontsize=12, parse_math=False)
+    title = f"{_name(trace.model)}: attention over depth{', edited' if trace.edits else ''}"
+    figure.suptitle(title, fontsize=12, parse_math=False)
     one = _heat_map(panels[0], trace, grid([part[row] for part in weights]))
     _heat_map(panels[1], trace, grid([part.mean(axis=0) for part in weights]))
     _draw_magnitudes(panels[2], trace, row)

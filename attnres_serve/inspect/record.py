@@ -136,6 +136,7 @@ def record(
     wanted: Sequence[int],
     edits: Sequence[Resolved] = (),
     predictions: Predictions | None = None,
+    copies: int = 1,
 ) -> dict[int, SiteTrace]:
     """Replay a sequence; every worker of the engine does so at once.
 
@@ -146,6 +147,7 @@ def record(
         wanted: indices of sites.
         edits: of what sites read.
         predictions: takes what follows the tokens.
+        copies: how many times the sequence runs at once; positions count through all of them.
 
     Returns:
         The traces of those of them that mix and are in this worker's pipeline stage, with the
@@ -164,7 +166,7 @@ def record(
     handles += [norm.register_forward_hook(intervention) for norm in changed]
     try:
         with recorded_sites() as ran:  # not counted as a pass that serves
-            passes = replay.replay(worker, ids, predictions)
+            passes = replay.replay(worker, ids, predictions, copies)
     finally:
         for handle in handles:
             handle.remove()

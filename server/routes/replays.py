@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from fastapi import HTTPException
 
 from attnres_serve.compat import requests
@@ -62,8 +61,7 @@ async def generate(
     stops, sequence = requests.stop_tokens(client), list(ids)
     while len(sequence) < len(ids) + max_tokens:
         found = await replay(state, client, Asked(sequence, [len(sequence) - 1], [], 1), edits)
-        assert found.predicted is not None, "the last stage predicts"
-        sequence.append(int(np.frombuffer(found.predicted[0], np.int64)[0]))
+        sequence.append(trace_answer.best(found))
         if sequence[-1] in stops:
             break
     return sequence[len(ids) :]

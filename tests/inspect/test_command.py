@@ -434,7 +434,7 @@ def test_the_demo(tmp_path):
 def test_the_figure_of_the_documentation(tmp_path):
     """Its command, word for word but for the name of the file."""
     page = (DEMO.parents[2] / "docs" / "use" / "inspect.md").read_text()
-    (command,) = re.findall(r"```bash\nattnres-serve (inspect .*?)```", page, re.DOTALL)
+    command, *_ = re.findall(r"```bash\nattnres-serve (inspect .*?)```", page, re.DOTALL)
     *words, committed = shlex.split(command.replace("\\\n", ""))
     out = tmp_path / "demo.png"
     words[1] = str(DEMO)

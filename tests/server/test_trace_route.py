@@ -5,9 +5,11 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from edited_oracle import evaluate, greedy
+import torch
+from edited_oracle import evaluate, greedy, mixing_sites, sources_at
 from fastapi import FastAPI
 from jobs import fresh_prompts
 from serving import GOLDENS
@@ -17,15 +19,17 @@ from transformers import LlamaConfig
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import wanted, worker_of
+from trace_cases import LOGPROBS, wanted, worker_of
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 
+from attnres_serve import cli
 from attnres_serve.compat import engine_config, requests
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.inspect import answer as trace_answer
+from attnres_serve.inspect.importance import Importance
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.endpoints import EndpointPlugin
@@ -224,6 +228,31 @@ def written_out(edits: list[dict], length: int) -> list[dict]:
         sites = [7 if site == "mlp 3" else site for site in edit["sites"]]
         found.append(edit | {"tokens": tokens, "sites": sites})
     return found
+
+
+def test_an_importance_map_of_a_server(monkeypatch, tmp_path):
+    """``attnres-serve inspect --url --importance``, whose numbers are the float64 model's."""
+    app, model, ids = app_of(Client(CUMULATIVE)), oracle.load(CUMULATIVE), TEXT["hello"]
+    monkeypatch.setattr(httpx, "post", lambda url, **words: app.post(URL, json=words["json"]))
+    path = tmp_path / "map.json"
+    words = ["inspect", "--url", "http://x", "--prompt", "hello", "--importance", str(path)]
+    assert cli.main(words) == 0
+    found = Importance.model_validate_json(path.read_text())
+    following = torch.tensor(ids[1:])[:, None]
+
+    def mean(edits: list[dict]) -> float:
+        return evaluate(model, ids, edits)[2][:-1].gather(1, following).mean().item()
+
+    assert found.tokens == ids and abs(found.logprob - mean([])) < LOGPROBS
+    assert [site.index for site in found.sites] == mixing_sites(model)
+    for site in found.sites:
+        assert site.sources == sources_at(model, site.index)
+        if len(site.sources) == 1:
+            assert site.change == [None]
+            continue
+        for source, change in zip(site.sources, site.change, strict=True):
+            ban = {"sites": [site.index], "sources": [source], "tokens": [0, 1, 2, 3], "ban": True}
+            assert abs(change - (mean([ban]) - mean([]))) < LOGPROBS
 
 
 @pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)

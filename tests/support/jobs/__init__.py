@@ -28,6 +28,7 @@ def engine_job(
     chunk: int = 0,
     trace: bool = False,
     edits: Sequence[Any] = (),
+    bans: Sequence[Any] = (),
     workaround: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -45,6 +46,7 @@ def engine_job(
         "reload": reload and str(reload),
         "trace": trace,
         "edits": list(edits),
+        "bans": list(bans),
         "workaround": workaround,
         "env": {},
     }
