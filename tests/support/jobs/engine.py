@@ -4,15 +4,10 @@ Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, alg
 model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
 lora: folder of an adapter or nothing, refused: folder of an adapter that is not taken or nothing,
 reload: folder whose weights take the place of the checkpoint's or nothing, trace: whether the
-longest prompt is traced, edits: for another trace of it, as workers take them, workaround: for a
-plain vLLM that is wrong without, as module:function of ours or of the tests, or nothing, env:
-environment variables}.
-=======
-lora: folder of an adapter or nothing, reload: folder whose weights take the place of the
-checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another trace of
-it, as workers take them, bans: whose mean logprobs are measured in the beginning of it, together
-and alone, workaround: for a plain vLLM that is wrong without, as module:function of
-ours or of the tests, or nothing, env: environment variables}.
+longest prompt is traced, edits: for another trace of it, as workers take them, bans: whose mean
+logprobs are measured in the beginning of it, together and alone, workaround: for a plain vLLM that
+is wrong without, as module:function of ours or of the tests, or nothing, env: environment
+variables}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, and what the
 counters say: ours, and where ``disable_log_stats`` is false vLLM's.  The engine lives in this
 process, so that a tiny checkpoint costs seconds.
