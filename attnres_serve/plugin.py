@@ -96,6 +96,7 @@ def on_config(vllm_config) -> None:
     settings.algorithm(vllm_config.additional_config)
     settings.backend(vllm_config.additional_config)
     settings.native(vllm_config.additional_config)
+    settings.early_launches(vllm_config.additional_config)
     settings.traces(vllm_config.additional_config)
     method = engine_config.speculation_method(vllm_config)
     if method is not None and method not in settings.SPECULATION:
@@ -124,6 +125,8 @@ def on_config(vllm_config) -> None:
     (architecture,) = config.architectures
     family = BY_ARCHITECTURE[architecture]
     backbone_limits.require_whole_residual(vllm_config, family.module)
+    if family.has_float32_states:
+        engine_config.keep_states_in_float32(vllm_config)
     if engine_config.uses_lora(vllm_config):
         has_experts = footprint.has_experts(family.shapes(config.attn_res_config))
         problem = adapters.problem(vllm_config, family.module, has_experts)

@@ -36,7 +36,8 @@ def difference(
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw)
+        # vLLM makes models with another default dtype and device.
+        return torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu")
 
     blocks, deltas = (random(count, TOKENS, hidden).to(device, dtype) for count in (BLOCKS, SITES))
     sites = [

@@ -5,6 +5,8 @@ A layer is named by the module of vLLM that defines it, for example
 ``vllm.model_executor.models.deepseek_v2``.
 """
 
+from types import SimpleNamespace
+
 from attnres_serve.compat import host
 from attnres_serve.errors import SettingError
 
@@ -41,6 +43,8 @@ def require_whole_residual(vllm_config, module: str) -> None:
         version_problem,
         speculation_problem,
         tracing_problem,
+        convolution_problem,
+        heads_problem,
     ):
         found = problem(vllm_config, module)
         if found is not None:
@@ -144,6 +148,45 @@ def tracing_problem(vllm_config, module: str) -> str | None:
         "this family cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is "
         "no operator of torch's; add --enforce-eager."
     )
+
+
+# What Hugging Face's classes call the width of a short convolution, in tokens.
+CONVOLUTIONS = ("linear_conv_kernel_dim", "short_conv_kernel_size", "conv_kernel", "conv_L_cache")
+WIDEST = 4
+
+
+def convolution_problem(vllm_config, module: str) -> str | None:
+    """vLLM's kernel of a prompt's convolution, for GPUs, has branches for 2, 3 and 4 tokens.
+
+    For more of them it takes one value for all, and says nothing (``causal_conv1d.py``, 0.32).
+    """
+    if host.on_cpu():
+        return None
+    config = vllm_config.model_config.hf_text_config
+    for place in (config, SimpleNamespace(**(getattr(config, "linear_attn_config", None) or {}))):
+        for key in CONVOLUTIONS:
+            width = getattr(place, key, 0)
+            if width > WIDEST:
+                return (
+                    f"{key} is {width}, and vLLM's kernel for GPUs computes convolutions of up to "
+                    f"{WIDEST} tokens; serve this model on a CPU."
+                )
+    return None
+
+
+def heads_problem(vllm_config, module: str) -> str | None:
+    """A worker has whole heads of a recurrence; vLLM looks at those of attention only."""
+    if not is_one_of(module, HAS_STATES):
+        return None
+    workers = vllm_config.parallel_config.tensor_parallel_size
+    for key in ("linear_num_key_heads", "linear_num_value_heads"):
+        heads = getattr(vllm_config.model_config.hf_text_config, key, 0)
+        if heads % workers:
+            return (
+                f"--tensor-parallel-size is {workers}, which does not divide {key}, {heads}; "
+                "choose one that does."
+            )
+    return None
 
 
 def is_one_of(module: str, parts: tuple[str, ...]) -> bool:

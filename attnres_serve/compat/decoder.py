@@ -163,7 +163,7 @@ def all_workers(flag: bool) -> bool:
     group = get_world_group()
     if group.world_size == 1:
         return flag
-    flags = torch.tensor([int(flag)])
+    flags = torch.tensor([int(flag)], device="cpu")  # models are made with another default
     torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
     return bool(flags)
 

@@ -51,6 +51,12 @@ def pools(vllm_config) -> bool:
     return vllm_config.model_config.runner_type == "pooling"
 
 
+def keep_states_in_float32(vllm_config) -> None:
+    """Where the user has not chosen, let recurrences' states have float32."""
+    if vllm_config.cache_config.mamba_ssm_cache_dtype == "auto":
+        vllm_config.cache_config.mamba_ssm_cache_dtype = "float32"
+
+
 def tell_origin(vllm_config) -> None:
     """Have vLLM's compile-cache key tell what this worker's code is compiled from and for."""
     told = [fingerprint.source()]

@@ -54,6 +54,8 @@ class Family:
         cache_elements: gives the elements of the KV cache for a token.
         state_bytes: gives the bytes of what recurrent layers keep of a sequence, of a config.json
             and the bytes of an activation.
+        has_float32_states: whether it keeps them in float32 unless ``--mamba-ssm-cache-dtype``
+            says otherwise, whatever the activations are.
         idle_elements: gives the elements of the experts that a token does not see.
         product_sizes: gives the sizes that the matrix products of a kind of sublayer have, by which
             a profile tells them apart.
@@ -90,6 +92,7 @@ class Family:
     state_bytes: Callable[[Config, int], int] = lambda config, width: 0
     idle_elements: Callable[[Config], int] = lambda config: 0
     adapt: Callable[[Any], None] = lambda config: None
+    has_float32_states: bool = False
     windows_by_types: bool = True
     eps: str = "rms_norm_eps"
     usual_eps: float | None = 1e-6

@@ -32,8 +32,8 @@ def layer(config: Config) -> dict[str, Shape]:
 
 
 def state(config: Config, width: int) -> int:
-    """vLLM keeps it in the activations' type unless it is told otherwise."""
-    return int(config[VALUES] * config[KEY] * config[VALUE] * width)
+    """As in FLA's class, which rounds it at no token."""
+    return int(config[VALUES] * config[KEY] * config[VALUE] * 4)
 
 
 FAMILY = delta_net.family(
@@ -46,5 +46,6 @@ FAMILY = delta_net.family(
     more_checks=(delta_net.linear_heads,),
     layer=layer,
     state=state,
+    has_float32_states=True,
     fused=(("q_proj", "k_proj", "v_proj", "g_proj"), ("b_proj", "a_proj")),
 )

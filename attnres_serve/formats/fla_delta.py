@@ -1,5 +1,6 @@
 """flash-linear-attention's classes with a recurrence of the delta rule in every layer."""
 
+from math import isfinite
 from typing import Any
 
 from attnres_serve.depth.spec import is_count, is_number
@@ -102,12 +103,16 @@ def _sizes(
                 f"supported is {'null' if supported is None else str(supported).lower()}."
             )
     head, times = config["head_dim"], config["expand_v"]
-    if not is_number(times) or times <= 0 or abs(head * times - round(head * times)) > 1e-5 * head:
+    if not is_number(times) or not _is_whole(head * times, 1e-5 * head):
         raise CheckpointError(
             f"expand_v is {times!r} with head_dim {head}; expected a number that makes the size of "
             "a head for values, their product, a whole number."
         )
     return config["num_heads"], head, round(head * times)
+
+
+def _is_whole(product: float, reach: float) -> bool:
+    return isfinite(product) and product > 0 and abs(product - round(product)) <= reach
 
 
 def _translation(

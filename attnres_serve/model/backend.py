@@ -107,16 +107,15 @@ def _triton_problem(vllm_config: "VllmConfig") -> str | None:
 
     from attnres_serve.kernels import comparison
 
-    device = torch.device("cuda", torch.cuda.current_device())
-    capability = torch.cuda.get_device_capability(device)
-    if torch.version.cuda is None or capability < TRITON_SINCE:
-        found = "no CUDA device" if torch.version.cuda is None else f"one of {_dotted(capability)}"
-        return (
-            f"the triton backend is chosen on CUDA devices of compute capability "
-            f"{_dotted(TRITON_SINCE)} or later, and this is {found}."
-        )
+    chosen = f"the triton backend is chosen on CUDA devices from {_dotted(TRITON_SINCE)} on"
+    if torch.version.cuda is None:
+        return f"{chosen}, and this is none."
     model = vllm_config.model_config
     try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        capability = torch.cuda.get_device_capability(device)
+        if capability < TRITON_SINCE:
+            return f"{chosen} (compute capability), and this is one of {_dotted(capability)}."
         backend = cast("BankBackend", _load("triton", vllm_config))
         differs = comparison.difference(backend, model.get_hidden_size(), model.dtype, device)
     except Exception as error:  # a compiler or a device may fail in ways of its own

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,10 @@ def config(
     kinds: str = "",
     drafts: int = 0,
     eager: bool = False,
+    **sizes: Any,
 ):
     names = {"F": "full_attention", "L": "linear_attention"}
-    own = SimpleNamespace(layer_types=[names[kind] for kind in kinds])
+    own = SimpleNamespace(layer_types=[names[kind] for kind in kinds], **sizes)
     return SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype, hf_text_config=own, enforce_eager=eager),
         num_speculative_tokens=drafts,
@@ -145,3 +147,36 @@ def naming(folder: str, *texts: str) -> set[str]:
 def test_the_families_are_those_of_the_installed_vllm(text: str, known: str) -> None:
     found = naming("model_executor/models", text)
     assert found and found <= set(getattr(backbone_limits, known))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"linear_conv_kernel_dim": 5}, "linear_conv_kernel_dim is 5, and vLLM's kernel for GPUs"),
+        ({"linear_attn_config": {"short_conv_kernel_size": 6}}, "short_conv_kernel_size is 6"),
+        ({"conv_kernel": 8}, "conv_kernel is 8"),
+        ({"linear_conv_kernel_dim": 4, "linear_attn_config": None}, None),
+        ({"linear_attn_config": {"short_conv_kernel_size": 4}}, None),
+        ({}, None),
+    ],
+)
+def test_a_convolution_that_vllms_kernel_computes_wrongly(
+    sizes: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "attnres_serve.model.gated_deltanet"
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    if said is None:
+        backbone_limits.require_whole_residual(config(**sizes), module)
+    else:
+        with pytest.raises(SettingError, match=f"{said}.*; serve this model on a CPU"):
+            backbone_limits.require_whole_residual(config(**sizes), module)
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    backbone_limits.require_whole_residual(config(**sizes), module)
+
+
+@pytest.mark.parametrize("key", ["linear_num_key_heads", "linear_num_value_heads"])
+def test_workers_that_would_share_a_head_of_a_recurrence(key: str) -> None:
+    module = "attnres_serve.model.gated_deltanet"
+    with pytest.raises(SettingError, match=f"-size is 2, which does not divide {key}, 3; choose"):
+        backbone_limits.require_whole_residual(config(workers=2, **{key: 3}), module)
+    backbone_limits.require_whole_residual(config(workers=2, **{key: 4}), module)

@@ -612,12 +612,12 @@ def test_another_worker_without_a_compiler(
 
 
 @pytest.fixture
-def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A worker on a CUDA device, whose triton backend is that of the C++ kernels.
+def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A worker on a CUDA device that makes a model; its triton backend is that of the C++ kernels.
 
-    ``capability`` and ``cuda`` are the device's, ``fault`` is what its triton backend does.
+    ``capability`` is the device's, ``fault`` is what its triton backend does.
     """
-    found = SimpleNamespace(capability=(8, 0), cuda="13.0", fault=lambda: None, said=said)
+    found = SimpleNamespace(capability=(8, 0), fault=lambda: None, said=said)
 
     def load(name: str) -> Any:
         if name == "triton":
@@ -630,13 +630,19 @@ def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(backends, "load", load)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found.capability)
-    monkeypatch.setattr(torch.version, "cuda", found.cuda)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     compare = comparison.difference
     on_cpu = torch.device("cpu")
     monkeypatch.setattr(comparison, "difference", lambda *given: compare(*given[:3], on_cpu))
     model = SimpleNamespace(get_hidden_size=lambda: 96, dtype=torch.bfloat16)
     found.config = SimpleNamespace(additional_config=None, model_config=model)
-    return found
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):  # where nothing that is made without a device can be read
+            yield found
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
@@ -650,15 +656,16 @@ def test_torch_is_chosen_on_an_older_gpu(gpu: SimpleNamespace) -> None:
     gpu.capability = (7, 5)
     assert backend_choice.choose(gpu.config) == ("torch", "the torch backend")
     (sentence,) = gpu.said
-    assert sentence.endswith("compute capability 8.0 or later, and this is one of 7.5.")
+    assert sentence.endswith("devices from 8.0 on (compute capability), and this is one of 7.5.")
 
 
 def test_torch_is_chosen_on_another_vendors_gpu(
     gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.delattr(torch.cuda, "current_device")  # which fails on some
     assert backend_choice.choose(gpu.config)[0] == "torch"
-    assert gpu.said.pop().endswith("and this is no CUDA device.")
+    assert gpu.said.pop().endswith("is chosen on CUDA devices from 8.0 on, and this is none.")
 
 
 def test_torch_is_chosen_where_triton_does_not_run(gpu: SimpleNamespace) -> None:

@@ -43,9 +43,9 @@ def vllms(name: str) -> list[tuple[int, ...]]:
     ["gated_deltanet", "kda", "lfm2", "lfm2_moe", "mamba2", "nemotron_h", "qwen3_next"],
 )
 def test_state_is_vllms(name: str) -> None:
-    """In bfloat16; the recurrences of Nemotron-H and KDA are kept in float32."""
+    """In bfloat16; some recurrences are kept in float32."""
     family, config = FAMILIES[name], TINY[name]
-    widths = (2, 4) if name in ("nemotron_h", "kda") else (2, 2)
+    widths = (2, 4) if name in ("nemotron_h", "kda", "gated_deltanet") else (2, 2)
     convolved = sum("conv" in tensor for tensor in family.shapes(config) if "weight" in tensor)
     layers = footprint.recurrent_layers(family.shapes(config))
     if name.startswith("lfm2"):

@@ -104,6 +104,7 @@ def test_what_a_key_means(model_type: str, changes: dict[str, Any], wanted: dict
         ({"hidden_act": "powlu"}, "hidden_act is 'powlu'; only FLA's 'swish'"),
         ({"expand_v": 0.7}, "expand_v is 0.7 with head_dim 32"),
         ({"expand_v": "2"}, "expand_v is '2' with head_dim 32"),
+        ({"expand_v": 1e308}, "expand_v is 1e.308 with head_dim 32"),
         ({"num_v_heads": 3}, "num_v_heads"),
         ({"num_v_heads": 0}, "num_v_heads is 0; expected null or a whole number"),
         ({"head_dim": 0}, "head_dim is 0; expected a whole number"),

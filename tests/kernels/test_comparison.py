@@ -25,6 +25,18 @@ def test_nothing_differs(hidden: int, dtype: torch.dtype) -> None:
     assert difference(own(), hidden, dtype, CPU) is None
 
 
+@pytest.mark.parametrize("default", DTYPES, ids=str)
+def test_other_defaults_change_nothing(default: torch.dtype) -> None:
+    """vLLM makes a model, and chooses its backend, with those of the model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        with torch.device("meta"):
+            assert difference(own(), 64, default, CPU) is None
+    finally:
+        torch.set_default_dtype(before)
+
+
 def off_by_a_sixteenth(function):
     return lambda *arguments: function(*arguments) * (1 + 1 / 16)
 
