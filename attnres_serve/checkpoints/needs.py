@@ -108,8 +108,9 @@ def validate_quantized(name: str, inventory: Inventory | None) -> None:
     found = quantized.first_quantised(inventory.stored, quantized.FOLDED)
     if found is not None:
         raise CheckpointError(
-            f"{name} has a quantised kv_b_proj ({found} in house names), which vLLM on CPU cannot "
-            "fold into others; serve it on a GPU, or quantise the model with kv_b_proj in `ignore`."
+            f"{name} has a quantised kv_b_proj ({found} in house names), which vLLM was not shown "
+            "to fold rightly on a CPU; serve it on a GPU, or quantise the model with kv_b_proj in "
+            "`ignore`."
         )
     found = quantized.first_quantised(inventory.stored, quantized.EXPERT)
     if found is not None and source.lacks_quantized_experts():

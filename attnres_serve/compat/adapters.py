@@ -9,6 +9,8 @@ from attnres_serve.compat.backbone_limits import DELTA_NETS, OWN_MODULES, is_one
 # A test compares them with the installed vLLM.
 WITHOUT_LORA = (*DELTA_NETS, "bailing_moe_linear", "mamba2")
 EXPERTS = "experts"  # the layer of a mixture, also as a part of what is named in it
+# Whose projections are rows of one by a rule of their own, and an adapter's are cut by another.
+NOT_SHARED = ("qwen3_next", "nemotron_h")
 REMEDY = "start without --enable-lora, and merge the adapter into the weights."
 
 
@@ -27,6 +29,12 @@ def problem(vllm_config, module: str, has_experts: bool) -> str | None:
         return f"LoRA adapters are not supported on layers of Kimi Delta Attention; {REMEDY}"
     if is_one_of(module, WITHOUT_LORA):
         return f"LoRA adapters are not supported by the class of this family; {REMEDY}"
+    workers = vllm_config.parallel_config.tensor_parallel_size
+    if is_one_of(module, NOT_SHARED) and workers > 1:
+        return (
+            f"--tensor-parallel-size is {workers}, with which vLLM cuts LoRA adapters of this "
+            f"family otherwise than its weights; serve it on one worker, or {REMEDY}"
+        )
     targets = vllm_config.lora_config.target_modules
     if (
         not has_experts

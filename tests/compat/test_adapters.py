@@ -19,9 +19,10 @@ REMEDY = "start without --enable-lora, and merge the adapter into the weights."
 MIXTURE = f"{MODELS}.qwen3_moe"
 
 
-def config(*targets: str, lora: bool = True) -> SimpleNamespace:
+def config(*targets: str, lora: bool = True, workers: int = 1) -> SimpleNamespace:
     own = SimpleNamespace(target_modules=[*targets] or None) if lora else None
-    return SimpleNamespace(lora_config=own)
+    parallel = SimpleNamespace(tensor_parallel_size=workers)
+    return SimpleNamespace(lora_config=own, parallel_config=parallel)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,15 @@ def test_a_family_without_adapters(module: str, says: str) -> None:
     assert found is not None and says in found and found.endswith(REMEDY)
     assert adapters.problem(config(), f"{MODELS}.llama", has_experts=False) is None
     assert adapters.problem(config(lora=False), module, has_experts=True) is None
+
+
+@pytest.mark.parametrize("name", adapters.NOT_SHARED)
+def test_workers_that_would_cut_adapters_otherwise_than_weights(name: str) -> None:
+    module = f"{MODELS}.{name}"
+    found = adapters.problem(config("q_proj", workers=2), module, has_experts=False)
+    assert found is not None and "--tensor-parallel-size is 2" in found and found.endswith(REMEDY)
+    assert adapters.problem(config("q_proj"), module, has_experts=False) is None
+    assert adapters.problem(config("q_proj", workers=2), MIXTURE, has_experts=False) is None
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES.values() if family.is_stock])
@@ -104,6 +114,8 @@ NEEDED = {
     f"{ATTENTION}.q_proj.weight": (12, 8),
     f"{ATTENTION}.kv_b_proj.weight": (16, 6),
     "model.layers.0.mlp.experts.1.up_proj.weight": (5, 8),
+    "model.layers.0.conv.conv.weight": (8, 1, 3),
+    "model.embed_tokens.weight": (100, 16),
 }
 
 
@@ -111,6 +123,7 @@ def manager(
     *, latent: bool = False, experts: bool = False, permutes: bool = False
 ) -> SimpleNamespace:
     """As much of vLLM's LoRAModelManager as is looked at."""
+    from vllm.lora.layers import VocabParallelEmbeddingWithLoRA
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
     from vllm.model_executor.models.utils import PPMissingLayer
 
@@ -122,13 +135,17 @@ def manager(
         nn.Module.__init__(model.attention)
     if permutes:
         model.permute_qk_weight_for_rotary = None
-    modules = [f"{ATTENTION}.qkv_proj", f"{ATTENTION}.kv_b_proj"]
+    modules = [f"{ATTENTION}.qkv_proj", f"{ATTENTION}.kv_b_proj", "model.layers.0.conv.conv"]
     if experts:
         modules.append("model.layers.0.mlp.experts")
     packed = {f"{ATTENTION}.qkv_proj": [f"{ATTENTION}.{part}_proj" for part in "qkv"]}
+    embedding = VocabParallelEmbeddingWithLoRA.__new__(VocabParallelEmbeddingWithLoRA)
+    nn.Module.__init__(embedding)
+    embedding.base_layer = nn.Module()
+    found = {name: SimpleNamespace(base_layer=nn.Module()) for name in modules}
     return SimpleNamespace(
         model=model,
-        modules={name: SimpleNamespace(base_layer=nn.Module()) for name in modules},
+        modules={**found, "model.embed_tokens": embedding},
         packed_modules=packed,
     )
 
@@ -153,6 +170,9 @@ def layer(rows: int, columns: int, rank: int = 2) -> SimpleNamespace:
         ("model.layers.1.self_attn.q_proj", (9, 9), {}, None),  # another stage's
         ("model.layers.0.mlp.experts.1.up_proj", (5, 8), {}, "vLLM applies no adapter"),
         ("model.layers.0.mlp.experts.1.up_proj", (5, 8), {"experts": True}, None),
+        ("model.layers.0.conv.conv", (8, 3), {}, "is no matrix but [8, 1, 3] by config.json"),
+        ("model.embed_tokens", (16, 100), {}, None),  # of the transpose
+        ("model.embed_tokens", (100, 16), {}, "has the shapes [2, 16] and [100, 2] for model"),
     ],
 )
 def test_an_adapter_is_taken_whole(
@@ -163,6 +183,13 @@ def test_an_adapter_is_taken_whole(
         assert found is None
     else:
         assert found is not None and says in found and name in found and found.endswith(".")
+
+
+def test_an_adapter_of_two_ranks() -> None:
+    """vLLM would fill the smaller one up with zeros."""
+    uneven = SimpleNamespace(lora_a=torch.zeros(4, 8), lora_b=torch.zeros(12, 2))
+    found = whole_adapters.problem({f"{ATTENTION}.q_proj": uneven}, manager(), NEEDED)
+    assert found is not None and "has the shapes [4, 8] and [12, 2]" in found
 
 
 def test_a_layer_that_is_run_without_its_wrapper() -> None:

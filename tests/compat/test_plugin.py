@@ -322,6 +322,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
             revision="v2",
             runner_type="generate",
             dtype=torch.bfloat16,
+            hf_text_config=SimpleNamespace(),
             hf_config=SimpleNamespace(
                 attn_res_format="fla", architectures=["AttnResLlamaForCausalLM"]
             ),

@@ -33,13 +33,13 @@ TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 Asked = tuple[Path, dict[str, Any]]  # the merged checkpoint, and the job
 
 
-def ask(root: Path, name: str, **options: Any) -> Asked:
-    """A checkpoint of a family with an adapter of whatever it takes."""
+def ask(root: Path, name: str, also: tuple[str, ...] = (), **options: Any) -> Asked:
+    """A checkpoint of a family with an adapter of whatever it takes, and of some layers more."""
     changes = next(iter(FACTS[name].variants.values()))
     seed = random.randrange(10**6)
     base = write_house(root / name, name, layers=4, block_size=3, seed=seed, changes=changes)
     untaken = "|".join(filter(None, (UNTAKEN, REFUSED_LAYERS.get(name))))
-    layers = linear_layers(load_file(base / WEIGHTS), untaken)
+    layers = [*linear_layers(load_file(base / WEIGHTS), untaken), *also]
     merged = write_merged(root / f"{name}-adapter", base, layers)
     own = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": targets(layers)}
     adapter = root / f"{name}-adapter"
@@ -74,6 +74,12 @@ def with_adapters(request, tmp_path_factory):
 def test_an_adapter_equals_the_weights_it_is_merged_into(with_adapters, name, record_property):
     check(*with_adapters[name])
     record_property("shows", (name, "LoRA"))
+
+
+def test_an_adapter_of_the_embedding(tmp_path):
+    random.seed()
+    asked = ask(tmp_path, "llama", ("model.embed_tokens",))
+    check(asked, run_engine([asked[1]], tmp_path / "run")["results"][0])
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_moe"])

@@ -42,9 +42,15 @@ def write_adapter(
     adapter, merged = {}, dict(tensors)
     for layer in layers:
         weight = tensors[f"{layer}.weight"].float()
+        stem = f"base_model.model.{layer}"
+        if layer.endswith("embed_tokens"):  # peft's of an embedding is that of the transpose
+            down = size * torch.randn((RANK, weight.shape[0]), generator=generator)
+            up = size * torch.randn((weight.shape[1], RANK), generator=generator)
+            adapter |= {f"{stem}.lora_embedding_A": down, f"{stem}.lora_embedding_B": up}
+            merged[f"{layer}.weight"] = weight + SCALE * (up @ down).T
+            continue
         down = size * torch.randn((RANK, weight.shape[1]), generator=generator)
         up = size * torch.randn((weight.shape[0], RANK), generator=generator)
-        stem = f"base_model.model.{layer}"
         adapter |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
         merged[f"{layer}.weight"] = weight + SCALE * up @ down
     folder.mkdir()

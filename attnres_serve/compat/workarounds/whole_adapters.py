@@ -69,14 +69,33 @@ def problem(layers: Mapping[str, Any], manager: Any, needed: Mapping[str, Shape]
                 "in --lora-target-modules if that is given, and otherwise merge the adapter into "
                 "the weights."
             )
-        shapes = [tuple(part.shape) for part in (layer.lora_a, layer.lora_b) if part is not None]
         weight = weights.get(name, ())
-        if len(weight) == 2 and [shapes[0][1], shapes[-1][0]] != [weight[1], weight[0]]:
+        if len(weight) > 2 and ".experts" not in name:
             return (
-                f"has the shapes {' and '.join(map(str, map(list, shapes)))} for {name}, whose "
-                f"weight is {list(weight)} by config.json; give the adapter of this model."
+                f"changes {name}, which is no matrix but {list(weight)} by config.json, and vLLM "
+                "applies adapters to matrices; train it without that layer, or merge it into the "
+                "weights."
+            )
+        if len(weight) == 2 and not _fits(layer, weight, _is_embedding(manager, name)):
+            shapes = [list(part.shape) for part in (layer.lora_a, layer.lora_b)]
+            return (
+                f"has the shapes {' and '.join(map(str, shapes))} for {name}, whose weight is "
+                f"{list(weight)} by config.json; give the adapter of this model."
             )
     return None
+
+
+def _fits(layer: Any, weight: Shape, is_embedding: bool) -> bool:
+    """Whether ``B A`` has the shape of a weight, or, of an embedding, that of its transpose."""
+    (rank, columns), (rows, own_rank) = layer.lora_a.shape, layer.lora_b.shape
+    shape = (columns, rows) if is_embedding else (rows, columns)
+    return bool(rank == own_rank and shape == tuple(weight))
+
+
+def _is_embedding(manager: Any, name: str) -> bool:
+    from vllm.lora.layers import VocabParallelEmbeddingWithLoRA
+
+    return isinstance(manager.modules.get(name), VocabParallelEmbeddingWithLoRA)
 
 
 def _by_names_of_vllm(model: Any, needed: Mapping[str, Shape]) -> dict[str, Shape]:
