@@ -4,6 +4,7 @@ An edit acts on the logits of a site's sources, before their softmax.  So edits 
 token are applied one after the other, in the order in which they are given.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -16,9 +17,14 @@ from attnres_serve.errors import SettingError
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Factor = Annotated[float, Field(ge=-1000, le=1000)]  # no logit of float32 becomes infinite by it
+# A logit of float32 times as many factors as a request has stays finite in float64.
+Factor = Annotated[float, Field(ge=-1000, le=1000)]
 
 MOST = 64  # edits of one request
+# Tokens x sites that the edits of a request change together: this many always, and as many as eight
+# edits of the whole sequence.
+CHANGES = 2**18
+WHOLE = 8
 KINDS = ("ban", "force", "weights", "mean", "scale")
 EACH = ("ban", "scale")  # what they do to a source needs no other source
 SUM_IS_ONE = 1e-4  # weights of a trace have six digits, and there may be a hundred of them
@@ -101,12 +107,31 @@ def resolve(edits: Sequence[Edit], sites: Sequence[Site], length: int) -> list[R
     Raises:
         SettingError: an edit is impossible; the sentence names it.
     """
-    found = [_resolve(edit, f"edits[{at}]", sites, length) for at, edit in enumerate(edits)]
-    _require_a_source(found, sites, length)
+    table = _Table(sites)
+    found = [_resolve(edit, f"edits[{at}]", table, length) for at, edit in enumerate(edits)]
+    _require_few_changes(found, len(table.mixing), length)
+    _require_a_source(found, table, length)
     return found
 
 
-def _resolve(edit: Edit, name: str, sites: Sequence[Site], length: int) -> Resolved:
+class _Table:
+    """The sites of a model by what edits call them, and the numbers of their sources by name."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites = sites
+        self.mixing = [site for site in sites if site.mixes]
+        self.named: dict[int | str, list[Site]] = defaultdict(list)
+        for site in sites:
+            for name in _names(site):
+                self.named[name].append(site)
+        self.numbers = {
+            site.index: {name: number for number, name in enumerate(source_names(site))}
+            for site in self.mixing
+        }
+        self.sources = {name for numbers in self.numbers.values() for name in numbers}
+
+
+def _resolve(edit: Edit, name: str, table: _Table, length: int) -> Resolved:
     runs = _runs(positions(edit.tokens, length, f"{name}.tokens: "))
     sources = edit.sources
     if sources is not None and len(set(sources)) < len(sources):
@@ -119,11 +144,16 @@ def _resolve(edit: Edit, name: str, sites: Sequence[Site], length: int) -> Resol
         raise SettingError(f"{name}.ban needs `sources`: no site can do without all of its own.")
     values = _values(edit, name)
     if edit.sites is None:
-        chosen = _possible(edit, [site for site in sites if site.mixes])
+        for source in sources or ():
+            if source not in table.sources:
+                raise SettingError(f"{name}: no site of this model reads {source}.")
+        chosen = _possible(edit, table)
         if not chosen:
             raise SettingError(f"{name}: no site of this model reads {_listed(sources)} so.")
     else:
-        chosen = [(site, _columns(site, sources, name)) for site in _sites(edit.sites, name, sites)]
+        chosen = [
+            (site, _columns(site, sources, name, table)) for site in _sites(edit.sites, name, table)
+        ]
     for site, columns in chosen:
         if edit.weights is not None and len(columns) != len(values):
             raise SettingError(
@@ -142,13 +172,13 @@ def _values(edit: Edit, name: str) -> list[float]:
     return list(values)
 
 
-def _possible(edit: Edit, mixing: list[Site]) -> list[tuple[Site, list[int]]]:
+def _possible(edit: Edit, table: _Table) -> list[tuple[Site, list[int]]]:
     """The sites at which an edit is possible that names none, with the numbers of its sources."""
     found = []
-    for site in mixing:
-        names = source_names(site)
+    for site in table.mixing:
+        names = table.numbers[site.index]
         named = names if edit.sources is None else edit.sources
-        columns = [names.index(source) for source in named if source in names]
+        columns = [names[source] for source in named if source in names]
         whole = len(columns) == len(named)
         if edit.weights is not None:
             whole &= len(columns) == len(edit.weights)
@@ -158,20 +188,19 @@ def _possible(edit: Edit, mixing: list[Site]) -> list[tuple[Site, list[int]]]:
     return found
 
 
-def _sites(wanted: Sequence[int | str], name: str, sites: Sequence[Site]) -> list[Site]:
+def _sites(wanted: Sequence[int | str], name: str, table: _Table) -> list[Site]:
     """The sites that an edit names, in their order."""
     if not wanted:
         raise SettingError(f"{name}.sites is empty; name a site, or leave it out for all.")
     chosen: dict[int, Site] = {}
-    for one in wanted:
-        found = [site for site in sites if one in _names(site)]
-        if not found:
-            kinds = dict.fromkeys(site.kind for site in sites)
+    for one in dict.fromkeys(wanted):
+        if one not in table.named:
+            kinds = dict.fromkeys(site.kind for site in table.sites)
             raise SettingError(
-                f"{name}.sites: there is no site {one}; this model's are 0 to {sites[-1].index}, "
-                f"or of the kinds {', '.join(kinds)}."
+                f"{name}.sites: there is no site {one}; this model's are 0 to "
+                f"{table.sites[-1].index}, or of the kinds {', '.join(kinds)}."
             )
-        chosen |= {site.index: site for site in found}
+        chosen |= {site.index: site for site in table.named[one]}
     for index, site in chosen.items():
         if not site.mixes:
             raise SettingError(
@@ -187,15 +216,15 @@ def _names(site: Site) -> tuple[int | str, ...]:
     return site.index, site.kind, f"{site.kind} {site.layer}"
 
 
-def _columns(site: Site, sources: list[str] | None, name: str) -> list[int]:
-    names = source_names(site)
+def _columns(site: Site, sources: list[str] | None, name: str, table: _Table) -> list[int]:
+    names = table.numbers[site.index]
     for source in sources or ():
         if source not in names:
             raise SettingError(
                 f"{name}.sources: site {site.index} ({site.name}) does not read {source}; it reads "
                 f"{', '.join(names)}."
             )
-    return [names.index(source) for source in (names if sources is None else sources)]
+    return [names[source] for source in (names if sources is None else sources)]
 
 
 def _listed(sources: list[str] | None) -> str:
@@ -241,27 +270,58 @@ def _runs(ascending: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _require_a_source(edits: list[Resolved], sites: Sequence[Site], length: int) -> None:
+def mask(runs: Sequence[Sequence[int]], length: int) -> np.ndarray:
+    """Whether the positions from 0 to before ``length`` are in runs, ``[length]`` bool.
+
+    Args:
+        runs: ascending and apart from each other, of positions up to ``length``.
+        length: of the mask.
+    """
+    begins, ends = np.asarray(runs, np.int64).T
+    steps = np.zeros(length + 1, np.int8)
+    steps[begins] += 1
+    steps[ends] -= 1
+    return steps[:-1].cumsum(dtype=np.int8).astype(bool)
+
+
+def _require_few_changes(edits: list[Resolved], mixing: int, length: int) -> None:
+    """Refuse edits whose work is out of proportion to the replay's own."""
+    changes = sum(len(edit.sites) * sum(end - at for at, end in edit.runs) for edit in edits)
+    limit = max(CHANGES, WHOLE * mixing * length)
+    if changes > limit:
+        raise SettingError(
+            f"The edits change {changes} tokens x sites, counted for each edit; expected at most "
+            f"{limit}, so choose some by `tokens` and `sites`, or give fewer edits."
+        )
+
+
+def _require_a_source(edits: list[Resolved], table: _Table, length: int) -> None:
     """Refuse edits that together leave a site without a source at some token."""
-    edited = {index for edit in edits for index, _ in edit.sites}
-    ends = {at for edit in edits for run in edit.runs for at in run}
-    cuts = sorted({0, length, *ends})  # between two of them the edits are the same
-    segment = {position: at for at, position in enumerate(cuts)}
-    for site in (site for site in sites if site.index in edited):
-        alive = np.ones((len(cuts) - 1, site.num_sources), bool)
-        for at, edit in enumerate(edits):
-            for columns in (own for index, own in edit.sites if index == site.index):
-                for begin, end in edit.runs:
-                    rows = alive[segment[begin] : segment[end]]
-                    if edit.kind == "ban":
-                        rows[:, columns] = False
-                    elif edit.kind != "scale":
-                        kept = np.array(edit.values or [1.0] * len(columns)) > 0
-                        rows[:] = False
-                        rows[:, columns] = kept
-                none = ~alive.any(axis=1)
-                if none.any():
-                    raise SettingError(
-                        f"edits[{at}] leaves site {site.index} ({site.name}) no source at token "
-                        f"{cuts[int(none.argmax())]}; leave at least one."
-                    )
+    if not edits:
+        return
+    masks = np.stack([mask(edit.runs, length) for edit in edits])
+    # Tokens of the same edits are alike: the first of them stands for all.
+    kinds = np.ascontiguousarray(np.packbits(masks, axis=0).T)
+    tokens = np.sort(np.unique(kinds, axis=0, return_index=True)[1])
+    masks = masks[:, tokens]
+    by_site: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+    for at, edit in enumerate(edits):
+        for index, columns in edit.sites:
+            by_site[index].append((at, columns))
+    for site in table.mixing:
+        alive = np.ones((site.num_sources, len(tokens)), bool)
+        for at, columns in by_site.get(site.index, ()):
+            edit, chosen = edits[at], masks[at]
+            if edit.kind == "ban":
+                alive[columns] &= ~chosen
+            elif edit.kind != "scale":
+                shares = edit.values or [1.0] * len(columns)
+                kept = [column for column, share in zip(columns, shares, strict=True) if share > 0]
+                alive &= ~chosen
+                alive[kept] |= chosen
+            none = ~alive.any(axis=0)
+            if none.any():
+                raise SettingError(
+                    f"edits[{at}] leaves site {site.index} ({site.name}) no source at token "
+                    f"{tokens[none.argmax()]}; leave at least one."
+                )

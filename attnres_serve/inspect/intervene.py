@@ -4,15 +4,18 @@ The depth state of a site holds its sources, whatever the algorithm and the back
 is the normed mix of them.  So an edit is a forward hook that computes that mix anew, by the
 specification, ``kernels.reference``.  A row whose weights an edit does not change is the site's own
 to the bit.
+
+Edited logits are float64, in which no product of factors becomes infinite and no given weight zero.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from attnres_serve.inspect.edits import Resolved
+from attnres_serve.inspect.edits import Resolved, mask
 from attnres_serve.inspect.listen import TOKENS_AT_ONCE, sources_of
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
@@ -27,11 +30,17 @@ class Intervention:
     """
 
     def __init__(self, edits: Iterable[Resolved]) -> None:
-        self._edits: dict[int, list[tuple[Resolved, list[int]]]] = defaultdict(list)
+        edits = list(edits)
+        self._end = max((edit.runs[-1][1] for edit in edits), default=0)
+        self._edits: dict[int, list[tuple[Resolved, list[int], np.ndarray]]] = defaultdict(list)
+        self._masks: dict[int, np.ndarray] = {}  # tokens that any edit of a site changes
         for edit in edits:
+            own = mask(edit.runs, self._end + 1)  # the last one stands for all behind the edits
             for index, columns in edit.sites:
-                self._edits[index].append((edit, columns))
+                self._edits[index].append((edit, columns, own))
+                self._masks[index] = self._masks.get(index, False) | own
         self._seen: Counter[int] = Counter()  # tokens by site
+        self.wrong: str | None = None  # raised behind the replay, where no other worker waits
 
     @property
     def sites(self) -> frozenset[int]:
@@ -39,7 +48,11 @@ class Intervention:
         return frozenset(self._edits)
 
     def weights(
-        self, index: int, sources: Sequence[Tensor], site: SiteWeights, positions: Sequence[int]
+        self,
+        index: int,
+        sources: Sequence[Tensor],
+        site: SiteWeights,
+        positions: Sequence[int] | np.ndarray,
     ) -> tuple[Tensor, Tensor]:
         """The weights of a site without and with its edits, ``[T, n]`` float32 each.
 
@@ -49,15 +62,19 @@ class Intervention:
             site: what the site has learned.
             positions: ``T``, of the tokens in the sequence.
         """
-        own = _logits(sources, site)
-        edited = own.clone()
-        places = torch.tensor(positions, device=own.device)
-        for edit, columns in self._edits.get(index, ()):
-            rows = torch.zeros_like(places, dtype=torch.bool)
-            for begin, end in edit.runs:
-                rows |= (places >= begin) & (places < end)
-            edited[rows] = _edited(edited[rows], edit, columns)
-        return own.softmax(-1), edited.softmax(-1)
+        logits = _logits(sources, site)
+        own, edited = logits.softmax(-1), logits.double()
+        places = np.minimum(positions, self._end)
+        for edit, columns, edits in self._edits.get(index, ()):
+            chosen = edits[places].nonzero()[0]
+            if len(chosen):
+                rows = torch.from_numpy(chosen).to(edited.device)
+                edited[rows] = _edited(edited[rows], edit, columns)
+        changed = (edited != logits).any(-1, keepdim=True)
+        weights = edited.softmax(-1).float().where(changed, own)
+        if self.wrong is None and not bool((own + weights).isfinite().all()):
+            self.wrong = f"the weights of site {index} are not numbers, so there is no trace."
+        return own, weights
 
     def __call__(self, norm: SiteNorm, arguments: tuple, output):
         sources, normed = sources_of(norm, arguments, output)
@@ -68,7 +85,7 @@ class Intervention:
         result = normed.clone()
         for at in range(0, len(rows), TOKENS_AT_ONCE):
             places = rows[at : at + TOKENS_AT_ONCE]
-            chosen = torch.tensor(places, device=normed.device) - begin
+            chosen = torch.from_numpy(places - begin).to(normed.device)
             own, site = [source[chosen] for source in sources], norm.site_weights()
             before, after = self.weights(index, own, site, places)
             changed = (before != after).any(-1)
@@ -78,10 +95,9 @@ class Intervention:
             result[chosen[changed]] = wanted[changed].to(normed.dtype)
         return result if isinstance(output, Tensor) else (result, output[1])
 
-    def _rows(self, index: int, begin: int, end: int) -> list[int]:
+    def _rows(self, index: int, begin: int, end: int) -> np.ndarray:
         """The positions from ``begin`` to before ``end`` at which a site is edited."""
-        runs = [run for edit, _ in self._edits[index] for run in edit.runs]
-        return sorted({at for low, high in runs for at in range(max(low, begin), min(high, end))})
+        return self._masks[index][begin:end].nonzero()[0] + begin
 
 
 def _logits(sources: Sequence[Tensor], site: SiteWeights) -> Tensor:
@@ -95,7 +111,7 @@ def _logits(sources: Sequence[Tensor], site: SiteWeights) -> Tensor:
 
 
 def _edited(logits: Tensor, edit: Resolved, columns: list[int]) -> Tensor:
-    """The logits ``[T, n]`` after one edit; a source without weight has minus infinity."""
+    """The logits ``[T, n]`` float64 after one edit; a source without weight has minus infinity."""
     if edit.kind == "ban":
         result = logits.clone()
         result[:, columns] = -torch.inf
@@ -107,5 +123,5 @@ def _edited(logits: Tensor, edit: Resolved, columns: list[int]) -> Tensor:
         return result
     result = torch.full_like(logits, -torch.inf)
     shares = edit.values or [1.0] * len(columns)
-    result[:, columns] = torch.tensor(shares, device=logits.device).log()
+    result[:, columns] = torch.tensor(shares, dtype=logits.dtype, device=logits.device).log()
     return result

@@ -154,7 +154,8 @@ def record(
         weights by which they were read.
 
     Raises:
-        TraceError: a site gave something else than its weights say.
+        TraceError: a site gave something else than its weights say, or edited weights are not
+            numbers.
         SiteOrderError: the sites did not run as they do when the model is loaded.
     """
     installed = decoder.inner_model(worker).attn_res_sites
@@ -170,6 +171,8 @@ def record(
     finally:
         for handle in handles:
             handle.remove()
+    if intervention.wrong is not None:
+        raise TraceError(intervention.wrong)
     if ran != sorted(installed) * passes:
         raise SiteOrderError("the sites did not run one after the other.")
     return recorder.traces()

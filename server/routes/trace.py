@@ -6,6 +6,7 @@ The tokens are served as any request is, then the workers replay them (``inspect
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -247,9 +248,20 @@ def _check_weights(policy: Policy, tokens: int, chosen: list[Site], body: TraceR
 
 
 def _encode(head: dict, pieces: list[tuple[Site, bytes, bytes]], rows: int) -> bytes:
-    """The JSON of a trace, site by site, so that other threads run in between."""
-    parts = [json.dumps(trace_answer.traced_site(*piece, rows)) for piece in pieces]
-    return f'{json.dumps(head)[:-1]}, "sites": [{", ".join(parts)}]}}'.encode()
+    """The JSON of a trace, site by site, so that other threads run in between.
+
+    Raises:
+        HTTPException: it has a number that is none in JSON.
+    """
+    dump = partial(json.dumps, allow_nan=False)
+    try:
+        parts = [dump(trace_answer.traced_site(*piece, rows)) for piece in pieces]
+        first = dump(head)
+    except ValueError:
+        raise HTTPException(
+            500, "The trace has a number that is infinite or NaN, so there is no answer."
+        ) from None
+    return f'{first[:-1]}, "sites": [{", ".join(parts)}]}}'.encode()
 
 
 def _sentence(errors) -> str:

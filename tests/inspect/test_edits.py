@@ -1,6 +1,7 @@
 """Edited replays against the float64 model with the same edits; no engine."""
 
 import random
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,18 @@ from serving import GOLDENS
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import FAR, LOGPROBS, edited_record, unpacked, worker_of
+from trace_cases import FAR, LOGPROBS, edited_record, record, unpacked, worker_of
 
+from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import SettingError
 from attnres_serve.inspect import record as recording
 from attnres_serve.inspect.answer import NONE
-from attnres_serve.inspect.edits import Edit, resolve
+from attnres_serve.inspect.edits import Edit, Resolved, resolve
+from attnres_serve.inspect.intervene import Intervention
 from attnres_serve.inspect.predict import Predictions
+from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.config import spec_of
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify import oracle
@@ -264,3 +270,74 @@ def test_sites_that_are_not_named():
     assert by_site(worker, scale=2, sources=both)[1] == [0]
     assert by_site(worker, mean=True, sites=["final", "mlp 1", 2]).keys() == {2, 3, 10}
     assert by_site(worker, mean=True, sites=["mlp"]).keys() == {1, 3, 5, 7, 9}
+
+
+def edited_weights(*edits: Resolved, rows: int = 2) -> torch.Tensor:
+    """What site 0 of three random sources reads under edits."""
+    torch.manual_seed(0)
+    sources = [torch.randn(rows, 8) for _ in range(3)]
+    one = torch.ones(8)
+    site = SiteWeights(torch.randn(8), one, None, one, 1.0, 1e-6, 1e-6)
+    change = Intervention(edits)
+    _, weights = change.weights(0, sources, site, range(rows))
+    assert change.wrong is None
+    return weights
+
+
+def everywhere(kind: str, values: list[float], columns: list[int]) -> Resolved:
+    return Resolved(kind, [(0, 2)], values, [(0, columns)])
+
+
+@pytest.mark.parametrize("times", [13, 64])
+def test_factors_may_be_large(times):
+    """The greatest logit wins, and the least under a negative factor; nothing is infinite."""
+    own, large = edited_weights(), everywhere("scale", [1000.0], [0, 1, 2])
+    last = everywhere("scale", [-1000.0], [0, 1, 2])
+    found = edited_weights(*[large] * times)
+    assert found.argmax(-1).equal(own.argmax(-1)) and found.max(-1).values.eq(1).all()
+    found = edited_weights(*[large] * (times - 1), last)
+    assert found.argmax(-1).equal(own.argmin(-1)) and found.max(-1).values.eq(1).all()
+
+
+def test_a_weight_may_be_tiny():
+    """One that float32 does not have is what is left when the others are banned."""
+    given = everywhere("weights", [1.0, 1e-50], [0, 1])
+    assert edited_weights(given).equal(torch.tensor([[1.0, 0, 0]] * 2))
+    found = edited_weights(given, everywhere("ban", [], [0]))
+    assert found.equal(torch.tensor([[0, 1.0, 0]] * 2))
+
+
+def test_edited_weights_that_are_no_numbers_are_no_trace():
+    """A ban of everything, which no request can ask for."""
+    worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
+    count = sites(spec_of(worker.vllm_config.model_config.hf_config))[10].num_sources
+    nothing = Resolved("ban", [(4, 5)], [], [(10, list(range(count)))])
+    with pytest.raises(recording.TraceError, match="site 10 are not numbers"):
+        record(worker, [3] * 9, [], [], [nothing])
+
+
+def test_many_runs_take_the_time_of_few():
+    """Every second token of a long sequence; a loop over the runs takes half a minute here."""
+    scattered = [(at, at + 1) for at in range(0, 4096, 2)]
+    edit = Resolved("scale", scattered, [2.0], [(0, [0, 1, 2])])
+    begin = time.process_time()
+    for _ in range(4):
+        found = edited_weights(*[edit] * 64, rows=4096)
+    assert time.process_time() - begin < 8
+    own = edited_weights(rows=4096)
+    assert found[1::2].equal(own[1::2]) and (found[::2] != own[::2]).any(-1).all()
+
+
+def test_edits_are_validated_fast():
+    """Of many sites, tokens and runs, and of names that repeat."""
+    model = sites(AttnResSpec(Layout.of(32), tuple(range(0, 64, 8)), 1e-6))
+    scattered = list(range(0, 4096, 2))
+    edits = [Edit.model_validate({"mean": True, "tokens": scattered}) for _ in range(8)]
+    repeated = Edit.model_validate({"sites": [0] * 400_000, "tokens": [0], "mean": True})
+    names = [f"block {at}" for at in range(10**6)]
+    unknown = Edit.model_validate({"sources": names, "tokens": [0], "ban": True})
+    begin = time.process_time()
+    resolve([*edits, repeated], model, 4096)
+    with pytest.raises(SettingError, match="reads block 0"):
+        resolve([unknown], model, 4096)
+    assert time.process_time() - begin < 2

@@ -29,6 +29,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.inspect import answer as trace_answer
+from attnres_serve.inspect import edits
 from attnres_serve.inspect.importance import Importance
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
@@ -415,6 +416,7 @@ def edit(**fields: Any) -> dict[str, Any]:
             "edits[0].sources: site 3 (the MLP of layer 1) does not read block 2; it reads",
         ),
         (edit(mean=True, sources=["block 9"]), "edits[0]: no site of this model reads block 9"),
+        (edit(ban=True, sources=["partial", "x"]), "edits[0]: no site of this model reads x"),
         (edit(mean=True, tokens=[1]), "edits[0].tokens: there is no token 1; the sequence has"),
         (edit(mean=True, tokens={"start": 1}), "edits[0].tokens: the range of tokens is empty"),
         (edit(ban=True), "edits[0].ban needs `sources`"),
@@ -487,6 +489,31 @@ def test_the_largest_answer_is_some_megabytes(sublayers, block):
         sizes = draw.lognormal(size=weights.shape).astype(np.float32)
         pieces.append((site, weights.tobytes(), sizes.tobytes()))
     assert 4e6 < len(trace._encode({}, pieces, rows)) < 8e6
+
+
+def test_an_answer_that_is_no_json_is_an_error(app, client, monkeypatch):
+    """Weights that are not numbers are neither an answer nor the client's fault."""
+    weights = np.array([np.nan], np.float32).tobytes()
+
+    def answer(*_) -> dict[str, Any]:
+        return {"problem": None, "sites": [[0, weights, weights]], "predicted": None}
+
+    monkeypatch.setattr(WorkerExtension, "attn_res_trace", answer)
+    assert "infinite or NaN" in refused(app, 500, prompt=[3], sites=[0])
+
+
+def test_edits_in_proportion_to_the_sequence(app, client, monkeypatch):
+    """Eight edits of everything pass, one more is too many; few tokens may always be edited."""
+    monkeypatch.setattr(edits, "CHANGES", 100)
+    every = {"scale": 1}
+    asked = {"prompt": [3] * 9, "sites": [0]}
+    app.post(URL, json=asked | {"edits": [every] * 8}).raise_for_status()
+    client.calls.clear()
+    said = refused(app, 400, **asked, edits=[every] * 9)
+    assert "The edits change 891 tokens x sites" in said and "expected at most 792" in said
+    assert "attn_res_trace" not in client.calls
+    app.post(URL, json=asked | {"edits": [every | {"tokens": [0]}] * 64}).raise_for_status()
+    app.post(URL, json={"prompt": [3], "edits": [every] * 9}).raise_for_status()
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'"x"', b"\xff\xfe"])
