@@ -317,13 +317,13 @@ def test_edited_weights_that_are_no_numbers_are_no_trace():
 
 
 def test_many_runs_take_the_time_of_few():
-    """Every second token of a long sequence; a loop over the runs takes half a minute here."""
+    """Every second token of a long sequence; a loop over the runs takes several seconds here."""
     scattered = [(at, at + 1) for at in range(0, 4096, 2)]
     edit = Resolved("scale", scattered, [2.0], [(0, [0, 1, 2])])
     begin = time.process_time()
     for _ in range(4):
         found = edited_weights(*[edit] * 64, rows=4096)
-    assert time.process_time() - begin < 8
+    assert time.process_time() - begin < 2
     own = edited_weights(rows=4096)
     assert found[1::2].equal(own[1::2]) and (found[::2] != own[::2]).any(-1).all()
 
