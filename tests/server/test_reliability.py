@@ -436,10 +436,14 @@ def test_a_second_sigterm_aborts(folder):
         refused = server.client.post("/v1/attn_res/trace", json=TRACE)
         assert refused.status_code == 403 and "--disable-trace" in refused.text
         watched = Watched(server.process.pid)
+        # No request ends while the engine stands, however long this test waits for its turn.
+        engine = find(server.process.pid, "EngineCore")
+        engine.suspend()
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, 5)
         time.sleep(2 * AGAIN)  # one that comes sooner is the first one repeated
         assert not idle(server)
+        engine.resume()
         begin = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(5) == 128 + signal.SIGTERM

@@ -9,6 +9,7 @@ the config's defaults and how a checkpoint is read and written.
 import importlib
 import json
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,13 +37,22 @@ DELTA = tuple(name for name in CLASSES if name != "transformer")  # with a recur
 GATES = {"swish": silu, "silu": silu, "sigmoid": torch.sigmoid}
 
 
+def imported(name: str) -> Any:
+    """A module of FLA's, which has Triton's interpreter where this process imported Triton so."""
+    language = getattr(sys.modules.get("triton"), "language", None)
+    interpreted = language and not isinstance(language.sum, sys.modules["triton"].JITFunction)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no GPU
+        if interpreted:
+            patch.setenv("TRITON_INTERPRET", "1")
+        return importlib.import_module(name)
+
+
 def classes(model_type: str) -> tuple[Any, Any]:
     """The classes of a configuration and of the causal language model."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no GPU
-        package, name = CLASSES[model_type]
-        module = importlib.import_module(f"fla.models.{package}")
-        return getattr(module, f"{name}Config"), getattr(module, f"{name}ForCausalLM")
+    package, name = CLASSES[model_type]
+    module = imported(f"fla.models.{package}")
+    return getattr(module, f"{name}Config"), getattr(module, f"{name}ForCausalLM")
 
 
 def rms_norm_forward(
@@ -155,7 +165,7 @@ def on_cpu(mix: Callable[..., Any] | None = None) -> Iterator[pytest.MonkeyPatch
     mix = mix or naive_mix()
     for model_type in CLASSES:
         classes(model_type)
-    module = importlib.import_module
+    module = imported
     with pytest.MonkeyPatch.context() as patch:
         for package, _ in CLASSES.values():
             patch.setattr(f"fla.models.{package}.modeling_{package}.fused_attnres", mix)
