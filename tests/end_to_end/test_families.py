@@ -78,8 +78,11 @@ def edits_of(depth: oracle.Model, case: str) -> list[edited_oracle.Edit]:
 
 def chosen(request: pytest.FixtureRequest, parameter: str) -> list[str]:
     """The values of a parameter in the tests of a fixture that were selected, as by ``-k``."""
-    tests = [item for item in request.session.items if request.fixturename in item.fixturenames]
-    return [item.callspec.params[parameter] for item in tests]
+    return [
+        item.callspec.params[parameter]
+        for item in request.session.items
+        if item.path == request.path and request.fixturename in item.fixturenames
+    ]
 
 
 @pytest.fixture(scope="module")
