@@ -60,7 +60,7 @@ class Source(ast.NodeVisitor):
                     self.asked |= {f"{path}.{attribute.value}" for path in self.paths(thing)}
         self.visit(tree)
         return [
-            replace(use, guard=self._guard(use)) if self._guard(use) else use
+            replace(use, guard=self._guard(use))
             for use in self.found
             if not self.asked.issuperset(use.paths)
         ]
