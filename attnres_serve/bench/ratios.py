@@ -8,6 +8,7 @@ and Student's interval holds for such even if tails are heavy (``tests/bench/tes
 """
 
 from collections.abc import Sequence
+from functools import cache
 from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 
@@ -49,6 +50,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
 
 
+@cache
 def student(freedom: int) -> float:
     """The bound below which the absolute value of Student's t is with a probability of 95 %."""
     angles = np.linspace(0, np.pi / 2, 10_001)
