@@ -36,6 +36,7 @@ def rules(translation: Translation) -> list[list[str]]:
     vocabulary, inner = translation.config["vocab_size"], "|".join(map(str, sorted(sizes["mlp"])))
     shared = not sizes["attention"].isdisjoint(sizes["mlp"])
     return [
+        [ATTENTION, r"^attnres_serve::cpp_recurrence\b"],
         [SITES, r"^attnres_serve::"],
         [HEAD, rf"{PRODUCT}.*\b{vocabulary}\b"],
         [PRODUCTS if shared else MLP, rf"{PRODUCT}.*\b({inner})\b"],

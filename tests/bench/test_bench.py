@@ -410,6 +410,8 @@ def test_most_of_the_memory_is_left_alone(limit, held, monkeypatch, tmp_path):
         ("graph_0_cpp_fused_mul_silu_slice_weight_packed_linear_3 []", "MLP"),
         ("_C::weight_packed_linear [[2, 2048], [2, 192], [2048, 192]]", "head"),
         ("_C::fused_add_rms_norm [[2, 192]]", "norms"),
+        ("attnres_serve::cpp_single_pass [[2, 192], [2, 3, 192]]", "AttnRes"),
+        ("attnres_serve::cpp_recurrence [[2, 4, 32]]", "attention"),
         ("aten::empty [[]]", None),
     ],
 )
