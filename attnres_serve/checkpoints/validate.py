@@ -174,10 +174,16 @@ def _check_values(inventory: Inventory, headers: Mapping[str, Header]) -> None:
     """
     for name, own in inventory.own_names.items():
         if own in headers and inventory.has_telling_values(name):
-            inventory.check_values(name, _read(headers, own))
+            inventory.check_values(name, read_tensor(headers, own))
 
 
-def _read(headers: Mapping[str, Header], name: str) -> "Tensor":
+def read_tensor(headers: Mapping[str, Header], name: str) -> "Tensor":
+    """One tensor of a checkpoint, as it is stored.
+
+    Args:
+        headers: those of a validated checkpoint.
+        name: the checkpoint's own name of it.
+    """
     from safetensors import safe_open  # torch is not imported for the usual checkpoint
 
     with safe_open(headers[name].file, framework="pt") as tensors:

@@ -167,7 +167,8 @@ def build_parser() -> argparse.ArgumentParser:
             help="draw what the sites of a prompt attend to",
             usage="attnres-serve inspect CHECKPOINT --prompt TEXT [options] [flags of vLLM's "
             "engine]\n       attnres-serve inspect --url URL --prompt TEXT [options]"
-            "\n       attnres-serve inspect --from TRACE.json [options]",
+            "\n       attnres-serve inspect --from TRACE.json [options]"
+            "\n       attnres-serve inspect CHECKPOINT --queries [options]",
             description="Trace a prompt in an engine of its own, or on a running server, and draw "
             "it: the weights of every site on its sources, for a token and on average, the "
             "magnitude of the sources and the entropy of the weights. Exit status: 0 written, 2 "
@@ -179,6 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
                 "inspect --from trace.json --out trace.png",
                 'inspect path/to/checkpoint --prompt "import os" --edit "ban sources=partial"',
                 'inspect path/to/checkpoint --prompt "import os" --importance map.json',
+                "inspect path/to/checkpoint --queries --numbers queries.csv",
                 "inspect --url http://127.0.0.1:8000 --prompt-file question.txt --out page.html",
             ),
             allow_abbrev=False,

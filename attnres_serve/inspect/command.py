@@ -82,6 +82,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a file that is not whole is continued",
     )
     parser.add_argument(
+        "--queries",
+        action="store_true",
+        help="look at what the sites have learned, without a prompt and an engine",
+    )
+    parser.add_argument(
+        "--numbers",
+        metavar="FILE",
+        help="write the numbers of --queries as .csv or .npz; without --out nothing is drawn then",
+    )
+    parser.add_argument(
         "--token",
         type=int,
         metavar="POSITION",
@@ -89,10 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out",
-        default=OUT,
         metavar="FILE",
         help=f"{', '.join(WRITERS)}: a figure, a page of every token that needs no server, or the "
-        "numbers as the server's route answers them (default: %(default)s)",
+        f"numbers as the server's route answers them (default: {OUT})",
     )
     parser.add_argument(
         "--url", metavar="URL", help="ask the server there instead of starting an engine"
@@ -120,9 +129,18 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     """
     from tqdm import tqdm
 
+    if own.queries:
+        _require_only(("queries", "numbers", "out"), own)
+        from attnres_serve.inspect import show
+
+        return show.queries(checkpoint, own.numbers, own.out, flags)
     if own.importance:
         return _measure(checkpoint, own, flags)
-    path = Path(own.out)
+    if own.numbers:
+        raise SettingError(
+            "--numbers is for --queries; the numbers of a trace are --out FILE.json."
+        )
+    path = Path(own.out or OUT)
     write = _writer(path)
     _check(checkpoint, own, flags)
     if own.source:
@@ -187,7 +205,7 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
         own.edits = [given.edit(text) for text in own.edit]
     if own.max_tokens < 0:
         raise SettingError(f"--max-tokens is {own.max_tokens}; expected 0 or more.")
-    suffix = Path(own.out).suffix.lower()
+    suffix = Path(own.out or OUT).suffix.lower()
     if own.token is not None and WRITERS.get(suffix) is not _write_figure:
         raise SettingError(f"--token chooses what a figure shows; a {suffix} file has every token.")
     of_engine = [*flags, *["--max-model-len"] * (own.max_model_len is not None)]
@@ -243,23 +261,27 @@ def _ask_engine(
     return partial(ask.ask_engine, words, mixing, text, own.edits, resolved)
 
 
+def _require_only(names: Sequence[str], own: argparse.Namespace) -> None:
+    """Refuse any flag of ours beside those that a mode knows.
+
+    Args:
+        names: of the flag that asks for the mode, and of those that it knows.
+        own: as of ``run``.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    for action in parser._actions:
+        if action.dest not in names and getattr(own, action.dest) != action.default:
+            mode = f"--{names[0].replace('_', '-')}"
+            raise SettingError(f"{action.option_strings[0]} does not go with {mode}.")
+
+
 def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> int:
     """Write an importance map, or what a file lacks of it."""
     path = Path(own.importance)
     if path.suffix != ".json" or not path.parent.is_dir():
         raise SettingError(f"--importance is {path}; expected FILE.json in a folder that exists.")
-    for flag, given, default in (
-        ("--from", own.source, None),
-        ("--edit", own.edit, []),
-        ("--max-tokens", own.max_tokens, 0),
-        ("--token", own.token, None),
-        ("--out", own.out, OUT),
-    ):
-        if given != default:
-            raise SettingError(
-                f"{flag} does not go with --importance, which measures a text as it is and writes "
-                "one file."
-            )
+    _require_only(("importance", "prompt", "prompt_file", "url", "max_model_len"), own)
     _check(checkpoint, own, flags)
     from attnres_serve.inspect import importance, measure
 

@@ -7,10 +7,10 @@ block that it becomes, so a site's sources fill a row from the left, and what do
 left empty.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from matplotlib import style
@@ -27,6 +27,7 @@ from attnres_serve.inspect.answer import Trace, TracedSite
 KINDS = {
     "attention": ("attention", "#0072b2", "o"),
     "mlp": ("MLP", "#d55e00", "s"),
+    "mixer": ("sublayer", "#009e73", "v"),  # where a layer has one alone
     "final": ("final norm", "black", "D"),
 }
 NEUTRAL, FAINT, BAND = "0.35", "0.6", "0.955"
@@ -40,6 +41,19 @@ FEW_SITES = 40  # that have room for larger markers
 PERCENTILES = (10, 90)
 
 
+class Row(Protocol):
+    """A site, as far as a row of a panel needs it."""
+
+    @property
+    def layer(self) -> int | None: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def sources(self) -> list[str]: ...
+
+
 def write(trace: Trace, token: int, path: Path) -> None:
     """Write the figure as its suffix says; the same trace gives the same bytes.
 
@@ -51,9 +65,14 @@ def write(trace: Trace, token: int, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    save(lambda: draw(trace, token), path)
+
+
+def save(drawn: Callable[[], Figure], path: Path) -> None:
+    """Draw a figure in our style and write it, as ``write`` does."""
     metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
     with style.context(STYLE):
-        draw(trace, token).savefig(path, dpi=160, metadata=metadata)
+        drawn().savefig(path, dpi=160, metadata=metadata)
 
 
 def draw(trace: Trace, token: int) -> Figure:
@@ -65,7 +84,7 @@ def draw(trace: Trace, token: int) -> Figure:
     figure = Figure(figsize=(13, min(max(5.2, 3 + 0.07 * count), 9)), layout="constrained")
     heat = 2 + min(widest, 60) / 40
     panels = figure.subplots(1, 4, sharey=True, width_ratios=(heat, heat, 1.7, 1.7))
-    title = f"{_name(trace.model)}: attention over depth{', edited' if trace.edits else ''}"
+    title = f"{model_name(trace.model)}: attention over depth{', edited' if trace.edits else ''}"
     figure.suptitle(title, fontsize=12, parse_math=False)
     one = _heat_map(panels[0], trace, grid([part[row] for part in weights]))
     _heat_map(panels[1], trace, grid([part.mean(axis=0) for part in weights]))
@@ -80,7 +99,7 @@ def draw(trace: Trace, token: int) -> Figure:
     bar.set_label(f"weight ({_root(widest)[1]} colour scale)")
     bar.set_ticks([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1])
     bar.outline.set_visible(False)  # type: ignore[operator]
-    _label_layers(panels[0], trace.sites)
+    label_layers(panels[0], trace.sites)
     _mark_blocks(panels, trace.sites)
     figure.legend(
         handles=_legend(trace.sites),
@@ -119,7 +138,7 @@ def visible(text: str) -> str:
     return "".join(signs[sign] for sign in text)
 
 
-def _name(model: str) -> str:
+def model_name(model: str) -> str:
     """The last part of a path, as a title has it."""
     return Path(model).name or model
 
@@ -183,9 +202,10 @@ def _draw_magnitudes(axes: Axes, trace: Trace, row: int) -> None:
     sites = trace.sites
     newest = np.array([np.array(site.rms)[:, -1] for site in sites])
     if _is_full(sites):  # outputs of attention and MLP, which differ
-        for kind in ("attention", "mlp"):
+        for kind, (_, colour, marker) in KINDS.items():
             rows = [place + 1 for place, site in enumerate(sites[:-1]) if site.kind == kind]
-            _draw_profile(axes, rows, newest[rows], row, KINDS[kind][1], KINDS[kind][2])
+            if rows:
+                _draw_profile(axes, rows, newest[rows], row, colour, marker)
         _draw_profile(axes, [0], newest[:1], row, NEUTRAL, FINISHED)
     else:
         starts = [first for _, first, _ in blocks(sites)]
@@ -247,7 +267,15 @@ def _draw_profile(
     axes.tick_params(axis="y", length=0)
 
 
-def _label_layers(axes: Axes, sites: Sequence[TracedSite]) -> None:
+def label_layers(axes: Axes, sites: Sequence[Row]) -> None:
+    """Name the layers at the rows of their sites."""
+    ticks = layer_ticks(sites)
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.set_ylabel("layer")
+
+
+def layer_ticks(sites: Sequence[Row]) -> dict[float, str]:
+    """The names of some layers, and of the final site, by their places among the sites."""
     places: dict[int, list[int]] = {}
     for place, site in enumerate(sites):
         if site.layer is not None:
@@ -258,8 +286,7 @@ def _label_layers(axes: Axes, sites: Sequence[TracedSite]) -> None:
         last = len(sites) - 1
         ticks = {at: label for at, label in ticks.items() if last - at > 0.03 * last}
         ticks[last] = "final"
-    axes.set_yticks(list(ticks), list(ticks.values()))
-    axes.set_ylabel("layer")
+    return ticks
 
 
 def _are_marked(sites: Sequence[TracedSite]) -> bool:

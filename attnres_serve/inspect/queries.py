@@ -1,0 +1,113 @@
+"""The learned part of depth attention, read from a checkpoint: pseudo-queries and key norms.
+
+A site's logits are the product of its query and the RMS-normed sources.  The weight of the key norm
+and the logit scale are folded into the query, as ``kernels.reference.mix`` is given it.  So the
+length of this effective query, times the root of the hidden size, bounds a source's logit, and with
+a query of zeros a site takes the mean of its sources.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from attnres_serve.checkpoints.names import PARTS, tensor_name
+from attnres_serve.checkpoints.validate import Checkpoint, read_tensor, validate
+from attnres_serve.depth.sites import sites
+from attnres_serve.errors import CheckpointError
+from attnres_serve.inspect.rows import SiteRow, arrays_of, columns, rows_of
+
+
+class Queries(NamedTuple):
+    """What ``S`` sites have learned; NaN where a checkpoint stores nothing for a site.
+
+    Attributes:
+        rows: the sites that mix.
+        query: ``[S]`` float64, length of the stored pseudo-query.
+        key_norm: ``[S]`` float64, root mean square of the key norm's weight.
+        effective: ``[S]`` float64, length of the effective query.
+        bias: ``[S]`` float64, recency bias; None in a model without.
+        cosine: ``[S, S]`` float64, between effective queries; NaN for one of zeros.
+    """
+
+    rows: list[SiteRow]
+    query: np.ndarray
+    key_norm: np.ndarray
+    effective: np.ndarray
+    bias: np.ndarray | None
+    cosine: np.ndarray
+
+
+def read(name: str, folder: Path) -> Queries:
+    """Read them from a checkpoint folder.
+
+    Args:
+        name: what the checkpoint is called.
+        folder: where it is.
+
+    Raises:
+        CheckpointError: it is no AttnRes checkpoint, cannot be served, or has a tensor that is not
+            of finite numbers.
+    """
+    checkpoint = validate(folder)
+    spec = checkpoint.translated(name).spec
+    if spec is None:
+        raise CheckpointError(f"{name} has standard residuals: it has no queries.")
+    mixing = [site for site in sites(spec) if site.mixes]
+    stored = {
+        part: np.stack([_stored(checkpoint, site.tensors, part) for site in mixing])
+        for part in PARTS
+        if part != "bias" or spec.recency_bias
+    }
+    query, key_norm = stored["proj"], stored["norm"]
+    folded = query * key_norm * spec.logit_scale
+    length = np.linalg.norm(folded, axis=1)
+    unit = folded / np.where(length == 0, np.nan, length)[:, None]
+    return Queries(
+        rows_of(mixing),
+        np.linalg.norm(query, axis=1),
+        np.sqrt(np.mean(key_norm**2, axis=1)),
+        length,
+        stored["bias"][:, 0] if spec.recency_bias else None,
+        unit @ unit.T,
+    )
+
+
+def _stored(checkpoint: Checkpoint, site: int, part: str) -> np.ndarray:
+    """A tensor of a site, ``[n]`` float64; NaN where the format stores none for it."""
+    assert checkpoint.translation is not None and checkpoint.inventory is not None
+    name = tensor_name(site, part, checkpoint.translation.layout)
+    own = checkpoint.inventory.own_names.get(name)
+    if own is None:  # of the first site, which reads the embedding alone
+        return np.full(checkpoint.translation.config["hidden_size"], np.nan)
+    values = read_tensor(checkpoint.headers, own).double().reshape(-1).numpy()
+    if not np.isfinite(values).all():
+        raise CheckpointError(
+            f"{own}, the {PARTS[part]} of {checkpoint.translation.layout.site_name(site)}, holds "
+            "numbers that are not finite; copy or download the checkpoint again."
+        )
+    return values
+
+
+def table(found: Queries) -> dict[str, list]:
+    """A row for each site, with its cosines to all of them."""
+    numbers = _numbers(found)
+    cosines = {
+        f"cosine {row.index}": list(column)
+        for row, column in zip(found.rows, found.cosine.T, strict=True)
+    }
+    return columns(found.rows) | {name: list(part) for name, part in numbers.items()} | cosines
+
+
+def arrays(found: Queries) -> dict[str, np.ndarray]:
+    """The same with all cosines as one array."""
+    return arrays_of(found.rows) | _numbers(found) | {"cosine": found.cosine}
+
+
+def _numbers(found: Queries) -> dict[str, np.ndarray]:
+    numbers = {
+        "query": found.query,
+        "key_norm": found.key_norm,
+        "effective": found.effective,
+    }
+    return numbers if found.bias is None else numbers | {"bias": found.bias}
