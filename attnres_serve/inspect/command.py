@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from attnres_serve.bench.pictures import require_matplotlib
-from attnres_serve.checkpoints import hub, needs, tokenizer
-from attnres_serve.checkpoints.validate import validate
-from attnres_serve.depth.sites import Site, sites
-from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.depth.sites import Site
+from attnres_serve.errors import SettingError
 from attnres_serve.flags import value_of
+from attnres_serve.inspect import prepare
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
     from attnres_serve.inspect.answer import Trace
 
-# Tokens x sites: in a model of a hundred sites a gigabyte of numbers.
-MAX_ROWS = 2**18
 OUT = "inspect.png"
 AT_ONCE = 16  # copies of a text that are measured at once, of those that fit into a step
 # Flags of vLLM's that would make the engine differ from what is validated here.
@@ -82,6 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a file that is not whole is continued",
     )
     parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="mean and spread of the weights over a whole text, in all and by class of token; - "
+        "reads it from stdin",
+    )
+    parser.add_argument(
         "--queries",
         action="store_true",
         help="look at what the sites have learned, without a prompt and an engine",
@@ -89,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--numbers",
         metavar="FILE",
-        help="write the numbers of --queries as .csv or .npz; without --out nothing is drawn then",
+        help="write the numbers of --text or --queries as .csv or .npz; without --out nothing is "
+        "drawn then",
     )
     parser.add_argument(
         "--token",
@@ -134,11 +138,17 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         from attnres_serve.inspect import show
 
         return show.queries(checkpoint, own.numbers, own.out, flags)
+    if own.text:
+        _require_only(("text", "numbers", "out", "max_model_len"), own)
+        _refuse_ours(flags)
+        from attnres_serve.inspect import show
+
+        return show.whole_text(checkpoint, own, flags)
     if own.importance:
         return _measure(checkpoint, own, flags)
     if own.numbers:
         raise SettingError(
-            "--numbers is for --queries; the numbers of a trace are --out FILE.json."
+            "--numbers is for --text and --queries; the numbers of a trace are --out FILE.json."
         )
     path = Path(own.out or OUT)
     write = _writer(path)
@@ -211,6 +221,10 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
     of_engine = [*flags, *["--max-model-len"] * (own.max_model_len is not None)]
     if own.url and of_engine:
         raise SettingError(f"{of_engine[0]} is for an engine; with --url none is started.")
+    _refuse_ours(flags)
+
+
+def _refuse_ours(flags: list[str]) -> None:
     for flag in OURS:
         if value_of(flag, flags) is not None:
             raise SettingError(f"{flag} does not go with inspect; name a checkpoint that is whole.")
@@ -307,39 +321,15 @@ class _Asked(NamedTuple):
 
 
 def _asked(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> _Asked:
-    folder = hub.on_this_machine(checkpoint)
-    translation = validate(folder).translated(checkpoint)
-    needs.validate_heads(checkpoint, translation)
-    if own.max_model_len is not None:
-        needs.validate_context(
-            checkpoint, translation, [*flags, f"--max-model-len={own.max_model_len}"]
-        )
-    spec, config = translation.spec, translation.config
-    if spec is None:
-        raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
-    words = tokenizer.load(folder)
-    given = words.encode(own.prompt, verbose=False)  # its length is validated below
+    model = prepare.opened(checkpoint, own.max_model_len, flags)
+    given = model.tokenizer.encode(own.prompt, verbose=False)  # its length is validated below
     if not given:
         raise SettingError("--prompt has no token; give some text.")
     length = len(given) + own.max_tokens
-    mixing = sum(site.mixes for site in sites(spec))
-    _check_length(length, own, config["max_position_embeddings"], mixing)
-    ours = [
-        f"--model={folder}",
-        f"--max-model-len={own.max_model_len or length}",
-        "--enforce-eager",
-        "--disable-log-stats",
-    ]
-    if value_of("--served-model-name", flags) is None:
-        ours.append(f"--served-model-name={checkpoint}")
-    return _Asked(sites(spec), given, ours, words.decode)
-
-
-def _check_length(length: int, own: argparse.Namespace, context: int, rows: int) -> None:
-    """Refuse a sequence that may become too long for the model, or with its sites for memory."""
-    limit = min(own.max_model_len or context, MAX_ROWS // rows)
-    if length > limit:
+    if length > model.longest:
         raise SettingError(
-            f"prompt and answer may have {length} tokens; expected at most {limit}: shorten "
-            "--prompt or give fewer --max-tokens."
+            f"prompt and answer may have {length} tokens; expected at most {model.longest}: "
+            "shorten --prompt or give fewer --max-tokens."
         )
+    ours = [*model.flags, f"--max-model-len={own.max_model_len or length}"]
+    return _Asked(model.sites, given, ours, model.tokenizer.decode)

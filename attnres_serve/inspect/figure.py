@@ -16,12 +16,13 @@ import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from attnres_serve.inspect.answer import Trace, TracedSite
+from attnres_serve.inspect.answer import Trace
+from attnres_serve.inspect.statistics import PERCENTILES
 
 # Of Okabe and Ito's colours, which are told apart in every kind of colour blindness.
 KINDS = {
@@ -38,7 +39,6 @@ STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)  # between labels
 MOST_LAYERS, MOST_SOURCES, MOST_BLOCKS = 26, 12, 24  # that are labelled or marked one by one
 FEW_SOURCES = 32  # for which a square root shows small weights
 FEW_SITES = 40  # that have room for larger markers
-PERCENTILES = (10, 90)
 
 
 class Row(Protocol):
@@ -86,8 +86,8 @@ def draw(trace: Trace, token: int) -> Figure:
     panels = figure.subplots(1, 4, sharey=True, width_ratios=(heat, heat, 1.7, 1.7))
     title = f"{model_name(trace.model)}: attention over depth{', edited' if trace.edits else ''}"
     figure.suptitle(title, fontsize=12, parse_math=False)
-    one = _heat_map(panels[0], trace, grid([part[row] for part in weights]))
-    _heat_map(panels[1], trace, grid([part.mean(axis=0) for part in weights]))
+    one = heat_map(panels[0], trace.sites, grid([part[row] for part in weights]))
+    heat_map(panels[1], trace.sites, grid([part.mean(axis=0) for part in weights]))
     _draw_magnitudes(panels[2], trace, row)
     _draw_entropy(panels[3], trace, row)
     panels[0].set_title(_token_title(trace, row), parse_math=False)
@@ -95,10 +95,7 @@ def draw(trace: Trace, token: int) -> Figure:
     panels[1].set_title(f"mean over {length} token{'s' * (length > 1)}")
     panels[2].set_title("magnitude")
     panels[3].set_title("entropy")
-    bar = figure.colorbar(one, ax=panels[1], aspect=35, pad=0.02, format="%g")
-    bar.set_label(f"weight ({_root(widest)[1]} colour scale)")
-    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1])
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    weight_bar(figure, one, panels[1], widest)
     label_layers(panels[0], trace.sites)
     _mark_blocks(panels, trace.sites)
     figure.legend(
@@ -112,6 +109,21 @@ def draw(trace: Trace, token: int) -> Figure:
     return figure
 
 
+def weight_bar(figure: Figure | SubFigure, image: Any, axes: Axes, widest: int) -> None:
+    """The colours of weights beside a panel.
+
+    Args:
+        figure: that has the panel.
+        image: what ``heat_map`` gave.
+        axes: the panel.
+        widest: sources of the site that has most.
+    """
+    bar = figure.colorbar(image, ax=axes, aspect=35, pad=0.02, format="%g")
+    bar.set_label(f"weight ({_root(widest)[1]} colour scale)")
+    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1])
+    bar.outline.set_visible(False)  # type: ignore[operator]
+
+
 def grid(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Rows of different lengths as a table, NaN where there is no source."""
     table = np.full((len(rows), max(map(len, rows))), np.nan)
@@ -120,7 +132,7 @@ def grid(rows: Sequence[np.ndarray]) -> np.ndarray:
     return table
 
 
-def blocks(sites: Sequence[TracedSite]) -> Iterator[tuple[int, int, int]]:
+def blocks(sites: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
     """The number of every block, and the first and last row of its sites."""
     numbered = enumerate(sum(name != "partial" for name in site.sources) for site in sites)
     for number, group in groupby(numbered, key=lambda item: item[1]):
@@ -163,20 +175,26 @@ def _root(sources: int) -> tuple[int, str]:
     return (2, "square-root") if sources <= FEW_SOURCES else (3, "cube-root")
 
 
-def _is_full(sites: Sequence[TracedSite]) -> bool:
+def _is_full(sites: Sequence[Row]) -> bool:
     """True if blocks are single sublayers, which need no marks of their own."""
     return sum(site.sources[-1] == "partial" for site in sites) <= 1
 
 
-def _heat_map(axes: Axes, trace: Trace, table: np.ndarray) -> Any:
-    image = axes.imshow(
-        table,
-        cmap="viridis",
-        norm=PowerNorm(1 / _root(table.shape[1])[0], vmin=0, vmax=1),
-        aspect="auto",
-        interpolation="none",
-    )
-    colours = [KINDS[site.kind][1] for site in trace.sites]
+def heat_map(axes: Axes, sites: Sequence[Row], table: np.ndarray, **options: Any) -> Any:
+    """Draw a number for each source of each site.
+
+    Args:
+        axes: the panel.
+        sites: its rows.
+        table: ``[S, N]``, NaN where a site has no such source.
+        options: how ``imshow`` colours them; by default as weights.
+    """
+    options = options or {
+        "cmap": "viridis",
+        "norm": PowerNorm(1 / _root(table.shape[1])[0], vmin=0, vmax=1),
+    }
+    image = axes.imshow(table, aspect="auto", interpolation="none", **options)
+    colours = [KINDS[site.kind][1] for site in sites]
     beside: dict[str, Any] = {
         "transform": axes.get_yaxis_transform(),
         "clip_on": False,
@@ -189,7 +207,7 @@ def _heat_map(axes: Axes, trace: Trace, table: np.ndarray) -> Any:
     step = next(step for step in STEPS if sources / step <= MOST_SOURCES)
     places = [0, *range(step, sources, step)]
     axes.set_xticks(places, ["emb", *map(str, places[1:])])
-    what = "outputs of sublayers" if _is_full(trace.sites) else "blocks"
+    what = "outputs of sublayers" if _is_full(sites) else "blocks"
     axes.set_xlabel(f"source: embedding, {what}")
     axes.tick_params(length=0)
     axes.tick_params(axis="y", pad=12)
@@ -289,23 +307,17 @@ def layer_ticks(sites: Sequence[Row]) -> dict[float, str]:
     return ticks
 
 
-def _are_marked(sites: Sequence[TracedSite]) -> bool:
+def are_marked(sites: Sequence[Row]) -> bool:
     """True if blocks are more than single sublayers, and not too many to be told apart."""
     return not _is_full(sites) and len(list(blocks(sites))) <= MOST_BLOCKS
 
 
-def _mark_blocks(panels: Sequence[Axes], sites: Sequence[TracedSite]) -> None:
-    if not _are_marked(sites):
+def _mark_blocks(panels: Sequence[Axes], sites: Sequence[Row]) -> None:
+    for axes in panels[:2]:
+        frame_blocks(axes, sites)
+    if not are_marked(sites):
         return
     for number, first, last in blocks(sites):
-        is_open = [row for row in range(first, last + 1) if sites[row].sources[-1] == "partial"]
-        for axes in panels[:2]:
-            if first:
-                axes.plot([-0.5, number - 0.5], [first - 0.5] * 2, color="white", linewidth=1)
-            if is_open:
-                corner = number - 0.5, is_open[0] - 0.5
-                edge: dict[str, Any] = {"edgecolor": "black", "linewidth": 0.9, "clip_on": False}
-                axes.add_patch(Rectangle(corner, 1, len(is_open), fill=False, **edge))
         if number % 2:
             for axes in panels[2:]:
                 axes.axhspan(first - 0.5, last + 0.5, color=BAND, linewidth=0, zorder=0)
@@ -320,7 +332,21 @@ def _mark_blocks(panels: Sequence[Axes], sites: Sequence[TracedSite]) -> None:
         )
 
 
-def _legend(sites: Sequence[TracedSite]) -> list[Any]:
+def frame_blocks(axes: Axes, sites: Sequence[Row], line: str = "white") -> None:
+    """Draw a line between the blocks of a heat map, and a frame around every open sum."""
+    if not are_marked(sites):
+        return
+    for number, first, last in blocks(sites):
+        is_open = [row for row in range(first, last + 1) if sites[row].sources[-1] == "partial"]
+        if first:
+            axes.plot([-0.5, number - 0.5], [first - 0.5] * 2, color=line, linewidth=1)
+        if is_open:
+            corner = number - 0.5, is_open[0] - 0.5
+            edge: dict[str, Any] = {"edgecolor": "black", "linewidth": 0.9, "clip_on": False}
+            axes.add_patch(Rectangle(corner, 1, len(is_open), fill=False, **edge))
+
+
+def _legend(sites: Sequence[Row]) -> list[Any]:
     kinds = {site.kind for site in sites}
     handles: list[Any] = [
         Line2D([], [], color=colour, marker=marker, markersize=4, label=label)
@@ -336,6 +362,6 @@ def _legend(sites: Sequence[TracedSite]) -> list[Any]:
     ]
     finished = "embedding" if _is_full(sites) else "finished block"
     handles.append(Line2D([], [], marker=FINISHED, label=finished, **point))
-    if _are_marked(sites):
+    if are_marked(sites):
         handles.append(Patch(facecolor="none", edgecolor="black", label="sum of the open block"))
     return handles

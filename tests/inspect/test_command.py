@@ -310,7 +310,7 @@ def test_a_model_without_sites(tmp_path, capsys):
 
 
 def test_memory_is_bounded(monkeypatch, capsys):
-    monkeypatch.setattr("attnres_serve.inspect.command.MAX_ROWS", 2 * 17)
+    monkeypatch.setattr("attnres_serve.inspect.prepare.MAX_ROWS", 2 * 17)
     assert "may have 3 tokens; expected at most 2" in refused(capsys, str(DEMO), *ASK)
 
 

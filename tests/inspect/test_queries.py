@@ -184,7 +184,7 @@ def refused(capsys, *words: str) -> str:
         ),
         ([str(DEMO), "--queries", "--numbers", "x.txt"], "x.txt; expected a name that ends with"),
         ([str(DEMO), "--queries", "--numbers", "no/x.csv"], "--numbers: no is not a folder"),
-        ([str(DEMO), "--prompt", "a", "--numbers", "x.csv"], "--numbers is for --queries"),
+        ([str(DEMO), "--prompt", "a", "--numbers", "x.csv"], "--numbers is for --text"),
         (["no/such/folder", "--queries"], "no/such/folder does not exist"),
     ],
 )
