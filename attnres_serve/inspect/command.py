@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 OUT = "inspect.png"
 AT_ONCE = 16  # copies of a text that are measured at once, of those that fit into a step
+# Flags of ours that go together.
+TEXT = ("text", "numbers", "out", "max_model_len")
+AGAINST = ("against", "against_text", "against_prompt")
 # Flags of vLLM's that would make the engine differ from what is validated here.
 OURS = ("--model", "--tokenizer", "--worker-extension-cls")
 
@@ -85,6 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reads it from stdin",
     )
     parser.add_argument(
+        "--against",
+        metavar="CHECKPOINT",
+        help="compare the mean weights over --text or --prompt with those of another checkpoint",
+    )
+    parser.add_argument(
+        "--against-text", metavar="FILE", help="compare them with those over another text"
+    )
+    parser.add_argument(
+        "--against-prompt", metavar="TEXT", help="the same with a text that is given here"
+    )
+    parser.add_argument(
         "--queries",
         action="store_true",
         help="look at what the sites have learned, without a prompt and an engine",
@@ -92,8 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--numbers",
         metavar="FILE",
-        help="write the numbers of --text or --queries as .csv or .npz; without --out nothing is "
-        "drawn then",
+        help="write the numbers of --text, --against or --queries as .csv or .npz; without --out "
+        "nothing is drawn then",
     )
     parser.add_argument(
         "--token",
@@ -115,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_model_len",  # which vLLM takes as well
         type=int,
         metavar="N",
-        help="longest sequence of the engine (default: as long as needed)",
+        help="longest sequence of the engine (default: as long as needed, for --text up to 4096)",
     )
 
 
@@ -138,8 +152,15 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         from attnres_serve.inspect import show
 
         return show.queries(checkpoint, own.numbers, own.out, flags)
-    if own.text:
-        _require_only(("text", "numbers", "out", "max_model_len"), own)
+    against = next((name for name in AGAINST if getattr(own, name) is not None), None)
+    if against is not None:
+        _require_only((against, *AGAINST, *TEXT, "prompt", "prompt_file"), own)
+        _refuse_ours(flags)
+        from attnres_serve.inspect import compare
+
+        return compare.run(checkpoint, own, flags)
+    if own.text is not None:
+        _require_only(TEXT, own)
         _refuse_ours(flags)
         from attnres_serve.inspect import show
 
@@ -148,7 +169,8 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         return _measure(checkpoint, own, flags)
     if own.numbers:
         raise SettingError(
-            "--numbers is for --text and --queries; the numbers of a trace are --out FILE.json."
+            "--numbers is for --text, --against and --queries; the numbers of a trace are --out "
+            "FILE.json."
         )
     path = Path(own.out or OUT)
     write = _writer(path)
