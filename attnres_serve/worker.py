@@ -77,6 +77,31 @@ class WorkerExtension:
         ]
         return {"problem": None, "sites": found, "predicted": packed}
 
+    def attn_res_magnitudes(self, ids: list[int]) -> dict[str, Any]:
+        """Measure how large outputs and mixes of a sequence are, see ``magnitudes.measure``.
+
+        Args:
+            ids: the sequence.
+
+        Returns:
+            ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
+            worker; for each its index, and the RMS of what it receives and of its mix, both as the
+            bytes of ``[tokens]`` float32.
+        """
+        from attnres_serve.inspect import magnitudes, record
+
+        try:
+            found = magnitudes.measure(self, ids)
+        except record.TraceError as error:
+            return {"problem": str(error), "sites": []}
+        except Exception:
+            host.logger().exception("AttnRes: a measurement failed")
+            return {"problem": "the measurement failed; the log says why.", "sites": []}
+        sites = [
+            [index, *(part.numpy().tobytes() for part in parts)] for index, parts in found.items()
+        ]
+        return {"problem": None, "sites": sites if decoder.is_first_tensor_rank() else []}
+
     def attn_res_copies(self, length: int) -> int:
         """How many copies of a sequence of ``length`` tokens one replay may run."""
         return replay.most_copies(self, length)

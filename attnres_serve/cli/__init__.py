@@ -183,6 +183,7 @@ def build_parser() -> argparse.ArgumentParser:
                 'inspect path/to/checkpoint --prompt "import os" --importance map.json',
                 "inspect path/to/checkpoint --text book.txt --numbers weights.csv",
                 "inspect path/to/checkpoint --text book.txt --against path/to/another",
+                'inspect path/to/checkpoint --prompt "import os" --magnitudes',
                 "inspect path/to/checkpoint --queries --numbers queries.csv",
                 "inspect --url http://127.0.0.1:8000 --prompt-file question.txt --out page.html",
             ),

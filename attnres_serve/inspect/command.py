@@ -4,10 +4,9 @@ import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from attnres_serve.bench.pictures import require_matplotlib
-from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
 from attnres_serve.flags import value_of
 from attnres_serve.inspect import prepare
@@ -21,6 +20,7 @@ OUT = "inspect.png"
 AT_ONCE = 16  # copies of a text that are measured at once, of those that fit into a step
 # Flags of ours that go together.
 TEXT = ("text", "numbers", "out", "max_model_len")
+MAGNITUDES = ("magnitudes", "prompt", "prompt_file", "numbers", "out", "max_model_len")
 AGAINST = ("against", "against_text", "against_prompt")
 # Flags of vLLM's that would make the engine differ from what is validated here.
 OURS = ("--model", "--tokenizer", "--worker-extension-cls")
@@ -99,6 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against-prompt", metavar="TEXT", help="the same with a text that is given here"
     )
     parser.add_argument(
+        "--magnitudes",
+        action="store_true",
+        help="how large the outputs of the sublayers and the mixes are, by depth",
+    )
+    parser.add_argument(
         "--queries",
         action="store_true",
         help="look at what the sites have learned, without a prompt and an engine",
@@ -106,8 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--numbers",
         metavar="FILE",
-        help="write the numbers of --text, --against or --queries as .csv or .npz; without --out "
-        "nothing is drawn then",
+        help="write the numbers of --text, --against, --magnitudes or --queries as .csv or .npz; "
+        "without --out nothing is drawn then",
     )
     parser.add_argument(
         "--token",
@@ -165,12 +170,18 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         from attnres_serve.inspect import show
 
         return show.whole_text(checkpoint, own, flags)
+    if own.magnitudes:
+        _require_only(MAGNITUDES, own)
+        _refuse_ours(flags)
+        from attnres_serve.inspect import show
+
+        return show.magnitudes(checkpoint, own, flags)
     if own.importance:
         return _measure(checkpoint, own, flags)
     if own.numbers:
         raise SettingError(
-            "--numbers is for --text, --against and --queries; the numbers of a trace are --out "
-            "FILE.json."
+            "--numbers is for --text, --against, --magnitudes and --queries; the numbers of a "
+            "trace are --out FILE.json."
         )
     path = Path(own.out or OUT)
     write = _writer(path)
@@ -282,7 +293,7 @@ def _ask_engine(
     checkpoint: str, own: argparse.Namespace, flags: list[str]
 ) -> Callable[["tqdm"], "Trace"]:
     """The function that starts an engine; everything that can be validated before is."""
-    asked = _asked(checkpoint, own, flags)
+    asked = prepare.asked(checkpoint, own, flags)
     if own.token is not None:
         _check_token(own.token, range(len(asked.given) + own.max_tokens))
     from attnres_serve.inspect import ask, edits
@@ -324,34 +335,10 @@ def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) 
     if checkpoint is None:
         measure.by_server(own.url, own.prompt, path)
     else:
-        asked = _asked(checkpoint, own, flags)
+        asked = prepare.asked(checkpoint, own, flags)
         every = [importance.empty_site(site) for site in asked.sites if site.mixes]
         wanted = importance.empty(checkpoint, flags, asked.given, every)
         words = [*asked.flags, f"--max-num-seqs={AT_ONCE}", *flags]
         measure.by_engine(words, wanted, path)
     print(path)
     return 0
-
-
-class _Asked(NamedTuple):
-    """What of a checkpoint and a prompt is known without an engine."""
-
-    sites: tuple[Site, ...]
-    given: list[int]
-    flags: list[str]
-    decode: Callable[[list[int]], str]
-
-
-def _asked(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> _Asked:
-    model = prepare.opened(checkpoint, own.max_model_len, flags)
-    given = model.tokenizer.encode(own.prompt, verbose=False)  # its length is validated below
-    if not given:
-        raise SettingError("--prompt has no token; give some text.")
-    length = len(given) + own.max_tokens
-    if length > model.longest:
-        raise SettingError(
-            f"prompt and answer may have {length} tokens; expected at most {model.longest}: "
-            "shorten --prompt or give fewer --max-tokens."
-        )
-    ours = [*model.flags, f"--max-model-len={own.max_model_len or length}"]
-    return _Asked(model.sites, given, ours, model.tokenizer.decode)

@@ -1,11 +1,13 @@
 """A checkpoint to inspect, as far as it is known before an engine starts."""
 
+import argparse
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnres_serve.checkpoints import hub, needs, tokenizer
 from attnres_serve.checkpoints.validate import validate
 from attnres_serve.depth.sites import Site, sites
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of
 
 # Tokens x sites: in a model of a hundred sites a gigabyte of numbers.
@@ -62,3 +64,38 @@ def opened(checkpoint: str, max_model_len: int | None, flags: list[str]) -> Open
 def name_of(checkpoint: str, flags: list[str]) -> str:
     """What figures call a checkpoint."""
     return value_of("--served-model-name", flags) or checkpoint
+
+
+class Asked(NamedTuple):
+    """What of a checkpoint and a prompt is known without an engine."""
+
+    sites: tuple[Site, ...]
+    given: list[int]
+    flags: list[str]
+    decode: Callable[[list[int]], str]
+
+
+def asked(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> Asked:
+    """Validate a checkpoint and a prompt.
+
+    Args:
+        checkpoint: as of ``opened``.
+        own: the flags of ours, with the prompt as text.
+        flags: of vLLM's engine, as given.
+
+    Raises:
+        CheckpointError: as of ``opened``.
+        SettingError: the prompt has no token, or with its answer too many.
+    """
+    model = opened(checkpoint, own.max_model_len, flags)
+    given = model.tokenizer.encode(own.prompt, verbose=False)  # its length is validated below
+    if not given:
+        raise SettingError("--prompt has no token; give some text.")
+    length = len(given) + own.max_tokens
+    if length > model.longest:
+        raise SettingError(
+            f"prompt and answer may have {length} tokens; expected at most {model.longest}: "
+            "shorten --prompt or give fewer --max-tokens."
+        )
+    ours = [*model.flags, f"--max-model-len={own.max_model_len or length}"]
+    return Asked(model.sites, given, ours, model.tokenizer.decode)
