@@ -14,7 +14,6 @@ launch would compile.  The only line on stdout is one JSON document; per kernel 
 * ``starts_early``: whether the launch asks for it, the ``grid_control`` instructions of the kernel,
   and its ``accesses_before_wait``,
 * ``loads`` and ``stores``: bits of an access to global memory -> how many such instructions,
-* ``order`` in the PTX: of these loads (l) and stores (s), barriers (b), branches and labels (|),
 * ``narrow_strides``: those passed in 32 bits, in which a row's offset may not fit.
 """
 
@@ -63,7 +62,6 @@ KERNELS = {
 BEGINNING = ("single_pass", "open_group", "mix_scored", "merge", "merge_rows")
 REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_100
 ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
-ORDERED = re.compile(r"\b(?:(l)d\.global|(s)t\.global|(b)ar\.sync|bra)\b|^\$L__BB", re.MULTILINE)
 
 
 def specialise(
@@ -127,8 +125,6 @@ def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
         "accesses_before_wait": _accesses_before_wait(sass),
         "loads": access_widths(ptx, "ld"),
         "stores": access_widths(ptx, "st"),
-        "order": "".join("".join(found) or "|" for found in ORDERED.findall(ptx)),
-        "roundings": dict(Counter(re.findall(r"\bcvt\.\S*(?:bf16|f16)\S*\.f32\b", ptx))),
     }
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from functools import cache
@@ -145,27 +144,6 @@ def test_strides_have_64_bits(shape: Shape) -> None:
     The interpreter gives a stride the bits that its value needs, whatever the kernel says.
     """
     assert _compiled(shape)["narrow_strides"] == []
-
-
-@pytest.mark.parametrize("arch", IN_BOTH)
-@pytest.mark.parametrize("hidden", HIDDEN)
-def test_threads_wait_before_they_read_a_row_back(hidden: int, arch: str) -> None:
-    """Later turns load parts of the new row that other threads stored.
-
-    The interpreter runs one thread.  The first turn ends with the weight's load, the barriers of a
-    sum, the result's store and, before the code branches to the later turns, the barrier.
-    """
-    order = _compiled(("open_group", arch, hidden, False))["order"]
-    *_, first_turn = re.findall(r"l[lb]*s+(b*)\|", order)
-    assert first_turn, order
-
-
-@every_shape
-def test_bf16_is_rounded_to_nearest(shape: Shape) -> None:
-    """The interpreter truncates to bf16, so the rounding of compiled code is read off its PTX."""
-    found = set(_compiled(shape)["roundings"])
-    # The sum of two bf16 is rounded by the instruction that adds them (add or fma.rn).
-    assert found == (set() if shape[0] == "score" else {"cvt.rn.bf16x2.f32"})
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)
