@@ -36,6 +36,7 @@ class WorkerExtension:
         sites: list[int],
         edits: Sequence[Sequence[Any]] = (),
         predicted: tuple[list[int], int] | None = None,
+        lens: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
         """Trace a sequence, see ``record.record``.
 
@@ -46,23 +47,27 @@ class WorkerExtension:
             edits: the fields of each ``edits.Resolved``.
             predicted: the tokens that follow those at ``positions``, and how many of the most
                 probable ones are wanted; None for no logprobs.
+            lens: the fields of a ``readings.Lens``; None for none.
 
         Returns:
             ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
             worker; for each its index, weights and RMS of the sources, both as the bytes of
             ``[tokens, sources]`` float32.  ``predicted``: from the first worker of the last stage
-            what ``Predictions.packed`` gives.
+            what ``Predictions.packed`` gives, and ``lens`` the same of one reading after the other.
         """
         from attnres_serve.inspect import edits as edit_lists
-        from attnres_serve.inspect import predict, record
+        from attnres_serve.inspect import predict, readings, record
+        from attnres_serve.inspect.lens import Reader
         from attnres_serve.model.site_norm import SiteOrderError
 
-        failed: dict[str, Any] = {"sites": [], "predicted": None}
+        failed: dict[str, Any] = {"sites": [], "predicted": None, "lens": None}
         try:
             predictions = predicted and predict.Predictions(positions, *predicted)
             resolved = [edit_lists.Resolved(*edit) for edit in edits]
-            traces = record.record(self, ids, positions, sites, resolved, predictions)
+            reader = None if lens is None else Reader(readings.Lens(*lens))
+            traces = record.record(self, ids, positions, sites, resolved, predictions, lens=reader)
             packed = predictions.packed() if predictions else None
+            read = reader.predictions.packed() if reader else None
         except (record.TraceError, SiteOrderError) as error:
             host.logger().exception("AttnRes: a trace failed")
             return failed | {"problem": str(error)}
@@ -70,12 +75,12 @@ class WorkerExtension:
             host.logger().exception("AttnRes: a trace failed")
             return failed | {"problem": "the trace failed; the server's log says why."}
         if not decoder.is_first_tensor_rank():  # the others hold the same
-            traces, packed = {}, None
+            traces, packed, read = {}, None, None
         found = [
             [index, *(tensor.float().numpy().tobytes() for tensor in site)]
             for index, site in sorted(traces.items())
         ]
-        return {"problem": None, "sites": found, "predicted": packed}
+        return {"problem": None, "sites": found, "predicted": packed, "lens": read}
 
     def attn_res_magnitudes(self, ids: list[int]) -> dict[str, Any]:
         """Measure how large outputs and mixes of a sequence are, see ``magnitudes.measure``.

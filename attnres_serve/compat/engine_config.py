@@ -1,6 +1,7 @@
 """What is read from an engine's ``VllmConfig``, and what is set in it."""
 
 from attnres_serve.compat import host
+from attnres_serve.errors import SettingError
 from attnres_serve.kernels import fingerprint
 
 
@@ -68,6 +69,23 @@ def tell_origin(vllm_config) -> None:
 def set_additional(vllm_config, key: str, value: str) -> None:
     """Set a key of ``additional_config``, which goes into vLLM's compile-cache key."""
     vllm_config.additional_config = {**(vllm_config.additional_config or {}), key: value}
+
+
+def require_few_logprobs(vllm_config, field: str, wanted: int | None) -> None:
+    """Refuse to name more tokens of a trace than the engine does for other requests.
+
+    Args:
+        vllm_config: the engine's.
+        field: what asks for them.
+        wanted: how many of the most probable tokens are to be named; None for no logprobs.
+
+    Raises:
+        SettingError: there are too many.
+    """
+    config = vllm_config.model_config
+    limit = config.get_vocab_size() if config.max_logprobs == -1 else config.max_logprobs
+    if wanted is not None and wanted > limit:
+        raise SettingError(f"{field} is {wanted}; expected at most {limit} (--max-logprobs).")
 
 
 def longest_answer(vllm_config, max_tokens: int) -> int:

@@ -126,6 +126,33 @@ def replay(
     return len(chunks)
 
 
+def collected(rows: Any | None) -> Any | None:
+    """Bring rows of every pipeline stage to the last one, through the host.
+
+    Every worker calls this at the same moment.  A stage sends one tensor, as vLLM's shared memory
+    takes eight in a message.
+
+    Args:
+        rows: ``[n, d]`` on the CPU; None for none.
+
+    Returns:
+        On the last stage the rows of all, one stage after the other; None on the others, and where
+        there are none.
+    """
+    import torch
+    from vllm.distributed import get_pp_group
+
+    stages = get_pp_group()
+    if not stages.is_first_rank:
+        before = stages.recv_tensor_dict().get("rows")
+        found = [part for part in (before, rows) if part is not None]
+        rows = torch.cat(found) if found else None
+    if not stages.is_last_rank:
+        stages.send_tensor_dict({} if rows is None else {"rows": rows})
+        return None
+    return rows
+
+
 def _groups(worker) -> list[Any]:
     """vLLM's groups of layers that have one attention backend and one kind of cache."""
     return [group for several in worker.model_runner.attn_groups for group in several]

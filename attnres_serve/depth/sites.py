@@ -14,6 +14,8 @@ from itertools import pairwise
 from attnres_serve.depth.layout import FINAL, site_name
 from attnres_serve.depth.spec import AttnResSpec
 
+PARTIAL = "partial"  # name of the source that is the running sum
+
 
 @dataclass(frozen=True)
 class Site:
@@ -92,4 +94,4 @@ def _first_that_shares(index: int, block_start: int, spec: AttnResSpec) -> int:
 def source_names(site: Site) -> list[str]:
     """What the sources of a site are called, in the order in which it reads them."""
     blocks = [f"block {number}" for number in range(1, site.num_blocks)]
-    return ["embedding", *blocks, *(["partial"] if site.reads_partial else [])]
+    return ["embedding", *blocks, *([PARTIAL] if site.reads_partial else [])]

@@ -58,6 +58,16 @@ class Logprobs(BaseModel):
     edited: list[Prediction] | None = Field(None, description="null without edits")
 
 
+class LensReading(BaseModel):
+    """What one vector would predict through the model's own last norm and head."""
+
+    site: int | None = Field(
+        description="whose mix or partial sum it is; null for a sum that is the same at every site"
+    )
+    vector: str = Field(description="mix, embedding, block 1, ..., partial")
+    predictions: list[Prediction]
+
+
 class Trace(BaseModel):
     """The answer."""
 
@@ -68,6 +78,9 @@ class Trace(BaseModel):
     sites: list[TracedSite]
     edits: list[Edit] = Field([], description="those by which the sites were read, as asked for")
     logprobs: Logprobs | None = Field(None, description="null if they were not asked for")
+    lens: list[LensReading] | None = Field(
+        None, description="under the edits; null if it was not asked for"
+    )
 
 
 class Found(NamedTuple):
@@ -77,19 +90,24 @@ class Found(NamedTuple):
         problem: the first problem, or None.
         sites: by site the bytes of weights and RMS.
         predicted: what ``Predictions.packed`` gives, or None.
+        lens: the same of one reading after the other.
     """
 
     problem: str | None
     sites: dict[int, tuple[bytes, bytes]]
     predicted: list[bytes] | None
+    lens: list[bytes] | None = None
 
 
 def merged(workers: Sequence[dict[str, Any]]) -> Found:
     """Merge what ``worker.WorkerExtension.attn_res_trace`` answers for each worker."""
     problems = [worker["problem"] for worker in workers if worker["problem"] is not None]
     sites = {index: (own, rms) for worker in workers for index, own, rms in worker["sites"]}
-    predicted = [worker["predicted"] for worker in workers if worker["predicted"] is not None]
-    return Found(next(iter(problems), None), sites, next(iter(predicted), None))
+    predicted, lens = (
+        next((worker[part] for worker in workers if worker[part] is not None), None)
+        for part in ("predicted", "lens")
+    )
+    return Found(next(iter(problems), None), sites, predicted, lens)
 
 
 def best(found: Found) -> int:
@@ -124,14 +142,16 @@ def predictions(
     )
     count = len(tops) // max(rows, 1)
     ids = tops.tolist()
-    named = list(zip(ids, texts_of(ids), short(values), strict=True))
+    distinct = sorted(set(ids))
+    texts = dict(zip(distinct, texts_of(distinct), strict=True))
+    named = list(zip(ids, short(values), strict=True))
     return [
         {
             "position": position,
             "next": None if token_after == NONE else logprob,
             "top": [
-                {"id": token, "text": text, "logprob": value}
-                for token, text, value in named[row * count : (row + 1) * count]
+                {"id": token, "text": texts[token], "logprob": value}
+                for token, value in named[row * count : (row + 1) * count]
             ],
         }
         for row, (position, token_after, logprob) in enumerate(
@@ -165,6 +185,7 @@ def head(
         ],
         "edits": [],
         "logprobs": None,
+        "lens": None,
     }
 
 

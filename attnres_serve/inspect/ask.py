@@ -1,90 +1,91 @@
 """A trace to draw: from an engine in this process, or from a server that runs."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from attnres_serve import settings
-from attnres_serve.compat import engines, requests
+from attnres_serve.compat import engine_config, engines, requests
 from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import answer as trace_answer
+from attnres_serve.inspect import edits
 from attnres_serve.inspect.answer import Trace
-from attnres_serve.inspect.edits import Edit, Resolved
-
-TOP = 3  # most probable tokens that are named where there are edits
-
-
-class Text(NamedTuple):
-    """What is traced.
-
-    Attributes:
-        given: the prompt.
-        max_tokens: how long its answer may be.
-        decode: the text of token ids.
-    """
-
-    given: list[int]
-    max_tokens: int
-    decode: Callable[[list[int]], str]
+from attnres_serve.inspect.edits import Resolved
+from attnres_serve.inspect.prepare import Prepared
+from attnres_serve.inspect.question import Question
+from attnres_serve.inspect.readings import Lens, answered, readings
 
 
 def ask_engine(
+    found: Prepared,
     flags: list[str],
     sites: list[Site],
-    text: Text,
-    edits: list[Edit],
+    asked: Question,
     resolved: list[Resolved],
     bar: tqdm,
 ) -> Trace:
     """Start an engine, let it answer the prompt and trace both.
 
     Args:
-        flags: of vLLM's engine.
-        sites: those of the model that mix.
-        text: prompt and answer.
-        edits: of what sites read, as they are asked for.
-        resolved: the same by numbers.
-        bar: goes on by 2 + ``text.max_tokens``.
+        found: the checkpoint and the prompt.
+        flags: further ones of vLLM's engine.
+        sites: those that are traced, which mix.
+        asked: what of the text; its ``sites`` are those above.
+        resolved: its edits by numbers.
+        bar: goes on by 2 + ``asked.max_tokens``.
 
     Raises:
         SettingError: vLLM refuses the flags, or there is no trace with them.
     """
-    given, max_tokens, decode = text
-    ids = given
-    with engine_of(flags, bar) as engine:
+    words = [*found.flags, "--max-num-seqs=1", *flags]
+    given, decode = found.given, found.decode
+    ids, longest = given, len(given) + asked.max_tokens
+    with engine_of(words, bar) as engine:
+        for field, top in (("logprobs", asked.logprobs), ("lens", asked.lens)):
+            engine_config.require_few_logprobs(engine.vllm_config, field, top)
         bar.update()
-        if max_tokens:
+        if asked.max_tokens:
             bar.set_description("generating")
             if resolved:
-                answer = _continued(engine, given, max_tokens, resolved, bar.update)
+                answer = _continued(engine, given, asked.max_tokens, resolved, bar.update)
             else:
-                answer = engines.generate_here(engine, given, max_tokens, bar.update)
-            bar.update(max_tokens - len(answer))  # it may end early
+                answer = engines.generate_here(engine, given, asked.max_tokens, bar.update)
+            bar.update(asked.max_tokens - len(answer))  # it may end early
             ids = given + answer
         bar.set_description("tracing")
-        every, wanted = list(range(len(ids))), [site.index for site in sites]
-        after = trace_answer.following(ids, every)
-        predicted = (after, TOP) if resolved else None
-        found = _replay(engine, ids, every, wanted, resolved, predicted)
-        plain = _replay(engine, ids, every, [], [], predicted) if resolved else None
+        positions = [at for at in edits.positions(asked.tokens, longest) if at < len(ids)]
+        wanted, after = [site.index for site in sites], trace_answer.following(ids, positions)
+        predicted = None if asked.logprobs is None else (after, asked.logprobs)
+        lens = None if asked.lens is None else Lens(readings(sites), after, asked.lens)
+        own = _replay(engine, ids, positions, wanted, resolved, predicted, lens)
+        plain = own
+        if resolved and predicted:
+            plain = _replay(engine, ids, positions, [], [], predicted)
         bar.update()
         name = engine.vllm_config.model_config.served_model_name
-    texts = [decode([token]) for token in ids]
-    content = trace_answer.head(name, ids, len(given), range(len(ids)), texts)
-    content["edits"] = edits
-    if plain is not None:
+
+    def texts(tokens: Sequence[int]) -> list[str]:
+        return [decode([token]) for token in tokens]
+
+    def predictions(run: trace_answer.Found) -> list[dict[str, Any]]:
+        return trace_answer.predictions(run.predicted or [], positions, after, texts)
+
+    names = texts([ids[at] for at in positions])
+    content = trace_answer.head(name, ids, len(given), positions, names)
+    content["edits"] = asked.edits
+    if predicted:
         content["logprobs"] = {
-            name: trace_answer.predictions(
-                run.predicted or [], every, after, lambda tokens: [decode([one]) for one in tokens]
-            )
-            for name, run in (("unedited", plain), ("edited", found))
+            "unedited": predictions(plain),
+            "edited": predictions(own) if resolved else None,
         }
+    if lens:
+        content["lens"] = answered(sites, positions, lens, own.lens, texts)
     content["sites"] = [
-        trace_answer.traced_site(site, *found.sites[site.index], len(ids)) for site in sites
+        trace_answer.traced_site(site, *own.sites[site.index], len(positions)) for site in sites
     ]
     return Trace.model_validate(content)
 
@@ -110,13 +111,13 @@ def _replay(engine, *asked: Any) -> trace_answer.Found:
 
 
 def _continued(
-    engine, ids: list[int], max_tokens: int, edits: list[Resolved], on_token: Callable
+    engine, ids: list[int], max_tokens: int, resolved: list[Resolved], on_token: Callable
 ) -> list[int]:
     """Greedy continuation under edits, with a replay for each token."""
     stops, sequence = requests.stop_tokens(engine), list(ids)
     while len(sequence) < len(ids) + max_tokens:
         last = len(sequence) - 1
-        found = _replay(engine, sequence, [last], [], edits, ([trace_answer.NONE], 1))
+        found = _replay(engine, sequence, [last], [], resolved, ([trace_answer.NONE], 1))
         sequence.append(trace_answer.best(found))
         on_token()
         if sequence[-1] in stops:
@@ -131,24 +132,21 @@ def raise_first(problems: list[str | None]) -> None:
             raise SettingError(problem)
 
 
-def ask_server(url: str, prompt: str, max_tokens: int, edits: list[Edit], bar: tqdm) -> Trace:
+def ask_server(url: str, prompt: str, question: Question, bar: tqdm) -> Trace:
     """Ask a server's ``POST /v1/attn_res/trace``, with the key in OPENAI_API_KEY if there is one.
 
     Args:
         url: of the server.
         prompt: text.
-        max_tokens: how long its answer may be.
-        edits: of what sites read.
+        question: what of it.
         bar: goes on by 1.
 
     Raises:
         SettingError: it gives no trace.
     """
     bar.set_description("asking the server")
-    asked: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens}
-    if edits:
-        asked |= {"edits": [edit.model_dump(exclude_none=True) for edit in edits], "logprobs": TOP}
-    found = post(url, asked)
+    fields = question.model_dump(exclude_none=True, exclude_defaults=True)
+    found = post(url, {"prompt": prompt, **fields})
     bar.update()
     return found
 

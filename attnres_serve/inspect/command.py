@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING
 
 from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.errors import SettingError
-from attnres_serve.flags import value_of
 from attnres_serve.inspect import prepare
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
     from attnres_serve.inspect.answer import Trace
+    from attnres_serve.inspect.question import Question
 
 OUT = "inspect.png"
+TOP = 3  # most probable tokens that are named where there are edits
 AT_ONCE = 16  # copies of a text that are measured at once, of those that fit into a step
 # Flags of ours that go together.
 TEXT = ("text", "numbers", "out", "max_model_len")
 MAGNITUDES = ("magnitudes", "prompt", "prompt_file", "numbers", "out", "max_model_len")
 AGAINST = ("against", "against_text", "against_prompt")
-# Flags of vLLM's that would make the engine differ from what is validated here.
-OURS = ("--model", "--tokenizer", "--worker-extension-cls")
 
 
 def _write_figure(trace: "Trace", token: int, path: Path) -> None:
@@ -74,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EDIT",
         help='change what sites read, for example \'ban sites=9,final sources="block 2" '
         "tokens=4:9'; may be given several times",
+    )
+    parser.add_argument(
+        "--lens",
+        type=int,
+        metavar="K",
+        help="the K most probable tokens by each mix and each sum of a block; for --out FILE.json",
     )
     parser.add_argument(
         "--importance",
@@ -160,19 +165,19 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     against = next((name for name in AGAINST if getattr(own, name) is not None), None)
     if against is not None:
         _require_only((against, *AGAINST, *TEXT, "prompt", "prompt_file"), own)
-        _refuse_ours(flags)
+        prepare.require_ours(flags)
         from attnres_serve.inspect import compare
 
         return compare.run(checkpoint, own, flags)
     if own.text is not None:
         _require_only(TEXT, own)
-        _refuse_ours(flags)
+        prepare.require_ours(flags)
         from attnres_serve.inspect import show
 
         return show.whole_text(checkpoint, own, flags)
     if own.magnitudes:
         _require_only(MAGNITUDES, own)
-        _refuse_ours(flags)
+        prepare.require_ours(flags)
         from attnres_serve.inspect import show
 
         return show.magnitudes(checkpoint, own, flags)
@@ -237,7 +242,7 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
             "one of them."
         )
     if own.source:
-        asked = ("prompt", "prompt_file", "max_tokens", "max_model_len", "edit")
+        asked = ("prompt", "prompt_file", "max_tokens", "max_model_len", "edit", "lens")
         words = [f"--{name.replace('_', '-')}" for name in asked if getattr(own, name)] + flags
         if words:
             raise SettingError(f"{words[0]} is for a new trace; with --from there is one already.")
@@ -246,21 +251,18 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
 
         own.prompt = given.prompt(own.prompt, own.prompt_file)
         own.edits = [given.edit(text) for text in own.edit]
-    if own.max_tokens < 0:
-        raise SettingError(f"--max-tokens is {own.max_tokens}; expected 0 or more.")
+    for flag, number in (("--max-tokens", own.max_tokens), ("--lens", own.lens or 0)):
+        if number < 0:
+            raise SettingError(f"{flag} is {number}; expected 0 or more.")
     suffix = Path(own.out or OUT).suffix.lower()
+    if own.lens is not None and suffix != ".json":
+        raise SettingError(f"--lens has its place in a .json file; --out is {own.out or OUT}.")
     if own.token is not None and WRITERS.get(suffix) is not _write_figure:
         raise SettingError(f"--token chooses what a figure shows; a {suffix} file has every token.")
     of_engine = [*flags, *["--max-model-len"] * (own.max_model_len is not None)]
     if own.url and of_engine:
         raise SettingError(f"{of_engine[0]} is for an engine; with --url none is started.")
-    _refuse_ours(flags)
-
-
-def _refuse_ours(flags: list[str]) -> None:
-    for flag in OURS:
-        if value_of(flag, flags) is not None:
-            raise SettingError(f"{flag} does not go with inspect; name a checkpoint that is whole.")
+    prepare.require_ours(flags)
 
 
 def _check_token(token: int, positions: Sequence[int]) -> None:
@@ -286,26 +288,36 @@ def _read(path: str) -> Callable[["tqdm"], "Trace"]:
 def _ask_server(own: argparse.Namespace) -> Callable[["tqdm"], "Trace"]:
     from attnres_serve.inspect import ask
 
-    return partial(ask.ask_server, own.url, own.prompt, own.max_tokens, own.edits)
+    return partial(ask.ask_server, own.url, own.prompt, _question(own))
+
+
+def _question(own: argparse.Namespace) -> "Question":
+    from attnres_serve.inspect.question import Question
+
+    fields = {"max_tokens": own.max_tokens, "edits": own.edits, "lens": own.lens}
+    return Question.model_validate(fields | ({"logprobs": TOP} if own.edits else {}))
 
 
 def _ask_engine(
     checkpoint: str, own: argparse.Namespace, flags: list[str]
 ) -> Callable[["tqdm"], "Trace"]:
     """The function that starts an engine; everything that can be validated before is."""
-    asked = prepare.asked(checkpoint, own, flags)
+    found, asked = _prepared(checkpoint, own, flags), _question(own)
+    length = len(found.given) + own.max_tokens
     if own.token is not None:
-        _check_token(own.token, range(len(asked.given) + own.max_tokens))
+        _check_token(own.token, range(length))
     from attnres_serve.inspect import ask, edits
 
     try:
-        resolved = edits.resolve(own.edits, asked.sites, len(asked.given) + own.max_tokens)
+        resolved = edits.resolve(own.edits, found.sites, length)
     except SettingError as error:
         raise SettingError(f"--edit: {error}") from None
-    words = [*asked.flags, "--max-num-seqs=1", *flags]
-    mixing = [site for site in asked.sites if site.mixes]
-    text = ask.Text(asked.given, own.max_tokens, asked.decode)
-    return partial(ask.ask_engine, words, mixing, text, own.edits, resolved)
+    sites = prepare.traced_sites(found, asked)
+    return partial(ask.ask_engine, found, flags, sites, asked, resolved)
+
+
+def _prepared(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> prepare.Prepared:
+    return prepare.prepared(checkpoint, own.prompt, own.max_tokens, flags, own.max_model_len)
 
 
 def _require_only(names: Sequence[str], own: argparse.Namespace) -> None:
@@ -335,7 +347,7 @@ def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) 
     if checkpoint is None:
         measure.by_server(own.url, own.prompt, path)
     else:
-        asked = prepare.asked(checkpoint, own, flags)
+        asked = _prepared(checkpoint, own, flags)
         every = [importance.empty_site(site) for site in asked.sites if site.mixes]
         wanted = importance.empty(checkpoint, flags, asked.given, every)
         words = [*asked.flags, f"--max-num-seqs={AT_ONCE}", *flags]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnres_serve.inspect.edits import Resolved, mask
-from attnres_serve.inspect.listen import TOKENS_AT_ONCE, sources_of
+from attnres_serve.inspect.listen import TOKENS_AT_ONCE, mixed_by, sources_of
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.site_norm import SiteNorm
@@ -89,8 +89,7 @@ class Intervention:
             own, site = [source[chosen] for source in sources], norm.site_weights()
             before, after = self.weights(index, own, site, places)
             changed = (before != after).any(-1)
-            stacked = torch.stack(own, dim=-2).float()
-            mixed = (after.unsqueeze(-1) * stacked).sum(-2)
+            mixed = mixed_by(after, own)
             wanted = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
             result[chosen[changed]] = wanted[changed].to(normed.dtype)
         return result if isinstance(output, Tensor) else (result, output[1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError
@@ -21,3 +22,9 @@ def sources_of(norm: SiteNorm, arguments: tuple, output) -> tuple[Sequence[Tenso
             f"site {norm.site.index} has {len(sources)} sources instead of {count}."
         )
     return sources, normed
+
+
+def mixed_by(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
+    """The mix ``[T, d]`` float32 of ``n`` sources ``[T, d]`` by weights ``[T, n]``."""
+    stacked = torch.stack(tuple(sources), dim=-2).float()
+    return (weights.unsqueeze(-1) * stacked).sum(-2)

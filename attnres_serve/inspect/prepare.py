@@ -1,8 +1,9 @@
-"""A checkpoint to inspect, as far as it is known before an engine starts."""
+"""A checkpoint to inspect, and a prompt, as far as they are known before an engine starts."""
 
-import argparse
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnres_serve.checkpoints import hub, needs, tokenizer
 from attnres_serve.checkpoints.validate import validate
@@ -10,8 +11,13 @@ from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of
 
+if TYPE_CHECKING:
+    from attnres_serve.inspect.question import Question
+
 # Tokens x sites: in a model of a hundred sites a gigabyte of numbers.
 MAX_ROWS = 2**18
+# Flags of vLLM's that would make the engine differ from what is validated here.
+OURS = ("--model", "--tokenizer", "--worker-extension-cls")
 
 
 class Opened(NamedTuple):
@@ -66,8 +72,15 @@ def name_of(checkpoint: str, flags: list[str]) -> str:
     return value_of("--served-model-name", flags) or checkpoint
 
 
-class Asked(NamedTuple):
-    """What of a checkpoint and a prompt is known without an engine."""
+class Prepared(NamedTuple):
+    """A checkpoint that can be served, and a prompt.
+
+    Attributes:
+        sites: of the model.
+        given: the prompt.
+        flags: of an engine for prompt and answer.
+        decode: the text of token ids.
+    """
 
     sites: tuple[Site, ...]
     given: list[int]
@@ -75,27 +88,63 @@ class Asked(NamedTuple):
     decode: Callable[[list[int]], str]
 
 
-def asked(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> Asked:
-    """Validate a checkpoint and a prompt.
+def prepared(
+    checkpoint: str,
+    prompt: str,
+    max_tokens: int,
+    flags: list[str],
+    max_model_len: int | None = None,
+) -> Prepared:
+    """Validate a checkpoint, and encode a prompt.
 
     Args:
         checkpoint: as of ``opened``.
-        own: the flags of ours, with the prompt as text.
+        prompt: text.
+        max_tokens: how long the answer may be.
         flags: of vLLM's engine, as given.
+        max_model_len: longest sequence of the engine; None for as long as needed.
 
     Raises:
         CheckpointError: as of ``opened``.
-        SettingError: the prompt has no token, or with its answer too many.
+        SettingError: the prompt has no token, or with its answer too many; or a flag does not go
+            with this.
     """
-    model = opened(checkpoint, own.max_model_len, flags)
-    given = model.tokenizer.encode(own.prompt, verbose=False)  # its length is validated below
+    require_ours(flags)
+    model = opened(checkpoint, max_model_len, flags)
+    given = model.tokenizer.encode(prompt, verbose=False)  # its length is validated below
     if not given:
-        raise SettingError("--prompt has no token; give some text.")
-    length = len(given) + own.max_tokens
+        raise SettingError("the prompt has no token; give some text.")
+    length = len(given) + max_tokens
     if length > model.longest:
         raise SettingError(
             f"prompt and answer may have {length} tokens; expected at most {model.longest}: "
-            "shorten --prompt or give fewer --max-tokens."
+            "shorten the prompt or ask for fewer tokens."
         )
-    ours = [*model.flags, f"--max-model-len={own.max_model_len or length}"]
-    return Asked(model.sites, given, ours, model.tokenizer.decode)
+    ours = [*model.flags, f"--max-model-len={max_model_len or length}"]
+    return Prepared(model.sites, given, ours, model.tokenizer.decode)
+
+
+def traced_sites(found: Prepared, asked: Question) -> list[Site]:
+    """The sites that a question is about.
+
+    Raises:
+        SettingError: there is no such site or token, or a lens would read too much.
+    """
+    from attnres_serve.inspect import edits, question, readings
+
+    chosen = question.chosen_sites(asked.sites, [site for site in found.sites if site.mixes])
+    tokens = edits.positions(asked.tokens, len(found.given) + asked.max_tokens)
+    if asked.lens is not None:
+        readings.require_few(readings.readings(chosen), len(tokens))
+    return chosen
+
+
+def require_ours(flags: list[str]) -> None:
+    """Refuse flags that would change what is validated.
+
+    Raises:
+        SettingError: there is one.
+    """
+    for flag in OURS:
+        if value_of(flag, flags) is not None:
+            raise SettingError(f"{flag} does not go with inspect; name a checkpoint that is whole.")

@@ -19,6 +19,7 @@ from torch import Tensor
 from attnres_serve.compat import decoder, replay
 from attnres_serve.inspect.edits import Resolved
 from attnres_serve.inspect.intervene import Intervention
+from attnres_serve.inspect.lens import Reader
 from attnres_serve.inspect.listen import TOKENS_AT_ONCE, sources_of
 from attnres_serve.inspect.predict import Predictions
 from attnres_serve.kernels import reference
@@ -82,10 +83,13 @@ class Recorder:
     Args:
         positions: ascending, the tokens that are traced.
         intervention: what changes the weights then.
+        lens: takes the sources, and the weights by which they are read.
     """
 
-    def __init__(self, positions: Sequence[int], intervention: Intervention) -> None:
-        self.positions, self.intervention = positions, intervention
+    def __init__(
+        self, positions: Sequence[int], intervention: Intervention, lens: Reader | None = None
+    ) -> None:
+        self.positions, self.intervention, self.lens = positions, intervention, lens
         self.seen: Counter[int] = Counter()  # tokens by site
         self.parts: dict[int, list[SiteTrace]] = {}
         self.wrong: str | None = None
@@ -107,6 +111,8 @@ class Recorder:
             if index in self.intervention.sites:
                 _, weights = self.intervention.weights(index, chosen, site, positions)
             parts.append(SiteTrace(weights.cpu(), traced.rms.cpu()))
+            if self.lens is not None:
+                self.lens.take(index, chosen, weights)
             far = ~(distance <= CLOSE.get(normed.dtype, CLOSE_ROUNDED))  # NaN as well
             if self.wrong is None and bool(far.any()):
                 token = positions[int(far.nonzero()[0])]
@@ -137,6 +143,7 @@ def record(
     edits: Sequence[Resolved] = (),
     predictions: Predictions | None = None,
     copies: int = 1,
+    lens: Reader | None = None,
 ) -> dict[int, SiteTrace]:
     """Replay a sequence; every worker of the engine does so at once.
 
@@ -148,6 +155,7 @@ def record(
         edits: of what sites read.
         predictions: takes what follows the tokens.
         copies: how many times the sequence runs at once; positions count through all of them.
+        lens: takes what sites mix, which are among those that are wanted, and predicts from it.
 
     Returns:
         The traces of those of them that mix and are in this worker's pipeline stage, with the
@@ -160,7 +168,7 @@ def record(
     """
     installed = decoder.inner_model(worker).attn_res_sites
     intervention = Intervention(edits)
-    recorder = Recorder(positions, intervention)
+    recorder = Recorder(positions, intervention, lens)
     own = [norm for at, norm in installed.items() if at in wanted and norm.site.mixes]
     handles = [norm.register_forward_hook(recorder) for norm in own]
     changed = [norm for at, norm in installed.items() if at in intervention.sites]
@@ -171,6 +179,10 @@ def record(
     finally:
         for handle in handles:
             handle.remove()
+        if lens is not None:
+            lens.collect()
+    if lens is not None:
+        lens.predict(worker)
     if intervention.wrong is not None:
         raise TraceError(intervention.wrong)
     if ran != sorted(installed) * passes:

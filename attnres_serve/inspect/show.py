@@ -87,7 +87,7 @@ def magnitudes(checkpoint: str | None, own: argparse.Namespace, flags: list[str]
         )
     paths = numbers.outputs(own.numbers, own.out)
     own.prompt = given.prompt(own.prompt, own.prompt_file)
-    asked = prepare.asked(checkpoint, own, flags)
+    asked = prepare.prepared(checkpoint, own.prompt, 0, flags, own.max_model_len)
     words = [*asked.flags, "--max-num-seqs=1", *flags]
     from tqdm import tqdm
 

@@ -7,8 +7,12 @@ from typing import Any, NamedTuple
 from fastapi import HTTPException
 
 from attnres_serve.compat import requests
+from attnres_serve.depth.sites import Site
 from attnres_serve.inspect import answer as trace_answer
 from attnres_serve.inspect.edits import Resolved
+from attnres_serve.inspect.readings import Lens, answered, readings
+
+NOTHING = [b"", b"", b""]  # predicted of no token
 
 
 class Asked(NamedTuple):
@@ -19,12 +23,25 @@ class Asked(NamedTuple):
         positions: ascending, of the tokens that are traced.
         sites: indices of those that are traced.
         top: the number of most probable tokens behind each; None for no logprobs.
+        lens: what else predicts, of the same tokens; None for nothing.
     """
 
     ids: list[int]
     positions: list[int]
     sites: list[int]
     top: int | None = None
+    lens: Lens | None = None
+
+
+def asked(
+    ids: list[int], positions: list[int], sites: Sequence[Site], top: int | None, lens: int | None
+) -> Asked:
+    """What a replay is to give, of these sites; ``lens`` as ``top``."""
+    wanted = None
+    if lens is not None:
+        following = trace_answer.following(ids, positions)
+        wanted = Lens(readings(sites), following, lens)
+    return Asked(ids, positions, [site.index for site in sites], top, wanted)
 
 
 async def replay(state, client, asked: Asked, edits: Sequence[Resolved]) -> trace_answer.Found:
@@ -36,11 +53,12 @@ async def replay(state, client, asked: Asked, edits: Sequence[Resolved]) -> trac
     Raises:
         HTTPException: there is a problem.
     """
-    ids, positions, sites, top = asked
+    ids, positions, sites, top, lens = asked
     if not positions:
-        return trace_answer.Found(None, dict.fromkeys(sites, (b"", b"")), [b"", b"", b""])
+        none = dict.fromkeys(sites, (b"", b""))
+        return trace_answer.Found(None, none, NOTHING, NOTHING)
     predicted = None if top is None else (trace_answer.following(ids, positions), top)
-    words = ids[: positions[-1] + 1], positions, sites, list(edits), predicted
+    words = ids[: positions[-1] + 1], positions, sites, list(edits), predicted, lens
     lock: asyncio.Lock = state.attn_res_replays
     await lock.acquire()
     running = asyncio.ensure_future(requests.ask_workers(client, "attn_res_trace", *words))
@@ -74,5 +92,19 @@ def predictions(client, asked: Asked, found: trace_answer.Found) -> list[dict[st
         found.predicted,
         asked.positions,
         trace_answer.following(asked.ids, asked.positions),
+        lambda ids: requests.token_texts(client, ids),
+    )
+
+
+def lens(
+    client, asked: Asked, sites: Sequence[Site], found: trace_answer.Found
+) -> list[dict[str, Any]]:
+    """A ``LensReading`` for every reading."""
+    assert asked.lens is not None, "it was asked for"
+    return answered(
+        sites,
+        asked.positions,
+        asked.lens,
+        found.lens,
         lambda ids: requests.token_texts(client, ids),
     )

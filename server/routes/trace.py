@@ -13,7 +13,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from attnres_serve import settings
 from attnres_serve.compat import engine_config, openai_app, openai_server, requests
@@ -21,8 +21,10 @@ from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import answer as trace_answer
 from attnres_serve.inspect import edits as edit_lists
+from attnres_serve.inspect import readings
 from attnres_serve.inspect.answer import Trace
-from attnres_serve.inspect.edits import MOST, Count, Edit, TokenRange
+from attnres_serve.inspect.edits import Count
+from attnres_serve.inspect.question import Question, chosen_sites
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
@@ -33,25 +35,12 @@ GONE = 499  # status of an answer that nobody waits for
 MOST_EDITED = 64  # tokens of an answer under edits, each of which is a replay
 
 
-class TraceRequest(BaseModel):
-    """The sequence to trace: exactly one of ``prompt`` and ``messages``."""
-
-    model_config = ConfigDict(extra="forbid")
+class TraceRequest(Question):
+    """The sequence to trace, exactly one of ``prompt`` and ``messages``, and what of it."""
 
     model: str | None = Field(None, description="name of the served model")
     prompt: str | list[Count] | None = Field(None, description="text or token ids")
     messages: list[dict[str, Any]] | None = Field(None, description="a chat, as in OpenAI's API")
-    max_tokens: Count = Field(0, description="greedy tokens that are generated and traced as well")
-    sites: list[Count] | None = Field(None, description="indices; default: all that mix")
-    tokens: list[Count] | TokenRange | None = Field(
-        None, description="positions in prompt and answer; default: all"
-    )
-    edits: list[Edit] = Field(
-        [], max_length=MOST, description="changes of what sites read, one after the other"
-    )
-    logprobs: Count | None = Field(
-        None, description="how many of the most probable tokens are named behind every token"
-    )
 
     @model_validator(mode="after")
     def _one_source(self) -> "TraceRequest":
@@ -105,16 +94,22 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     names = openai_app.served_names(state)
     if body.model is not None and body.model not in names:
         raise HTTPException(404, f"The model `{body.model}` does not exist.")
-    chosen = _chosen_sites(body.sites, [site for site in places if site.mixes])
+    try:
+        chosen = chosen_sites(body.sites, [site for site in places if site.mixes])
+    except SettingError as error:
+        raise HTTPException(400, str(error)) from None
     given = await _prompt(body, raw_request)
     _check_length(client, policy, body, len(given))
     length = len(given) + body.max_tokens
     try:
         positions = edit_lists.positions(body.tokens, length)
         edits = await asyncio.to_thread(edit_lists.resolve, body.edits, places, length)
+        engine_config.require_few_logprobs(client.vllm_config, "logprobs", body.logprobs)
+        engine_config.require_few_logprobs(client.vllm_config, "lens", body.lens)
+        if body.lens is not None:
+            readings.require_few(readings.readings(chosen), len(positions))
     except SettingError as error:
         raise HTTPException(400, str(error)) from None
-    _check_logprobs(client, body.logprobs)
     _check_weights(policy, len(positions), chosen, body)
     ids = given
     if body.max_tokens:
@@ -127,7 +122,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         )
         ids = given + answer
     positions = [position for position in positions if position < len(ids)]  # it may end early
-    asked = replays.Asked(ids, positions, [site.index for site in chosen], body.logprobs)
+    asked = replays.asked(ids, positions, chosen, body.logprobs, body.lens)
     found = await replays.replay(state, client, asked, edits)
     texts = requests.token_texts(client, [ids[at] for at in positions])
     head = trace_answer.head(body.model or names[0], ids, len(given), positions, texts)
@@ -135,11 +130,13 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     if body.logprobs is not None:
         plain = found
         if edits:
-            plain = await replays.replay(state, client, asked._replace(sites=[]), [])
+            plain = await replays.replay(state, client, asked._replace(sites=[], lens=None), [])
         head["logprobs"] = {
             "unedited": replays.predictions(client, asked, plain),
             "edited": replays.predictions(client, asked, found) if edits else None,
         }
+    if asked.lens is not None:
+        head["lens"] = replays.lens(client, asked, chosen, found)
     pieces = [(site, *found.sites[site.index]) for site in chosen]
     content = await asyncio.to_thread(_encode, head, pieces, len(positions))
     return Response(content, media_type="application/json")
@@ -167,18 +164,6 @@ async def _sites(client) -> list[Site]:
     if await requests.is_asleep(client):
         raise HTTPException(503, "The engine is asleep; wake it up first.")
     return list(sites(spec))
-
-
-def _chosen_sites(wanted: list[int] | None, every: list[Site]) -> list[Site]:
-    if wanted is None:
-        return every
-    known = {site.index: site for site in every}
-    for index in wanted:
-        if index not in known:
-            raise HTTPException(
-                400, f"There is no site {index}; this model's are 0 to {max(known)}."
-            )
-    return [known[index] for index in sorted(set(wanted))]
 
 
 async def _prompt(body: TraceRequest, raw_request: Request) -> list[int]:
@@ -224,18 +209,10 @@ def _check_length(client, policy: Policy, body: TraceRequest, given: int) -> Non
         )
 
 
-def _check_logprobs(client, wanted: int | None) -> None:
-    config = client.vllm_config.model_config
-    limit = config.get_vocab_size() if config.max_logprobs == -1 else config.max_logprobs
-    if wanted is not None and wanted > limit:
-        raise HTTPException(
-            400, f"logprobs is {wanted}; this server names at most {limit} (--max-logprobs)."
-        )
-
-
 def _check_weights(policy: Policy, tokens: int, chosen: list[Site], body: TraceRequest) -> None:
     """Refuse an answer for too many tokens and sites; what counts is the numbers in it."""
     named = (body.logprobs or 0) * (2 if body.edits else 1)
+    named += (body.lens or 0) * len(readings.readings(chosen))
     limit, weights = policy.max_trace_weights, sum(site.num_sources for site in chosen)
     if tokens * (weights + named) > limit:
         besides = f" and {named} logprobs" if named else ""

@@ -215,6 +215,9 @@ ASK = ("--prompt", "import os")
         ([str(DEMO), *ASK, "--token", "3"], "--token is 3; expected one of the 3 tokens"),
         ([str(DEMO), *ASK, "--token", "-1"], "--token is -1"),
         ([str(DEMO), *ASK, "--max-tokens", "-1"], "--max-tokens is -1; expected 0 or more"),
+        ([str(DEMO), *ASK, "--lens", "-1"], "--lens is -1; expected 0 or more"),
+        ([str(DEMO), *ASK, "--lens", "2"], "--lens has its place in a .json file; --out is insp"),
+        (["--from", "x.json", "--lens", "2"], "--lens is for a new trace"),
         ([str(DEMO), *ASK, "--out", "x.pdf"], "x.pdf; expected a name that ends with one of .png"),
         ([str(DEMO), *ASK, "--out", "x"], "--out is x; expected"),
         ([str(DEMO), *ASK, "--out", "nowhere/at/all.png"], "nowhere/at is not a folder"),
@@ -348,11 +351,12 @@ def test_a_server_is_asked(key, server, monkeypatch, tmp_path, capsys):
     wanted = made_up(3, 2)
     server["answer"] = httpx.Response(200, content=wanted.model_dump_json())
     out = tmp_path / "found.json"
-    assert cli.main(["inspect", *URL, "--max-tokens", "3", "--out", str(out)]) == 0
+    words = ["--max-tokens", "3", "--lens", "2", "--out", str(out)]
+    assert cli.main(["inspect", *URL, *words]) == 0
     assert capsys.readouterr().out == f"{out}\n"
     assert Trace.model_validate_json(out.read_text()) == wanted
     assert server["url"] == "http://127.0.0.1:8000/v1/attn_res/trace"
-    assert server["json"] == {"prompt": "import os", "max_tokens": 3}
+    assert server["json"] == {"prompt": "import os", "max_tokens": 3, "lens": 2}
     assert server["headers"] == ({"Authorization": f"Bearer {key}"} if key else {})
 
 

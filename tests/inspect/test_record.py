@@ -312,4 +312,19 @@ def test_a_stage_that_fails_leaves_no_message(monkeypatch):
     assert last.seen == CHUNKS[:1] and not messages
 
 
+@pytest.mark.parametrize("own", [(True, True), (True, False), (False, True), (False, False)])
+def test_stages_bring_rows_to_the_last(own, monkeypatch):
+    """Those of the first stage come first; a stage may have none."""
+    messages: list = []
+    rows = [torch.full((2, 1), number) if has else None for number, has in enumerate(own)]
+    for number in (0, 1):
+        stage = Stage(number, messages)
+        monkeypatch.setattr("vllm.distributed.get_pp_group", lambda stage=stage: stage)
+        found = replays.collected(rows[number])
+        assert number or (found is None and len(messages) == 1)
+    assert not messages
+    wanted = [number for number, has in enumerate(own) if has for _ in range(2)]
+    assert (found is None) == (wanted == []) and (found is None or found[:, 0].tolist() == wanted)
+
+
 assert FAR < 1e-3  # what the interface promises

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from edited_oracle import by_numbers, evaluate, some
+from edited_oracle import by_numbers, evaluate, mixing_sites, some, sources_at
 from jobs import fresh_prompts, run_trace_jobs
+from lens_oracle import Key, lens
 from serving import GOLDENS
 from trace_cases import FAR, LOGPROBS, wanted
 
-from attnres_serve.verify.oracle import load
+from attnres_serve.verify.oracle import Model, load
 
 pytestmark = pytest.mark.engine
 
@@ -48,10 +49,21 @@ def job(golden: str, algorithm: str, backend: str, mode: str, env=None, **option
         "backend": backend,
         "mode": mode,
         "chunk": CHUNK,
+        "readings": [reading for _, reading in newest(model)],
         "edits": [by_numbers(model, edit) for edit in some(model, LENGTH)],
         "options": options,
         "env": env or {},
     }
+
+
+def newest(model: Model) -> list[tuple[Key, list[int]]]:
+    """The mix and the newest source of every site: by name, and as workers take them."""
+    found: list[tuple[Key, list[int]]] = []
+    for site in mixing_sites(model):
+        *_, name = own = sources_at(model, site)
+        found.append(((site, "mix"), [site, -1]))
+        found.append(((site if name == "partial" else None, name), [site, len(own) - 1]))
+    return found
 
 
 def check(jobs: list[dict], folder: Path, **env: str) -> None:
@@ -64,6 +76,10 @@ def check(jobs: list[dict], folder: Path, **env: str) -> None:
         following = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         found = torch.tensor(result["following"]).double()
         torch.testing.assert_close(found, following, atol=LOGPROBS, rtol=0)
+        table = lens(model, ids, some(model, LENGTH))
+        for (key, _), by_token in zip(newest(model), result["lens"], strict=True):
+            own = table[key][:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(by_token).double(), own, atol=LOGPROBS, rtol=0)
         answers = [model.greedy(prompt, 8)[0] for prompt in asked["prompts"]]
         assert result["answers"] == [answers] * 2
         assert result["cached"][1] > 0

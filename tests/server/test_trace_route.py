@@ -12,6 +12,7 @@ import torch
 from edited_oracle import evaluate, greedy, mixing_sites, sources_at
 from fastapi import FastAPI
 from jobs import fresh_prompts
+from lens_oracle import lens
 from serving import GOLDENS
 from starlette.testclient import TestClient
 from transformers import LlamaConfig
@@ -19,7 +20,7 @@ from transformers import LlamaConfig
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import LOGPROBS, wanted, worker_of
+from trace_cases import LOGPROBS, check_lens, wanted, worker_of
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 
@@ -29,7 +30,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.inspect import answer as trace_answer
-from attnres_serve.inspect import edits
+from attnres_serve.inspect import edits, readings
 from attnres_serve.inspect.importance import Importance
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
@@ -43,6 +44,7 @@ CUMULATIVE = GOLDENS / "qwen3_attnres_cumulative_block"  # no final mix
 URL = "/v1/attn_res/trace"
 ANSWER = [7, 8, 9]
 TEXT = {"hello": [3, 4, 5, 6]}
+NOTHING = {"predicted": None, "lens": None}  # that a worker was asked to predict
 
 
 class Client:
@@ -340,6 +342,46 @@ def test_logprobs_are_bounded(app, client):
     assert "at most 320 (--max-logprobs)" in refused(app, 400, **body | {"logprobs": 321})
 
 
+@pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)
+def test_a_lens(folder):
+    """Of some sites and tokens, under edits, and of an answer; null where it is not asked for."""
+    (ids,) = fresh_prompts((15,))
+    app, model = app_of(Client(folder)), oracle.load(folder)
+    asked = {"prompt": ids, "edits": EDITS, "lens": 2, "tokens": [2, 9, 14], "sites": [4, 7]}
+    found = app.post(URL, json=asked).raise_for_status().json()
+    wanted = lens(model, ids, written_out(EDITS, len(ids)))
+    by_key = {(one["site"], one["vector"]): one["predictions"] for one in found["lens"]}
+    names = {(None, name) for site in found["sites"] for name in site["sources"]}
+    names -= {(None, "partial")}
+    names |= {(site["index"], "partial") for site in found["sites"] if "partial" in site["sources"]}
+    assert by_key.keys() == names | {(4, "mix"), (7, "mix")}
+    check_lens(by_key, {key: wanted[key] for key in by_key}, ids)
+    first = by_key[7, "mix"][0]
+    assert first["position"] == 2 and len(first["top"]) == 2
+    assert first["top"][0]["text"] == f"<{first['top'][0]['id']}>"
+    assert app.post(URL, json={"prompt": ids, "sites": []}).json()["lens"] is None
+    nothing = {"prompt": ids, "lens": 1, "max_tokens": 9}
+    assert app.post(URL, json=nothing | {"sites": []}).json()["lens"] == []
+    late = app.post(URL, json=nothing | {"sites": [3], "tokens": [23]}).json()  # it ends early
+    assert [one["predictions"] for one in late["lens"]] == [[]] * len(late["lens"]) != []
+
+
+def test_a_lens_is_bounded(app, client, monkeypatch):
+    body = {"prompt": [3] * 4, "lens": 20, "sites": [0]}
+    app.post(URL, json=body).raise_for_status()
+    assert "lens is 21; expected at most 20 (--max-log" in refused(app, 400, **body | {"lens": 21})
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=4 * 41)
+    app.post(URL, json=body).raise_for_status()
+    said = refused(app, 400, **body | {"prompt": [3] * 5})
+    assert "5 tokens x 1 sites and 40 logprobs have 205" in said
+    monkeypatch.setattr(readings, "MOST", 8)
+    client.calls.clear()
+    app.post(URL, json=body).raise_for_status()
+    said = refused(app, 400, **body | {"lens": 0, "prompt": [3] * 5})
+    assert "5 tokens x 2 mixes and sums are 10" in said
+    assert client.calls.count("attn_res_trace") == 1
+
+
 def test_an_edit_of_a_final_norm_that_does_not_mix():
     """The sites that feed sublayers can be edited, and it is not among all of them."""
     app = app_of(Client(CUMULATIVE))
@@ -400,6 +442,8 @@ def edit(**fields: Any) -> dict[str, Any]:
         ({"prompt": [3], "tokens": {"from": 1}}, "tokens: "),
         ({"prompt": [3], "site": [1]}, "site: Extra inputs are not permitted"),
         ({"prompt": [3], "logprobs": -1}, "logprobs: "),
+        ({"prompt": [3], "lens": -1}, "lens: "),
+        ({"prompt": [3], "lens": True}, "lens: "),
         (edit(), "edits[0]: give exactly one of `ban`, `force`, `weights`, `mean`, `scale`"),
         (edit(ban=True, mean=True), "edits[0]: give exactly one of"),
         (edit(ban=False), "edits[0].ban: Input should be True"),
@@ -496,7 +540,7 @@ def test_an_answer_that_is_no_json_is_an_error(app, client, monkeypatch):
     weights = np.array([np.nan], np.float32).tobytes()
 
     def answer(*_) -> dict[str, Any]:
-        return {"problem": None, "sites": [[0, weights, weights]], "predicted": None}
+        return {"problem": None, "sites": [[0, weights, weights]]} | NOTHING
 
     monkeypatch.setattr(WorkerExtension, "attn_res_trace", answer)
     assert "infinite or NaN" in refused(app, 500, prompt=[3], sites=[0])
@@ -584,7 +628,7 @@ def test_the_engine_knows_a_trace_by_its_request_id(app, client):
 
 
 def test_a_worker_that_fails_is_an_error(app, client, monkeypatch):
-    answer = {"problem": "the test says no.", "sites": [], "predicted": None}
+    answer = {"problem": "the test says no.", "sites": []} | NOTHING
     monkeypatch.setattr(WorkerExtension, "attn_res_trace", lambda *_: answer)
     assert refused(app, 500, prompt=[3]) == "The test says no."
 
@@ -615,7 +659,7 @@ def test_one_replay_at_a_time_and_none_for_who_left():
         most = max(most, running)
         await asyncio.sleep(0.02)
         running -= 1
-        return [{"problem": None, "sites": [[0, b"w", b"r"]], "predicted": None}]
+        return [{"problem": None, "sites": [[0, b"w", b"r"]]} | NOTHING]
 
     async def main() -> trace_answer.Found:
         state = SimpleNamespace(attn_res_replays=asyncio.Lock())

@@ -171,8 +171,18 @@ def test_the_examples_of_the_documentation(server):
     page = (ROOT / "docs" / "use" / "inspect.md").read_text()
     curls = re.findall(r"```bash\n(curl http://127.0.0.1:8000/v1/attn_res/trace.*?)```", page, re.S)
     key = f"-H 'Authorization: Bearer {KEY}' -H"
-    edited, plain = (run(["bash", "-c", at(server, curl).replace("-H", key, 1)]) for curl in curls)
+    edited, read, plain = (
+        run(["bash", "-c", at(server, curl).replace("-H", key, 1)]) for curl in curls
+    )
     assert '"kind": "mlp"' in plain and '"index": 4' in plain
+    (told,) = re.findall(r"```json\n(\[.*?\])\n```", page, re.S)
+    found = {(one["site"], one["vector"]): one for one in json.loads(read)["lens"]}
+    for one in json.loads(told):
+        own = found[one["site"], one["vector"]]["predictions"]
+        for row, other in zip(one["predictions"], own, strict=True):
+            assert [token["id"] for token in row["top"]] == [token["id"] for token in other["top"]]
+            named = [token["logprob"] for token in other["top"]]
+            assert [token["logprob"] for token in row["top"]] == pytest.approx(named, abs=2e-3)
     both = json.loads(edited)["logprobs"]
     assert both["edited"] and both["edited"] != both["unedited"]
 

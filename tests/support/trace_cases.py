@@ -10,9 +10,11 @@ from torch import Tensor
 from vllm.config import set_current_vllm_config
 
 from attnres_serve.depth.sites import sites
+from attnres_serve.inspect import readings
 from attnres_serve.inspect import record as recording
 from attnres_serve.inspect.answer import NONE
 from attnres_serve.inspect.edits import Edit, resolve
+from attnres_serve.inspect.lens import Reader
 from attnres_serve.inspect.predict import Predictions
 from attnres_serve.model.config import spec_of
 from attnres_serve.verify import oracle
@@ -92,3 +94,40 @@ def unpacked(packed: Sequence[bytes], rows: int) -> tuple[Tensor, Tensor, Tensor
         for part, kind in zip(packed, kinds, strict=True)
     ]
     return parts[0].view(rows, -1), parts[1].view(rows, -1), parts[2]
+
+
+def lens_record(
+    worker: SimpleNamespace, ids: Sequence[int], asked: Sequence[dict] = (), top: int = 5
+) -> dict[tuple[int | None, str], list[dict]]:
+    """What a lens of all sites and tokens answers: predictions by site and vector."""
+    spec = spec_of(worker.vllm_config.model_config.hf_config)
+    edits = resolve([Edit.model_validate(edit) for edit in asked], sites(spec), len(ids))
+    mixing, rows = [site for site in sites(spec) if site.mixes], range(len(ids))
+    lens = readings.Lens(readings.readings(mixing), [*ids[1:], NONE], top)
+    reader = Reader(lens)
+    every = [site.index for site in mixing]
+    record(worker, ids, rows, every, edits, None, 1, reader)
+    packed = reader.predictions.packed()
+    found = readings.answered(mixing, rows, lens, packed, lambda ids: [None] * len(ids))
+    return {(one["site"], one["vector"]): one["predictions"] for one in found}
+
+
+def check_lens(
+    found: dict[tuple[int | None, str], list[dict]],
+    wanted: dict[tuple[int | None, str], Tensor],
+    ids: Sequence[int],
+) -> None:
+    """Every vector predicts what the float64 model says, by ``lens_oracle``."""
+    assert found.keys() == wanted.keys()
+    for key, rows in found.items():
+        for row, own in zip(rows, wanted[key][[row["position"] for row in rows]], strict=True):
+            named = [token["logprob"] for token in row["top"]]
+            best = own.topk(len(named)).values
+            of_named = own[[token["id"] for token in row["top"]]]
+            for logprobs in (best, of_named):
+                torch.testing.assert_close(
+                    torch.tensor(named).double(), logprobs, atol=LOGPROBS, rtol=0
+                )
+            at = row["position"] + 1
+            assert (row["next"] is None) == (at == len(ids))
+            assert row["next"] is None or abs(row["next"] - own[ids[at]]) < LOGPROBS

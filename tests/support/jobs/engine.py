@@ -86,6 +86,17 @@ def logprobs(llm, ids: list[int], edits: list[Any]) -> list[float]:
     return np.frombuffer(packed[2], np.float32)[:-1].tolist()
 
 
+def lens(llm, ids: list[int], edits: list[Any], wanted: list[Any]) -> list[list[float]]:
+    """The logprobs of the tokens of a sequence but the first, by each of the readings."""
+    rows, sites = list(range(len(ids))), sorted({site for site, _ in wanted})
+    asked = ids, rows, sites, edits, None, (wanted, [*ids[1:], -1], 1)
+    workers = llm.collective_rpc("attn_res_trace", args=asked)
+    assert not any(worker["problem"] for worker in workers)
+    (packed,) = (worker["lens"] for worker in workers if worker["lens"])
+    found = np.frombuffer(packed[2], np.float32).reshape(len(wanted), -1)
+    return found[:, :-1].tolist()
+
+
 def refusal(llm, adapter: str) -> str | None:
     """Why an adapter is refused; None where it is not."""
     from vllm.lora.request import LoRARequest

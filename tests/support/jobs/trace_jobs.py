@@ -1,10 +1,11 @@
 """Trace in an engine that serves others meanwhile: ``python trace_jobs.py JOBS RESULTS``.
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm, backend,
-chunk: tokens per step, edits: as workers take them, options: further ones of ``vllm.LLM``, env:
-environment variables}; the first prompt is traced: before it was ever served, while all of them are
-being served, and when it comes from the prefix cache, each time with the edits first.  Its result
-holds those traces, the logprobs of the last edited one, the greedy answers and the counters.
+chunk: tokens per step, edits, and readings of a lens: both as workers take them, options: further
+ones of ``vllm.LLM``, env: environment variables}; the first prompt is traced: before it was ever
+served, while all of them are being served, and when it comes from the prefix cache, each time with
+the edits first.  Its result holds those traces, the logprobs of the last edited one and those by
+each reading, the greedy answers and the counters.
 """
 
 import gc
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine import logprobs, trace
+from engine import lens, logprobs, trace
 
 NEW_TOKENS = 8
 AT_STEPS = (2, 5, 9)  # in the prefill of the first prompt, and in decode
@@ -70,11 +71,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     traces.append(trace(llm, asked))
     (passes,) = {json.dumps(worker) for worker in llm.collective_rpc("attn_res_executed")}
     following = logprobs(llm, asked, edits)
+    read = lens(llm, asked, edits, job["readings"])
     llm.llm_engine.engine_core.shutdown()
     return {
         "traces": traces,
         "edited": edited,
         "following": following,
+        "lens": read,
         "answers": answers,
         "cached": cached,
         "executed": json.loads(passes)[job["algorithm"]],
