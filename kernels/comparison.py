@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnres_serve.kernels import reference
-from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights
+from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights, place_of
 
 TOKENS, BLOCKS, SITES = 5, 3, 3
 EPS = 1e-6
@@ -94,7 +94,7 @@ def _by_reference(
 
 
 def _place(number: int) -> Place:
-    return Place(BLOCKS, fresh=number == 0)
+    return place_of(BLOCKS, fresh=number == 0, position=number, first=BLOCKS, number=number - 1)
 
 
 def _single_pass(
@@ -102,18 +102,18 @@ def _single_pass(
 ) -> Iterator[Tensor]:
     queries = backend.queries_of(sites)
     for number, site in enumerate(sites):
-        yield backend.single_pass(deltas[number], bank, queries, number, site, _place(number))
+        yield backend.single_pass(deltas[number], bank, queries, site, _place(number))
 
 
 def _two_phase(
     backend: BankBackend, deltas: Tensor, bank: Tensor, sites: list[SiteWeights]
 ) -> Iterator[Tensor]:
     queries = backend.queries_of(sites)
-    group = queries, 0, len(sites), sites[0], _place(0), False
+    group = queries, len(sites), sites[0], _place(0), False
     normed, answers = backend.open_group(deltas[0], bank, *group)
     yield normed
     for number, site in enumerate(sites[1:], 1):
-        ahead = answers, number - 1, BLOCKS, queries, number
+        ahead = answers, queries
         yield backend.merge(deltas[number], bank, *ahead, site, _place(number))
 
 
@@ -123,9 +123,9 @@ def _score_on_write(
     queries = backend.queries_of(sites)
     shape = TOKENS, len(sites), bank.shape[1]
     scores = torch.full(shape, torch.nan, dtype=torch.float32, device=bank.device)
-    backend.score_rows(bank, scores, queries, 0, 0, BLOCKS, sites[0])
+    backend.score_rows(bank, scores, queries, BLOCKS, sites[0], place_of(0, fresh=True))
     for number, site in enumerate(sites):
-        known = scores, queries, number, site, _place(number)
+        known = scores, queries, site, _place(number)
         yield backend.mix_scored(deltas[number], bank, *known)
 
 

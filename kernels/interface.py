@@ -42,15 +42,34 @@ class SiteWeights(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in a bank a site works.
+    """Where in a pipeline stage a site works.
 
     Attributes:
-        row: the row that the sublayer's output is added to.
+        row: the row of the bank that the sublayer's output is added to.
         fresh: whether it begins there.
+        position: of the site among the sites of ``queries_of``.
+        first: the first row that is not known ahead: phase 1 has read those before it, or they have
+            been scored; 0 where nothing is known.
+        number: of the site's answer among those of its group's phase 1.
+        numbers: row, position, first and number as ``[4]`` int64 on the CPU.  A graph that takes
+            them from there is the same for every layer, where integers would be constants of it.
     """
 
     row: int
     fresh: bool
+    position: int
+    first: int
+    number: int
+    numbers: Tensor
+
+
+def place_of(row: int, fresh: bool, position: int = 0, first: int = 0, number: int = 0) -> Place:
+    """A place, with its numbers as a tensor."""
+    import torch
+
+    # Models are made with another default device.
+    known = row, position, first, number
+    return Place(row, fresh, *known[1:], torch.tensor(known, dtype=torch.int64, device="cpu"))
 
 
 class BackendError(RuntimeError):
@@ -175,9 +194,8 @@ class BankBackend(Protocol):
         bank: ``[T, slots, d]`` in that dtype; its rows are the finished blocks and then the partial
             sum.
         queries: of all sites of a pipeline stage, see ``queries_of``.
-        position: of the site that runs among them.
-        site: the weights of that site.
-        place: where it works.
+        site: the weights of the site that runs.
+        place: where it works, see ``place_of``.
         answers: the backend's own.
 
     Result of several functions:
@@ -206,7 +224,6 @@ class BankBackend(Protocol):
         delta: Tensor,
         bank: Tensor,
         queries: Any,
-        position: int,
         site: SiteWeights,
         place: Place,
     ) -> Tensor:
@@ -217,7 +234,6 @@ class BankBackend(Protocol):
         delta: Tensor,
         bank: Tensor,
         queries: Any,
-        position: int,
         count: int,
         site: SiteWeights,
         place: Place,
@@ -226,7 +242,7 @@ class BankBackend(Protocol):
         """Run the first site of a group, as ``single_pass``, and phase 1 of the others.
 
         Args:
-            delta, bank, queries, position, site, place: see above.
+            delta, bank, queries, site, place: see above.
             count: sites of the group.
             completes: whether the site's row is a finished block now, and so a source of the
                 others as well.
@@ -240,20 +256,15 @@ class BankBackend(Protocol):
         delta: Tensor,
         bank: Tensor,
         answers: Any,
-        number: int,
-        first: int,
         queries: Any,
-        position: int,
         site: SiteWeights,
         place: Place,
     ) -> Tensor:
-        """Run a later site of a group: its answer stands for the rows before ``first``.
+        """Run a later site of a group: its answer stands for the rows before the place's first.
 
         Args:
-            delta, bank, queries, position, site, place: see above.
+            delta, bank, queries, site, place: see above.
             answers: of the group.
-            number: of the site's answer among them.
-            first: the first row that phase 1 did not read.
 
         Returns:
             normed
@@ -264,18 +275,17 @@ class BankBackend(Protocol):
         bank: Tensor,
         scores: Tensor,
         queries: Any,
-        position: int,
-        first: int,
         count: int,
         site: SiteWeights,
+        place: Place,
     ) -> None:
-        """Write the logits of finished rows for the site at ``position`` and all behind it.
+        """Write the logits of finished rows for this site and all behind it.
 
         Args:
-            bank, queries, position, site: see above.
+            bank, queries, site: see above.
             scores: ``[T, S, slots]`` float32, written to.
-            first: the first row.
-            count: rows.
+            count: rows, from the place's first on.
+            place: of the site.
         """
 
     def mix_scored(
@@ -284,14 +294,13 @@ class BankBackend(Protocol):
         bank: Tensor,
         scores: Tensor,
         queries: Any,
-        position: int,
         site: SiteWeights,
         place: Place,
     ) -> Tensor:
         """Run a site that takes the logits of all rows but its last from ``scores``.
 
         Args:
-            delta, bank, queries, position, site, place: see above.
+            delta, bank, queries, site, place: see above.
             scores: ``[T, S, slots]`` float32.
 
         Returns:

@@ -11,34 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights
+from attnres_serve.kernels.interface import BankBackend, SiteWeights
 from attnres_serve.model.site_context import Learned, SiteContext
 
 Context = SiteContext[BankBackend]
-
-
-class Answers(NamedTuple):
-    """Phase 1 of a group of sites.
-
-    Attributes:
-        blocks: how many rows it read; the later ones are read by the sites themselves.
-        values: of the group's second and later sites; the backend's.
-    """
-
-    blocks: int
-    values: Any
-
-
-class Scores(NamedTuple):
-    """The logits of finished rows.
-
-    Attributes:
-        rows: how many rows have theirs.
-        values: ``[tokens, sites, slots]`` float32, for all sites of the pipeline stage.
-    """
-
-    rows: int
-    values: Tensor
 
 
 class BankState(NamedTuple):
@@ -49,16 +25,18 @@ class BankState(NamedTuple):
         bank: ``[tokens, slots, hidden]``, slots for the last site of this pipeline stage.
         rows: how many of them are in use.
         queries: of all sites of the stage that mix, as the backend has them; None before the first.
-        answers: phase 1 of the group that runs (two-phase only).
-        scores: (score on write only).
+        answers: of phase 1 to the second and later sites of the group that runs, the backend's
+            (two-phase only).
+        scores: the logits of finished rows, ``[tokens, sites, slots]`` float32, for all sites of
+            the stage (score on write only).
     """
 
     site: int
     bank: Tensor
     rows: int
     queries: Any = None
-    answers: Answers | None = None
-    scores: Scores | None = None
+    answers: Any = None
+    scores: Tensor | None = None
 
     @classmethod
     def begin(cls, context: Context, embedding: Tensor) -> "BankState":
@@ -111,51 +89,43 @@ class BankState(NamedTuple):
             The normed mix ``[tokens, hidden]`` and the state behind the site.
         """
         site, bank, backend = context.site, self.bank, context.backend
-        row = site.num_sources - 1  # where the partial sum is
+        row = context.place.row  # where the partial sum is
         if site.opens_block and site.cumulative:  # the sum so far becomes a block, and goes on
             backend.add_to_row(delta, bank, row - 1)
             delta = bank[:, row - 1].clone()
-        place = Place(row, fresh=row == self.rows)
         state = self._replace(site=site.index, rows=row + 1)
         if state.queries is None:
             sites = [later.site_weights() for later in ahead]
             state = state._replace(queries=backend.queries_of(sites))
-        position = len(state.queries) - len(ahead)
         weights = ahead[0].site_weights()
-        own = state.queries, position, weights, place
+        own = state.queries, weights, context.place
         if context.algorithm == "score_on_write":
-            state = state._score(context, position, weights)
-            assert state.scores is not None
-            return backend.mix_scored(delta, bank, state.scores.values, *own), state
+            scores = state._score(context, weights)
+            return backend.mix_scored(delta, bank, scores, *own), state._replace(scores=scores)
         if context.group > 1:
-            return state._two_phase(context, delta, own)
+            return state._two_phase(context, delta, weights)
         return backend.single_pass(delta, bank, *own), state
 
     def _two_phase(
-        self, context: Context, delta: Tensor, own: tuple[Any, int, SiteWeights, Place]
+        self, context: Context, delta: Tensor, weights: SiteWeights
     ) -> tuple[Tensor, "BankState"]:
         """The normed mix, and this state with the answers of the group."""
-        site, backend = context.site, context.backend
+        backend, place = context.backend, context.place
         if context.position == 0:
-            queries, position, weights, place = own
-            group = queries, position, context.group, weights, place, not site.reads_partial
-            normed, values = backend.open_group(delta, self.bank, *group)
-            return normed, self._replace(answers=Answers(site.num_blocks, values))
-        answers = self.answers
-        assert answers is not None, "the first site of the group ran phase 1"
-        known = answers.values, context.position - 1, answers.blocks, *own
-        return backend.merge(delta, self.bank, *known), self
+            group = self.queries, context.group, weights, place, not context.site.reads_partial
+            normed, answers = backend.open_group(delta, self.bank, *group)
+            return normed, self._replace(answers=answers)
+        return backend.merge(delta, self.bank, self.answers, self.queries, weights, place), self
 
-    def _score(self, context: Context, position: int, weights: SiteWeights) -> "BankState":
-        """With the logits of all rows that were finished before this site."""
-        if self.scores is None:
+    def _score(self, context: Context, weights: SiteWeights) -> Tensor:
+        """The logits, those of all rows that were finished before this site among them."""
+        scores = self.scores
+        if scores is None:
             tokens, slots, _ = self.bank.shape
             shape = tokens, len(self.queries), slots
-            scored, scores = 0, self.bank.new_empty(shape, dtype=torch.float32)
-        else:
-            scored, scores = self.scores
-        finished = context.site.num_blocks - (not context.site.reads_partial)
-        if finished > scored:
-            rows = scored, finished - scored, weights
-            context.backend.score_rows(self.bank, scores, self.queries, position, *rows)
-        return self._replace(scores=Scores(finished, scores))
+            scores = self.bank.new_empty(shape, dtype=torch.float32)
+        count = context.site.blocks_before - context.place.first
+        if count > 0:
+            known = self.queries, count, weights, context.place
+            context.backend.score_rows(self.bank, scores, *known)
+        return scores

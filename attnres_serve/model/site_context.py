@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from attnres_serve.depth.sites import Site
-from attnres_serve.kernels.interface import Backend, SiteWeights
+from attnres_serve.kernels.interface import Backend, Place, SiteWeights
 
 B = TypeVar("B", bound=Backend)
 
@@ -26,7 +26,8 @@ class SiteContext(Generic[B]):
         backend: the functions that compute it.
         group: how many sites share its phase 1, this one among them; 1 if it has none.
         position: of this site in its group.
-        slots: rows that a bank of the stage needs.
+        place: where it works in a bank of the stage.
+        slots: rows that such a bank needs.
         enters_stage: whether it is the first site of a stage that is not the first stage.
         leaves_stage: whether it is the last site of a stage that is not the last stage.
     """
@@ -36,6 +37,7 @@ class SiteContext(Generic[B]):
     backend: B
     group: int
     position: int
+    place: Place
     slots: int
     enters_stage: bool
     leaves_stage: bool

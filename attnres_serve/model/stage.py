@@ -9,7 +9,7 @@ from attnres_serve.depth import groups as site_groups
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
-from attnres_serve.kernels.interface import Backend
+from attnres_serve.kernels.interface import Backend, Place, place_of
 from attnres_serve.model.site_context import SiteContext
 from attnres_serve.model.site_norm import SiteNorm
 
@@ -45,7 +45,8 @@ def install_sites(
     a_norm = next(iter(norms.values()))
     itemsize, in_place = a_norm.weight.element_size(), backend.IN_PLACE
     most = site_groups.most_sites(tokens, a_norm.weight.numel(), itemsize, in_place)
-    contexts = site_contexts(list(norms), algorithm, backend, most, has_final)
+    received = rows_received(spec, next(iter(norms)).index)
+    contexts = site_contexts(list(norms), algorithm, backend, most, has_final, received)
     installed: dict[int, SiteNorm] = {}
     later: tuple[SiteNorm, ...] = ()
     for context in reversed(contexts):  # a site holds the later ones
@@ -68,7 +69,12 @@ def _require_rms_norm(norm: nn.Module, site: Site) -> None:
 
 
 def site_contexts(
-    stage: Sequence[Site], algorithm: str, backend: Backend, most: int, has_final: bool
+    stage: Sequence[Site],
+    algorithm: str,
+    backend: Backend,
+    most: int,
+    has_final: bool,
+    received: int,
 ) -> list[SiteContext[Backend]]:
     """The contexts of a pipeline stage's sites.
 
@@ -78,6 +84,7 @@ def site_contexts(
         backend: what computes the sites.
         most: sites that may share a phase 1, see ``groups.most_sites``.
         has_final: whether it is the last stage.
+        received: rows of the state that it begins with, see ``rows_received``.
     """
     mixing = [site for site in stage if site.mixes and site.index > 0]
     groups = site_groups.phase_1_groups(mixing, most) if algorithm == "two_phase" else []
@@ -89,9 +96,10 @@ def site_contexts(
     shared = {
         site: (len(group), position) for group in groups for position, site in enumerate(group)
     }
+    places = _places(stage, mixing, groups, algorithm, received)
     slots = max(site.num_sources for site in stage)
     contexts = []
-    for site in stage:
+    for site, place in zip(stage, places, strict=True):
         group, position = shared.get(site, (1, 0))
         contexts.append(
             SiteContext(
@@ -100,12 +108,37 @@ def site_contexts(
                 backend=backend,
                 group=group,
                 position=position,
+                place=place,
                 slots=slots,
                 enters_stage=site is stage[0] and site.index > 0,
                 leaves_stage=site is stage[-1] and not has_final,
             )
         )
     return contexts
+
+
+def _places(
+    stage: Sequence[Site],
+    mixing: Sequence[Site],
+    groups: Sequence[Sequence[Site]],
+    algorithm: str,
+    received: int,
+) -> list[Place]:
+    """Where the sites of a stage work; see ``site_contexts``."""
+    later = [(group, number) for group in groups for number in range(len(group) - 1)]
+    first = {group[1 + number]: group[0].num_blocks for group, number in later}
+    numbers = {group[1 + number]: number for group, number in later}
+    if algorithm == "score_on_write":
+        before = [0, *(site.blocks_before for site in mixing)]
+        first = dict(zip(mixing, before, strict=False))
+    places, rows = [], received
+    for site in stage:
+        row = site.num_sources - 1
+        position = mixing.index(site) if site in mixing else 0
+        known = first.get(site, 0), numbers.get(site, 0)
+        places.append(place_of(row, row == rows, position, *known))
+        rows = site.num_sources
+    return places
 
 
 def rows_received(spec: AttnResSpec, first_site: int) -> int:

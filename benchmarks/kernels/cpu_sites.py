@@ -19,7 +19,7 @@ from statistics import median
 import torch
 
 from attnres_serve.kernels import backends
-from attnres_serve.kernels.interface import Place, SiteWeights
+from attnres_serve.kernels.interface import SiteWeights, place_of
 from benchmarks.common import publish, spread
 
 SITES = 8  # of a group
@@ -36,15 +36,16 @@ def calls(tokens: int, sources: int, hidden: int) -> dict[str, Callable[[], obje
 
     bank, partial, x, norm = rows(sources), rows(), rows(), torch.ones(hidden).bfloat16()
     site = SiteWeights(torch.randn(hidden), torch.ones(hidden), None, norm, 1.0, 1e-6, 1e-6)
-    queries, place = cpp.queries_of([site] * SITES), Place(sources - 1, fresh=True)
-    _, answers = cpp.open_group(x, bank, queries, 0, SITES, site, place, True)
+    queries = cpp.queries_of([site] * SITES)
+    group = queries, SITES, site, place_of(sources - 1, fresh=True), True
+    _, answers = cpp.open_group(x, bank, *group)
     scores = torch.zeros(tokens, SITES, sources)
-    own = queries, 3, site, place
+    own = queries, site, place_of(sources - 1, fresh=True, position=3, first=sources - 1, number=3)
     return {
         "add + RMSNorm": lambda: torch.rms_norm(partial + x, (hidden,), norm, 1e-6),
         "single pass": lambda: cpp.single_pass(x, bank, *own),
-        "open group": lambda: cpp.open_group(x, bank, queries, 0, SITES, site, place, True),
-        "merge": lambda: cpp.merge(x, bank, answers, 3, sources - 1, *own),
+        "open group": lambda: cpp.open_group(x, bank, *group),
+        "merge": lambda: cpp.merge(x, bank, answers, *own),
         "mix scored": lambda: cpp.mix_scored(x, bank, scores, *own),
     }
 

@@ -70,7 +70,6 @@ def single_pass(
     delta: Tensor,
     bank: Tensor,
     queries: Sequence[SiteWeights],
-    position: int,
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
@@ -82,13 +81,12 @@ def open_group(
     delta: Tensor,
     bank: Tensor,
     queries: Sequence[SiteWeights],
-    position: int,
     count: int,
     site: SiteWeights,
     place: Place,
     completes: bool,
 ) -> tuple[Tensor, Answers]:
-    keys = _keys(queries[position : position + count])
+    keys = _keys(queries[place.position : place.position + count])
     own, learned = numbers(site, place), (site.bias, site.norm_weight)
     answers = _ops.cpp_open_group(delta, bank, *own, completes, *keys, *learned)
     return delta, answers
@@ -98,14 +96,11 @@ def merge(
     delta: Tensor,
     bank: Tensor,
     answers: Answers,
-    number: int,
-    first: int,
     queries: Sequence[SiteWeights],
-    position: int,
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_merge(delta, bank, *answers, number, first, *arguments(site, place))
+    _ops.cpp_merge(delta, bank, *answers, place.number, place.first, *arguments(site, place))
     return delta
 
 
@@ -113,13 +108,12 @@ def score_rows(
     bank: Tensor,
     scores: Tensor,
     queries: Sequence[SiteWeights],
-    position: int,
-    first: int,
     count: int,
     site: SiteWeights,
+    place: Place,
 ) -> None:
-    keys = *_keys(queries[position:]), site.logit_scale, site.key_eps
-    _ops.cpp_score_rows(bank, scores, position, first, count, *keys)
+    keys = *_keys(queries[place.position :]), site.logit_scale, site.key_eps
+    _ops.cpp_score_rows(bank, scores, place.position, place.first, count, *keys)
 
 
 def mix_scored(
@@ -127,11 +121,10 @@ def mix_scored(
     bank: Tensor,
     scores: Tensor,
     queries: Sequence[SiteWeights],
-    position: int,
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_mix_scored(delta, bank, scores, position, *arguments(site, place))
+    _ops.cpp_mix_scored(delta, bank, scores, place.position, *arguments(site, place))
     return delta
 
 

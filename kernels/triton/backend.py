@@ -17,29 +17,28 @@ _ops = torch.ops.attnres_serve
 _library: torch.library.Library | None = None
 
 
-_PLACE = "int row, bool fresh"
+_PLACE = "Tensor place, bool fresh"
 _NORM = "Tensor? bias, Tensor norm_weight, float key_eps, float norm_eps"
 SCHEMAS = {
     "triton_fold": "(Tensor[] queries, Tensor[] key_norms, float logit_scale) -> Tensor",
     "triton_single_pass": (
-        f"(Tensor delta, Tensor(a!) bank, Tensor queries, int position, {_PLACE}, {_NORM})"
-        " -> Tensor"
+        f"(Tensor delta, Tensor(a!) bank, Tensor queries, {_PLACE}, {_NORM}) -> Tensor"
     ),
     "triton_open_group": (
-        "(Tensor delta, Tensor(a!) bank, Tensor queries, int position, int count, bool completes,"
+        "(Tensor delta, Tensor(a!) bank, Tensor queries, int count, bool completes,"
         f" {_PLACE}, {_NORM}) -> (Tensor, Tensor, Tensor)"
     ),
     "triton_merge": (
-        "(Tensor delta, Tensor(a!) bank, Tensor answers, Tensor log_sums, int number, int first,"
-        f" Tensor queries, int position, {_PLACE}, {_NORM}) -> Tensor"
+        "(Tensor delta, Tensor(a!) bank, Tensor answers, Tensor log_sums,"
+        f" Tensor queries, {_PLACE}, {_NORM}) -> Tensor"
     ),
     "triton_score_rows": (
-        "(Tensor bank, Tensor(a!) scores, Tensor queries, int position, int first, int count,"
-        " float key_eps) -> ()"
+        "(Tensor bank, Tensor(a!) scores, Tensor queries, int count, Tensor place, float key_eps)"
+        " -> ()"
     ),
     "triton_mix_scored": (
-        "(Tensor delta, Tensor(a!) bank, Tensor scores, Tensor queries, int position,"
-        f" {_PLACE}, {_NORM}) -> Tensor"
+        f"(Tensor delta, Tensor(a!) bank, Tensor scores, Tensor queries, {_PLACE}, {_NORM})"
+        " -> Tensor"
     ),
     "triton_add_to_row": "(Tensor delta, Tensor(a!) bank, int row) -> ()",
 }
@@ -85,25 +84,23 @@ def single_pass(
     delta: Tensor,
     bank: Tensor,
     queries: Tensor,
-    position: int,
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    return _ops.triton_single_pass(delta, bank, queries, position, *place, *_norm(site))
+    return _ops.triton_single_pass(delta, bank, queries, *_site(site, place))
 
 
 def open_group(
     delta: Tensor,
     bank: Tensor,
     queries: Tensor,
-    position: int,
     count: int,
     site: SiteWeights,
     place: Place,
     completes: bool,
 ) -> tuple[Tensor, Answers]:
-    group = queries, position, count, completes
-    normed, *answers = _ops.triton_open_group(delta, bank, *group, *place, *_norm(site))
+    group = queries, count, completes, *_site(site, place)
+    normed, *answers = _ops.triton_open_group(delta, bank, *group)
     return normed, (answers[0], answers[1])
 
 
@@ -111,27 +108,23 @@ def merge(
     delta: Tensor,
     bank: Tensor,
     answers: Answers,
-    number: int,
-    first: int,
     queries: Tensor,
-    position: int,
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    known = *answers, number, first, queries, position
-    return _ops.triton_merge(delta, bank, *known, *place, *_norm(site))
+    known = *answers, queries
+    return _ops.triton_merge(delta, bank, *known, *_site(site, place))
 
 
 def score_rows(
     bank: Tensor,
     scores: Tensor,
     queries: Tensor,
-    position: int,
-    first: int,
     count: int,
     site: SiteWeights,
+    place: Place,
 ) -> None:
-    _ops.triton_score_rows(bank, scores, queries, position, first, count, site.key_eps)
+    _ops.triton_score_rows(bank, scores, queries, count, place.numbers, site.key_eps)
 
 
 def mix_scored(
@@ -139,20 +132,22 @@ def mix_scored(
     bank: Tensor,
     scores: Tensor,
     queries: Tensor,
-    position: int,
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    known = scores, queries, position
-    return _ops.triton_mix_scored(delta, bank, *known, *place, *_norm(site))
+    return _ops.triton_mix_scored(delta, bank, scores, queries, *_site(site, place))
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
     _ops.triton_add_to_row(delta, bank, row)
 
 
-def _norm(site: SiteWeights) -> tuple[Tensor | None, Tensor, float, float]:
-    return site.bias, site.norm_weight, site.key_eps, site.norm_eps
+def _site(
+    site: SiteWeights, place: Place
+) -> tuple[Tensor, bool, Tensor | None, Tensor, float, float]:
+    """The last arguments of an operator that runs one site."""
+    learned = site.bias, site.norm_weight, site.key_eps, site.norm_eps
+    return place.numbers, place.fresh, *learned
 
 
 def _like(delta: Tensor, *_: Any) -> Tensor:
@@ -168,7 +163,7 @@ def _stacked(queries: Sequence[Tensor], *_: Any) -> Tensor:
 
 
 def _group(
-    delta: Tensor, bank: Tensor, queries: Tensor, position: int, count: int, *_: Any
+    delta: Tensor, bank: Tensor, queries: Tensor, count: int, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     tokens, hidden = delta.shape
     answers = delta.new_empty((tokens, count - 1, hidden)).transpose(0, 1)

@@ -1,5 +1,8 @@
 """What the operators of the triton backend do: arguments by position, as schemas have them, to the
-kernels' functions."""
+kernels' functions.
+
+The numbers of a place come as a tensor, see ``interface.Place``.
+"""
 
 from typing import Any
 
@@ -17,21 +20,23 @@ def fold(queries: list[Tensor], key_norms: list[Tensor], logit_scale: float) -> 
     return torch.stack(queries).mul_(torch.stack(key_norms)).mul_(logit_scale)
 
 
-def single_pass(delta: Tensor, bank: Tensor, queries: Tensor, position: int, *site: Any) -> Tensor:
-    return one.single_pass(delta, bank, queries[position], **_site(*site))
+def single_pass(delta: Tensor, bank: Tensor, queries: Tensor, place: Tensor, *site: Any) -> Tensor:
+    row, position, *_ = place.tolist()
+    return one.single_pass(delta, bank, queries[position], **_site(row, *site))
 
 
 def open_group(
     delta: Tensor,
     bank: Tensor,
     queries: Tensor,
-    position: int,
     count: int,
     completes: bool,
+    place: Tensor,
     *site: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    row, position, *_ = place.tolist()
     chosen = queries[position : position + count]
-    return group.open_group(delta, bank, chosen, completes=completes, **_site(*site))
+    return group.open_group(delta, bank, chosen, completes=completes, **_site(row, *site))
 
 
 def merge(
@@ -39,36 +44,29 @@ def merge(
     bank: Tensor,
     answers: Tensor,
     log_sums: Tensor,
-    number: int,
-    first: int,
     queries: Tensor,
-    position: int,
+    place: Tensor,
     *site: Any,
 ) -> Tensor:
-    own = queries[position]
-    options = {"position": number, "first": first, **_site(*site)}
-    return two_phase.merge(delta, bank, answers, log_sums, own, **options)
+    row, position, first, number = place.tolist()
+    options = {"position": number, "first": first, **_site(row, *site)}
+    return two_phase.merge(delta, bank, answers, log_sums, queries[position], **options)
 
 
 def score_rows(
-    bank: Tensor,
-    scores: Tensor,
-    queries: Tensor,
-    position: int,
-    first: int,
-    count: int,
-    key_eps: float,
+    bank: Tensor, scores: Tensor, queries: Tensor, count: int, place: Tensor, key_eps: float
 ) -> None:
+    _, position, first, _ = place.tolist()
     ahead, own = queries[position:], scores[:, position:]
     scoring.score_rows(bank, ahead, own, first=first, count=count, key_eps=key_eps)
 
 
 def mix_scored(
-    delta: Tensor, bank: Tensor, scores: Tensor, queries: Tensor, position: int, *site: Any
+    delta: Tensor, bank: Tensor, scores: Tensor, queries: Tensor, place: Tensor, *site: Any
 ) -> Tensor:
-    own = scores, queries[position]
-    options = _site(*site)
-    return mixing.mix_scored(delta, bank, *own, position=position, **options)
+    row, position, *_ = place.tolist()
+    options = _site(row, *site)
+    return mixing.mix_scored(delta, bank, scores, queries[position], position=position, **options)
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnres_serve.kernels import backends
 from attnres_serve.kernels.cpp import backend as cpp_backend
-from attnres_serve.kernels.interface import Place, SiteWeights
+from attnres_serve.kernels.interface import Place, SiteWeights, place_of
 
 LOGIT_SCALE = 1.25
 
@@ -94,7 +94,7 @@ class Functions:
         """In place only: the first site's normed mix, answers of the others, the partial sum."""
         bank, place = make_bank(blocks, partial, delta, self.layout)
         x, queries = make_delta(delta, self.layout), self.module.queries_of(sites)
-        group = queries, 0, len(sites), sites[0], place, completes
+        group = queries, len(sites), sites[0], place, completes
         with unchanged(sites):
             normed, answers = self.module.open_group(x, bank, *group)
         return normed, answers, check_state(x, bank, blocks, partial, delta)
@@ -106,8 +106,9 @@ class Functions:
         if not self.module.IN_PLACE:
             return self.module.merge(answers, number, since, partial, delta, weights)
         unread = [torch.full_like(delta, torch.nan)] * read
-        ahead = answers, number, read
-        return self._in_place("merge", ahead, [*unread, *since], partial, delta, weights)
+        rows = [*unread, *since]
+        known = {"first": read, "number": number}
+        return self._in_place("merge", (answers,), rows, partial, delta, weights, **known)
 
     def rounded(self, read: int) -> int:
         """Blocks for which an answer in the activation dtype stands; torch keeps it in float32."""
@@ -121,7 +122,8 @@ class Functions:
         queries = self.module.queries_of([*sites[:1] * before, *sites])
         scores = torch.full((len(block), before + len(sites), bank.shape[1]), torch.nan)
         with unchanged(sites):
-            self.module.score_rows(bank, scores, queries, before, 0, 1, sites[0])
+            place = place_of(1, fresh=True, position=before)
+            self.module.score_rows(bank, scores, queries, 1, sites[0], place)
         check_bank(bank, [block])
         assert scores[:, :before].isnan().all() and scores[..., 1:].isnan().all()
         return scores[:, before:, 0]
@@ -146,11 +148,12 @@ class Functions:
         return check_state(x, bank, blocks, partial, delta)
 
     def _in_place(
-        self, name: str, known: tuple, blocks, partial, delta, weights: SiteWeights
+        self, name: str, known: tuple, blocks, partial, delta, weights: SiteWeights, **numbers: int
     ) -> tuple[Tensor, Tensor]:
         bank, place = make_bank(blocks, partial, delta, self.layout)
         x = make_delta(delta, self.layout)
-        own = self.module.queries_of([weights]), 0, weights, place
+        place = place_of(place.row, place.fresh, **numbers)
+        own = self.module.queries_of([weights]), weights, place
         with unchanged(known, weights):
             normed = getattr(self.module, name)(x, bank, *known, *own)
         return normed, check_state(x, bank, blocks, partial, delta)
@@ -181,7 +184,7 @@ def make_bank(
     bank = bigger.narrow(1, layout.around, slots).narrow(2, 0, hidden)
     for row, one in enumerate(blocks if partial is None else [*blocks, partial]):
         bank[:, row] = one
-    return bank, Place(len(blocks), partial is None)
+    return bank, place_of(len(blocks), partial is None)
 
 
 def make_delta(delta: Tensor, layout: Layout) -> Tensor:
@@ -564,8 +567,8 @@ def arguments_of_operators(dtype: torch.dtype) -> dict[str, tuple]:
     delta, bank, sites = in_place.inputs(6, "cpu")
     delta, bank = delta.to(dtype), bank.to(dtype)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
-    own = cpp_backend.arguments(sites[0], Place(2, fresh=False))
-    opening = cpp_backend.numbers(sites[0], Place(1, fresh=True))
+    own = cpp_backend.arguments(sites[0], place_of(2, fresh=False))
+    opening = cpp_backend.numbers(sites[0], place_of(1, fresh=True))
     group = delta, bank, *opening, True, *keys, sites[0].bias, sites[0].norm_weight
     answers = torch.ops.attnres_serve.cpp_open_group(*group)
     scores = torch.randn(6, in_place.SITES, in_place.SLOTS)
@@ -603,8 +606,8 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype) -> None:
         (lambda x, bank, site, place: (x[:-1], bank, site, place), "must be"),
         (lambda x, bank, site, place: (x.float(), bank, site, place), "one dtype"),
         (lambda x, bank, site, place: (x.t().contiguous().t(), bank, site, place), "contiguous"),
-        (lambda x, bank, site, place: (x, bank, site, Place(-1, True)), "outside of the bank"),
-        (lambda x, bank, site, place: (x, bank, site, Place(6, True)), "outside of the bank"),
+        (lambda x, bank, site, place: (x, bank, site, place_of(-1, True)), "outside of the bank"),
+        (lambda x, bank, site, place: (x, bank, site, place_of(6, True)), "outside of the bank"),
         (
             lambda x, bank, site, place: (x[:1].expand(65, 64), bank, site, place),
             "rows of x must not",
@@ -632,7 +635,7 @@ def test_operators_refuse_what_they_would_misread(change, message: str) -> None:
     bank, place = make_bank(blocks, None, last)
     x, bank, weights, place = change(last, bank, site(case, torch.bfloat16), place)
     with pytest.raises(RuntimeError, match=message):
-        backend.single_pass(x, bank, [weights], 0, weights, place)
+        backend.single_pass(x, bank, [weights], weights, place)
 
 
 @pytest.mark.parametrize(
@@ -699,10 +702,10 @@ def test_operators_refuse_what_was_made_for_other_sites() -> None:
     with pytest.raises(RuntimeError, match="of the bank's size"):
         operators.cpp_mix_scored(last, bank, scores[:-1], 0, *own)
     with pytest.raises(RuntimeError, match="not the last of the scores"):
-        backend.score_rows(bank, scores, queries[:1], 0, 0, 1, weights)
+        backend.score_rows(bank, scores, queries[:1], 1, weights, place)
     with pytest.raises(RuntimeError, match="outside of the bank"):
-        backend.score_rows(bank, scores, queries, 0, 4, 2, weights)
-    _, answers = backend.open_group(last, bank, queries, 0, 2, weights, place, True)
+        backend.score_rows(bank, scores, queries, 2, weights, place_of(5, True, first=4))
+    _, answers = backend.open_group(last, bank, queries, 2, weights, place, True)
     for number in (-1, 1):
         with pytest.raises(RuntimeError, match="not among those of the answers"):
             operators.cpp_merge(last, bank, *answers, number, 0, *own)

@@ -68,8 +68,8 @@ def with_a_partial_sum_that_is_not_rounded_once(function):
 
 
 def with_scores_of_a_row_less(function):
-    def wrong(bank, scores, queries, position, first, count, site):
-        function(bank, scores, queries, position, first, count - 1, site)
+    def wrong(bank, scores, queries, count, site, place):
+        function(bank, scores, queries, count - 1, site, place)
 
     return wrong
 

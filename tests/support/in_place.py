@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from attnres_serve.kernels.interface import Place, SiteWeights
+from attnres_serve.kernels.interface import SiteWeights, place_of
 
 SLOTS, HIDDEN, SITES = 4, 48, 3
 
@@ -39,18 +39,20 @@ def inputs(
 def run(backend: ModuleType, delta: Tensor, bank: Tensor, sites: list[SiteWeights]) -> Tensor:
     """Sites of every algorithm, one after the other."""
     queries = backend.queries_of(sites)
-    growing, begun = Place(1, False), Place(2, True)
-    x = backend.single_pass(torch.tanh(delta), bank, queries, 0, sites[0], growing)
-    group = queries, 0, 2, sites[0], growing, True
+    growing, begun = place_of(1, False), place_of(2, True, position=1, first=2)
+    x = backend.single_pass(torch.tanh(delta), bank, queries, sites[0], growing)
+    group = queries, 2, sites[0], growing, True
     x, answers = backend.open_group(torch.tanh(x), bank, *group)
-    x = backend.merge(torch.tanh(x), bank, answers, 0, 2, queries, 1, sites[1], begun)
+    x = backend.merge(torch.tanh(x), bank, answers, queries, sites[1], begun)
     backend.add_to_row(torch.tanh(x), bank, 2)  # as where a cumulative block opens
     x = bank[:, 2].clone()
     scores = bank.new_empty((bank.shape[0], SITES, SLOTS), dtype=torch.float32)
-    backend.score_rows(bank, scores, queries, 1, 0, 2, sites[1])
-    x = backend.mix_scored(x, bank, scores, queries, 1, sites[1], Place(2, False))
-    backend.score_rows(bank, scores, queries, 2, 2, 1, sites[2])
-    return backend.mix_scored(torch.tanh(x), bank, scores, queries, 2, sites[2], Place(3, True))
+    second = place_of(2, False, position=1)
+    backend.score_rows(bank, scores, queries, 2, sites[1], second)
+    x = backend.mix_scored(x, bank, scores, queries, sites[1], second)
+    third = place_of(3, True, position=2, first=2)
+    backend.score_rows(bank, scores, queries, 1, sites[2], third)
+    return backend.mix_scored(torch.tanh(x), bank, scores, queries, sites[2], third)
 
 
 def check_compiled(backend: ModuleType, device: str, second_version: bool) -> None:

@@ -16,9 +16,9 @@ from torch._inductor.utils import run_and_get_code
 from attnres_serve.kernels import backends
 from attnres_serve.kernels.cpp import backend as cpp_backend
 from attnres_serve.kernels.cpp import direct as cpp_direct
-from attnres_serve.kernels.interface import Place, SiteWeights
+from attnres_serve.kernels.interface import SiteWeights, place_of
 
-PLACE = Place(2, fresh=False)
+PLACE = place_of(2, fresh=False)
 DIRECT, OPERATOR = "attnres_single_pass(", f"{cpp_direct.OPERATOR}("
 
 
@@ -31,7 +31,7 @@ def _compiled_anew() -> None:
 def site(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
     """One site behind something that is computed: what is compiled."""
     torch._check(x.shape[0] == bank.shape[0])
-    return cpp_backend.single_pass(torch.tanh(x), bank, [weights], 0, weights, PLACE)
+    return cpp_backend.single_pass(torch.tanh(x), bank, [weights], weights, PLACE)
 
 
 def compile_and_run(graph: Callable, x: Tensor, bank: Tensor, weights: SiteWeights):
@@ -60,7 +60,7 @@ def test_the_same_bits_as_the_operator(
         x, bank, (weights, *_) = in_place.inputs(tokens, "cpu", hidden, dtype)
         weights = weights._replace(norm_weight=weights.norm_weight.to(norm_dtype))
         for given in (weights, weights._replace(bias=None)):
-            own = cpp_backend.numbers(given, Place(2, fresh))
+            own = cpp_backend.numbers(given, place_of(2, fresh))
             layout = cpp_direct.layout(hidden, in_place.SLOTS, dtype, norm_dtype)
             normed, grown, wanted, bank_wanted = x.clone(), bank.clone(), x.clone(), bank.clone()
             cpp_direct.single_pass(normed, grown, *learned(given), tokens, layout, *own)
@@ -91,7 +91,7 @@ def strided(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
 
 def of_another_batch(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
     """A bank that nothing known says to have as many tokens."""
-    return cpp_backend.single_pass(torch.tanh(x), bank, [weights], 0, weights, PLACE)
+    return cpp_backend.single_pass(torch.tanh(x), bank, [weights], weights, PLACE)
 
 
 @pytest.mark.parametrize("graph", [strided, of_another_batch])
@@ -121,7 +121,7 @@ def test_without_direct_calls(missing: str, name: str, monkeypatch: pytest.Monke
 
     own, other = cpp_backend.numbers(weights, PLACE), bank.clone()
     layout = cpp_direct.layout(in_place.HIDDEN, in_place.SLOTS, torch.float32, torch.float32)
-    wanted = cpp_backend.single_pass(x.clone(), other, [weights], 0, weights, PLACE)
+    wanted = cpp_backend.single_pass(x.clone(), other, [weights], weights, PLACE)
     cpp_direct.single_pass(x, bank, *learned(weights), 5, layout, *own)
     assert torch.equal(x, wanted) and torch.equal(bank, other)
 
@@ -138,7 +138,7 @@ def test_wrong_arguments() -> None:
         cpp_direct.single_pass(x, bank, *given, "5", layout, *own)
     with pytest.raises(RuntimeError, match="must not share memory with the bank"):
         cpp_direct.single_pass(bank[0], bank, *given, 5, layout, *own)
-    outside = cpp_backend.numbers(weights, Place(in_place.SLOTS, fresh=True))
+    outside = cpp_backend.numbers(weights, place_of(in_place.SLOTS, fresh=True))
     with pytest.raises(RuntimeError, match="the row is outside of the bank"):
         cpp_direct.single_pass(x, bank, *given, 5, layout, *outside)
     with pytest.raises(RuntimeError):

@@ -18,6 +18,7 @@ from triton_interpreter import (
 )
 
 from attnres_serve.kernels import backends
+from attnres_serve.kernels.interface import place_of
 from attnres_serve.kernels.triton import backend as triton_backend
 from tests.kernels import test_backends as every_backend
 
@@ -46,17 +47,20 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype, hidden: int) -> N
     delta, bank, sites = inputs(TOKENS, DEVICE, hidden, dtype)
     queries = triton_backend.queries_of(sites)
     operators = torch.ops.attnres_serve
-    site = 2, False, *triton_backend._norm(sites[0])
-    _, *answers = operators.triton_open_group(delta, bank, queries, 0, 3, True, *site)
+    first, second, third = (
+        triton_backend._site(sites[0], place_of(2, False, position, first=1, number=1))
+        for position in range(3)
+    )
+    _, *answers = operators.triton_open_group(delta, bank, queries, 3, True, *first)
     scores = torch.randn(TOKENS, SITES, SLOTS, device=DEVICE)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
     cases = {
         "fold": (*keys, 0.5),
-        "single_pass": (delta, bank, queries, 1, *site),
-        "open_group": (delta, bank, queries, 1, 2, False, *site),
-        "merge": (delta, bank, *answers, 1, 1, queries, 2, *site),
-        "score_rows": (bank, scores, queries, 1, 0, 2, 1e-6),
-        "mix_scored": (delta, bank, scores, queries, 1, *site),
+        "single_pass": (delta, bank, queries, *second),
+        "open_group": (delta, bank, queries, 2, False, *second),
+        "merge": (delta, bank, *answers, queries, *third),
+        "score_rows": (bank, scores, queries, 2, place_of(2, False, 1).numbers, 1e-6),
+        "mix_scored": (delta, bank, scores, queries, *second),
         "add_to_row": (delta, bank, 2),
     }
     assert [f"triton_{name}" for name in cases] == list(triton_backend.SCHEMAS)

@@ -58,10 +58,10 @@ def run_engine(jobs: list[dict[str, Any]], folder: Path, **env: str) -> dict[str
 
 
 def run_named(
-    jobs: Mapping[str, dict[str, Any]], folder: Path
+    jobs: Mapping[str, dict[str, Any]], folder: Path, **env: str
 ) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Run jobs as ``run_engine`` does: each with its result, by its name."""
-    results = run_engine([*jobs.values()], folder)["results"]
+    results = run_engine([*jobs.values()], folder, **env)["results"]
     return dict(zip(jobs, zip(jobs.values(), results, strict=True), strict=True))
 
 

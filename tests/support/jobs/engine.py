@@ -1,16 +1,16 @@
 """Run checkpoints through ``vllm.LLM`` in a process of its own: ``python engine.py JOBS RESULTS``.
 
-Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled, algorithm (None for a
-model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of ``vllm.LLM``,
-lora: folder of an adapter or nothing, refused: folder of an adapter that is not taken or nothing,
-reload: folder whose weights take the place of the checkpoint's or nothing, trace: whether the
-longest prompt is traced, edits: for another trace of it, as workers take them, bans: whose mean
-logprobs are measured in the beginning of it, together and alone, workaround: for a plain vLLM that
-is wrong without, as module:function of ours or of the tests, or nothing, env: environment
+Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled | piecewise, algorithm
+(None for a model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of
+``vllm.LLM``, lora: folder of an adapter or nothing, refused: folder of an adapter that is not taken
+or nothing, reload: folder whose weights take the place of the checkpoint's or nothing, trace:
+whether the longest prompt is traced, edits: for another trace of it, as workers take them, bans:
+whose mean logprobs are measured in the beginning of it, together and alone, workaround: for a plain
+vLLM that is wrong without, as module:function of ours or of the tests, or nothing, env: environment
 variables}.
-Its result holds the answers alone, in a batch and from the prefix cache, the trace, and what the
-counters say: ours, and where ``disable_log_stats`` is false vLLM's.  The engine lives in this
-process, so that a tiny checkpoint costs seconds.
+Its result holds the answers alone, in a batch and from the prefix cache, the trace, what was
+compiled in pieces, and what the counters say: ours, and where ``disable_log_stats`` is false
+vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
 """
 
 import gc
@@ -117,6 +117,7 @@ def means(llm, ids: list[int], bans: list[Any]) -> list[float]:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
+    from vllm.config import CompilationMode
     from vllm.v1.metrics.reader import Counter
 
     # What the job before left; not after the last one, as collecting an engine of several workers
@@ -135,6 +136,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         options["additional_config"] = chosen
     if job["chunk"]:
         options |= {"max_num_batched_tokens": job["chunk"], "max_num_seqs": 8}
+    if job["mode"] == "piecewise":
+        from piecewise import as_on_cuda
+
+        compiled = as_on_cuda()
+        for found in compiled:
+            found.clear()
+        options["compilation_config"] = {"mode": CompilationMode.VLLM_COMPILE}
     options |= job["options"]
     llm = LLM(
         job["checkpoint"],
@@ -174,6 +182,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["algorithm"], result["backend"] = job["algorithm"], job["backend"]
         result["executed"] = {name: sum(counts.values()) for name, counts in passes.items()}
         result["executed_compiled"] = {name: counts["compiled"] for name, counts in passes.items()}
+    if job["mode"] == "piecewise":
+        result["compiled"] = {name: [*found] for name, found in compiled._asdict().items()}
     if not options.get("disable_log_stats", True):
         counters = [found for found in llm.get_metrics() if isinstance(found, Counter)]
         result["counters"] = {found.name: found.value for found in counters}

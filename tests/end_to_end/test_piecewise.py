@@ -1,0 +1,89 @@
+"""vLLM's piecewise compilation, which is CUDA's: exact, with one bank, and with as many artifacts
+as there are kinds of layers."""
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_house, write_mode
+from goldens import check_all_against, check_executed
+from jobs import engine_job, fresh_prompts, run_named
+
+from attnres_serve.settings import ALGORITHMS
+from attnres_serve.verify.oracle import load
+
+pytestmark = pytest.mark.engine
+
+LAYERS = 7
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "block": (write_house, {"layers": LAYERS, "block_size": 4}),
+    "full": (write_house, {"layers": LAYERS, "block_size": 1}),
+    "cumulative": (write_mode, {"layers": LAYERS, "num_blocks": 3, "cumulative": True}),
+}
+BACKENDS = ("cpp", "torch", "triton")
+EVERY = [*itertools.product(MODELS, BACKENDS, ALGORITHMS)]
+CHOSEN = [("block", "triton", "single_pass")]  # what CUDA has by default
+# The first piece, the one where queries are folded, the last, and one for each layer of a block.
+KINDS = 5
+BANKS = re.compile(r"= empty_strided\w*\(\(\w+, \w+, (\w+)\)")
+
+
+def run(root: Path, rows: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], Any]:
+    for name in {model for model, *_ in rows}:
+        write, options = MODELS[name]
+        write(root / name, **options)
+    jobs = {
+        "-".join(row): engine_job(
+            root / row[0],
+            fresh_prompts((5, 40)),
+            row[2],
+            "piecewise",
+            row[1],
+            chunk=32,  # the first pass is of so many tokens, which an interpreter is slow at
+            block_size=32,
+        )
+        for row in rows
+    }
+    found = run_named(jobs, root / "run", TRITON_INTERPRET="1")
+    return {row: (root / row[0], *found["-".join(row)]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("piecewise"), CHOSEN)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("piecewise"), [row for row in EVERY if row not in CHOSEN])
+
+
+def check(folder: Path, job: dict[str, Any], result: dict[str, Any]) -> None:
+    """Equal to the float64 model, and memory for one bank."""
+    check_all_against(load(folder), job, result)
+    check_executed(result, job["algorithm"], compiled=True)
+    assert result["compiled"]["pieces"] == [LAYERS + 1]
+    if job["backend"] != "torch":  # which works on separate tensors
+        hidden = json.loads((folder / "config.json").read_text())["hidden_size"]
+        made = BANKS.findall("".join(result["compiled"]["code"]))
+        assert made.count(str(hidden)) == 1
+
+
+@pytest.mark.parametrize("row", CHOSEN, ids="-".join)
+def test_a_model_in_pieces(chosen, row):
+    check(*chosen[row])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("row", [row for row in EVERY if row not in CHOSEN], ids="-".join)
+def test_every_model_in_pieces(others, row):
+    check(*others[row])
+
+
+def test_layers_of_one_kind_share_an_artifact(chosen):
+    """Rows and positions are no constants of a graph, so a deeper model compiles no longer."""
+    _, _, result = chosen["block", "triton", "single_pass"]
+    assert result["compiled"]["artifacts"] == [KINDS]
