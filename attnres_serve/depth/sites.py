@@ -51,11 +51,6 @@ class Site:
         return self.num_blocks + self.reads_partial
 
     @property
-    def blocks_before(self) -> int:
-        """The blocks that were finished before the site received its sublayer's output."""
-        return self.num_blocks - (not self.reads_partial)
-
-    @property
     def name(self) -> str:
         """How a person calls it, for example ``the attention of layer 3``."""
         return site_name(self.kind, self.layer)

@@ -124,7 +124,7 @@ class BankState(NamedTuple):
             tokens, slots, _ = self.bank.shape
             shape = tokens, len(self.queries), slots
             scores = self.bank.new_empty(shape, dtype=torch.float32)
-        count = context.site.blocks_before - context.place.first
+        count = context.place.row - context.place.first
         if count > 0:
             known = self.queries, count, weights, context.place
             context.backend.score_rows(self.bank, scores, *known)

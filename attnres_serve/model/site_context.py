@@ -1,6 +1,6 @@
 """What a norm knows of its place in a pipeline stage, made before the norm."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from attnres_serve.depth.sites import Site
@@ -37,7 +37,7 @@ class SiteContext(Generic[B]):
     backend: B
     group: int
     position: int
-    place: Place
+    place: Place = field(compare=False)  # it holds a tensor, and follows from the rest
     slots: int
     enters_stage: bool
     leaves_stage: bool

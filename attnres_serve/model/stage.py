@@ -129,8 +129,8 @@ def _places(
     first = {group[1 + number]: group[0].num_blocks for group, number in later}
     numbers = {group[1 + number]: number for group, number in later}
     if algorithm == "score_on_write":
-        before = [0, *(site.blocks_before for site in mixing)]
-        first = dict(zip(mixing, before, strict=False))
+        scored = [0, *(site.num_sources - 1 for site in mixing)]  # all rows but a site's last
+        first = dict(zip(mixing, scored, strict=False))
     places, rows = [], received
     for site in stage:
         row = site.num_sources - 1

@@ -300,28 +300,21 @@ def trace_counts(server: Server) -> Counter[str]:
 def test_sigterm_lets_requests_end(server):
     """Streams and a trace that run are answered to their end; then the server has gone."""
     watched = Watched(server.process.pid)
-    streaming = threading.Event()
 
     def stream(number: int) -> list[str]:
         body = {**LONG, "stream": True, "seed": number}
-        lines = []
         with server.client.stream("POST", "/v1/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                lines += [line] if line.startswith("data: ") else []
-                if len(lines) > 5:
-                    streaming.set()
-        return lines
+            return [line for line in answer.iter_lines() if line.startswith("data: ")]
 
     with ThreadPoolExecutor(9) as threads:
         streams = [threads.submit(stream, number) for number in range(8)]
-        assert streaming.wait(BUSY)
-        # Nothing ends while the engine stands, so that all of it runs when the signal comes.
-        engine = find(server.process.pid, "EngineCore")
-        engine.suspend()
         trace = threads.submit(
             server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 600}
         )
-        time.sleep(1)  # the server, which has nothing else to do, has read it by then
+        # Nothing ends while the engine stands, so that all of it runs when the signal comes.
+        engine = find(server.process.pid, "EngineCore")
+        until(lambda: value(metrics(server), "vllm:num_requests_running") == 9, BUSY)
+        engine.suspend()
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, BUSY)
         assert server.client.get("/health").status_code == 200

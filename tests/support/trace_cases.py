@@ -130,4 +130,6 @@ def check_lens(
                 )
             at = row["position"] + 1
             assert (row["next"] is None) == (at == len(ids))
-            assert row["next"] is None or abs(row["next"] - own[ids[at]]) < LOGPROBS
+            if row["next"] is not None:  # the log-softmax of a large logit has its relative error
+                far = LOGPROBS + 2e-5 * abs(own[ids[at]])
+                assert abs(row["next"] - own[ids[at]]) < far
