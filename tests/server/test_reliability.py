@@ -93,18 +93,24 @@ class asked:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.left = threading.Event()
+        self.ends: list[str] = []  # why requests ended
 
     def _ask(self, number: int) -> None:
         body = {**LONG, "seed": number}
-        with suppress(httpx.HTTPError):
+        try:
             while not self.left.is_set():
                 self.server.client.post("/v1/completions", json=body).raise_for_status()
+        except httpx.HTTPError as error:
+            self.ends.append(repr(error))
 
     def __enter__(self) -> None:
         self.threads = ThreadPoolExecutor(4)
         for number in range(4):
             self.threads.submit(self._ask, number)
-        until(lambda: value(metrics(self.server), "vllm:num_requests_running") >= 1, BUSY)
+        try:
+            until(lambda: value(metrics(self.server), "vllm:num_requests_running") >= 1, BUSY)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.ends}\n{tail(self.server.log)}") from None
 
     def __exit__(self, *_) -> None:
         self.left.set()
@@ -300,21 +306,28 @@ def trace_counts(server: Server) -> Counter[str]:
 def test_sigterm_lets_requests_end(server):
     """Streams and a trace that run are answered to their end; then the server has gone."""
     watched = Watched(server.process.pid)
+    begun = [threading.Event() for _ in range(8)]
 
     def stream(number: int) -> list[str]:
         body = {**LONG, "stream": True, "seed": number}
+        lines = []
         with server.client.stream("POST", "/v1/completions", json=body) as answer:
-            return [line for line in answer.iter_lines() if line.startswith("data: ")]
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    lines.append(line)
+                    begun[number].set()
+        return lines
 
     with ThreadPoolExecutor(9) as threads:
         streams = [threads.submit(stream, number) for number in range(8)]
+        engine = find(server.process.pid, "EngineCore")
+        assert all(one.wait(BUSY) for one in begun)
+        # Nothing ends while the engine stands, so that all of it runs when the signal comes.
+        engine.suspend()
         trace = threads.submit(
             server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 600}
         )
-        # Nothing ends while the engine stands, so that all of it runs when the signal comes.
-        engine = find(server.process.pid, "EngineCore")
-        until(lambda: value(metrics(server), "vllm:num_requests_running") == 9, BUSY)
-        engine.suspend()
+        time.sleep(3)  # the server, which has nothing else to do, has read it by then
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, BUSY)
         assert server.client.get("/health").status_code == 200
