@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import write_fla
+from refusals import refused
 from serving import DEMO, GOLDENS, run_module
 
-from attnres_serve import cli
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
@@ -132,13 +132,6 @@ def test_texts(tmp_path):
 # What is refused.
 
 
-def refused(capsys, *words: str) -> str:
-    assert cli.main(["inspect", *words]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("attnres-serve: ") and err.count("\n") == 1
-    return err
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -163,7 +156,7 @@ def refused(capsys, *words: str) -> str:
     ],
 )
 def test_a_refusal_is_one_sentence(words, sentence, capsys):
-    assert sentence in refused(capsys, *words)
+    assert sentence in refused(capsys, "inspect", *words)
 
 
 @pytest.mark.engine

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import write_fla, write_house, write_standard
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from serving import DEMO, GOLDENS
 
@@ -163,13 +164,6 @@ sys.exit(status or len({{"vllm", "transformers"}} & set(sys.modules)))
     assert (tmp_path / "x.svg").is_file() and (tmp_path / "x.csv").is_file()
 
 
-def refused(capsys, *words: str) -> str:
-    assert cli.main(["inspect", *words]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("attnres-serve: ") and err.count("\n") == 1
-    return err
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -189,14 +183,16 @@ def refused(capsys, *words: str) -> str:
     ],
 )
 def test_a_refusal_is_one_sentence(words, sentence, capsys):
-    assert sentence in refused(capsys, *words)
+    assert sentence in refused(capsys, "inspect", *words)
 
 
 def test_a_model_that_has_none(tmp_path, capsys):
     plain = write_standard(tmp_path / "plain")
-    assert "is not an AttnRes checkpoint" in refused(capsys, str(plain), "--queries")
+    assert "is not an AttnRes checkpoint" in refused(capsys, "inspect", str(plain), "--queries")
     twin = write_fla(tmp_path / "twin", block_size=None)
-    assert "standard residuals: it has no queries" in refused(capsys, str(twin), "--queries")
+    assert "standard residuals: it has no queries" in refused(
+        capsys, "inspect", str(twin), "--queries"
+    )
 
 
 def test_numbers_that_are_none(tmp_path, capsys):
@@ -204,5 +200,5 @@ def test_numbers_that_are_none(tmp_path, capsys):
     stored = load_file(folder / "model.safetensors")
     stored["model.layers.1.mlp_res_proj.weight"].view(-1)[3] = float("nan")
     save_file(stored, folder / "model.safetensors")
-    said = refused(capsys, str(folder), "--queries")
+    said = refused(capsys, "inspect", str(folder), "--queries")
     assert "the query of the MLP of layer 1, holds numbers that are not finite" in said

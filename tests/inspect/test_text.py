@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from refusals import refused
 from serving import DEMO, GOLDENS
 from tqdm import tqdm
 
-from attnres_serve import cli
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
@@ -227,13 +227,6 @@ def test_the_figure(tmp_path):
 # What is refused.
 
 
-def refused(capsys, *words: str) -> str:
-    assert cli.main(["inspect", *words]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("attnres-serve: ") and err.count("\n") == 1
-    return err
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -255,7 +248,7 @@ def test_a_refusal_is_one_sentence(words, sentence, capsys, tmp_path, monkeypatc
     Path("empty").write_bytes(b"")
     Path("latin").write_bytes(b"\xff")
     Path("t").write_text("a text")
-    assert sentence in refused(capsys, *words)
+    assert sentence in refused(capsys, "inspect", *words)
 
 
 def test_pieces_are_traced_one_by_one():

@@ -20,6 +20,7 @@ from checkpoints import (
 )
 from goldens import expected
 from jobs import run_verify
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from serving import GOLDENS, TESTS, run_module
 
@@ -230,7 +231,7 @@ def test_the_command_against_the_own_class(modules: Path) -> None:
 def test_formats_whose_class_cannot_be_had(
     write: Callable, sentence: str, tmp_path: Path, modules: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    line = refused(capsys, str(write(tmp_path / "checkpoint")), "--against", "hf")
+    line = refused(capsys, "verify", str(write(tmp_path / "checkpoint")), "--against", "hf")
     assert sentence in line and line.endswith("compare with --against fp64.\n")
 
 
@@ -241,7 +242,9 @@ def test_code_inside_the_checkpoint_is_not_run(
     folder = write_mode(tmp_path / "checkpoint", cumulative=True)
     (folder / "modeling_attnres.py").write_text("raise SystemExit('it was run')")
     monkeypatch.syspath_prepend(folder)
-    assert "is code inside the checkpoint" in refused(capsys, str(folder), "--against", "hf")
+    assert "is code inside the checkpoint" in refused(
+        capsys, "verify", str(folder), "--against", "hf"
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,25 +270,18 @@ def test_an_own_class_that_does_not_fit(
 # --- what is refused
 
 
-def refused(capsys, *arguments: str) -> str:
-    assert cli.main(["verify", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("attnres-serve: ") and err.count("\n") == 1
-    return err
-
-
 def test_refusals(capsys, tmp_path):
     golden = str(GOLDENS / BLOCK)
-    assert "does not exist" in refused(capsys, str(tmp_path / "none"))
-    assert "--tokens is 1" in refused(capsys, golden, "--tokens", "1")
-    assert "cannot be read" in refused(capsys, golden, "--text", str(tmp_path / "none"))
+    assert "does not exist" in refused(capsys, "verify", str(tmp_path / "none"))
+    assert "--tokens is 1" in refused(capsys, "verify", golden, "--tokens", "1")
+    assert "cannot be read" in refused(capsys, "verify", golden, "--text", str(tmp_path / "none"))
     short = tmp_path / "short"
     short.write_text("Four words of text.")
-    assert "a longer one" in refused(capsys, golden, "--text", str(short))
+    assert "a longer one" in refused(capsys, "verify", golden, "--text", str(short))
     bare = shutil.copytree(golden, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
-    assert "tokenizer" in refused(capsys, str(bare))
+    assert "tokenizer" in refused(capsys, "verify", str(bare))
     for tokens in ("256", "300"):
-        line = refused(capsys, golden, "--tokens", tokens)
+        line = refused(capsys, "verify", golden, "--tokens", tokens)
         assert "has a context of 256" in line and "give at most 255" in line
 
 
@@ -293,7 +289,7 @@ def test_refusals(capsys, tmp_path):
 def test_a_reference_of_other_sizes(option: dict, tmp_path: Path, capsys) -> None:
     served = write_house(tmp_path / "served", block_size=2)
     other = write_house(tmp_path / "other", block_size=2, **option)
-    line = refused(capsys, str(served), "--reference", str(other))
+    line = refused(capsys, "verify", str(served), "--reference", str(other))
     assert "which is another model; give the checkpoint that it was converted from" in line
 
 
