@@ -21,6 +21,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from attnres_serve.depth.sites import PARTIAL
 from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.statistics import PERCENTILES
 
@@ -134,7 +135,7 @@ def grid(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 def blocks(sites: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
     """The number of every block, and the first and last row of its sites."""
-    numbered = enumerate(sum(name != "partial" for name in site.sources) for site in sites)
+    numbered = enumerate(sum(name != PARTIAL for name in site.sources) for site in sites)
     for number, group in groupby(numbered, key=lambda item: item[1]):
         rows = [row for row, _ in group]
         yield number, rows[0], rows[-1]
@@ -177,7 +178,7 @@ def _root(sources: int) -> tuple[int, str]:
 
 def _is_full(sites: Sequence[Row]) -> bool:
     """True if blocks are single sublayers, which need no marks of their own."""
-    return sum(site.sources[-1] == "partial" for site in sites) <= 1
+    return sum(site.sources[-1] == PARTIAL for site in sites) <= 1
 
 
 def heat_map(axes: Axes, sites: Sequence[Row], table: np.ndarray, **options: Any) -> Any:
@@ -227,7 +228,7 @@ def _draw_magnitudes(axes: Axes, trace: Trace, row: int) -> None:
         _draw_profile(axes, [0], newest[:1], row, NEUTRAL, FINISHED)
     else:
         starts = [first for _, first, _ in blocks(sites)]
-        anew = [start + 1 for start in starts if sites[start].sources[-1] != "partial"]
+        anew = [start + 1 for start in starts if sites[start].sources[-1] != PARTIAL]
         for begin, end in pairwise(sorted({0, *anew, len(sites)})):
             rows = list(range(begin, end))
             marks = [place for place, at in enumerate(rows) if at in starts]
@@ -337,7 +338,7 @@ def frame_blocks(axes: Axes, sites: Sequence[Row], line: str = "white") -> None:
     if not are_marked(sites):
         return
     for number, first, last in blocks(sites):
-        is_open = [row for row in range(first, last + 1) if sites[row].sources[-1] == "partial"]
+        is_open = [row for row in range(first, last + 1) if sites[row].sources[-1] == PARTIAL]
         if first:
             axes.plot([-0.5, number - 0.5], [first - 0.5] * 2, color=line, linewidth=1)
         if is_open:

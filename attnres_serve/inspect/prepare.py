@@ -106,10 +106,8 @@ def prepared(
 
     Raises:
         CheckpointError: as of ``opened``.
-        SettingError: the prompt has no token, or with its answer too many; or a flag does not go
-            with this.
+        SettingError: the prompt has no token, or with its answer too many.
     """
-    require_ours(flags)
     model = opened(checkpoint, max_model_len, flags)
     given = model.tokenizer.encode(prompt, verbose=False)  # its length is validated below
     if not given:

@@ -1,6 +1,7 @@
 """The sites of a pipeline stage, which replace a decoder's norms."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -125,18 +126,18 @@ def _places(
     received: int,
 ) -> list[Place]:
     """Where the sites of a stage work; see ``site_contexts``."""
-    later = [(group, number) for group in groups for number in range(len(group) - 1)]
-    first = {group[1 + number]: group[0].num_blocks for group, number in later}
-    numbers = {group[1 + number]: number for group, number in later}
+    known: dict[Site, tuple[int, int]] = {}  # first row that is not, and number of the answer
+    for group in groups:
+        for number, site in enumerate(group[1:]):
+            known[site] = group[0].num_blocks, number
     if algorithm == "score_on_write":
-        scored = [0, *(site.num_sources - 1 for site in mixing)]  # all rows but a site's last
-        first = dict(zip(mixing, scored, strict=False))
+        for before, site in pairwise(mixing):
+            known[site] = before.num_sources - 1, 0  # all rows but a site's last have been scored
     places, rows = [], received
     for site in stage:
         row = site.num_sources - 1
         position = mixing.index(site) if site in mixing else 0
-        known = first.get(site, 0), numbers.get(site, 0)
-        places.append(place_of(row, row == rows, position, *known))
+        places.append(place_of(row, row == rows, position, *known.get(site, (0, 0))))
         rows = site.num_sources
     return places
 
