@@ -14,6 +14,8 @@ UNTESTED ?= 0.33.0
 TEST_PROCESSES ?= 3
 PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 export VENV
+# Tests start hundreds of processes, which would each compile our modules.
+unexport PYTHONDONTWRITEBYTECODE
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' attnres_serve/__init__.py)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
+import psutil
 import pytest
 import serving
 from bodies import BODIES, PATHS, post_malformed
@@ -123,6 +124,19 @@ def traced(client: httpx.Client) -> dict[str, Any]:
 
 def idle(server: Server) -> bool:
     return value(metrics(server), "vllm:num_requests_running") == 0
+
+
+def stands_while_busy(server: Server, engine: psutil.Process) -> bool:
+    """Suspend the engine, unless it is between two requests.
+
+    No request ends then, however long a test waits for its turn.
+    """
+    engine.suspend()
+    time.sleep(1)  # what the engine said before, has arrived
+    if idle(server):
+        engine.resume()
+        return False
+    return True
 
 
 def test_two_workers_end_with_their_server(killed):
@@ -318,16 +332,24 @@ def test_sigterm_lets_requests_end(server):
                     begun[number].set()
         return lines
 
+    def all_run() -> bool:
+        return value(metrics(server), "vllm:num_requests_running") == 9
+
     with ThreadPoolExecutor(9) as threads:
-        streams = [threads.submit(stream, number) for number in range(8)]
         engine = find(server.process.pid, "EngineCore")
-        assert all(one.wait(BUSY) for one in begun)
-        # Nothing ends while the engine stands, so that all of it runs when the signal comes.
+        # They begin together and end 1000 tokens later, however long this test waits for its turn.
         engine.suspend()
+        streams = [threads.submit(stream, number) for number in range(8)]
         trace = threads.submit(
-            server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 600}
+            server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 1000}
         )
-        time.sleep(3)  # the server, which has nothing else to do, has read it by then
+        time.sleep(3)  # the server, which has nothing else to do, has read them by then
+        engine.resume()
+        until(lambda: all_run() and all(one.is_set() for one in begun), BUSY)
+        engine.suspend()
+        time.sleep(1)  # what the engine said before, has arrived
+        ended = [each.result() for each in (*streams, trace) if each.done()]
+        assert not ended, f"too short to tell: {ended}"
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, BUSY)
         assert server.client.get("/health").status_code == 200
@@ -336,7 +358,7 @@ def test_sigterm_lets_requests_end(server):
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0
         assert "stopping" in refused.json()["error"]["message"]
-        assert not any(each.done() for each in (*streams, trace)), "too short to tell"
+        assert not any(each.done() for each in (*streams, trace))
         engine.resume()
         for each in streams:
             lines = each.result()
@@ -345,7 +367,7 @@ def test_sigterm_lets_requests_end(server):
                 json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
                 == "length"
             )
-        assert trace.result().json()["total_tokens"] == 603
+        assert trace.result().json()["total_tokens"] == 1003
     assert server.process.wait(30) == 0, tail(server.log)
     watched.gone(10)
 
@@ -447,9 +469,8 @@ def test_a_second_sigterm_aborts(folder):
         refused = server.client.post("/v1/attn_res/trace", json=TRACE)
         assert refused.status_code == 403 and "--disable-trace" in refused.text
         watched = Watched(server.process.pid)
-        # No request ends while the engine stands, however long this test waits for its turn.
         engine = find(server.process.pid, "EngineCore")
-        engine.suspend()
+        until(partial(stands_while_busy, server, engine), BUSY)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, BUSY)
         time.sleep(2 * AGAIN)  # one that comes sooner is the first one repeated
