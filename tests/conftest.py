@@ -4,9 +4,6 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 
-# What collecting makes, stays: looking for garbage in it takes a third of its time.
-gc.disable()
-
 # Engines run side by side here, and a thread that spins while it waits takes the core of another
 # engine's.  Read by OpenMP when torch loads it, and by all that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -15,6 +12,8 @@ import pytest
 import torch
 from family_results import pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401  # hooks
 from torch import Tensor
+
+gc.disable()  # what collection makes, stays: looking for garbage in it takes a third of the time
 
 
 def pytest_collection_finish() -> None:

@@ -17,7 +17,7 @@ from attnres_serve.verify.oracle import load
 
 pytestmark = pytest.mark.engine
 
-LAYERS = 7
+LAYERS = 5
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "block": (write_house, {"layers": LAYERS, "block_size": 4}),
     "full": (write_house, {"layers": LAYERS, "block_size": 1}),

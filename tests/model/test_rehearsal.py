@@ -44,9 +44,13 @@ from attnres_serve.model.rehearsal import rehearse
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
 
 # Those whose norms have the usual names; test_families serves the others.
-BASES = tuple(
+NAMES = tuple(
     name for name, one in FAMILIES.items() if one.layout({"num_hidden_layers": 1}) == Layout.of(1)
 )
+# One of each kind; the others are tested where all families are.
+ALWAYS = ["llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "gemma", "granite", "kimi_linear"]
+OTHERS = [name for name in NAMES if name not in ALWAYS]
+BASES = [*ALWAYS, *(pytest.param(name, marks=pytest.mark.families) for name in OTHERS)]
 LAYERS = 3  # seven sites, the final one included; blocks of four sublayers
 Make = Callable[..., Any]
 
@@ -56,7 +60,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A world of one process, and the folders of the checkpoints."""
     plugin.register()
     root = tmp_path_factory.mktemp("models")
-    for base in BASES:
+    for base in NAMES:
         write_house(root / base, base, layers=LAYERS, block_size=4)
     write_house(root / "unmixed", layers=LAYERS, block_size=4, final_mix=False)
     write_fla(root / "fla", layers=LAYERS)
@@ -238,6 +242,7 @@ def assert_names(error: SiteOrderError, site: int) -> None:
 
 QUERY = "model.layers.1.mlp_res_proj.weight"
 FINAL_NORM = "model.output_attn_res_norm.weight"
+ONE_LAYER_MORE = f"model.layers.{LAYERS}.self_attention_res_proj.weight"
 
 
 def weights(world: Path, name: str) -> dict[str, torch.Tensor]:
@@ -417,7 +422,8 @@ def test_wrong_shape(base: str, name: str, make: Make, world: Path) -> None:
     ("checkpoint", "name"),
     [
         # A layer too many: its attention site has the number that the final site would have.
-        *((base, f"model.layers.{LAYERS}.self_attention_res_proj.weight") for base in BASES),
+        *((name, ONE_LAYER_MORE) for name in ALWAYS),
+        *(pytest.param(name, ONE_LAYER_MORE, marks=pytest.mark.families) for name in OTHERS),
         ("llama", f"model.layers.{LAYERS}.mlp_res_norm.weight"),
         ("unmixed", "model.output_attn_res_proj.weight"),
         ("fla", f"model.layers.{LAYERS}.attn_res_proj.weight"),

@@ -27,6 +27,10 @@ class Tally:
     left: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, more: "Tally") -> "Tally":
+        both = (self.answered + more.answered, self.left + more.left)
+        return Tally(*both, self.errors + more.errors)
+
 
 class Left(Exception):
     """A client left before its answer was complete."""
