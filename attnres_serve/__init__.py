@@ -1,3 +1,23 @@
-"""Serve Attention Residuals models with vLLM."""
+"""Serve Attention Residuals models with vLLM, and trace them in Python."""
+
+TYPE_CHECKING = False  # as typing has it, whose import takes milliseconds
+if TYPE_CHECKING:
+    from attnres_serve.inspect.api import trace as trace
+    from attnres_serve.inspect.traced import Trace as Trace
 
 __version__ = "0.1.0"
+
+# What is imported when it is first asked for, because NumPy comes with it.
+_MODULES = {"Trace": "attnres_serve.inspect.traced", "trace": "attnres_serve.inspect.api"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

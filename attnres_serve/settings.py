@@ -120,10 +120,11 @@ def _choice(additional_config: Any, wanted: str) -> str:
 SPECULATION = ("ngram",)
 
 
-def authorization() -> dict[str, str]:
-    """The header of a request to a server, with the key in OPENAI_API_KEY; empty without a key.
+def authorization(key: str | None = None) -> dict[str, str]:
+    """The header of a request to a server with its key; empty without a key.
 
-    OpenAI's clients look for their key in that variable too.
+    Args:
+        key: None for the one in OPENAI_API_KEY, where OpenAI's clients look for theirs too.
     """
-    key = os.environ.get("OPENAI_API_KEY")
+    key = key or os.environ.get("OPENAI_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}

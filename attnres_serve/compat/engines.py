@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from attnres_serve.compat import decoder, engine_config, host, requests
 from attnres_serve.depth.layout import Layout
@@ -29,23 +29,23 @@ def recorded_engine(
     Raises:
         SettingError: vLLM refused the configuration.
     """
-    _keep_engine_here()
     import torch
     from pydantic import ValidationError
     from vllm import LLM, SamplingParams
 
     try:
-        llm = LLM(
-            checkpoint,
-            dtype=dtype,
-            max_model_len=longest + 1,
-            max_num_batched_tokens=max(longest + 1, 256),
-            max_num_seqs=1,
-            enforce_eager=True,
-            enable_prefix_caching=False,
-            distributed_executor_backend="uni",
-            additional_config=own,
-        )
+        with _kept_here():
+            llm = LLM(
+                checkpoint,
+                dtype=dtype,
+                max_model_len=longest + 1,
+                max_num_batched_tokens=max(longest + 1, 256),
+                max_num_seqs=1,
+                enforce_eager=True,
+                enable_prefix_caching=False,
+                distributed_executor_backend="uni",
+                additional_config=own,
+            )
     except ValidationError as error:
         raise SettingError(engine_config.reasons(error)) from None
     model = decoder.inner_model(llm.llm_engine.model_executor.driver_worker.worker)
@@ -83,13 +83,25 @@ def recorded_engine(
         llm.llm_engine.engine_core.shutdown()
 
 
-def _keep_engine_here() -> None:
-    """Let the engine that is made next run in this process, for one sequence at a time."""
+@contextmanager
+def _kept_here() -> Iterator[None]:
+    """Let an engine that is made in this context run in this process, for one sequence at a time.
+
+    The variables that say so are read then, and are as before behind it.
+    """
     import os
 
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when the engine is made
+    here, memory = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE"
+    before = {name: os.environ[name] for name in (here, memory) if name in os.environ}
+    os.environ[here] = "0"
     # The default, most of the machine's memory, may not be free.
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault(memory, "1")
+    try:
+        yield
+    finally:
+        for name in (here, memory):
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextmanager
@@ -105,16 +117,22 @@ def engine_here(flags: list[str]) -> Iterator[Any]:
     problem = host.unsupported_version()
     if problem:
         raise SettingError(problem)
-    _keep_engine_here()
     from pydantic import ValidationError
     from vllm import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="attnres-serve inspect"))
+    class Parser(FlexibleArgumentParser):
+        """Says what is wrong with a flag instead of ending the process."""
+
+        def error(self, message: str) -> NoReturn:
+            raise SettingError(f"{message}.")
+
+    parser = EngineArgs.add_cli_args(Parser())
     args = EngineArgs.from_cli_args(parser.parse_args(flags))
     try:
-        engine = LLMEngine.from_engine_args(args)
+        with _kept_here():
+            engine = LLMEngine.from_engine_args(args)
     except ValidationError as error:
         raise SettingError(engine_config.reasons(error)) from None
     try:

@@ -15,6 +15,7 @@ from attnres_serve.inspect import answer as trace_answer
 from attnres_serve.inspect import edits
 from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.edits import Resolved
+from attnres_serve.inspect.fit import require_fit
 from attnres_serve.inspect.prepare import Prepared
 from attnres_serve.inspect.question import Question
 from attnres_serve.inspect.readings import Lens, answered, readings
@@ -132,27 +133,30 @@ def raise_first(problems: list[str | None]) -> None:
             raise SettingError(problem)
 
 
-def ask_server(url: str, prompt: str, question: Question, bar: tqdm) -> Trace:
-    """Ask a server's ``POST /v1/attn_res/trace``, with the key in OPENAI_API_KEY if there is one.
+def ask_server(
+    url: str, prompt: str | list[int], question: Question, bar: tqdm, key: str | None = None
+) -> Trace:
+    """Ask a server's ``POST /v1/attn_res/trace``.
 
     Args:
         url: of the server.
-        prompt: text.
+        prompt: text or token ids.
         question: what of it.
         bar: goes on by 1.
+        key: of the server; None for the one in OPENAI_API_KEY, if there is one.
 
     Raises:
         SettingError: it gives no trace.
     """
     bar.set_description("asking the server")
     fields = question.model_dump(exclude_none=True, exclude_defaults=True)
-    found = post(url, {"prompt": prompt, **fields})
+    found = post(url, {"prompt": prompt, **fields}, key)
     bar.update()
     return found
 
 
-def post(url: str, asked: dict[str, Any]) -> Trace:
-    """What a server's ``POST /v1/attn_res/trace`` answers.
+def post(url: str, asked: dict[str, Any], key: str | None = None) -> Trace:
+    """What a server's ``POST /v1/attn_res/trace`` answers; arguments as of ``ask_server``.
 
     Raises:
         SettingError: it gives no trace.
@@ -163,7 +167,7 @@ def post(url: str, asked: dict[str, Any]) -> Trace:
         answer = httpx.post(
             f"{url.rstrip('/')}/v1/attn_res/trace",
             json=asked,
-            headers=settings.authorization(),
+            headers=settings.authorization(key),
             timeout=None,  # a long answer takes its time
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -172,10 +176,13 @@ def post(url: str, asked: dict[str, Any]) -> Trace:
             "example http://127.0.0.1:8000."
         ) from None
     if answer.status_code == 401:
-        raise SettingError(f"{url} wants an API key; give it in the variable OPENAI_API_KEY.")
+        advice = "give it in the variable OPENAI_API_KEY" if key is None else "`key` is another"
+        raise SettingError(f"{url} wants an API key; {advice}.")
     try:
         if answer.is_success:
-            return Trace.model_validate_json(answer.content)
+            found = Trace.model_validate_json(answer.content)
+            require_fit(found, url)
+            return found
         reason = answer.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         reason = "expected an answer of attnres-serve's route."

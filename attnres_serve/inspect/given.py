@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from attnres_serve.errors import SettingError
+from attnres_serve.inspect import files
 from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.edits import KINDS, Edit
 
@@ -38,40 +39,25 @@ def prompt(text: str | None, file: str | None) -> str:
 
 
 def trace(path: str) -> Trace:
-    """A trace that ``--out FILE.json`` or the server's route wrote.
+    """A trace that ``--out FILE.json``, the server's route or ``Trace.save`` wrote.
 
     Raises:
-        SettingError: the file is none, or its numbers do not fit its tokens and sources.
+        SettingError: the file is none, its numbers do not fit its tokens and sources, or there is
+            nothing to draw.
     """
-    try:
-        found = Trace.model_validate_json(Path(path).read_bytes())
-    except OSError as error:
-        raise SettingError(f"--from: {path} cannot be read ({error}).") from None
-    except ValidationError:
-        raise SettingError(
-            f"--from: {path} is no trace; give a file that `inspect --out FILE.json` or POST "
-            "/v1/attn_res/trace wrote."
-        ) from None
-    rows = len(found.tokens)
-    for site in found.sites:
-        tables = [*site.weights, *site.rms]
-        whole = {len(site.weights), len(site.rms), len(site.entropy)} == {rows}
-        if not whole or {len(row) for row in tables} - {len(site.sources)}:
-            raise SettingError(
-                f"--from: in {path} the numbers of site {site.index} do not fit its "
-                f"{len(site.sources)} sources and the {rows} tokens; write the trace again."
-            )
-    if not found.sites or not rows:
+    found = files.read(Path(path), "--from")
+    if not found.sites or not found.tokens:
         raise SettingError(f"--from: {path} has no tokens or no sites: there is nothing to draw.")
     return found
 
 
-def edit(text: str) -> Edit:
+def edit(text: str, name: str = "--edit") -> Edit:
     """The edit that ``--edit`` gives.
 
     Args:
         text: as ``ban sites=9,final sources="block 2" tokens=4:9``: a kind, ``scale=0.5`` or
             ``weights=0.5,0.5`` with its value, and the fields of the edit.
+        name: what a sentence begins with.
 
     Raises:
         SettingError: it says something else.
@@ -79,19 +65,19 @@ def edit(text: str) -> Edit:
     try:
         kind, *fields = [word.partition("=") for word in shlex.split(text)]
     except ValueError:
-        raise SettingError(f"--edit: {text!r} cannot be read; expected {_EDIT}.") from None
+        raise SettingError(f"{name}: {text!r} cannot be read; expected {_EDIT}.") from None
     found: dict[str, Any] = {}
-    for name, _, value in (kind, *fields):
-        if name in found or (name in KINDS) != (not found):
-            raise SettingError(f"--edit: {name!r} stands where it cannot; expected {_EDIT}.")
-        found[name] = _field(name, value)
+    for field, _, value in (kind, *fields):
+        if field in found or (field in KINDS) != (not found):
+            raise SettingError(f"{name}: {field!r} stands where it cannot; expected {_EDIT}.")
+        found[field] = _field(field, value)
     try:
         return Edit.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][:1]) or kind[0]
         reason = first["msg"].removeprefix("Value error, ")
-        raise SettingError(f"--edit: {place}: {reason}; expected {_EDIT}.") from None
+        raise SettingError(f"{name}: {place}: {reason}; expected {_EDIT}.") from None
 
 
 _EDIT = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnres_serve.checkpoints import hub, needs, tokenizer
@@ -26,12 +26,14 @@ class Opened(NamedTuple):
     Attributes:
         sites: all of them.
         tokenizer: of transformers'.
+        vocabulary: how many tokens there are.
         longest: tokens of the longest sequence, by its context and by the memory of its traces.
         flags: of the engine, without the length.
     """
 
     sites: tuple[Site, ...]
     tokenizer: Any
+    vocabulary: int
     longest: int
     flags: list[str]
 
@@ -58,13 +60,14 @@ def opened(checkpoint: str, max_model_len: int | None, flags: list[str]) -> Open
     spec = translation.spec
     if spec is None:
         raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
-    context = max_model_len or translation.config["max_position_embeddings"]
+    config = translation.config
+    context = max_model_len or config["max_position_embeddings"]
     ours = [f"--model={folder}", "--enforce-eager", "--disable-log-stats"]
     if value_of("--served-model-name", flags) is None:
         ours.append(f"--served-model-name={checkpoint}")
     every = sites(spec)
     longest = min(context, MAX_ROWS // sum(site.mixes for site in every))
-    return Opened(every, tokenizer.load(folder), longest, ours)
+    return Opened(every, tokenizer.load(folder), config["vocab_size"], longest, ours)
 
 
 def name_of(checkpoint: str, flags: list[str]) -> str:
@@ -90,7 +93,7 @@ class Prepared(NamedTuple):
 
 def prepared(
     checkpoint: str,
-    prompt: str,
+    prompt: str | Sequence[int],
     max_tokens: int,
     flags: list[str],
     max_model_len: int | None = None,
@@ -99,19 +102,27 @@ def prepared(
 
     Args:
         checkpoint: as of ``opened``.
-        prompt: text.
+        prompt: text or token ids.
         max_tokens: how long the answer may be.
         flags: of vLLM's engine, as given.
         max_model_len: longest sequence of the engine; None for as long as needed.
 
     Raises:
         CheckpointError: as of ``opened``.
-        SettingError: the prompt has no token, or with its answer too many.
+        SettingError: the prompt has no token, one that is not in the vocabulary, or with its answer
+            too many.
     """
     model = opened(checkpoint, max_model_len, flags)
-    given = model.tokenizer.encode(prompt, verbose=False)  # its length is validated below
+    # The length is validated below.
+    text = isinstance(prompt, str)
+    given = model.tokenizer.encode(prompt, verbose=False) if text else [*prompt]
     if not given:
         raise SettingError("the prompt has no token; give some text.")
+    for token in given:
+        if not 0 <= token < model.vocabulary:
+            raise SettingError(
+                f"token {token} is not in the vocabulary of {model.vocabulary} tokens."
+            )
     length = len(given) + max_tokens
     if length > model.longest:
         raise SettingError(

@@ -24,7 +24,7 @@ from attnres_serve.inspect import edits as edit_lists
 from attnres_serve.inspect import readings
 from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.edits import Count
-from attnres_serve.inspect.question import Question, chosen_sites
+from attnres_serve.inspect.question import Question, chosen_sites, invalid
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
@@ -247,20 +247,7 @@ def _sentence(errors) -> str:
         return f"{errors[0]}."
     if errors[0]["type"] == "json_invalid":
         return "The body is not valid JSON."
-    first = _field(errors[0])
-    said = [
-        error["msg"].removeprefix("Value error, ") for error in errors if _field(error) == first
-    ]
-    reasons = " or ".join(dict.fromkeys(said))
-    return f"{first}: {reasons}." if first else f"{_capital(reasons)}."
-
-
-def _field(error: dict[str, Any]) -> str:
-    """The field that is meant, for example ``sites`` or ``edits[0].ban``."""
-    field, *below = error["loc"][1:] or ("",)
-    if field == "edits" and below:
-        return f"edits[{below[0]}]" + "".join(f".{name}" for name in below[1:2])
-    return str(field)
+    return invalid([(error["loc"][1:], error["msg"]) for error in errors])
 
 
 def _capital(sentence: str) -> str:

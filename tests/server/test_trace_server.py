@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 
+import cells
 import httpx
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from serving import DEMO, running_demo
 from trace_cases import FAR, LOGPROBS
 from trace_http import URL, check, others, trace
 
+import attnres_serve
 from attnres_serve import cli
+from attnres_serve.errors import SettingError
 from attnres_serve.verify.oracle import load
 from tests.server.test_server import ROOT, at, run
 
@@ -164,6 +167,35 @@ def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     assert cli.main([*words, "--out", str(out)]) == 0
     assert json.loads(out.read_text()) == trace(server, prompt=TEXT, max_tokens=3)
+
+
+def test_python_gets_the_same(server):
+    """``attnres_serve.trace`` gives the route's answer."""
+    asked = {"max_tokens": 2, "sites": [9, 16], "tokens": [2, 5], "logprobs": 2, "lens": 1}
+    edits = [{"sites": ["final"], "sources": ["block 1"], "tokens": [2], "ban": True}, {"scale": 2}]
+    given = ['ban sites=final sources="block 1" tokens=2', edits[1]]
+    found = attnres_serve.trace(server.url, TEXT, key=KEY, edits=given, **asked)
+    wanted = trace(server, prompt=TEXT, edits=edits, **asked)
+    assert found.answer.model_dump(mode="json") == wanted
+    with pytest.raises(SettingError, match="wants an API key; `key` is another"):
+        attnres_serve.trace(server.url, TEXT, key="another")
+
+
+@pytest.mark.parametrize("path", cells.FILES, ids=lambda path: path.name)
+def test_the_cells_of_python(path, server, monkeypatch, tmp_path):
+    """A notebook and a page show what is written in them; this server is their engine."""
+    ask = attnres_serve.trace
+
+    def from_server(checkpoint, prompt, *, dtype, served_model_name=None, **asked):
+        assert (tmp_path / checkpoint).resolve() == DEMO and dtype == "float32"
+        found = ask(server.url, prompt, key=KEY, **asked).answer
+        name = {"model": served_model_name or checkpoint}
+        return attnres_serve.Trace(found.model_copy(update=name))
+
+    monkeypatch.setattr(attnres_serve, "trace", from_server)
+    cells.link_demo(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    cells.check(path)
 
 
 def test_the_examples_of_the_documentation(server):

@@ -1,6 +1,7 @@
 """``attnres-serve verify``: holds on goldens, fails on every damage and says where it is."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -321,14 +322,19 @@ def test_a_failure_is_a_sentence(
 
 
 def test_what_vllm_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before an engine is started; pydantic's first line would say nothing."""
-    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE"):
-        monkeypatch.setenv(name, "1")  # to be forgotten
+    """Before an engine is started; pydantic's first line would say nothing.
+
+    The variables of this process stay as they are.
+    """
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     with (
         pytest.raises(SettingError, match=r"^User-specified max_model_len \(301\)"),
         engines.recorded_engine(str(GOLDENS / BLOCK), 300, {}, "float32"),
     ):
         pass
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
 
 
 def test_nothing_to_verify(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

@@ -1,0 +1,78 @@
+"""Files that hold a trace: the JSON of the server's route, or arrays with that JSON beside them."""
+
+import io
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from pydantic import ValidationError
+
+from attnres_serve.errors import SettingError
+from attnres_serve.inspect.answer import Trace
+from attnres_serve.inspect.fit import require_fit
+
+ANSWER = "answer"  # name of the JSON, as bytes, among the arrays
+JSON, ARRAYS = ".json", ".npz"
+ZIP = b"PK"  # how a file of arrays begins
+
+
+def write(path: Path, answer: Trace, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a trace as its suffix says.
+
+    Args:
+        path: a name that ends with .json or .npz.
+        answer: the trace.
+        arrays: made of it, for .npz.
+
+    Raises:
+        SettingError: the name ends otherwise, or the file cannot be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (JSON, ARRAYS):
+        raise SettingError(f"{path}: expected a name that ends with {JSON} or {ARRAYS}.")
+    content = (answer.model_dump_json() + "\n").encode()
+    try:
+        with path.open("wb") as file:
+            if suffix == JSON:
+                file.write(content)
+            else:
+                whole = {ANSWER: np.frombuffer(content, np.uint8), **arrays}
+                np.savez_compressed(file, allow_pickle=False, **whole)
+    except OSError as error:
+        raise SettingError(f"{path} cannot be written ({error}).") from None
+
+
+def read(path: Path, flag: str = "") -> Trace:
+    """Read a trace of either kind, which is told by what is in the file.
+
+    Args:
+        path: of the file.
+        flag: what names it on a command line, with which a sentence begins then.
+
+    Raises:
+        SettingError: it holds no trace, or its numbers do not fit its tokens and sources.
+    """
+    name = f"{flag}: {path}" if flag else str(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"{name} cannot be read ({error}).") from None
+    try:
+        trace = Trace.model_validate_json(_json(content))
+    except (ValidationError, ValueError, KeyError, BadZipFile, zlib.error):
+        raise SettingError(
+            f"{name} is no trace; give a file that `inspect --out FILE.json`, POST "
+            "/v1/attn_res/trace or Trace.save wrote."
+        ) from None
+    require_fit(trace, name)
+    return trace
+
+
+def _json(content: bytes) -> bytes:
+    if not content.startswith(ZIP):
+        return content
+    with np.load(io.BytesIO(content)) as arrays:
+        answer: np.ndarray = arrays[ANSWER]
+        return answer.tobytes()

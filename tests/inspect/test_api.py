@@ -1,0 +1,243 @@
+"""``attnres_serve.trace``: what a server and an engine are asked, and what is refused."""
+
+import subprocess
+import sys
+
+import cells
+import httpx
+import numpy as np
+import pytest
+from serving import DEMO, environment, free_port
+
+import attnres_serve
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.inspect import ask
+from attnres_serve.inspect.edits import Edit
+from attnres_serve.inspect.question import Question
+from tests.inspect.test_command import made_up
+
+URL = "http://127.0.0.1:8000/"
+PROMPT = "import os"
+BAN = {"sites": [9, "final"], "sources": ["block 2"], "ban": True}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Set what the next answer is; what was asked is kept."""
+    asked = {"answer": httpx.Response(200, content=made_up(3, 2).model_dump_json())}
+
+    def post(url: str, **options) -> httpx.Response:
+        asked.update(options, url=url)
+        return asked["answer"]
+
+    monkeypatch.setattr(httpx, "post", post)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return asked
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """What an engine was asked; none is started."""
+    asked = {}
+
+    def ask_engine(prepared, words, sites, question, resolved, bar):
+        asked.update(prepared=prepared, words=words, sites=sites)
+        asked.update(question=question, resolved=resolved)
+        return made_up(3, 2)
+
+    monkeypatch.setattr(ask, "ask_engine", ask_engine)
+    return asked
+
+
+# A server is asked.
+
+
+@pytest.mark.parametrize("variable", [None, "of the variable"])
+@pytest.mark.parametrize("key", [None, "a key"])
+def test_a_server_is_asked(key, variable, server, monkeypatch):
+    """With what is given alone, and with the key that is given rather than the variable's."""
+    if variable:
+        monkeypatch.setenv("OPENAI_API_KEY", variable)
+    found = attnres_serve.trace(URL, PROMPT, key=key)
+    assert isinstance(found, attnres_serve.Trace) and found.answer == made_up(3, 2)
+    assert server["url"] == "http://127.0.0.1:8000/v1/attn_res/trace"
+    assert server["json"] == {"prompt": PROMPT}
+    used = key or variable
+    assert server["headers"] == ({"Authorization": f"Bearer {used}"} if used else {})
+
+
+def test_everything_that_can_be_asked(server):
+    """Numbers of NumPy's too; an edit as the command takes it and as the route does."""
+    attnres_serve.trace(
+        URL,
+        np.arange(3),
+        max_tokens=2,
+        sites=np.array([9, 16]),
+        tokens=range(1, 4),
+        edits=['ban sites=9,final sources="block 2"', BAN | {"tokens": {"start": 2}}],
+        logprobs=3,
+        lens=0,
+    )
+    assert server["json"] == {
+        "prompt": [0, 1, 2],
+        "max_tokens": 2,
+        "sites": [9, 16],
+        "tokens": [1, 2, 3],
+        "edits": [BAN, BAN | {"tokens": {"start": 2}}],
+        "logprobs": 3,
+        "lens": 0,
+    }
+    attnres_serve.trace(URL, PROMPT, tokens={"start": 1, "end": 2}, edits="scale=2")
+    assert server["json"]["tokens"] == {"start": 1, "end": 2}
+    assert server["json"]["edits"] == [{"scale": 2.0}]
+    attnres_serve.trace(URL, PROMPT, edits=BAN)
+    assert server["json"]["edits"] == [BAN]
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked", "sentence"),
+    [
+        (httpx.Response(401), {}, "wants an API key; give it in the variable OPENAI_API_KEY"),
+        (httpx.Response(401), {"key": "x"}, "wants an API key; `key` is another"),
+        (httpx.Response(400, json={"error": {"message": "Too long."}}), {}, "400.: Too long"),
+        (httpx.Response(200, text="<html>"), {}, "expected an answer of attnres-serve's route"),
+    ],
+)
+def test_a_server_that_gives_no_trace(answer, asked, sentence, server):
+    server["answer"] = answer
+    with pytest.raises(SettingError, match=sentence):
+        attnres_serve.trace(URL, PROMPT, **asked)
+
+
+def test_an_answer_whose_numbers_do_not_fit(server):
+    content = made_up(3, 2)
+    content.sites[1].weights[2].pop()
+    server["answer"] = httpx.Response(200, content=content.model_dump_json())
+    with pytest.raises(SettingError, match="gives no trace"):
+        attnres_serve.trace(URL, PROMPT)
+
+
+def test_no_server():
+    with pytest.raises(SettingError, match="cannot be asked"):
+        attnres_serve.trace(f"http://127.0.0.1:{free_port()}", PROMPT)
+
+
+# An engine is started.
+
+
+def test_an_engine_is_asked(engine):
+    """Text as the tokenizer has it, edits by numbers, and flags as on a command line."""
+    edit = 'ban sites=9,final sources="block 2"'
+    attnres_serve.trace(
+        DEMO,
+        PROMPT,
+        max_tokens=2,
+        edits=edit,
+        sites=[4, 2],
+        lens=1,
+        dtype="float32",
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        served_model_name=["demo", "other"],
+        seed=None,
+        additional_config={"attnres_backend": "torch"},
+    )
+    assert engine["words"] == [
+        *("--dtype=float32", "--enforce-eager", "--no-enable-prefix-caching"),
+        *("--served-model-name", "demo", "other"),
+        '--additional-config={"attnres_backend": "torch"}',
+    ]
+    prepared = engine["prepared"]
+    assert "".join(prepared.decode([token]) for token in prepared.given) == f"<s>{PROMPT}"
+    assert f"--max-model-len={len(prepared.given) + 2}" in prepared.flags
+    assert engine["question"] == Question(
+        max_tokens=2, sites=[4, 2], edits=[Edit.model_validate(BAN)], lens=1
+    )
+    assert [site.index for site in engine["sites"]] == [2, 4]
+    (resolved,) = engine["resolved"]
+    assert (resolved.kind, resolved.runs) == ("ban", [(0, len(prepared.given) + 2)])
+    assert [index for index, _ in resolved.sites] == [9, 16]
+
+
+def test_an_engine_of_token_ids(engine):
+    attnres_serve.trace(str(DEMO), np.array([5, 6]), max_model_len=64)
+    assert engine["prepared"].given == [5, 6] and engine["resolved"] == []
+    assert "--max-model-len=64" in engine["prepared"].flags
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"prompt": []}, "the prompt has no token"),
+        ({"prompt": [3, 99999]}, "token 99999 is not in the vocabulary of 2048 tokens"),
+        ({"prompt": [-1]}, "token -1 is not in the vocabulary"),
+        ({"prompt": [2.5]}, "prompt: 'float' object .*; expected a list of whole numbers"),
+        ({"max_tokens": -1}, "max_tokens: Input should be greater than or equal to 0"),
+        ({"max_tokens": 9999}, "expected at most 1024"),
+        ({"max_model_len": 2048}, "has a context of 1024 tokens"),
+        ({"sites": [99]}, "There is no site 99"),
+        ({"sites": ["mlp"]}, "sites: 'str' object .*; expected a list of whole numbers"),
+        ({"tokens": [3]}, "There is no token 3; the sequence has at most 3"),
+        ({"tokens": {"begin": 3}}, "tokens: .* or Extra inputs are not permitted"),
+        ({"tokens": {"start": 3}}, "The range of tokens is empty"),
+        ({"edits": "ban places=3"}, r"edits\[0\]: places: Extra inputs are not permitted"),
+        ({"edits": [BAN, "sites=3"]}, r"edits\[1\]: 'sites' stands where it cannot"),
+        ({"edits": [BAN, {"mean": "no"}]}, r"edits\[1\].mean: Input should be True"),
+        ({"edits": [{"sites": [3]}]}, r"edits\[0\]: give exactly one of `ban`"),
+        ({"edits": {"scale": 2, "sites": [99]}}, r"edits\[0\].sites: there is no site 99"),
+        ({"edits": 5}, r"edits\[0\]: Input should be a valid dictionary"),
+        ({"tokens": 5}, "tokens: 'int' object .*; expected a list of whole numbers"),
+        ({"logprobs": "3"}, "logprobs: Input should be a valid integer"),
+        ({"lens": -1}, "lens: Input should be greater than or equal to 0"),
+        ({"key": "a key"}, "key is for a server"),
+        ({"max_token": 3}, "found --max-token, which is no flag; did you mean --max-tokens"),
+        ({"model": "other"}, "--model does not go with inspect"),
+        ({"tokenizer": "other"}, "--tokenizer does not go with inspect"),
+    ],
+)
+def test_a_refusal_is_one_sentence(asked, sentence, engine):
+    """Before an engine starts."""
+    with pytest.raises(SettingError, match=sentence) as refusal:
+        attnres_serve.trace(DEMO, **{"prompt": PROMPT} | asked)
+    said = str(refusal.value)
+    assert "\n" not in said and said.endswith((".", "?")) and not engine
+
+
+@pytest.mark.parametrize("flag", [{"dtype": "float32"}, {"max_model_len": 9}, {"max_token": 3}])
+def test_flags_are_of_an_engine(flag, server):
+    (name,) = flag
+    with pytest.raises(SettingError, match=f"{name} is for an engine; with an address none is"):
+        attnres_serve.trace(URL, PROMPT, **flag)
+    assert "url" not in server
+
+
+def test_a_checkpoint_that_is_none():
+    with pytest.raises(CheckpointError, match="no/such/folder does not exist"):
+        attnres_serve.trace("no/such/folder", PROMPT)
+
+
+def test_a_value_that_a_flag_does_not_have():
+    """As vLLM's parser says it; the process goes on."""
+    pytest.importorskip("vllm")
+    with pytest.raises(SettingError, match=r"argument --dtype: invalid choice: 'half a byte'.*\.$"):
+        attnres_serve.trace(DEMO, PROMPT, dtype="half a byte")
+
+
+@pytest.mark.engine
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", cells.FILES, ids=lambda path: path.name)
+def test_the_cells_of_python(path, tmp_path):
+    """By engines of their own, where test_trace_server has a server for them."""
+    cells.link_demo(tmp_path)
+    done = subprocess.run(
+        [sys.executable, cells.__file__, str(path)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
