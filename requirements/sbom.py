@@ -1,12 +1,11 @@
 """``python requirements/sbom.py DIST``: a CycloneDX bill of materials beside a release's files.
 
-The wheel requires nothing, so the bill lists the environment in which the tests and the CPU image
-run it, requirements/cpu.txt, and the two libraries that the wheel holds for the server's page.
+The wheel requires nothing and holds nothing of others.  So the bill lists the environment in which
+the tests and the CPU image run it, requirements/cpu.txt.
 """
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,27 +14,6 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 ROOT = Path(__file__).parents[1]
-VENDOR = ROOT / "server" / "static" / "vendor" / "README.md"
-ROW = re.compile(r"^\| `(\S+)` \| `(\S+)`, .*? \| (\S+) \| .* \| `(\w{64})` \|$", re.M)
-
-
-def page_libraries() -> list[dict]:
-    """CycloneDX components of the libraries in server/static/vendor/, by the table there."""
-    components = []
-    for file, package, version, digest in ROW.findall(VENDOR.read_text()):
-        purl = f"pkg:npm/{package.replace('@', '%40')}@{version}"
-        components.append(
-            {
-                "type": "library",
-                "bom-ref": purl,
-                "name": package,
-                "version": version,
-                "purl": purl,
-                "description": f"attnres_serve/server/static/vendor/{file}",
-                "hashes": [{"alg": "SHA-256", "content": digest}],
-            }
-        )
-    return components
 
 
 def bill(version: str) -> str:
@@ -55,7 +33,6 @@ def bill(version: str) -> str:
     document = json.loads(done.stdout)
     # pyproject.toml takes it from the package, where the tool does not look.
     document["metadata"]["component"]["version"] = version
-    document["components"] += page_libraries()
     text = json.dumps(document, indent=2) + "\n"
     if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         raise ValueError(f"sbom: {error}")

@@ -1,4 +1,9 @@
-"""A trace as one HTML file: the figures of the server's page, without a server or a network."""
+"""A trace as one HTML file: the figures of the server's page, without a server or a network.
+
+A script in a file has no modules beside it.  So the page's modules become functions of one script,
+in the order in which they need each other.  They import and export by names alone:
+``import { a, b } from "./other.js";``, and ``export`` before a function or a constant.
+"""
 
 import base64
 import hashlib
@@ -10,11 +15,9 @@ from typing import Any
 FOLDER = Path(__file__).parents[1] / "server" / "static"
 SERVER_ONLY = re.compile(r"<!-- server -->.*?<!-- /server -->\n", re.S)
 STYLE = re.compile(r'<link rel="stylesheet" href="attn_res/([^"]+)">')
-SCRIPT = re.compile(r'<script src="attn_res/([^"]+)"></script>')
-LICENCES = {
-    "vendor/d3.min.js": "vendor/d3.LICENSE",
-    "vendor/plot.umd.min.js": "vendor/plot.LICENSE",
-}
+SCRIPT = re.compile(r'<script type="module" src="attn_res/([^"]+)"></script>')
+IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([^"]+)";$', re.M)
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class) (\w+))", re.M)
 
 
 def html(trace: dict[str, Any]) -> str:
@@ -30,7 +33,7 @@ def html(trace: dict[str, Any]) -> str:
         "</main>\n", f'</main>\n<script type="application/json" id="trace">{data}</script>\n', 1
     )
     styles = [_read(name) for name in STYLE.findall(page)]
-    scripts = [_script(name) for name in SCRIPT.findall(page)]
+    scripts = [script(name) for name in SCRIPT.findall(page)]
     policy = (
         f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
         "base-uri 'none'; form-action 'none'"
@@ -42,14 +45,33 @@ def html(trace: dict[str, Any]) -> str:
     return SCRIPT.sub(lambda _: f"<script>{scripts.pop(0)}</script>", page)
 
 
+def script(name: str) -> str:
+    """A module and all that it imports, as one script without imports."""
+    functions: dict[str, str] = {}
+    _collect(name, functions)
+    return '"use strict";\nconst modules = {};\n' + "".join(functions.values())
+
+
+def _collect(name: str, functions: dict[str, str]) -> None:
+    """Add a module as a function, behind those that it imports."""
+    if name in functions:
+        return
+    code = _read(name)
+    for _, other in IMPORT.findall(code):
+        _collect(other, functions)
+    exported = ", ".join(EXPORT.findall(code))
+    code = IMPORT.sub(_constants, code)
+    body = EXPORT.sub("", code)
+    functions[name] = f'modules["{name}"] = (() => {{\n{body}return {{ {exported} }};\n}})();\n'
+
+
+def _constants(found: re.Match[str]) -> str:
+    names, other = found.groups()
+    return f'const {names} = modules["{other}"];'
+
+
 def _read(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
-
-
-def _script(name: str) -> str:
-    """A script, below its licence if it is a library."""
-    code = _read(name)
-    return f"/*\n{_read(LICENCES[name])}*/\n{code}" if name in LICENCES else code
 
 
 def _hashes(texts: list[str]) -> str:

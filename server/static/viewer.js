@@ -1,244 +1,183 @@
-// A trace on the page: its tokens to choose from, the figures of the chosen one, downloads, theme.
-"use strict";
+// A trace on the page: which token and which cell are chosen, and everything that follows from it.
+import { difference } from "./compare.js";
+import { weightScale } from "./colours.js";
+import { build, update } from "./figures.js";
+import { showPredictions } from "./predictions.js";
+import { spokenCell, spokenEdit } from "./sentences.js";
+import { spoken } from "./text.js";
+import { onTheme } from "./theme.js";
+import { colourTokens, markToken, showTokens } from "./tokens.js";
+import { liveliest, sourceName, summarise } from "./trace.js";
 
-const AttnResViewer = (() => {
-  const byId = (id) => document.getElementById(id);
-  const { weights, magnitude, entropy } = AttnResFigures;
-  const PICTURES = [
-    {
-      id: "weights",
-      ofToken: true,
-      title: () => `Depth attention of ${spoken(chosen)}`,
-      svg: (...size) => weights(summary, chosen, ...size),
-    },
-    {
-      id: "mean-weights",
-      title: () => "Depth attention, mean over tokens",
-      svg: (...size) => weights(summary, null, ...size),
-    },
-    {
-      id: "magnitude",
-      ofToken: true,
-      title: () => `Magnitude of sources, ${spoken(chosen)}`,
-      svg: (...size) => magnitude(summary, chosen, ...size),
-    },
-    {
-      id: "entropy",
-      ofToken: true,
-      title: () => `Entropy by site, ${spoken(chosen)}`,
-      svg: (...size) => entropy(summary, chosen, ...size),
-    },
-  ];
-  // What a space, a tab and a line break look like; other characters without a shape are named.
-  const MARKS = { " ": "·", "\t": "⇥", "\n": "↵" };
-  const SHAPELESS = /([\p{C}\p{Z}])/u;
+const byId = (id) => document.getElementById(id);
+const main = document.querySelector("main");
+const listeners = [];
+let view = null; // see ``build`` and ``update``
+let drawnWidth = 0; // pixels, of all figures
+let kept = null; // the summary of the run that is compared with
 
-  let summary = null;
-  let answerStart = 0; // position of the first token that the model gave
-  let chosen = 0; // index in the trace's tokens
-  let waiting = null; // pictures that the next frame draws
+/** Call a function whenever another token or cell is chosen. */
+export function onChoice(act) {
+  listeners.push(act);
+}
 
-  /** Show a trace; ``promptTokens`` where another request made the answer. */
-  function show(trace, promptTokens = trace.prompt_tokens) {
-    summary = AttnResFigures.summarise(trace);
-    answerStart = promptTokens;
-    byId("viewer").hidden = false;
-    byId("tokens").replaceChildren(...trace.tokens.flatMap(chip));
-    byId("figures").hidden = trace.tokens.length === 0;
-    if (trace.tokens.length > 0) choose(trace.tokens.length - 1);
-    byId("tokens").scrollTop = byId("tokens").scrollHeight;
-    draw(PICTURES);
-  }
+/** The trace that is shown. */
+export function shownTrace() {
+  return view.summary.trace;
+}
 
-  function hide() {
-    byId("viewer").hidden = true;
-  }
-
-  // Tokens.
-
-  function chips() {
-    return byId("tokens").querySelectorAll('[role="option"]');
-  }
-
-  /** A token that can be chosen, and a line break where its text has one. */
-  function chip(token, index) {
-    const span = document.createElement("span");
-    span.setAttribute("role", "option");
-    span.setAttribute("aria-label", spoken(index));
-    span.className = token.position < answerStart ? "prompt" : "answer";
-    span.setAttribute("aria-selected", "false");
-    span.tabIndex = -1;
-    span.dataset.index = index;
-    span.append(...visible(token));
-    return token.text?.includes("\n") ? [span, document.createElement("br")] : [span];
-  }
-
-  function visible({ id, text }) {
-    if (!text) return [mark(`#${id}`)];
-    const parts = text.split(SHAPELESS).filter((part) => part !== "");
-    return parts.map((part) =>
-      SHAPELESS.test(part) ? mark(MARKS[part] ?? `U+${codePoint(part)}`) : part,
-    );
-  }
-
-  function mark(text) {
-    const span = document.createElement("span");
-    span.className = "mark";
-    span.textContent = text;
-    return span;
-  }
-
-  function codePoint(character) {
-    return character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-  }
-
-  function spoken(index) {
-    const { position, id, text } = summary.trace.tokens[index];
-    return `token ${position}, ${text ? JSON.stringify(text) : `id ${id}`}`;
-  }
-
-  function choose(index) {
-    const all = chips();
-    for (const at of [chosen, index]) {
-      all[at]?.setAttribute("aria-selected", String(at === index));
-      if (all[at]) all[at].tabIndex = at === index ? 0 : -1; // one stop for the Tab key
-    }
-    chosen = index;
-    const { tokens, total_tokens } = summary.trace;
-    const { position, id } = tokens[index];
-    const part = position < answerStart ? "prompt" : "answer";
-    const place = `of the ${part}; the sequence has ${total_tokens} tokens`;
-    byId("chosen").textContent = `Chosen: ${spoken(index)} (id ${id}), ${place}.`;
-    draw(PICTURES.filter(({ ofToken }) => ofToken));
-  }
-
-  /** The chip above or below, nearest to the middle of the chosen one. */
-  function neighbour(step) {
-    const all = [...chips()];
-    const middle = ({ left, right }) => (left + right) / 2;
-    const from = all[chosen].getBoundingClientRect();
-    let best = chosen;
-    let line = null;
-    for (let at = chosen + step; at >= 0 && at < all.length; at += step) {
-      const box = all[at].getBoundingClientRect();
-      if (Math.abs(box.top - from.top) < 2) continue;
-      line ??= box.top;
-      if (Math.abs(box.top - line) >= 2) break;
-      const distance = (one) => Math.abs(middle(one) - middle(from));
-      if (best === chosen || distance(box) < distance(all[best].getBoundingClientRect())) best = at;
-    }
-    return best;
-  }
-
-  const KEYS = {
-    ArrowLeft: () => Math.max(0, chosen - 1),
-    ArrowRight: () => Math.min(chips().length - 1, chosen + 1),
-    ArrowUp: () => neighbour(-1),
-    ArrowDown: () => neighbour(1),
-    Home: () => 0,
-    End: () => chips().length - 1,
+/** The chosen site, source and token of the trace, or null where none is. */
+export function choice() {
+  if (!view) return null;
+  const site = view.cell && view.summary.sites[view.cell.row];
+  return {
+    token: view.summary.trace.tokens[view.token].position,
+    site: site?.index ?? null,
+    source: site?.sources[view.cell.column] ?? null,
   };
+}
 
-  byId("tokens").addEventListener("keydown", (event) => {
-    if (!(event.key in KEYS) || event.ctrlKey || event.altKey || event.metaKey) return;
-    event.preventDefault();
-    choose(KEYS[event.key]());
-    chips()[chosen].focus();
-  });
+/** Where a site and a source stand, or null. */
+export function cellOf(index, source) {
+  const site = view?.summary.sites.find((one) => one.index === index);
+  const column = site?.sources.indexOf(source) ?? -1;
+  return column < 0 ? null : { row: site.row, column };
+}
 
-  byId("tokens").addEventListener("click", (event) => {
-    const found = event.target.closest('[role="option"]');
-    if (!found) return;
-    choose(Number(found.dataset.index));
-    found.focus();
-  });
+/**
+ * Show a trace.
+ *
+ * wanted: the ``token`` (a position), and the ``site`` and ``source`` to choose if they are there.
+ */
+export function show(trace, wanted = {}) {
+  if (trace.tokens.length === 0) throw new Error("the trace has no token");
+  const summary = summarise(trace);
+  const comparison = kept && difference(summary, kept);
+  const token = trace.tokens.findIndex(({ position }) => position === wanted.token);
+  view = {
+    summary,
+    kept: comparison,
+    mode: comparison ? "difference" : "mean",
+    token: token < 0 ? trace.tokens.length - 1 : token,
+    cell: null,
+    marks: [],
+    nameOf: (cell, at = view.token) => spokenCell(summary, cell, at, comparison),
+    point: (cell, at = view.token) => read(cell, at),
+    pick: (cell) => pick(cell),
+    pickOver: (cell, at) => {
+      view.cell = cell;
+      choose(at);
+    },
+  };
+  view.cell = cellOf(wanted.site, wanted.source) ?? liveliest(summary);
+  main.classList.remove("empty", "busy");
+  showTokens(trace.tokens, trace.prompt_tokens, choose);
+  for (const option of byId("mode").options)
+    option.disabled = option.value !== "mean" && !comparison;
+  byId("mode").value = view.mode;
+  const edits = (trace.edits ?? []).map(spokenEdit);
+  byId("edited").hidden = edits.length === 0;
+  byId("edited").textContent = `Edited: ${edits.join("; ")}.`;
+  byId("kept").textContent =
+    kept && !comparison ? "The kept run has other sites or sources, so it is not compared." : "";
+  draw();
+}
 
-  // Figures.
+/** Show no trace. */
+export function hide() {
+  main.classList.add("empty");
+  main.classList.remove("busy");
+  view = null;
+}
 
-  /** Draw pictures in the next frame, each once however often it was asked for. */
-  function draw(pictures) {
-    if (waiting === null) {
-      waiting = new Set();
-      requestAnimationFrame(() => {
-        const now = waiting;
-        waiting = null;
-        now.forEach(drawOne);
-      });
-    }
-    pictures.forEach((picture) => waiting.add(picture));
-  }
+/** Dim the trace while another is on its way. */
+export function wait() {
+  main.classList.add("busy");
+}
 
-  function drawOne({ id, title, svg: make }) {
-    const place = byId(id).querySelector(".plot");
-    if (place.clientWidth === 0) return; // hidden
-    const svg = make(place.clientWidth, theme());
-    svg.setAttribute("aria-label", title());
-    place.replaceChildren(svg);
-  }
+/** Put signs on cells: ``{ row, column, sign }``. */
+export function mark(marks) {
+  if (!view) return;
+  view.marks = marks;
+  refresh();
+}
 
-  let width = 0;
-  new ResizeObserver(([{ contentRect }]) => {
-    if (summary === null || contentRect.width === width) return;
-    width = contentRect.width;
-    draw(PICTURES);
-  }).observe(byId("figures"));
+/** Draw what depends on the size, the theme or the comparison. */
+function draw() {
+  const modes = { mean: "Depth attention, mean over tokens", difference: "Difference of means" };
+  view.modeTitle = modes[view.mode] ?? "Difference at the chosen token";
+  drawnWidth = byId("figures").clientWidth;
+  build(view);
+  refresh();
+}
 
-  // Downloads.
+/** Show what depends on the choice. */
+function refresh() {
+  const { summary, token, cell } = view;
+  const { tokens, logprobs, total_tokens, prompt_tokens } = summary.trace;
+  update(view);
+  markToken(token);
+  const site = cell && summary.sites[cell.row];
+  const { colour } = weightScale(summary.widest);
+  colourTokens(site && ((at) => colour(site.weights[at][cell.column])));
+  byId("coloured").hidden = !cell;
+  if (cell)
+    byId("coloured-by").textContent =
+      `Coloured by how much site ${site.index} (${site.name}) takes of ${sourceName(site.sources[cell.column])}.`;
+  const { position, id } = tokens[token];
+  const part = position < prompt_tokens ? "prompt" : "answer";
+  byId("chosen").textContent =
+    `Chosen: ${spoken(tokens[token])} (id ${id}), of the ${part}, in a sequence of length ${total_tokens}.`;
+  const runs = logprobs ? [[logprobs.edited ? "Without edits" : "", logprobs.unedited[token]]] : [];
+  if (logprobs?.edited) runs.push(["With edits", logprobs.edited[token]]);
+  byId("follows-card").hidden = runs.length === 0;
+  const after = tokens[token + 1]?.position === position + 1 ? tokens[token + 1] : null;
+  showPredictions(byId("follows"), runs, after);
+  read(cell, token);
+  listeners.forEach((act) => act());
+}
 
-  function save(name, type, text) {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type }));
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href));
-  }
+/** Say a cell below the figures; without one, the chosen one. */
+function read(cell, at) {
+  const said = cell ?? view.cell;
+  byId("readout").textContent = said
+    ? spokenCell(view.summary, said, at, view.kept)
+    : "Point at a cell, or reach it with the arrow keys, to read its numbers. Click it, or press Enter, to colour the tokens by it.";
+}
 
-  for (const { id, title, ofToken } of PICTURES) {
-    const button = byId(id).querySelector("button");
-    button.setAttribute(
-      "aria-label",
-      `Download as SVG: ${byId(id).querySelector("h2").textContent}`,
-    );
-    button.addEventListener("click", () => {
-      const svg = byId(id).querySelector("svg");
-      const suffix = ofToken ? `-token-${summary.trace.tokens[chosen].position}` : "";
-      const text = AttnResFigures.file(svg, title(), theme());
-      save(`attn-res-${id}${suffix}.svg`, "image/svg+xml", text);
-    });
-  }
+function choose(index) {
+  view.token = index;
+  refresh();
+}
 
-  byId("json").addEventListener("click", () =>
-    save("attn-res-trace.json", "application/json", JSON.stringify(summary.trace)),
-  );
+function pick(cell) {
+  view.cell = cell;
+  refresh();
+}
 
-  // Theme: the system's until the button is pressed.
+byId("plain").addEventListener("click", () => {
+  pick(null);
+  byId("tokens").querySelector('[aria-selected="true"]').focus();
+});
 
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const root = document.documentElement;
+byId("mode").addEventListener("change", () => {
+  view.mode = byId("mode").value;
+  draw();
+});
 
-  function theme() {
-    return root.dataset.theme ?? (system.matches ? "dark" : "light");
-  }
+byId("keep").addEventListener("click", () => {
+  kept = view.summary;
+  byId("kept").textContent = "Kept. The next run is compared with this one.";
+});
 
-  function themeChanged() {
-    byId("theme").setAttribute("aria-pressed", String(theme() === "dark"));
-    if (summary !== null) draw(PICTURES);
-  }
+byId("help").addEventListener("click", () => byId("guide").showModal());
+byId("close").addEventListener("click", () => byId("guide").close());
 
-  byId("theme").addEventListener("click", () => {
-    root.dataset.theme = theme() === "dark" ? "light" : "dark";
-    themeChanged();
-  });
-  system.addEventListener("change", themeChanged);
-  themeChanged();
+// Sizes and themes.
 
-  // A file that holds its own trace.
-  const embedded = byId("trace");
-  if (embedded) {
-    const trace = JSON.parse(embedded.textContent);
-    byId("model").textContent = trace.model;
-    show(trace);
-  }
-
-  return { show, hide };
-})();
+new ResizeObserver(() => {
+  if (view && byId("figures").clientWidth !== drawnWidth) draw();
+}).observe(byId("figures"));
+onTheme(() => {
+  if (view) draw();
+});

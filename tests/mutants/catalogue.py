@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).with_name("faults")
-SOURCES = {".py", ".cpp", ".h"}
+SOURCES = {".py", ".js", ".cpp", ".h"}
 
 
 class MisplacedError(Exception):

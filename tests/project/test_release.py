@@ -109,7 +109,7 @@ def test_a_wheel_made_again_is_the_same_to_the_byte(release, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_the_bill_of_materials_has_every_pin_and_the_pages_libraries(release, tmp_path):
+def test_the_bill_of_materials_has_every_pin(release, tmp_path):
     """Validated by CycloneDX's own schema as it is made; the same when it is made again."""
     script = [sys.executable, "-W", "ignore", str(BUILD.with_name("sbom.py"))]
     texts = []
@@ -126,13 +126,7 @@ def test_the_bill_of_materials_has_every_pin_and_the_pages_libraries(release, tm
     assert bill["metadata"]["component"]["version"] == __version__
     pins = (ROOT / "requirements" / "cpu.txt").read_text().split()
     listed = [(part["name"], part["version"]) for part in bill["components"]]
-    assert sorted(listed) == sorted(
-        [
-            *(tuple(pin.split("==")) for pin in pins),
-            ("d3", "7.9.2"),
-            ("@observablehq/plot", "0.6.17"),
-        ]
-    )
+    assert sorted(listed) == sorted(tuple(pin.split("==")) for pin in pins)
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):

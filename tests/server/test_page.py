@@ -12,22 +12,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from fastapi import FastAPI
+from matplotlib import colormaps
+from matplotlib.colors import PowerNorm
 from matplotlib.image import imread
 from serving import Server, running_demo
 from starlette.testclient import TestClient
 
+from attnres_serve.inspect import figure
 from attnres_serve.inspect import page as inspect_page
+from attnres_serve.inspect.statistics import PERCENTILES
 from attnres_serve.server.routes import page
 
 KEY = "a-key-of-the-test"
 PROMPT = "import os\n\n\ndef "
 HOSTILE = ["</script><script>hacked = 1</script>", "<img src=x onerror=hacked=1>", "<!--", "\u202e"]
-PICTURES = ("weights", "mean-weights", "magnitude", "entropy")
+PICTURES = ("weights", "second", "magnitude", "entropy")
 
 
 def made_up_trace(layers: int, block: int, texts: list[str | None]) -> dict:
@@ -64,6 +70,14 @@ def made_up_trace(layers: int, block: int, texts: list[str | None]) -> dict:
     }
 
 
+def is_coloured(colours: list[str], weights: list[float], root: int = 2) -> bool:
+    """To 3 of 255: the page goes straight between 33 of matplotlib's 256 colours, and rounds."""
+    numbers = [[int(part) for part in re.findall(r"\d+", colour)] for colour in colours]
+    norm = PowerNorm(1 / root, vmin=0, vmax=1)
+    expected = colormaps["viridis"](norm(weights))[:, :3] * 255
+    return bool(np.abs(np.array(numbers) - expected).max() <= 3)
+
+
 # Files.
 
 
@@ -95,7 +109,7 @@ def test_files(app, name):
 
 def test_every_file_is_served_and_every_reference_is_a_file():
     held = {str(path.relative_to(page.FOLDER)) for path in page.FOLDER.rglob("*") if path.is_file()}
-    assert held == {*page.FILES, "vendor/README.md"}
+    assert held == set(page.FILES)
     index = (page.FOLDER / page.INDEX).read_text()
     named = re.findall(r'(?:src|href)="([^"]+)"', index)
     assert {name.removeprefix("attn_res/") for name in named} < set(page.FILES)
@@ -133,19 +147,18 @@ def test_no_other_path_is_a_file(app, path):
     assert "root" not in answer.text and "import" not in answer.text
 
 
-def test_the_libraries_are_those_that_are_named():
-    """Name, version and hash in the README, a licence beside each."""
-    rows = re.findall(
-        r"^\| `(\S+)` \| `(\S+)`, .*? \| (\S+) \| .*?`(\S+)` \| `(\w{64})` \|$",
-        (page.FOLDER / "vendor" / "README.md").read_text(),
-        re.M,
+@pytest.mark.parametrize("path", sorted(page.FOLDER.glob("*.js")), ids=lambda path: path.name)
+def test_modules_import_what_others_export(path):
+    """In the one form that the HTML file can join, and no library."""
+    code = path.read_text()
+    imports = inspect_page.IMPORT.findall(code)
+    assert len(imports) == len(
+        re.findall(r"\bimport\b(?! by)", re.sub(r"//.*|/\*.*?\*/", "", code))
     )
-    assert len(rows) == len(list((page.FOLDER / "vendor").glob("*.js"))) == 2
-    for name, _, version, licence, digest in rows:
-        code = (page.FOLDER / "vendor" / name).read_bytes()
-        assert hashlib.sha256(code).hexdigest() == digest
-        assert f"v{version} Copyright" in code.splitlines()[0].decode()
-        assert "Permission to use" in (page.FOLDER / "vendor" / licence).read_text()
+    for names, other in imports:
+        exported = inspect_page.EXPORT.findall((page.FOLDER / other).read_text())
+        assert set(re.findall(r"\w+", names)) <= set(exported), other
+    assert len(inspect_page.EXPORT.findall(code)) == len(re.findall(r"^export\b", code, re.M))
 
 
 # The HTML file of a trace.
@@ -190,14 +203,14 @@ def test_a_trace_as_one_file():
     ((_, data),) = (one for one in found.scripts if one[0].get("id") == "trace")
     assert json.loads(data) == trace
     code = [text for attributes, text in found.scripts if not attributes]
-    assert len(code) == len(found.scripts) - 1 == 4
+    assert len(code) == len(found.scripts) - 1 == 1
+    assert not re.search(r"^(import|export)\b", code[0], re.M)
     policy = dict(part.split(" ", 1) for part in found.policy.split("; "))
     assert policy["default-src"] == "'none'"
     for source, texts in (("script-src", code), ("style-src", found.styles)):
         digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in texts]
         assert policy[source].split() == [f"'sha256-{digest.decode()}'" for digest in digests]
     assert not re.search(r"@import|url\(", "".join(found.styles))
-    assert "Permission to use" in code[0] and "Permission to use" in code[1]
 
 
 # In a browser.
@@ -223,16 +236,22 @@ class Visit:
     tab: object
     errors: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
+    posted: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tab.set_default_timeout(60_000)
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
         self.tab.on("console", self._console)
-        self.tab.on("request", lambda request: self.asked.add(request.url))
+        self.tab.on("request", self._request)
 
     def _console(self, message) -> None:
         if message.type in ("error", "warning"):
             self.errors.append(message.text)
+
+    def _request(self, request) -> None:
+        self.asked.add(request.url)
+        if request.method == "POST":
+            self.posted.append(urlsplit(request.url).path)
 
     def text(self, selector: str) -> str:
         return self.tab.locator(selector).text_content()
@@ -240,20 +259,47 @@ class Visit:
     def wait(self, selector: str, text: str) -> None:
         self.tab.locator(selector).get_by_text(text).wait_for()
 
-    def trace(self, prompt: str = PROMPT, tokens: int = 12) -> None:
+    def ask(self, prompt: str = PROMPT, tokens: int = 12, last: str = "") -> None:
+        if not self.tab.locator("#max-tokens").is_visible():
+            self.tab.click("#options summary")
         self.tab.fill("#prompt", prompt)
         self.tab.fill("#max-tokens", str(tokens))
+        self.tab.fill("#last", last)
         self.tab.click("#run")
+
+    def trace(self, *of: Any, **options: Any) -> None:
+        self.ask(*of, **options)
+        self.finished()
+
+    def finished(self) -> None:
+        """Wait for the end of a run."""
+        self.wait("#status", "tokens traced at")
         self.drawn()
+
+    def reach(self, selector: str) -> dict[str, bool]:
+        """Press Tab until the focus is in an element; whether each stop was seen to have it."""
+        seen = {}
+        for _ in range(40):
+            self.tab.keyboard.press("Tab")
+            stop = self.focused("id") or self.focused("getAttribute('role')")
+            seen[stop] = self.focused("matches(':focus-visible')")
+            if self.focused(f"matches('{selector}')"):
+                return seen
+        raise AssertionError(f"{selector} is not among {list(seen)}")
 
     def drawn(self) -> None:
         for name in PICTURES:
             self.tab.locator(f"#{name} svg").wait_for()
 
     def cells(self, picture: str = "weights") -> int:
-        return (
-            self.tab.locator(f'#{picture} svg > g[aria-label="cell"]').first.locator("rect").count()
-        )
+        return self.tab.locator(f"#{picture} [role=gridcell]").count()
+
+    def cell(self, row: int, column: int, picture: str = "weights"):
+        return self.tab.locator(f'#{picture} [data-row="{row}"][data-column="{column}"]')
+
+    def focused(self, what: str) -> str:
+        """Something of the element that has the focus."""
+        return self.tab.evaluate(f"document.activeElement.{what}")
 
     def chosen(self) -> int:
         (index,) = self.tab.eval_on_selector_all(
@@ -293,8 +339,9 @@ def visit(browser) -> Iterator[Callable[..., Visit]]:
 def test_the_file_in_a_browser(visit, tmp_path):
     """Hostile texts are texts; deep models fit, also on a phone; an absent source is empty."""
     texts = [*HOSTILE, " def", "\n\n", "\t", None, "", "é", "\x00"] * 3
+    edits = [{"sites": [3, "final"], "sources": ["block 1"], "ban": True}]
     for layers, block, width in ((2, 2, 1280), (28, 7, 390), (48, 1, 390)):
-        trace = made_up_trace(layers, block, texts)
+        trace = made_up_trace(layers, block, texts) | {"edits": edits}
         file = tmp_path / f"{layers}.html"
         file.write_text(inspect_page.html(trace))
         found = visit(viewport={"width": width, "height": 800})
@@ -307,9 +354,34 @@ def test_the_file_in_a_browser(visit, tmp_path):
         assert shown[2:11] == ["<!--", "U+202E", "·def", "↵↵", "⇥", "#10", "#11", "é", "U+0000"]
         assert found.tab.evaluate("typeof hacked") == "undefined"
         assert found.text("#model") == "made up"
+        assert found.tab.locator("#edited").is_visible()
+        assert found.text("#edited") == "Edited: block 1 banned at sites 3, final, all tokens."
         assert found.errors == []
         assert found.asked == {file.as_uri()}
         assert found.tab.locator("form").count() == 0
+
+
+def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
+    """What the page computes by itself, against matplotlib and numpy."""
+    file = tmp_path / "trace.html"
+    file.write_text(inspect_page.html(made_up_trace(2, 2, ["a", "b", "c"])))
+    found = visit()
+    found.tab.goto(file.as_uri())
+    found.drawn()
+    values = [0, 1e-4, 0.003, 0.02, 0.1, 0.33, 0.5, 0.77, 1]
+    for sources, root in ((figure.FEW_SOURCES, 2), (figure.FEW_SOURCES + 1, 3)):
+        ours = found.tab.evaluate(
+            "([n, values]) => values.map(modules['colours.js'].weightScale(n).colour)",
+            [sources, values],
+        )
+        assert is_coloured(ours, values, root)
+    for values in ([3.0], [1.0, 5.0, 2.0], [random.Random(1).random() for _ in range(37)]):
+        ours = found.tab.evaluate("values => modules['trace.js'].spread(values)", values)
+        np.testing.assert_allclose(ours, np.percentile(values, PERCENTILES), rtol=1e-12)
+    steps = found.tab.evaluate(
+        "[modules['svg.js'].ticks(1.61, 4), modules['svg.js'].ticks(230, 3)]"
+    )
+    assert steps == [[0, 0.5, 1, 1.5], [0, 100, 200]]
 
 
 @pytest.fixture(scope="module")
@@ -322,11 +394,39 @@ def server(browser, tmp_path_factory) -> Iterator[Server]:
 
 @pytest.fixture
 def opened(visit, server) -> Visit:
-    """The page, opened on a server that asks for no key, as far as the page can see."""
-    found = visit(extra_http_headers={"authorization": f"Bearer {KEY}"}, accept_downloads=True)
+    """The page with its example, of a server that asks for no key, as far as the page can see."""
+    found = visit(
+        extra_http_headers={"authorization": f"Bearer {KEY}"},
+        accept_downloads=True,
+        viewport={"width": 1440, "height": 900},
+    )
     found.tab.goto(f"{server.url}/attn_res")
-    found.wait("#model", "17 sites")
+    found.finished()
     return found
+
+
+@pytest.mark.engine
+def test_the_first_screen(opened):
+    """A finished example, unasked: the model's name, tokens and figures in view, on one screen."""
+    tab = opened.tab
+    assert opened.text("#model") == "demo: house format, llama, 4 blocks, 17 sites"
+    for name in ("tokens", "follows", *PICTURES, "lens", "over-tokens"):
+        box = tab.locator(f"#{name}").bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 900, name
+        assert box["height"] > 50 and box["x"] + box["width"] <= 1440, name
+    assert tab.locator("#help img").evaluate("image => image.naturalWidth") > 0
+    examples = tab.locator(".example")
+    assert examples.count() == 3
+    examples.nth(1).click()
+    opened.finished()
+    assert opened.text("#tokens").startswith("<s>def·write")
+    assert len([path for path in opened.posted if path.endswith("/trace")]) == 2
+
+    tab.set_viewport_size({"width": 390, "height": 844})  # a phone: the strip of tokens stays
+    tab.locator("#entropy svg[width^='1']").wait_for()
+    tab.locator("#over-tokens").scroll_into_view_if_needed()
+    assert tab.locator("#tokens").bounding_box()["y"] >= 0
+    assert not opened.overflows()
 
 
 @pytest.mark.engine
@@ -348,38 +448,47 @@ def test_a_completion_and_its_trace(opened, server, tmp_path):
     answer = server.complete(PROMPT, max_tokens=12)
     given = answer["usage"]["prompt_tokens"]
     assert name == "attn-res-trace.json"
+    assert trace["prompt_tokens"] == given
     assert (
         "".join(token["text"] for token in trace["tokens"][given:]) == answer["choices"][0]["text"]
     )
     assert tab.locator("#tokens .prompt").count() == given
     assert tab.locator("#tokens .answer").count() == len(trace["tokens"]) - given == 12
-    assert opened.cells() == opened.cells("mean-weights")
+    assert opened.cells() == opened.cells("second")
     assert opened.cells() == sum(len(site["sources"]) for site in trace["sites"])
 
     last = len(trace["tokens"]) - 1
     assert opened.chosen() == last
-    before = tab.locator("#weights svg").inner_html()
     tab.locator("#tokens [role=option]").nth(3).click()
     assert opened.chosen() == 3
-    tab.locator('#weights svg[aria-label*="token 3,"]').wait_for()
-    assert tab.locator("#weights svg").inner_html() != before
+    for row, site in enumerate(trace["sites"]):
+        fills = [opened.cell(row, at).get_attribute("fill") for at in range(len(site["sources"]))]
+        assert is_coloured(fills, site["weights"][3])
+    shown = tab.locator("#follows li").all_text_contents()
+    top = trace["logprobs"]["unedited"][3]["top"]
+    assert len(top) == 5
+    for text, likely in zip(shown, top, strict=False):
+        assert float(re.search(r"[\d.e-]+(?=follows|$)", text)[0]) == pytest.approx(
+            math.exp(likely["logprob"]), rel=0.01
+        )
+    assert "follows" in "".join(shown)
     for key, index in (("Right", 4), ("Left", 3), ("Home", 0), ("Left", 0), ("End", last)):
         tab.keyboard.press(key if key in ("Home", "End") else f"Arrow{key}")
         assert opened.chosen() == index
-        assert tab.evaluate("Number(document.activeElement.dataset.index)") == index
+        assert int(opened.focused("dataset.index")) == index
     tab.keyboard.press("ArrowUp")
     assert 0 < opened.chosen() < last
     tab.keyboard.press("ArrowDown")
     tab.locator(f'#entropy svg[aria-label*="token {opened.chosen()},"]').wait_for()
 
-    tab.locator('#weights svg > g[aria-label="cell"] rect').nth(1).hover()
-    assert "MLP of layer 0" in tab.locator('#weights [aria-label="tip"] text').text_content()
-    for picture in PICTURES:
-        name, text = opened.download(f"#{picture} button")
-        assert name.startswith(f"attn-res-{picture}") and name.endswith(".svg")
+    opened.cell(1, 0).hover()
+    assert opened.text("#readout").startswith("Site 1, MLP of layer 0, reads embedding; weight ")
+    for picture in (*PICTURES, "lens", "over-tokens"):
+        name, text = opened.download(f"#{picture} figcaption > button")
+        assert name == f"attn-res-{picture}.svg"
         drawn = ElementTree.fromstring(text)
         assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-        assert "var(" not in text and "tip" not in text
+        assert "var(" not in text and 'class="ring' not in text
         assert tab.locator(f"#{picture} svg").get_attribute("aria-label") in "".join(
             drawn.itertext()
         )
@@ -387,12 +496,8 @@ def test_a_completion_and_its_trace(opened, server, tmp_path):
     assert opened.brightness(tmp_path / "light.png") > 0.8
     tab.click("#theme")
     assert tab.locator("#theme").get_attribute("aria-pressed") == "true"
-    tab.locator('#entropy svg[color="#e4e9f0"]').wait_for()
+    tab.locator('#entropy svg[fill="#e4e9f0"]').wait_for()
     assert opened.brightness(tmp_path / "dark.png") < 0.25
-    tab.set_viewport_size({"width": 390, "height": 800})
-    tab.locator('#weights svg[width^="3"]').wait_for()  # drawn again, 300 to 399 wide
-    assert not opened.overflows()
-
     assert opened.errors == []
     assert {urlsplit(url).netloc for url in opened.asked if not url.startswith("blob:")} == {
         urlsplit(server.url).netloc
@@ -400,29 +505,138 @@ def test_a_completion_and_its_trace(opened, server, tmp_path):
 
 
 @pytest.mark.engine
+def test_a_cell_by_keyboard_alone(opened):
+    """It colours the tokens, is banned, and the edited run is told apart from the one before."""
+    tab = opened.tab
+    tab.keyboard.press("Control+Home")
+    reached = opened.reach("#weights [role=gridcell]")
+    for key in ("Home", *["ArrowUp"] * 16, *["ArrowDown"] * 11, "ArrowRight", "ArrowLeft"):
+        tab.keyboard.press(key)
+    assert (opened.focused("dataset.row"), opened.focused("dataset.column")) == ("11", "0")
+    said = opened.focused("ariaLabel")
+    assert said.startswith("Site 11, MLP of layer 5, reads embedding; weight ")
+    assert opened.text("#readout") == said
+    tab.keyboard.press("Enter")
+    trace = json.loads(opened.download("#json")[1])
+    colours = tab.eval_on_selector_all(
+        "#tokens [role=option]", "all => all.map(one => one.style.backgroundColor)"
+    )
+    weights = [row[0] for row in trace["sites"][11]["weights"]]
+    assert is_coloured(colours, weights) and max(weights) > 2 * min(weights)
+    assert opened.cells("over-tokens") == 4 * len(trace["tokens"])
+    row = tab.eval_on_selector_all(
+        "#over-tokens [data-row='0']", "all => all.map(one => one.getAttribute('fill'))"
+    )
+    assert is_coloured(row, weights)
+
+    tab.focus("#keep")
+    tab.keyboard.press("Enter")
+    reached |= opened.reach("#ban")
+    tab.keyboard.press("Enter")
+    assert opened.text("#edit-list li").startswith("embedding banned at site 11, all tokens")
+    reached |= opened.reach("#run-edits")
+    tab.keyboard.press("Enter")
+    tab.locator("#edited").wait_for()
+    opened.finished()
+    assert opened.text("#edited") == "Edited: embedding banned at site 11, all tokens."
+    edited = json.loads(opened.download("#json")[1])
+    assert [(edit["sites"], edit["sources"], edit["ban"]) for edit in edited["edits"]] == [
+        ([11], ["embedding"], True)
+    ]
+    assert {weights[0] for weights in edited["sites"][11]["weights"]} == {0}
+    texts = [
+        "".join(token["text"] for token in one["tokens"][one["prompt_tokens"] :])
+        for one in (trace, edited)
+    ]
+    assert texts[0] != texts[1]
+    assert [opened.text(f"#answer-{name}") for name in ("before", "after")] == texts
+    assert tab.locator("#follows .run").count() == 2
+    file = inspect_page.html(edited)
+    assert '"ban":true' in file
+
+    assert opened.tab.locator("#mode").input_value() == "difference"
+    means = [
+        np.mean([weights[0] for weights in one["sites"][11]["weights"]]) for one in (trace, edited)
+    ]
+    told = re.search(r"mean less the kept run's (\S+);", opened.text("#readout"))
+    assert float(told[1]) == pytest.approx(means[1] - means[0], rel=0.01)
+    assert reached == dict.fromkeys(reached, True)  # the focus is seen wherever it was
+    assert opened.errors == []
+
+    again = opened.tab.context.new_page()  # what the address says, and nothing else
+    other = Visit(again)
+    again.goto(tab.url)
+    again.locator("#edited").wait_for()
+    other.finished()
+    assert other.text("#tokens") == opened.text("#tokens")
+    assert other.text("#chosen") == opened.text("#chosen")
+    assert other.text("#coloured-by") == opened.text("#coloured-by")
+    assert other.posted.count("/v1/completions") == 1
+    other.posted.clear()
+    again.goto(re.sub("max_tokens=24", "max_tokens=65", tab.url))
+    other.wait("#status", "Press “Complete and trace” to run the prompt of the link.")
+    assert other.posted == []
+
+
+@pytest.mark.engine
+def test_other_ways_to_a_trace(opened, tmp_path):
+    """Without an answer, a chat, a sample, and a saved file."""
+    tab = opened.tab
+    tab.click("#options summary")
+    opened.posted.clear()
+    opened.trace(tokens=0, last="3")
+    assert tab.locator("#tokens .prompt").count() == 3
+    assert tab.locator("#tokens .answer").count() == 0
+    assert set(opened.posted) == {"/v1/attn_res/trace"}
+
+    tab.fill("#last", "")
+    tab.check("#chat")
+    tab.fill("#temperature", "1")
+    opened.posted.clear()
+    answers = set()
+    for seed in ("1", "2", "1"):
+        tab.fill("#seed", seed)
+        opened.trace(tokens=8)
+        answers.add("".join(tab.locator("#tokens .answer").all_text_contents()))
+    assert len(answers) == 2
+    assert opened.text("#tokens").startswith("<s>#·user:·")
+    assert opened.posted.count("/v1/chat/completions") == 3
+
+    saved = tmp_path / "saved.json"
+    trace = made_up_trace(3, 2, ["a", "b"])
+    saved.write_text(json.dumps(trace))
+    tab.select_option("#scope", "token")
+    tab.click("#force")
+    assert re.match(r"\S.* forced at site \d+, token \d+ ", opened.text("#edit-list"))
+
+    tab.set_input_files("#open", saved)
+    opened.wait("#model", "made up, from saved.json")
+    assert opened.cells() == sum(len(site["sources"]) for site in trace["sites"])
+    trace["sites"][2]["rms"].pop()
+    dropped = tab.evaluate_handle(
+        "text => { const held = new DataTransfer();"
+        " held.items.add(new File([text], 'dropped.json')); return held; }",
+        json.dumps(trace),
+    )
+    tab.dispatch_event("body", "drop", {"dataTransfer": dropped})
+    opened.wait("#unopened", "sites[2].rms needs a row for each of 2 tokens.")
+    assert opened.errors == []
+
+
+@pytest.mark.engine
 def test_only_the_last_tokens(opened):
-    """And with the keyboard alone, on a system with a dark theme."""
+    """And with the keyboard, on a system with a dark theme."""
     opened.tab.emulate_media(color_scheme="dark")
+    opened.tab.click("#options summary")
     opened.tab.fill("#last", "5")
     opened.tab.fill("#max-tokens", "3")
     opened.tab.focus("#prompt")
     opened.tab.keyboard.press("Control+Enter")
-    opened.drawn()
+    opened.wait("#status", "5 tokens traced")
     assert opened.tab.locator("#tokens .answer").count() == 3
     assert opened.tab.locator("#tokens .prompt").count() == 2
     assert opened.tab.locator("#theme").get_attribute("aria-pressed") == "true"
     assert opened.brightness() < 0.25
-    focused = "document.activeElement"
-    reached = {}
-    opened.tab.focus("#prompt")
-    for _ in range(12):
-        opened.tab.keyboard.press("Tab")
-        name, seen = opened.tab.evaluate(
-            f"[{focused}.id || {focused}.role, {focused}.matches(':focus-visible')]"
-        )
-        reached[name] = seen
-    for name in ("max-tokens", "last", "run", "json", "option"):
-        assert reached[name], name
     assert opened.errors == []
 
 
@@ -436,7 +650,7 @@ def test_the_key(visit, server):
     found.tab.fill("#key", "another")
     found.tab.click("#run")
     found.wait("#error", "Unauthorized: this is not the server's API key.")
-    assert found.tab.locator("#viewer").is_hidden()
+    assert found.tab.locator("#right").is_hidden()
     found.tab.fill("#key", "schlüssel")
     found.tab.click("#run")
     found.wait("#error", "An API key has printable ASCII characters only.")
@@ -456,20 +670,30 @@ def test_the_key(visit, server):
 def test_refusals_are_shown_as_the_server_says_them(opened, server):
     body = {"prompt": PROMPT, "max_tokens": 5000}
     said = server.client.post("/v1/completions", json=body).json()["error"]["message"]
-    opened.tab.fill("#prompt", PROMPT)
-    opened.tab.fill("#max-tokens", "5000")
-    opened.tab.click("#run")
+    opened.ask(tokens=5000)
     opened.tab.locator("#error:not(:empty)").wait_for()
     assert opened.text("#error") == said
     assert opened.tab.locator("#run").is_enabled()
+
+    said = "logprobs is 5; expected at most 0 (--max-logprobs)."
+    opened.tab.route(
+        "**/v1/attn_res/trace",
+        lambda route: (
+            route.fulfill(status=400, json={"error": {"message": said}})
+            if "logprobs" in route.request.post_data
+            else route.continue_()
+        ),
+    )
+    opened.trace(tokens=3)
+    assert opened.text("#status").endswith(f"Without predictions: {said}")
+    assert opened.tab.locator("#follows-card").is_hidden()
 
     said = "This server was started with --disable-trace."
     opened.tab.route(
         "**/v1/attn_res/trace",
         lambda route: route.fulfill(status=403, json={"error": {"message": said}}),
     )
-    opened.tab.fill("#max-tokens", "3")
-    opened.tab.click("#run")
+    opened.ask(tokens=3)
     opened.wait("#error", said)
     assert opened.text("#stream").startswith(PROMPT)  # the answer stays
     assert opened.text("#status") == ""
@@ -482,12 +706,11 @@ def test_refusals_are_shown_as_the_server_says_them(opened, server):
 @pytest.mark.engine
 def test_cancel(opened, server):
     """It ends the request, and the next one is answered."""
-    opened.tab.fill("#max-tokens", "900")
-    opened.tab.click("#run")
+    opened.ask(tokens=900)
     opened.tab.locator("#stream .answer").get_by_text(re.compile(r"\S")).wait_for()
     opened.tab.click("#cancel")
     opened.wait("#status", "Cancelled.")
-    assert opened.tab.locator("#viewer").is_hidden()
+    assert opened.tab.locator("#right").is_hidden()
     assert not opened.tab.locator("#cancel").is_enabled()
     opened.trace(tokens=2)
     assert opened.text("#error") == ""

@@ -1,0 +1,88 @@
+// What the page asks of its own server, and how the server refuses.
+
+const byId = (id) => document.getElementById(id);
+
+/** A refusal of the server's, in its own words. */
+export class Refusal extends Error {}
+
+/** Ask the server; throws a Refusal, or an AbortError after a cancel. */
+export async function ask(path, body, signal) {
+  const headers = body ? { "Content-Type": "application/json" } : {};
+  const key = byId("key").value; // kept nowhere else
+  if (key) headers.Authorization = `Bearer ${key}`;
+  if (/[^\x20-\x7e]/.test(key))
+    throw new Refusal("An API key has printable ASCII characters only.");
+  const method = body ? "POST" : "GET";
+  let response;
+  try {
+    response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal("The server does not answer; is it still running?");
+  }
+  if (response.ok) return response;
+  const said = await response
+    .json()
+    .then(message)
+    .catch(() => null);
+  if (response.status === 401) {
+    byId("key-field").hidden = false;
+    const wanted = key ? "this is not the server's API key" : "the server asks for an API key";
+    throw new Refusal(`${said ?? "Unauthorized"}: ${wanted}.`);
+  }
+  throw new Refusal(said ?? `The server answered with status ${response.status}.`);
+}
+
+/** The sentence in an error of the server's. */
+function message({ error, detail }) {
+  const said = error?.message ?? error ?? detail;
+  return typeof said === "string" ? said : null;
+}
+
+/** The events of a stream, up to its [DONE]. */
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
+    if (done) throw new Refusal("The connection ended before the answer did.");
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      if (part === "data: [DONE]") return;
+      if (part.startsWith("data: ")) yield JSON.parse(part.slice("data: ".length));
+    }
+  }
+}
+
+/**
+ * Stream an answer to a text, or to a chat of one message; returns the token ids of both and the
+ * answer's text.
+ */
+export async function answer({ prompt, chat, maxTokens, temperature, seed }, signal, grow) {
+  const given = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  const drawn = temperature > 0 ? { temperature, seed } : { temperature: 0 };
+  const body = { ...given, max_tokens: maxTokens, ...drawn, stream: true, return_token_ids: true };
+  const response = await ask(chat ? "v1/chat/completions" : "v1/completions", body, signal);
+  const found = { prompt: [], answer: [], text: "" };
+  for await (const event of events(response)) {
+    if (event.error) throw new Refusal(message(event) ?? "The server gave up.");
+    found.prompt.push(...(event.prompt_token_ids ?? []));
+    for (const choice of event.choices) {
+      const text = chat ? (choice.delta.content ?? "") : choice.text;
+      found.prompt.push(...(choice.prompt_token_ids ?? []));
+      found.answer.push(...(choice.token_ids ?? []));
+      found.text += text;
+      grow(text);
+    }
+  }
+  return found;
+}
+
+/** The trace that a body asks for. */
+export async function trace(body, signal) {
+  return (await ask("v1/attn_res/trace", body, signal)).json();
+}

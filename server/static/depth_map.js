@@ -1,0 +1,181 @@
+// The heat map of sites x sources: a staircase, a frame around every open block.
+import { PARTIAL } from "./trace.js";
+import { grid } from "./grid.js";
+import { LETTER, label, root, stepFor, svg } from "./svg.js";
+
+const TOP = 6;
+const BOTTOM = 34;
+const BAR = 58; // width of the colour bar and its numbers
+const MOST_LAYERS = 26;
+
+/**
+ * A figure of all sites; its ``paint`` colours it.
+ *
+ * options: ``width`` and ``rowHeight`` in pixels, ``ink``, ``hasLayers`` for labels on the left,
+ * ``scale`` for a colour bar on the right (or null), and ``name``, ``point``, ``pick`` of ``grid``.
+ */
+export function depthMap(summary, { width, rowHeight, ink, hasLayers, scale, ...acts }) {
+  const { sites, widest } = summary;
+  const left = hasLayers ? 46 : 12;
+  const right = scale ? BAR : 6;
+  const cell = { width: (width - left - right) / widest, height: rowHeight };
+  const height = TOP + sites.length * rowHeight + BOTTOM;
+  const rows = sites.map(({ sources }) => sources.length);
+  const cells = grid({ rows, x: left, y: TOP, ...cell, ...acts });
+  const signs = svg("g", { "pointer-events": "none", "aria-hidden": "true" });
+  const node = root(
+    width,
+    height,
+    ink,
+    { role: "grid" },
+    ...kinds(sites, left, rowHeight, ink),
+    ...(hasLayers ? layers(sites, left, rowHeight, ink) : []),
+    cells.node,
+    ...(summary.areMarked ? frames(summary, left, cell, ink) : []),
+    ...columns(summary, left, cell, height, ink),
+    ...(scale ? bar(scale, width - BAR + 8, sites.length * rowHeight, ink) : []),
+    signs,
+    ...cells.rings,
+  );
+  return {
+    node,
+    paint: cells.paint,
+    choose: cells.choose,
+    focus: cells.focus,
+    /** Put a sign on cells ``{ row, column, sign }``. */
+    mark(found) {
+      const size = Math.max(8, Math.min(rowHeight, cell.width, 16));
+      const looks = { "text-anchor": "middle", "font-size": size, "font-weight": "bold" };
+      const halo = { fill: "#fff", stroke: "#000", "stroke-width": 2.5, "paint-order": "stroke" };
+      const at = ({ row, column }) => [
+        left + (column + 0.5) * cell.width,
+        TOP + (row + 0.5) * rowHeight,
+      ];
+      signs.replaceChildren(
+        ...found.map((one) => label(one.sign, ...at(one), { ...looks, ...halo })),
+      );
+    },
+  };
+}
+
+/** Where the rows of every panel begin, and what lies below them. */
+export const frame = { top: TOP, bottom: BOTTOM };
+
+/** The kind of every sublayer, as a strip on the left. */
+function kinds(sites, left, rowHeight, ink) {
+  return sites.map(({ kind, row }) =>
+    svg("rect", {
+      x: left - 8,
+      y: TOP + row * rowHeight,
+      width: 5,
+      height: rowHeight,
+      fill: ink[kind] ?? ink.faint,
+    }),
+  );
+}
+
+function layers(sites, left, rowHeight, ink) {
+  const places = new Map(); // layer: rows
+  for (const { layer, row } of sites)
+    if (layer !== null) places.set(layer, [...(places.get(layer) ?? []), row]);
+  const most = Math.min(MOST_LAYERS, Math.max(1, (sites.length * rowHeight) / 14));
+  const step = stepFor(places.size, most);
+  const middle = (row) => TOP + (row + 0.5) * rowHeight;
+  const isFinal = sites.at(-1).kind === "final";
+  const last = middle(sites.length - 1);
+  const at = [...places]
+    .filter(([layer]) => layer % step === 0)
+    .map(([layer, rows]) => [
+      String(layer),
+      middle(rows.reduce((sum, row) => sum + row, 0) / rows.length),
+    ])
+    .filter(([, y]) => !isFinal || last - y > 12);
+  if (isFinal) at.push(["final", last]);
+  const title = label("layer", 8, TOP + (sites.length * rowHeight) / 2, {
+    "text-anchor": "middle",
+    fill: ink.faint,
+  });
+  title.setAttribute("transform", `rotate(-90 8 ${TOP + (sites.length * rowHeight) / 2})`);
+  return [title, ...at.map(([text, y]) => label(text, left - 12, y, { "text-anchor": "end" }))];
+}
+
+/** A line between blocks, and a frame around every open sum. */
+function frames({ sites, blocks }, left, { width, height }, ink) {
+  return blocks.flatMap(({ number, first, last }) => {
+    const open = sites.slice(first, last + 1).filter(({ sources }) => sources.at(-1) === PARTIAL);
+    const line = {
+      x1: left,
+      x2: left + number * width,
+      stroke: ink.background,
+      "pointer-events": "none",
+    };
+    const y = TOP + first * height;
+    const frame = { fill: "none", stroke: ink.text, "stroke-width": 1.2, "pointer-events": "none" };
+    const place = { x: left + number * width, y: TOP + (open[0]?.row ?? 0) * height };
+    return [
+      ...(first ? [svg("line", { ...line, y1: y, y2: y, "stroke-width": 1.5 })] : []),
+      ...(open.length
+        ? [svg("rect", { ...frame, ...place, width, height: open.length * height })]
+        : []),
+    ];
+  });
+}
+
+/** The embedding, then numbers of blocks; the open sum stands where its block will. */
+function columns({ widest, isFull }, left, { width }, height, ink) {
+  const step = Math.max(1, stepFor(widest, (widest * width) / 24));
+  const at = Array.from({ length: widest }, (_, column) => column).filter(
+    (column) => column % step === 0,
+  );
+  const text = `source: embedding, ${isFull ? "sublayers" : "blocks"}`;
+  const middle = left + (widest * width) / 2;
+  return [
+    ...at.map((column) =>
+      label(column ? String(column) : "emb", left + (column + 0.5) * width, height - BOTTOM + 11, {
+        "text-anchor": "middle",
+      }),
+    ),
+    label(text.length * LETTER > widest * width + 30 ? "source" : text, middle, height - 8, {
+      "text-anchor": "middle",
+      fill: ink.faint,
+    }),
+  ];
+}
+
+/** The colours of a scale, from its lowest value at the bottom. */
+function bar(scale, x, height, ink) {
+  const steps = 60;
+  const [low, high] = [scale.ticks[0], scale.ticks.at(-1)];
+  const share = (value) =>
+    (scale.place(value) - scale.place(low)) / (scale.place(high) - scale.place(low));
+  // Between even places of the scale, the value is found by bisection: scales only say where one stands.
+  const valueAt = (wanted) => {
+    let [from, to] = [low, high];
+    for (let at = 0; at < 30; at++) {
+      const middle = (from + to) / 2;
+      if (share(middle) < wanted) from = middle;
+      else to = middle;
+    }
+    return (from + to) / 2;
+  };
+  const rects = Array.from({ length: steps }, (_, at) =>
+    svg("rect", {
+      x,
+      y: TOP + height * (1 - (at + 1) / steps),
+      width: 8,
+      height: height / steps + 0.5,
+      fill: scale.colour(valueAt((at + 0.5) / steps)),
+    }),
+  );
+  let free = Infinity;
+  const numbers = [...scale.ticks].flatMap((value) => {
+    const y = TOP + height * (1 - share(value));
+    if (free - y < 12) return [];
+    free = y;
+    return [
+      label(String(Number(value.toPrecision(2))), x + 12, y, { "font-size": 10, fill: ink.text }),
+    ];
+  });
+  const below = { "text-anchor": "end", fill: ink.faint };
+  return [...rects, ...numbers, label(scale.name, x + BAR - 8, TOP + height + BOTTOM - 8, below)];
+}

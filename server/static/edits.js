@@ -1,0 +1,45 @@
+// Edits of what sites read: the list that the next run sends.
+import { spokenEdit } from "./sentences.js";
+
+const byId = (id) => document.getElementById(id);
+let list = [];
+const listeners = [];
+
+/** The edits of the next run. */
+export function edits() {
+  return list;
+}
+
+/** Call a function whenever the edits change. */
+export function onEdits(act) {
+  listeners.push(act);
+}
+
+/** Replace the edits of the next run. */
+export function setEdits(next) {
+  list = next;
+  byId("edit-list").replaceChildren(...list.map(item));
+  byId("edits-none").hidden = list.length > 0;
+  byId("clear-edits").hidden = list.length === 0;
+  listeners.forEach((act) => act());
+}
+
+/** Add an edit, or take it away if it is there. */
+export function toggleEdit(edit) {
+  const same = (one) => JSON.stringify(one) === JSON.stringify(edit);
+  setEdits(list.some(same) ? list.filter((one) => !same(one)) : [...list, edit]);
+}
+
+function item(edit) {
+  const entry = document.createElement("li");
+  const remove = document.createElement("button");
+  remove.type = "button";
+  remove.textContent = "Remove";
+  remove.setAttribute("aria-label", `Remove: ${spokenEdit(edit)}`);
+  remove.addEventListener("click", () => {
+    setEdits(list.filter((one) => one !== edit));
+    byId("run").focus();
+  });
+  entry.append(spokenEdit(edit), " ", remove);
+  return entry;
+}

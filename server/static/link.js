@@ -1,0 +1,27 @@
+// The fragment of the address: prompt, options, edits, and what is chosen.  It is sent to no server.
+
+const PAUSE = 200; // milliseconds: browsers refuse an address that changes with every key
+const changes = {};
+let waiting = null;
+
+/** What the fragment says, by name; texts as they stand in it. */
+export function readLink() {
+  return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+}
+
+/** Say something in the fragment, soon; a value of null is left out. */
+export function writeLink(some) {
+  Object.assign(changes, some);
+  waiting ??= setTimeout(write, PAUSE);
+}
+
+function write() {
+  waiting = null;
+  const said = new URLSearchParams(location.hash.slice(1));
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === "") said.delete(name);
+    else said.set(name, value);
+    delete changes[name];
+  }
+  history.replaceState(null, "", `#${said}`);
+}

@@ -1,0 +1,49 @@
+// Saved traces: one that is part of this file, and those that are opened, dropped or saved.
+import { save } from "./save.js";
+import { problem } from "./trace.js";
+import { hide, show, shownTrace } from "./viewer.js";
+
+const byId = (id) => document.getElementById(id);
+
+/** Show a saved trace, or say why it is none. */
+async function open(file) {
+  let trace;
+  try {
+    trace = JSON.parse(await file.text());
+  } catch {
+    trace = null;
+  }
+  let wrong = problem(trace);
+  try {
+    if (wrong === null) {
+      show(trace);
+      byId("model").textContent = `${trace.model}, from ${file.name}`;
+    }
+  } catch (error) {
+    hide();
+    wrong = `This is not a trace that can be shown: ${error.message}.`;
+  }
+  byId("unopened").textContent = wrong ?? "";
+}
+
+byId("open").addEventListener("change", ({ target }) => {
+  if (target.files.length) open(target.files[0]);
+  target.value = "";
+});
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  if (event.dataTransfer.files.length) open(event.dataTransfer.files[0]);
+});
+
+byId("json").addEventListener("click", () =>
+  save("attn-res-trace.json", "application/json", JSON.stringify(shownTrace())),
+);
+
+// A file that holds its own trace.
+const embedded = byId("trace");
+if (embedded) {
+  const trace = JSON.parse(embedded.textContent);
+  byId("model").textContent = trace.model;
+  show(trace);
+}

@@ -1,0 +1,42 @@
+// Tokens as text: what has no shape gets a sign.
+
+const MARKS = { " ": "·", "\t": "⇥", "\n": "↵" };
+const SHAPELESS = /([\p{C}\p{Z}])/u;
+
+function parts({ id, text }) {
+  if (!text) return [[`#${id}`, true]];
+  return text
+    .split(SHAPELESS)
+    .filter((part) => part !== "")
+    .map((part) =>
+      SHAPELESS.test(part) ? [MARKS[part] ?? `U+${codePoint(part)}`, true] : [part, false],
+    );
+}
+
+function codePoint(character) {
+  return character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+}
+
+/** A token as nodes; signs have a class of their own. */
+export function visible(token) {
+  return parts(token).map(([text, isMark]) => {
+    if (!isMark) return text;
+    const span = document.createElement("span");
+    span.className = "mark";
+    span.textContent = text;
+    return span;
+  });
+}
+
+/** A token as a plain string of at most so many characters. */
+export function short(token, most = 12) {
+  const text = parts(token)
+    .map(([part]) => part)
+    .join("");
+  return [...text].length > most ? `${[...text].slice(0, most - 1).join("")}…` : text;
+}
+
+/** A token as a person says it. */
+export function spoken({ position, id, text }) {
+  return `token ${position}, ${text ? JSON.stringify(text) : `id ${id}`}`;
+}

@@ -1,0 +1,106 @@
+// A trace, and what its figures and sentences share.
+
+export const PARTIAL = "partial"; // name of the sum of the open block
+const SUBLAYERS = { attention: "attention", mlp: "MLP", mixer: "sublayer" };
+const MOST_BLOCKS = 24; // that are marked one by one
+const [LOW, HIGH] = [0.1, 0.9]; // quantiles over tokens
+
+/** Why a value is not a trace, in a sentence; null for a trace. */
+export function problem(value) {
+  const wrong = "This is not a trace: expected the JSON that the page or the trace route gives";
+  if (!Array.isArray(value?.tokens) || !Array.isArray(value?.sites)) return `${wrong}.`;
+  const rows = value.tokens.length;
+  for (const [at, site] of value.sites.entries()) {
+    if (!Array.isArray(site?.sources) || !site.sources.length)
+      return `${wrong}; sites[${at}] has no sources.`;
+    for (const part of ["weights", "rms", "entropy"])
+      if (site[part]?.length !== rows)
+        return `${wrong}; sites[${at}].${part} needs a row for each of ${rows} tokens.`;
+    for (const part of ["weights", "rms"])
+      if (site[part].some((row) => row?.length !== site.sources.length))
+        return `${wrong}; a row of sites[${at}].${part} needs ${site.sources.length} numbers.`;
+  }
+  return value.sites.length ? null : `${wrong}; it has no site.`;
+}
+
+/**
+ * A trace with the names of its sites, means over its tokens, blocks, and what its lens says of a
+ * site's mix and of each source.
+ */
+export function summarise(trace) {
+  const readings = new Map(
+    (trace.lens ?? []).map(({ site, vector, predictions }) => [`${site} ${vector}`, predictions]),
+  );
+  const lens = (site, vector) => readings.get(`${site} ${vector}`) ?? null;
+  const sites = trace.sites.map((site, row) => ({
+    ...site,
+    row,
+    name: siteName(site),
+    mean: site.sources.map((_, column) => mean(site.weights.map((weights) => weights[column]))),
+    lens: lens(site.index, "mix"),
+    sourceLens: site.sources.map((name) => lens(name === PARTIAL ? site.index : null, name)),
+  }));
+  const open = sites.filter(({ sources }) => sources.at(-1) === PARTIAL);
+  const blocks = blocksOf(sites);
+  const isFull = open.length <= 1; // blocks are single sublayers, which need no marks
+  return {
+    trace,
+    sites,
+    blocks,
+    isFull,
+    areMarked: !isFull && blocks.length <= MOST_BLOCKS,
+    hasLens: readings.size > 0,
+    widest: Math.max(...sites.map(({ sources }) => sources.length)),
+  };
+}
+
+/** The number of every block, and the first and last row of its sites. */
+function blocksOf(sites) {
+  const found = [];
+  sites.forEach(({ sources }, row) => {
+    const number = sources.filter((name) => name !== PARTIAL).length;
+    if (found.at(-1)?.number === number) found.at(-1).last = row;
+    else found.push({ number, first: row, last: row });
+  });
+  return found;
+}
+
+function siteName({ kind, layer }) {
+  return kind === "final" ? "final norm" : `${SUBLAYERS[kind] ?? kind} of layer ${layer}`;
+}
+
+export function sourceName(name) {
+  return name === PARTIAL ? "partial sum" : name;
+}
+
+export function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+/** The 10 % and the 90 % quantile, between neighbours as numpy has them. */
+export function spread(values) {
+  const sorted = [...values].sort((one, other) => one - other);
+  return [LOW, HIGH].map((share) => {
+    const at = share * (sorted.length - 1);
+    const low = Math.floor(at);
+    return sorted[low] + (at - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]);
+  });
+}
+
+/** The site and source at which tokens differ most. */
+export function liveliest({ sites }) {
+  let best = { row: 0, column: 0, width: -1 };
+  for (const { row, sources, weights } of sites)
+    for (const column of sources.keys()) {
+      const [low, high] = spread(weights.map((one) => one[column]));
+      if (high - low > best.width) best = { row, column, width: high - low };
+    }
+  return { row: best.row, column: best.column };
+}
+
+/** True if the cells of two traces belong together. */
+export function sameSites(one, other) {
+  const shape = ({ sites }) =>
+    JSON.stringify(sites.map(({ index, kind, sources }) => [index, kind, sources]));
+  return shape(one) === shape(other);
+}
