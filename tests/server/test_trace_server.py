@@ -1,11 +1,14 @@
 """``POST /v1/attn_res/trace`` through a server that answers others meanwhile."""
 
 import json
+import os
 import re
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
+from pathlib import Path
 
 import cells
 import httpx
@@ -196,6 +199,28 @@ def test_the_cells_of_python(path, server, monkeypatch, tmp_path):
     cells.link_demo(tmp_path)
     monkeypatch.chdir(tmp_path)
     cells.check(path)
+
+
+def test_the_tutorial(server, monkeypatch, tmp_path):
+    """Its commands and cells show what is written, in the order of the page."""
+    page = cells.TUTORIAL.read_text()
+    start, *commands = [cells.Cell(*both) for both in re.findall(cells.COMMANDS, page, re.S)]
+    assert start.code.startswith("make serve") and "--dtype float32" in start.code
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    for command in commands:
+        shown = run(["bash", "-ec", at(server, command.code)])
+        if command.shown:
+            cells.compare(command, shown)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("tutorial.png", "lines.py", "map.json", "edited.png")
+    }
+    ask = attnres_serve.trace
+    monkeypatch.setattr(
+        attnres_serve, "trace", lambda url, *words, **asked: ask(at(server, url), *words, **asked)
+    )
+    cells.check(cells.TUTORIAL)
 
 
 def test_the_examples_of_the_documentation(server):

@@ -13,6 +13,8 @@ import pytest
 from serving import ROOT
 
 FILES = (ROOT / "examples" / "trace.ipynb", ROOT / "docs" / "use" / "python.md")
+TUTORIAL = ROOT / "docs" / "use" / "tutorial.md"
+COMMANDS = r"```bash\n(.*?)```\n(?:\n```text\n(.*?)```)?"
 BLOCKS = r"```python\n(.*?)```\n\n```text\n(.*?)```"
 NUMBER = re.compile(r"-?\d+\.\d+")
 ROUNDED = 2e-3  # float32 in another order, and three decimals
@@ -67,10 +69,14 @@ def check(path: Path) -> None:
     cells = cells_of(path)
     assert len(cells) > 3
     for cell in cells:
-        shown = run(cell.code, names)
-        assert words(shown) == words(cell.shown), f"{cell.code}\nshows\n{shown}"
-        found, wanted = ([float(x) for x in NUMBER.findall(text)] for text in (shown, cell.shown))
-        assert found == pytest.approx(wanted, abs=ROUNDED), f"{cell.code}\nshows\n{shown}"
+        compare(cell, run(cell.code, names))
+
+
+def compare(cell: Cell, shown: str) -> None:
+    """A cell shows the words that are written, and the numbers but for rounding."""
+    assert words(shown) == words(cell.shown), f"{cell.code}\nshows\n{shown}"
+    found, wanted = ([float(x) for x in NUMBER.findall(text)] for text in (shown, cell.shown))
+    assert found == pytest.approx(wanted, abs=ROUNDED), f"{cell.code}\nshows\n{shown}"
 
 
 def words(text: str) -> list[str]:
