@@ -255,7 +255,7 @@ def measure(
 
     other = None if own.baseline == "auto" else baseline.read_other(own.baseline)
     translation = source.translation
-    longest = value_of("--max-model-len", flags) or translation.config["max_position_embeddings"]
+    longest = value_of("--max-model-len", flags) or needs.context(translation.config)
     steps = own.steps or (QUICK_STEPS if own.quick else STEPS)
     cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
     threads = own.threads or machine.cores()

@@ -10,6 +10,7 @@ from attnres_serve.bench import machine, workload
 from attnres_serve.bench.baseline import read
 from attnres_serve.bench.length import ROUNDS_OF_ONE
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
+from attnres_serve.checkpoints import needs
 from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
 
@@ -33,7 +34,7 @@ def measure(
     source = read(checkpoint, has_weights=False)
     url = own.http.rstrip("/")
     rounds = own.rounds or ROUNDS_OF_ONE
-    longest = min(source.translation.config["max_position_embeddings"], served)
+    longest = min(needs.context(source.translation.config), served)
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)
     rows = []

@@ -61,7 +61,7 @@ def opened(checkpoint: str, max_model_len: int | None, flags: list[str]) -> Open
     if spec is None:
         raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
     config = translation.config
-    context = max_model_len or config["max_position_embeddings"]
+    context = max_model_len or needs.context(config)
     ours = [f"--model={folder}", "--enforce-eager", "--disable-log-stats"]
     if value_of("--served-model-name", flags) is None:
         ours.append(f"--served-model-name={checkpoint}")

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from math import inf
@@ -25,6 +26,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from checkpoints import write_house
 from PIL import Image
 from safetensors.torch import load_file
 from serving import DEMO, GOLDENS, run_module
@@ -202,6 +204,16 @@ def test_a_length_that_has_no_interval_is_refused(starts, rounds):
 # Work.
 
 
+LINEAR = {"type": "linear", "factor": 2.0}
+
+
+def leave_out(folder: Path, key: str) -> None:
+    """Of a checkpoint's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def test_cells_fit_the_model():
     cells = make_cells(256, None, (1, 8), None, 32)
     assert cells == [
@@ -212,6 +224,35 @@ def test_cells_fit_the_model():
     ]
     longest = max(cell.context + cell.max_tokens for cell in cells)
     assert longest <= 256
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+@pytest.mark.parametrize(
+    ("base", "options", "tokens"),
+    [
+        ("mamba2", {}, 2048),  # states none
+        ("llama", {"max_positions": 64, "changes": {"rope_scaling": LINEAR}}, 128),
+    ],
+)
+def test_cells_fit_the_context_as_vllm_counts_it(
+    base, options, tokens, over_http, monkeypatch, tmp_path
+):
+    class Seen(Exception):
+        pass
+
+    def made(longest: int, *_: Any) -> None:
+        raise Seen(longest)
+
+    monkeypatch.setattr(workload, "make_cells", made)
+    folder = str(write_house(tmp_path, base, layers=2, block_size=2, **options))
+    if base == "mamba2":
+        leave_out(tmp_path, "max_position_embeddings")
+    names = ("prompt_lengths", "batches", "contexts", "quick")
+    own = SimpleNamespace(**dict.fromkeys(names), http="x", rounds=1, steps=1, baseline="auto")
+    source = read(folder, has_weights=True)
+    whole = partial(http.measure, folder) if over_http else partial(command.measure, source)
+    with pytest.raises(Seen, match=f"^{tokens}$"):
+        whole(own, [], *([inf] if over_http else [USUAL, Budget()]))
 
 
 @pytest.mark.parametrize(
