@@ -34,7 +34,7 @@ def measure(
     source = read(checkpoint, has_weights=False)
     url = own.http.rstrip("/")
     rounds = own.rounds or ROUNDS_OF_ONE
-    longest = min(needs.context(source.translation.config), served)
+    longest = int(min(needs.context(source.translation.config), served))
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)
     rows = []

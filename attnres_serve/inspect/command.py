@@ -28,6 +28,12 @@ AGAINST = ("against", "against_text", "against_prompt")
 def _write_figure(trace: "Trace", token: int, path: Path) -> None:
     from attnres_serve.inspect import figure
 
+    if not figure.has_all_sites(trace):
+        found = ", ".join(str(site.index) for site in trace.sites)
+        raise SettingError(
+            f"the trace has the sites {found}, and a figure needs all of them from 0 on; give "
+            "--out FILE.html, or ask for the trace without `sites`."
+        )
     figure.write(trace, token, path)
 
 
@@ -157,6 +163,7 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     """
     from tqdm import tqdm
 
+    _check_values(checkpoint, own)
     if own.queries:
         _require_only(("queries", "numbers", "out"), own)
         from attnres_serve.inspect import show
@@ -181,9 +188,9 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         from attnres_serve.inspect import show
 
         return show.magnitudes(checkpoint, own, flags)
-    if own.importance:
+    if own.importance is not None:
         return _measure(checkpoint, own, flags)
-    if own.numbers:
+    if own.numbers is not None:
         raise SettingError(
             "--numbers is for --text, --against, --magnitudes and --queries; the numbers of a "
             "trace are --out FILE.json."
@@ -191,7 +198,7 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     path = Path(own.out or OUT)
     write = _writer(path)
     _check(checkpoint, own, flags)
-    if own.source:
+    if own.source is not None:
         steps, ask = 1, _read(own.source)
     elif checkpoint is None:
         steps, ask = 1, _ask_server(own)
@@ -234,33 +241,56 @@ def _writer(path: Path) -> Callable[["Trace", int, Path], None]:
     return write
 
 
+def _given(own: argparse.Namespace) -> dict[str, str]:
+    """The flags of ours that have another value than without them, by their names in ``own``."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    return {
+        action.dest: action.option_strings[0]
+        for action in parser._actions
+        if getattr(own, action.dest) != action.default
+    }
+
+
+def _check_values(checkpoint: str | None, own: argparse.Namespace) -> None:
+    """Refuse values that mean nothing in any mode."""
+    given = {flag: getattr(own, name) for name, flag in _given(own).items()}
+    for flag, value in {"the checkpoint": checkpoint, **given}.items():
+        if value == "":  # as an unset variable of a shell leaves it
+            raise SettingError(f"{flag} is empty; give it a value, or leave it out.")
+    for flag, least in (("--max-tokens", 0), ("--lens", 0), ("--max-model-len", 1)):
+        if given.get(flag, least) < least:
+            raise SettingError(f"{flag} is {given[flag]}; expected {least} or more.")
+
+
 def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> None:
-    """Refuse what can be seen on the command line alone."""
+    """Refuse what can be seen on the command line alone, of a trace or an importance map."""
     if [checkpoint, own.url, own.source].count(None) != 2:
         raise SettingError(
             "give a checkpoint right after `inspect`, --url URL of a server, or --from TRACE.json, "
             "one of them."
         )
-    if own.source:
-        asked = ("prompt", "prompt_file", "max_tokens", "max_model_len", "edit", "lens")
-        words = [f"--{name.replace('_', '-')}" for name in asked if getattr(own, name)] + flags
+    if own.source is not None:
+        drawn = ("source", "token", "out")
+        words = [flag for name, flag in _given(own).items() if name not in drawn] + flags
         if words:
             raise SettingError(f"{words[0]} is for a new trace; with --from there is one already.")
     else:
         from attnres_serve.inspect import given
 
         own.prompt = given.prompt(own.prompt, own.prompt_file)
-        own.edits = [given.edit(text) for text in own.edit]
-    for flag, number in (("--max-tokens", own.max_tokens), ("--lens", own.lens or 0)):
-        if number < 0:
-            raise SettingError(f"{flag} is {number}; expected 0 or more.")
+        own.edits = given.edits(own.edit, own.max_tokens)
     suffix = Path(own.out or OUT).suffix.lower()
     if own.lens is not None and suffix != ".json":
         raise SettingError(f"--lens has its place in a .json file; --out is {own.out or OUT}.")
-    if own.token is not None and WRITERS.get(suffix) is not _write_figure:
-        raise SettingError(f"--token chooses what a figure shows; a {suffix} file has every token.")
+    is_shown = WRITERS.get(suffix) is _write_figure or own.edit
+    if own.token is not None and not is_shown:
+        raise SettingError(
+            "--token chooses what a figure shows, and with --edit the token behind which the most "
+            f"probable ones are told; a {suffix} file has every token."
+        )
     of_engine = [*flags, *["--max-model-len"] * (own.max_model_len is not None)]
-    if own.url and of_engine:
+    if own.url is not None and of_engine:
         raise SettingError(f"{of_engine[0]} is for an engine; with --url none is started.")
     prepare.require_ours(flags)
 
@@ -313,6 +343,8 @@ def _ask_engine(
     except SettingError as error:
         raise SettingError(f"--edit: {error}") from None
     sites = prepare.traced_sites(found, asked)
+    prepare.require_few_logprobs("--lens", asked.lens, flags)
+    prepare.require_few_logprobs("the number of tokens told by --edit", asked.logprobs, flags)
     return partial(ask.ask_engine, found, flags, sites, asked, resolved)
 
 
@@ -327,12 +359,10 @@ def _require_only(names: Sequence[str], own: argparse.Namespace) -> None:
         names: of the flag that asks for the mode, and of those that it knows.
         own: as of ``run``.
     """
-    parser = argparse.ArgumentParser(add_help=False)
-    add_arguments(parser)
-    for action in parser._actions:
-        if action.dest not in names and getattr(own, action.dest) != action.default:
+    for name, flag in _given(own).items():
+        if name not in names:
             mode = f"--{names[0].replace('_', '-')}"
-            raise SettingError(f"{action.option_strings[0]} does not go with {mode}.")
+            raise SettingError(f"{flag} does not go with {mode}.")
 
 
 def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> int:

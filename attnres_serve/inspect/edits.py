@@ -21,6 +21,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Factor = Annotated[float, Field(ge=-1000, le=1000)]
 
 MOST = 64  # edits of one request
+MOST_TOKENS = 64  # of an answer under edits, each of which is a replay
 # Tokens x sites that the edits of a request change together: this many always, and as many as eight
 # edits of the whole sequence.
 CHANGES = 2**18

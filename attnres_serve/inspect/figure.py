@@ -69,6 +69,11 @@ def write(trace: Trace, token: int, path: Path) -> None:
     save(lambda: draw(trace, token), path)
 
 
+def has_all_sites(trace: Trace) -> bool:
+    """True if none is left out before or between those of a trace, whose blocks would run on."""
+    return [site.index for site in trace.sites] == [*range(len(trace.sites))]
+
+
 def save(drawn: Callable[[], Figure], path: Path) -> None:
     """Draw a figure in our style and write it, as ``write`` does."""
     metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from pydantic import ValidationError
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import files
 from attnres_serve.inspect.answer import Trace
-from attnres_serve.inspect.edits import KINDS, Edit
+from attnres_serve.inspect.edits import KINDS, MOST, MOST_TOKENS, Edit
 
 STDIN = "-"
+_NO_TEXT = "the prompt in {} is not in UTF-8; convert it first."
 
 
 def prompt(text: str | None, file: str | None) -> str:
@@ -28,6 +30,8 @@ def prompt(text: str | None, file: str | None) -> str:
     source = "--prompt" if file is None else f"--prompt-file {file}"
     if STDIN in (text, file):
         source, text = "the standard input", _decoded(sys.stdin.buffer.read(), "stdin")
+    elif text is not None:
+        _require_utf8(source, text)
     elif file is not None:
         try:
             text = _decoded(Path(file).read_bytes(), file)
@@ -36,6 +40,18 @@ def prompt(text: str | None, file: str | None) -> str:
     if not text:
         raise SettingError(f"{source} is empty; give some text.")
     return text
+
+
+def _require_utf8(flag: str, text: str) -> None:
+    """Refuse bytes on the command line that are no text.
+
+    Raises:
+        SettingError: there are some.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Python's surrogates for such bytes
+        raise SettingError(_NO_TEXT.format(flag)) from None
 
 
 def trace(path: str) -> Trace:
@@ -49,6 +65,26 @@ def trace(path: str) -> Trace:
     if not found.sites or not found.tokens:
         raise SettingError(f"--from: {path} has no tokens or no sites: there is nothing to draw.")
     return found
+
+
+def edits(texts: Sequence[str], max_tokens: int) -> list[Edit]:
+    """The edits that ``--edit`` gives.
+
+    Args:
+        texts: as of ``edit``.
+        max_tokens: how long the answer may be.
+
+    Raises:
+        SettingError: there are too many, one says something else, or the answer is too long.
+    """
+    if len(texts) > MOST:
+        raise SettingError(f"--edit is given {len(texts)} times; expected at most {MOST} times.")
+    if texts and max_tokens > MOST_TOKENS:
+        raise SettingError(
+            f"--max-tokens is {max_tokens}; with --edit expected at most {MOST_TOKENS}, because "
+            "every token is a replay of its own."
+        )
+    return [edit(text) for text in texts]
 
 
 def edit(text: str, name: str = "--edit") -> Edit:
@@ -109,4 +145,4 @@ def _decoded(content: bytes, place: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise SettingError(f"the prompt in {place} is not in UTF-8; convert it first.") from None
+        raise SettingError(_NO_TEXT.format(place)) from None

@@ -9,7 +9,7 @@ from attnres_serve.checkpoints import hub, needs, tokenizer
 from attnres_serve.checkpoints.validate import validate
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.flags import value_of
+from attnres_serve.flags import value_of, with_config
 
 if TYPE_CHECKING:
     from attnres_serve.inspect.question import Question
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 2**18
 # Flags of vLLM's that would make the engine differ from what is validated here.
 OURS = ("--model", "--tokenizer", "--worker-extension-cls")
+MAX_LOGPROBS = 20  # vLLM's default of --max-logprobs
 
 
 class Opened(NamedTuple):
@@ -55,7 +56,7 @@ def opened(checkpoint: str, max_model_len: int | None, flags: list[str]) -> Open
     needs.validate_heads(checkpoint, translation)
     if max_model_len is not None:
         needs.validate_context(
-            checkpoint, translation, [*flags, f"--max-model-len={max_model_len}"]
+            checkpoint, translation, [*with_config(flags), f"--max-model-len={max_model_len}"]
         )
     spec = translation.spec
     if spec is None:
@@ -63,7 +64,7 @@ def opened(checkpoint: str, max_model_len: int | None, flags: list[str]) -> Open
     config = translation.config
     context = max_model_len or needs.context(config)
     ours = [f"--model={folder}", "--enforce-eager", "--disable-log-stats"]
-    if value_of("--served-model-name", flags) is None:
+    if value_of("--served-model-name", with_config(flags)) is None:
         ours.append(f"--served-model-name={checkpoint}")
     every = sites(spec)
     longest = min(context, MAX_ROWS // sum(site.mixes for site in every))
@@ -72,7 +73,7 @@ def opened(checkpoint: str, max_model_len: int | None, flags: list[str]) -> Open
 
 def name_of(checkpoint: str, flags: list[str]) -> str:
     """What figures call a checkpoint."""
-    return value_of("--served-model-name", flags) or checkpoint
+    return value_of("--served-model-name", with_config(flags)) or checkpoint
 
 
 class Prepared(NamedTuple):
@@ -154,6 +155,31 @@ def require_ours(flags: list[str]) -> None:
     Raises:
         SettingError: there is one.
     """
+    words = with_config(flags)
     for flag in OURS:
-        if value_of(flag, flags) is not None:
+        if value_of(flag, words) is not None:
             raise SettingError(f"{flag} does not go with inspect; name a checkpoint that is whole.")
+    if value_of("--max-model-len", words) is not None:  # of the command line, it would be ours
+        raise SettingError(
+            "--max-model-len stands in the file of --config, where inspect does not read it; take "
+            "it out there and give it on the command line."
+        )
+
+
+def require_few_logprobs(name: str, wanted: int | None, flags: list[str]) -> None:
+    """Refuse to name more tokens than an engine does, before one is started.
+
+    Args:
+        name: of what asks for them.
+        wanted: how many; None for none.
+        flags: of vLLM's engine, as given.
+
+    Raises:
+        SettingError: there are too many.
+    """
+    try:
+        limit = int(value_of("--max-logprobs", with_config(flags)) or MAX_LOGPROBS)
+    except ValueError:
+        return  # vLLM refuses it
+    if wanted is not None and -1 < limit < wanted:  # -1 is the whole vocabulary
+        raise SettingError(f"{name} is {wanted}; expected at most {limit} (--max-logprobs).")

@@ -32,7 +32,6 @@ from attnres_serve.server.refusal import REFUSALS
 from attnres_serve.server.routes import replays
 
 GONE = 499  # status of an answer that nobody waits for
-MOST_EDITED = 64  # tokens of an answer under edits, each of which is a replay
 
 
 class TraceRequest(Question):
@@ -201,11 +200,11 @@ def _check_length(client, policy: Policy, body: TraceRequest, given: int) -> Non
             f"A traced sequence has at most {limit} tokens ({flag}); this one has {given} and "
             f"max_tokens {body.max_tokens}.",
         )
-    if body.edits and body.max_tokens > MOST_EDITED:
+    if body.edits and body.max_tokens > edit_lists.MOST_TOKENS:
         raise HTTPException(
             400,
-            f"With `edits`, max_tokens is at most {MOST_EDITED}, because every token is a replay "
-            f"of its own; it is {body.max_tokens}.",
+            f"With `edits`, max_tokens is at most {edit_lists.MOST_TOKENS}, because every token is "
+            f"a replay of its own; it is {body.max_tokens}.",
         )
 
 

@@ -231,10 +231,67 @@ ASK = ("--prompt", "import os")
         (["--url", "http://127.0.0.1:1", *ASK, "--dtype", "half"], "--dtype is for an engine"),
         (["--url", "http://127.0.0.1:1", *ASK, "--max-model-len", "9"], "--max-model-len is for"),
         (["--url", "nonsense", *ASK], "the server nonsense cannot be asked"),
+        (["", *ASK], "the checkpoint is empty; give it a value"),
+        *(
+            ([str(DEMO), *ASK, flag, ""], f"{flag} is empty; give it a value, or leave it out")
+            for flag in ("--from", "--importance", "--numbers", "--against", "--text", "--out")
+        ),
+        ([str(DEMO), *ASK, "--max-model-len", "0"], "--max-model-len is 0; expected 1 or more"),
+        ([str(DEMO), "--text", "x", "--max-model-len", "-5"], "-len is -5; expected 1 or more"),
+        (["--from", "x.json", "--max-model-len", "0"], "--max-model-len is 0"),
+        (["--from", "x.json", "--max-model-len", "9"], "--max-model-len is for a new trace"),
+        (["--from", "x.json", "--lens", "0"], "--lens is for a new trace"),
+        (["--from", "x.json", "--prompt", ""], "--prompt is empty"),
+        ([str(DEMO), "--prompt", "caf\udce9"], "the prompt in --prompt is not in UTF-8"),
     ],
 )
 def test_a_refusal_is_one_sentence(words, sentence, capsys):
     assert sentence in refused(capsys, *words)
+
+
+@pytest.fixture
+def no_engine(monkeypatch):
+    """What is refused is refused before an engine starts."""
+
+    def started(*_):
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr("attnres_serve.compat.engines.engine_here", started)
+
+
+TO_JSON = ("--out", "x.json")
+EDIT = ("--edit", "scale=2")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--lens", "21"], "--lens is 21; expected at most 20 (--max-logprobs)"),
+        (["--lens", "3", "--max-logprobs", "2"], "--lens is 3; expected at most 2"),
+        (["--lens", "21", "--config", "max-logprobs: 15"], "--lens is 21; expected at most 15"),
+        ([*EDIT, "--max-logprobs=2"], "the number of tokens told by --edit is 3; expected at mo"),
+        ([*EDIT, "--max-tokens", "65"], "--max-tokens is 65; with --edit expected at most 64"),
+        ([*EDIT * 65], "--edit is given 65 times; expected at most 64"),
+        (["--config", "tokenizer: other"], "--tokenizer does not go with inspect"),
+        (["--config", "worker-extension-cls: other"], "--worker-extension-cls does not go"),
+        (["--config", "max-model-len: 8"], "--max-model-len stands in the file of --config"),
+    ],
+)
+@pytest.mark.usefixtures("no_engine")
+def test_what_no_engine_is_started_for(words, sentence, capsys, monkeypatch, tmp_path):
+    """Flags of a file count as well."""
+    monkeypatch.chdir(tmp_path)
+    if "--config" in words:
+        Path("flags.yaml").write_text(words[-1])
+        words = [*words[:-1], "flags.yaml"]
+    assert sentence in refused(capsys, str(DEMO), *ASK, *TO_JSON, *words)
+
+
+@pytest.mark.parametrize("words", [["--lens", "20"], ["--lens", "21", "--max-logprobs", "-1"]])
+@pytest.mark.usefixtures("no_engine")
+def test_as_many_tokens_as_the_engine_names(words):
+    with pytest.raises(AssertionError, match="was started"):
+        cli.main(["inspect", str(DEMO), *ASK, *TO_JSON, *words])
 
 
 @pytest.mark.parametrize("words", ["--prompt -", "--prompt-file -", "--prompt-file p"])
@@ -274,6 +331,20 @@ def test_a_trace_is_drawn_again(tmp_path, capsys):
     capsys.readouterr()
     words = ("--from", str(saved), "--out", str(again), "--token", "0")
     assert "expected one of the 2 tokens that are traced" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("chosen", [[0, 2], [1, 2]])
+def test_a_figure_is_of_all_sites(chosen, tmp_path, capsys):
+    """A column is a block, which rows in between that are missing would not tell apart."""
+    trace, saved = made_up(3, 2), tmp_path / "trace.json"
+    trace.sites = [trace.sites[index] for index in chosen]
+    saved.write_text(trace.model_dump_json())
+    words = ["--from", str(saved), "--out"]
+    for name in ("x.png", "x.svg"):
+        said = refused(capsys, *words, str(tmp_path / name))
+        assert f"has the sites {chosen[0]}, 2, and a figure needs all of them from 0 on" in said
+        assert not (tmp_path / name).exists()
+    assert cli.main(["inspect", *words, str(tmp_path / "x.html")]) == 0
 
 
 def test_a_trace_is_drawn_without_an_engine(tmp_path):

@@ -135,7 +135,7 @@ def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp
         return httpx.Response(200, content=Trace.model_validate(content).model_dump_json())
 
     monkeypatch.setattr(httpx, "post", post)
-    path, told = tmp_path / "t.json", []
+    path, told, token = tmp_path / "t.json", [], ["--token", "0"]
     edits = ("--edit", "ban sites=4 sources=embedding", "--edit", "scale=2")
     told.append(["--url", "http://x", *ASK, *edits, "--out", str(path)])
     told.append(["--from", str(path), "--out", str(path)])
@@ -147,6 +147,8 @@ def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp
             "  with edits     mean logprob -2.5000; next ' x' -2.5000",
             str(path),
         ]
+    assert cli.main(["inspect", *told[0], *token]) == 0
+    assert capsys.readouterr().out.startswith("behind token 0, 'a':\n")
     assert asked["logprobs"] == 3
     assert asked["edits"] == [
         {"sites": [4], "sources": ["embedding"], "ban": True},

@@ -17,11 +17,13 @@ pytest.importorskip("vllm")
 
 from in_process import world
 from trace_cases import FAR, check, record, wanted, worker_of
+from vllm import EngineArgs
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sequence import IntermediateTensors
 
 from attnres_serve.compat import replay as replays
+from attnres_serve.inspect import prepare
 from attnres_serve.inspect import record as recording
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
@@ -216,6 +218,12 @@ def test_a_worker_never_raises():
     found = WorkerExtension.attn_res_trace(worker, [10**6], [0], [0])
     assert found["problem"] and found["sites"] == []
     assert "its log says why" in WorkerExtension.attn_res_untraceable(SimpleNamespace())
+
+
+@pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
+def test_as_many_logprobs_as_vllms_default():
+    """What the command refuses before an engine is started."""
+    assert EngineArgs.max_logprobs == prepare.MAX_LOGPROBS
 
 
 class AttentionWithoutCache(AttentionLayerBase):
