@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnres_serve.bench.pictures import require_matplotlib
+from attnres_serve.checkpoints import files, hub
 from attnres_serve.errors import SettingError
+from attnres_serve.flags import with_config
 from attnres_serve.inspect import prepare
 
 if TYPE_CHECKING:
@@ -379,7 +381,9 @@ def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) 
     else:
         asked = _prepared(checkpoint, own, flags)
         every = [importance.empty_site(site) for site in asked.sites if site.mixes]
-        wanted = importance.empty(checkpoint, flags, asked.given, every)
+        weights = files.state(hub.on_this_machine(checkpoint))
+        read = with_config(flags)
+        wanted = importance.empty(checkpoint, read, asked.given, every, weights)
         words = [*asked.flags, f"--max-num-seqs={AT_ONCE}", *flags]
         measure.by_engine(words, wanted, path)
     print(path)

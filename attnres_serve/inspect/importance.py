@@ -17,6 +17,8 @@ from attnres_serve.inspect.answer import TracedSite
 
 Ban = tuple[int, int]  # index of a site, number of a source
 NOTHING: Ban = (-1, -1)
+# Nats between two mean logprobs of one text and model: float32 in another order of sums.
+SAME = 1e-4
 # Mean logprobs of the text with each of some bans; no ban is NOTHING.
 Measure = Callable[[list[Ban]], list[float]]
 
@@ -37,18 +39,30 @@ class Importance(BaseModel):
     """The file."""
 
     model: str
-    flags: list[str] = Field(description="of the engine, as given")
+    weights: str | None = Field(
+        None, description="tells the files of the model from others; null: it is a server's"
+    )
+    flags: list[str] = Field(description="of the engine, as given, behind those of --config")
     tokens: list[int]
     logprob: float | None = Field(description="mean over the tokens but the first; null: not yet")
     sites: list[SiteImportance]
 
 
 def empty(
-    model: str, flags: Sequence[str], tokens: Sequence[int], sites: Sequence[SiteImportance]
+    model: str,
+    flags: Sequence[str],
+    tokens: Sequence[int],
+    sites: Sequence[SiteImportance],
+    weights: str | None = None,
 ) -> Importance:
     """A map without numbers."""
     return Importance(
-        model=model, flags=list(flags), tokens=list(tokens), logprob=None, sites=list(sites)
+        model=model,
+        weights=weights,
+        flags=list(flags),
+        tokens=list(tokens),
+        logprob=None,
+        sites=list(sites),
     )
 
 
@@ -80,7 +94,7 @@ def read(path: Path, asked: Importance) -> Importance:
         raise SettingError(
             f"--importance: {path} is another file; name one that does not exist yet."
         ) from None
-    for field in ("model", "flags", "tokens"):
+    for field in ("model", "weights", "flags", "tokens"):
         if getattr(found, field) != getattr(asked, field):
             what = "text" if field == "tokens" else field
             raise SettingError(
@@ -131,6 +145,24 @@ def fill(found: Importance, measure: Measure, batch: int, path: Path) -> Iterato
             sites[index].change[column] = mean - found.logprob
         write(found, path)
         yield len(part)
+
+
+def require_same(found: Importance, measure: Measure, path: Path) -> None:
+    """Refuse to continue a map of a model that gives the text another mean logprob by now.
+
+    A server tells no more of its weights than a name.
+
+    Raises:
+        SettingError: it does.
+    """
+    if found.logprob is None:
+        return
+    (now,) = measure([NOTHING])
+    if not abs(now - found.logprob) <= SAME:
+        raise SettingError(
+            f"--importance: {path} was begun with other weights: the text's mean logprob was "
+            f"{found.logprob:.6f} and is {now:.6f}; name a new file."
+        )
 
 
 def write(found: Importance, path: Path) -> None:

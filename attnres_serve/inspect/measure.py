@@ -61,8 +61,10 @@ def by_server(url: str, prompt: str, path: Path) -> None:
     sites = ask.post(url, {"prompt": tokens, "tokens": [0]}).sites
     every = [importance.empty_site(site) for site in sites]
     found = _begun(importance.empty(text.model, [], tokens, every), path)
+    measure = partial(_ask, url, found)
+    importance.require_same(found, measure, path)
     with _bar(found) as bar:
-        _fill(found, partial(_ask, url, found), 1, path, bar)
+        _fill(found, measure, 1, path, bar)
 
 
 def _ask(url: str, found: Importance, bans: Sequence[Ban]) -> list[float]:

@@ -3,9 +3,11 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 import httpx
 import pytest
+from checkpoints import write_fla
 from edited_oracle import evaluate, greedy, mixing_sites, sources_at
 from serving import DEMO, run_module
 
@@ -15,7 +17,7 @@ from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import answer as trace_answer
-from attnres_serve.inspect import given, importance
+from attnres_serve.inspect import given, importance, measure
 from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.importance import Importance, SiteImportance
 
@@ -208,6 +210,7 @@ def test_every_source_that_a_site_can_do_without(tmp_path):
     ("other", "sentence"),
     [
         ({"model": "other"}, "begun with other model"),
+        ({"weights": "other"}, "begun with other weights"),
         ({"flags": ["--dtype=half"]}, "begun with other flags"),
         ({"tokens": [3, 5]}, "begun with other text"),
         ({"sites": SITES[1:]}, "has other sites"),
@@ -219,6 +222,64 @@ def test_another_map_is_not_continued(other, sentence, tmp_path):
     importance.write(empty(**other), path)
     with pytest.raises(SettingError, match=sentence):
         importance.read(path, empty())
+
+
+def test_a_map_of_other_weights_at_the_same_place(capsys, monkeypatch, tmp_path):
+    """Or of other flags in the same file: no number of it is handed out as this model's."""
+    folder = write_fla(tmp_path / "model")
+    wanted = iter((-1.0, -2.0))
+
+    def by_engine(_, asked: Importance, path: Path) -> None:
+        found = importance.read(path, asked)
+        found.logprob = next(wanted)
+        importance.write(found, path)
+
+    monkeypatch.setattr("attnres_serve.inspect.measure.by_engine", by_engine)
+    monkeypatch.chdir(tmp_path)
+    Path("flags.yaml").write_text("dtype: float32")
+    words = [str(folder), *ASK, "--config", "flags.yaml", "--importance", "m.json"]
+    for _ in range(2):  # continued
+        assert cli.main(["inspect", *words]) == 0
+    assert json.loads(Path("m.json").read_text())["flags"][0] == "--dtype=float32"
+    capsys.readouterr()
+    Path("flags.yaml").write_text("dtype: bfloat16")
+    assert "m.json was begun with other flags" in refused(capsys, *words)
+    Path("flags.yaml").write_text("dtype: float32")
+    write_fla(folder, seed=1)
+    assert "m.json was begun with other weights" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(("now", "same"), [(-1.0, True), (-1.00001, True), (-1.01, False)])
+def test_a_servers_map_is_continued_by_what_it_measures(now, same, is_whole, monkeypatch, tmp_path):
+    """A server names its model alone, which may have been started anew with other weights."""
+    path, asked = tmp_path / "m.json", []
+
+    def post(_, body: dict) -> Trace:
+        asked.append(body)
+        head = trace_answer.head("demo", [3, 4], 2, [0, 1], ["a", "b"]) | {"sites": []}
+        for site in sites(BLOCKS)[:2] if "logprobs" not in body else ():
+            numbers = bytes(4 * 2 * site.num_sources)
+            head["sites"].append(trace_answer.traced_site(site, numbers, numbers, 2))
+        rows = [{"position": at, "next": x, "top": []} for at, x in ((0, now), (1, None))]
+        head["logprobs"] = {"unedited": rows, "edited": None} if "logprobs" in body else None
+        return Trace.model_validate(head)
+
+    monkeypatch.setattr("attnres_serve.inspect.ask.post", post)
+    begun = empty(sites=SITES[:2]).model_copy(deep=True)
+    begun.logprob = -1.0
+    if is_whole:
+        begun.sites[1].change = [0.5] * len(begun.sites[1].sources)
+    importance.write(begun, path)
+    before = path.read_text()
+    if same:
+        measure.by_server("http://x", "ab", path)
+        assert importance.missing(Importance.model_validate_json(path.read_text())) == []
+    else:
+        with pytest.raises(SettingError, match=r"was -1\.000000 and is -1\.010000; name a new"):
+            measure.by_server("http://x", "ab", path)
+    assert (path.read_text() == before) == (is_whole or not same)
+    assert sum("logprobs" in body for body in asked) == (1 if is_whole or not same else 3)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": "demo"'])
