@@ -10,6 +10,7 @@ from checkpoints import write_fla
 from refusals import refused
 from serving import DEMO, GOLDENS, run_module
 
+from attnres_serve import cli
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
@@ -103,11 +104,46 @@ def test_the_figure():
         (("a/x", "b/x"), ("t", "t"), ("first: a/x", "second: b/x")),
         (("a", "a"), ("d/t", "d/u"), ("first: t", "second: u")),
         (("a", "b"), ("t", "u"), ("first: a: t", "second: b: u")),
+        (("a", "a"), ("en/t", "de/t"), ("first: en/t", "second: de/t")),
     ],
 )
 def test_titles_tell_what_differs(checkpoints, sources, titles):
     texts = [compare._file("--text", source) for source in sources]
     assert compare._titles(checkpoints, texts) == titles
+
+
+@pytest.mark.parametrize("more", [("x", "y"), ("", "y"), ("x" * 99, "x" * 98)])
+def test_titles_tell_prompts_apart(more):
+    """Also where they differ far from their beginning."""
+    alike = "once upon a time there was a king"
+    titles = compare._titles(("a", "a"), [compare._prompt(alike + end) for end in more])
+    assert titles[0] != titles[1]
+    assert all("“…" in title and len(title) < 40 for title in titles)
+    short = compare._titles(("a", "a"), [compare._prompt("a"), compare._prompt(alike)])
+    assert short == ("first: “a”", "second: “once upon a time there …”")
+
+
+def test_a_name_of_the_users_own_is_in_titles(monkeypatch, tmp_path):
+    """It is the first checkpoint's."""
+    folders = [str(write_fla(tmp_path / name, seed=ord(name))) for name in "ab"]
+    seen = []
+
+    def summaries(name: str, model, texts, flags) -> list[Summary]:
+        seen.append(name)
+        return [FIRST, SECOND][: len(texts)]
+
+    monkeypatch.setattr("attnres_serve.inspect.text.summaries", summaries)
+    monkeypatch.setattr(
+        "attnres_serve.inspect.text_figure.write_difference",
+        lambda found, titles, path: seen.append(titles),
+    )
+    words = ["--prompt", "a", "--served-model-name", "demo", "--out", str(tmp_path / "x.png")]
+    assert cli.main(["inspect", folders[0], *words, "--against", folders[1]]) == 0
+    assert cli.main(["inspect", folders[0], *words, "--against-prompt", "b"]) == 0
+    assert seen == [
+        *("demo", folders[1], ("first: demo", "second: b")),
+        *("demo", ("first: “a”", "second: “b”")),
+    ]
 
 
 def given(**options) -> argparse.Namespace:
@@ -124,9 +160,19 @@ def test_texts(tmp_path):
         ({"prompt": "a", "against_prompt": "b"}, ("a", "b")),
         ({"prompt_file": path, "against_prompt": "b"}, ("of a file", "b")),
         ({"prompt": "a", "against_text": path}, ("a", "of a file")),
+        ({"prompt": path, "against_text": path}, (path, "of a file")),
     ):
         found = compare._texts(given(**options))
         assert tuple("".join(one.parts()) for one in found) == wanted
+        assert compare._differ(found) == (wanted[0] != wanted[1])
+
+
+def test_the_second_prompt_of_stdin(monkeypatch, tmp_path):
+    (tmp_path / "p").write_text("of stdin")
+    with (tmp_path / "p").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        _, second = compare._texts(given(prompt="a", against_prompt="-"))
+    assert [*second.parts()] == ["of stdin"]
 
 
 # What is refused.
@@ -136,11 +182,19 @@ def test_texts(tmp_path):
     ("words", "sentence"),
     [
         (["--against", "x", "--text", "t"], "give a checkpoint right after `inspect`"),
-        ([str(DEMO), "--against", "x"], "give the prompt by --prompt TEXT or --prompt-file FILE"),
+        ([str(DEMO), "--against", "x"], "give the first text by --text FILE, --prompt TEXT or --"),
+        ([str(DEMO), "--against-text", "x"], "give the first text by --text FILE"),
         ([str(DEMO), "--against", "x", "--text", "t", "--prompt", "a"], "one of them"),
         ([str(DEMO), "--against-text", "t", "--against-prompt", "b", "--text", "u"], "one of them"),
         ([str(DEMO), "--against-prompt", "", "--prompt", "a"], "--against-prompt is empty"),
         ([str(DEMO), "--against-text", "-", "--text", "-"], "can be read once"),
+        ([str(DEMO), "--against", "x", "--text", "-"], "can be read once"),
+        ([str(DEMO), "--against-prompt", "-", "--prompt", "-"], "can be read once"),
+        ([str(DEMO), "--against-prompt", "-", "--prompt-file", "-"], "can be read once"),
+        (
+            [str(DEMO), "--against-prompt", "\udce9", "--prompt", "a"],
+            "in --against-prompt is not in",
+        ),
         ([str(DEMO), "--against", str(DEMO), "--prompt", "a"], "both sides are the same"),
         ([str(DEMO), "--against-prompt", "a", "--prompt", "a"], "both sides are the same"),
         ([str(DEMO), "--against", "x", "--prompt", "a", "--edit", "mean"], "--edit does not go"),
