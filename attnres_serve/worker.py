@@ -4,10 +4,42 @@ What may fail answers with a sentence and never raises: vLLM would leave the oth
 unread, and take them for those to a later call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from attnres_serve.compat import decoder, host, replay
+
+
+def _answered(what: str, **nothing: Any) -> Callable[[Callable], Callable]:
+    """Make a method answer with a sentence where it fails.
+
+    Args:
+        what: it makes.
+        nothing: the fields of its answer if it fails.
+
+    Returns:
+        A decorator that adds ``problem`` to the answer: a sentence, or None.
+    """
+
+    def decorate(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @wraps(method)
+        def answer(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            from attnres_serve.inspect.record import TraceError
+            from attnres_serve.model.site_norm import SiteOrderError
+
+            try:
+                return {"problem": None} | method(*args, **kwargs)
+            except Exception as error:
+                host.logger().exception("AttnRes: the %s failed", what)
+                if isinstance(error, (TraceError, SiteOrderError)):
+                    return {"problem": str(error)} | nothing
+                # The text of another may name files and addresses, and clients read the problem.
+                return {"problem": f"the {what} failed; the engine's log says why."} | nothing
+
+        return answer
+
+    return decorate
 
 
 class WorkerExtension:
@@ -29,6 +61,7 @@ class WorkerExtension:
             host.logger().exception("AttnRes: traces are off")
             return "there are no traces on this server; its log says why."
 
+    @_answered("trace", sites=[], predicted=None, lens=None)
     def attn_res_trace(
         self,
         ids: list[int],
@@ -58,30 +91,22 @@ class WorkerExtension:
         from attnres_serve.inspect import edits as edit_lists
         from attnres_serve.inspect import predict, readings, record
         from attnres_serve.inspect.lens import Reader
-        from attnres_serve.model.site_norm import SiteOrderError
 
-        failed: dict[str, Any] = {"sites": [], "predicted": None, "lens": None}
-        try:
-            predictions = predicted and predict.Predictions(positions, *predicted)
-            resolved = [edit_lists.Resolved(*edit) for edit in edits]
-            reader = None if lens is None else Reader(readings.Lens(*lens))
-            traces = record.record(self, ids, positions, sites, resolved, predictions, lens=reader)
-            packed = predictions.packed() if predictions else None
-            read = reader.predictions.packed() if reader else None
-        except (record.TraceError, SiteOrderError) as error:
-            host.logger().exception("AttnRes: a trace failed")
-            return failed | {"problem": str(error)}
-        except Exception:  # its text may name files and addresses, and clients read the problem
-            host.logger().exception("AttnRes: a trace failed")
-            return failed | {"problem": "the trace failed; the server's log says why."}
+        predictions = predicted and predict.Predictions(positions, *predicted)
+        resolved = [edit_lists.Resolved(*edit) for edit in edits]
+        reader = None if lens is None else Reader(readings.Lens(*lens))
+        traces = record.record(self, ids, positions, sites, resolved, predictions, lens=reader)
+        packed = predictions.packed() if predictions else None
+        read = reader.predictions.packed() if reader else None
         if not decoder.is_first_tensor_rank():  # the others hold the same
             traces, packed, read = {}, None, None
         found = [
             [index, *(tensor.float().numpy().tobytes() for tensor in site)]
             for index, site in sorted(traces.items())
         ]
-        return {"problem": None, "sites": found, "predicted": packed, "lens": read}
+        return {"sites": found, "predicted": packed, "lens": read}
 
+    @_answered("measurement", sites=[])
     def attn_res_magnitudes(self, ids: list[int]) -> dict[str, Any]:
         """Measure how large outputs and mixes of a sequence are, see ``magnitudes.measure``.
 
@@ -93,24 +118,19 @@ class WorkerExtension:
             worker; for each its index, and the RMS of what it receives and of its mix, both as the
             bytes of ``[tokens]`` float32.
         """
-        from attnres_serve.inspect import magnitudes, record
+        from attnres_serve.inspect import magnitudes
 
-        try:
-            found = magnitudes.measure(self, ids)
-        except record.TraceError as error:
-            return {"problem": str(error), "sites": []}
-        except Exception:
-            host.logger().exception("AttnRes: a measurement failed")
-            return {"problem": "the measurement failed; the log says why.", "sites": []}
         sites = [
-            [index, *(part.numpy().tobytes() for part in parts)] for index, parts in found.items()
+            [index, *(part.numpy().tobytes() for part in parts)]
+            for index, parts in magnitudes.measure(self, ids).items()
         ]
-        return {"problem": None, "sites": sites if decoder.is_first_tensor_rank() else []}
+        return {"sites": sites if decoder.is_first_tensor_rank() else []}
 
     def attn_res_copies(self, length: int) -> int:
         """How many copies of a sequence of ``length`` tokens one replay may run."""
         return replay.most_copies(self, length)
 
+    @_answered("measurement", means=None)
     def attn_res_importance(self, ids: list[int], bans: list[tuple[int, int]]) -> dict[str, Any]:
         """Measure a text with one ban after the other, in copies of one replay.
 
@@ -134,10 +154,6 @@ class WorkerExtension:
             for at, (site, column) in enumerate(bans)
             if site >= 0
         ]
-        try:
-            record.record(self, ids, [], [], edits, predictions, len(bans))
-            means = predictions.means(len(bans))
-        except Exception:
-            host.logger().exception("AttnRes: a measurement failed")
-            return {"problem": "the measurement failed; the log says why.", "means": None}
-        return {"problem": None, "means": means if decoder.is_first_tensor_rank() else None}
+        record.record(self, ids, [], [], edits, predictions, len(bans))
+        means = predictions.means(len(bans))
+        return {"means": means if decoder.is_first_tensor_rank() else None}

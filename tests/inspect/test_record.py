@@ -27,6 +27,7 @@ from attnres_serve.inspect import prepare
 from attnres_serve.inspect import record as recording
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
+from attnres_serve.model.site_norm import SiteOrderError
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify import oracle
 from attnres_serve.worker import WorkerExtension
@@ -215,9 +216,37 @@ def test_nothing_is_left_behind():
 def test_a_worker_never_raises():
     """An error travels as a sentence: vLLM would mix up the answers of several workers."""
     worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
-    found = WorkerExtension.attn_res_trace(worker, [10**6], [0], [0])
-    assert found["problem"] and found["sites"] == []
+    for method, empty, *args in (
+        ("trace", {"sites": [], "predicted": None, "lens": None}, [10**6], [0], [0]),
+        ("magnitudes", {"sites": []}, [10**6]),
+        ("importance", {"means": None}, [10**6, 0], [(-1, -1)]),
+        ("importance", {"means": None}, None, [(-1, -1)]),
+    ):
+        found = getattr(WorkerExtension, f"attn_res_{method}")(worker, *args)
+        assert found.pop("problem").endswith("failed; the engine's log says why.")
+        assert found == empty
     assert "its log says why" in WorkerExtension.attn_res_untraceable(SimpleNamespace())
+
+
+@pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
+@pytest.mark.parametrize("error", [recording.TraceError, SiteOrderError])
+@pytest.mark.parametrize(
+    ("method", "place", "args"),
+    [
+        ("trace", "record.record", ([1], [0], [0])),
+        ("magnitudes", "magnitudes.measure", ([1],)),
+        ("importance", "record.record", ([1, 2], [(-1, -1)])),
+    ],
+)
+def test_a_sentence_of_ours_is_passed_on(method, place, args, error, monkeypatch):
+    """Any other is for the log: it may name files and addresses."""
+
+    def fails(*_, **__):
+        raise error("site 3 is late.")
+
+    monkeypatch.setattr(f"attnres_serve.inspect.{place}", fails)
+    found = getattr(WorkerExtension, f"attn_res_{method}")(SimpleNamespace(), *args)
+    assert found["problem"] == "site 3 is late."
 
 
 @pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
