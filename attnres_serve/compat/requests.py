@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from attnres_serve.compat.token_texts import TokenTexts
+
 
 async def require_json(request) -> None:
     """Refuse a body that is not declared as JSON, as vLLM's own routes do."""
@@ -119,8 +121,7 @@ async def is_asleep(client) -> bool:
 
 
 def token_texts(client, ids: list[int]) -> list[str | None]:
-    """The text of each token by itself; None without a tokenizer."""
+    """The text of each token as it is behind another one; None without a tokenizer."""
     if client.vllm_config.model_config.skip_tokenizer_init:
         return [None] * len(ids)
-    tokenizer = client.get_tokenizer()
-    return [tokenizer.decode([token]) for token in ids]
+    return [*TokenTexts(client.get_tokenizer()).of(ids)]

@@ -1,7 +1,7 @@
 """A trace to draw: from an engine in this process, or from a server that runs."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +43,7 @@ def ask_engine(
         SettingError: vLLM refuses the flags, or there is no trace with them.
     """
     words = [*found.flags, "--max-num-seqs=1", *flags]
-    given, decode = found.given, found.decode
+    given, texts = found.given, found.texts
     ids, longest = given, len(given) + asked.max_tokens
     with engine_of(words, bar) as engine:
         for field, top in (("logprobs", asked.logprobs), ("lens", asked.lens)):
@@ -68,9 +68,6 @@ def ask_engine(
             plain = _replay(engine, ids, positions, [], [], predicted)
         bar.update()
         name = engine.vllm_config.model_config.served_model_name
-
-    def texts(tokens: Sequence[int]) -> list[str]:
-        return [decode([token]) for token in tokens]
 
     def predictions(run: trace_answer.Found) -> list[dict[str, Any]]:
         return trace_answer.predictions(run.predicted or [], positions, after, texts)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnres_serve.checkpoints import hub, needs, tokenizer
 from attnres_serve.checkpoints.validate import validate
+from attnres_serve.compat.token_texts import TokenTexts
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
@@ -83,13 +84,13 @@ class Prepared(NamedTuple):
         sites: of the model.
         given: the prompt.
         flags: of an engine for prompt and answer.
-        decode: the text of token ids.
+        texts: those of token ids, each as it is behind another token.
     """
 
     sites: tuple[Site, ...]
     given: list[int]
     flags: list[str]
-    decode: Callable[[list[int]], str]
+    texts: Callable[[Sequence[int]], list[str]]
 
 
 def prepared(
@@ -131,7 +132,7 @@ def prepared(
             "shorten the prompt or ask for fewer tokens."
         )
     ours = [*model.flags, f"--max-model-len={max_model_len or length}"]
-    return Prepared(model.sites, given, ours, model.tokenizer.decode)
+    return Prepared(model.sites, given, ours, TokenTexts(model.tokenizer).of)
 
 
 def traced_sites(found: Prepared, asked: Question) -> list[Site]:

@@ -18,6 +18,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+from attnres_serve.compat.token_texts import TokenTexts
+
 SPECIAL = "special"
 CLASSES = (SPECIAL, "whitespace", "word start", "word continuation", "number", "punctuation")
 _SPECIAL, _WHITESPACE, _START, _CONTINUATION, _NUMBER, _PUNCTUATION = range(len(CLASSES))
@@ -33,18 +35,14 @@ class Classes:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._decode = tokenizer.decode
         self._special = frozenset(tokenizer.all_special_ids)
-        self._texts: dict[int, str] = {}
-        # Alone, some tokenizers decode a token without the space before it.
-        self._anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]
-        self._anchored = self._decode(self._anchor)
+        self._texts = TokenTexts(tokenizer)
 
     def of(self, ids: Sequence[int]) -> list[int]:
         """The places in ``CLASSES`` of the tokens of a sequence."""
         found, before = [], ""
         for token in ids:
-            text = self.text(token)
+            text = self._texts.text(token)
             if token in self._special:
                 found.append(_SPECIAL)
                 before = ""
@@ -52,14 +50,6 @@ class Classes:
                 found.append(class_of(text, before))
                 before = (before + text)[-2:]
         return found
-
-    def text(self, token: int) -> str:
-        """The text of a token behind another one."""
-        if token not in self._texts:
-            both = self._decode([*self._anchor, token])
-            is_behind = both.startswith(self._anchored)
-            self._texts[token] = both[len(self._anchored) :] if is_behind else self._decode([token])
-        return self._texts[token]
 
 
 def class_of(text: str, before: str) -> int:

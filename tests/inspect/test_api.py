@@ -148,7 +148,7 @@ def test_an_engine_is_asked(engine):
         '--additional-config={"attnres_backend": "torch"}',
     ]
     prepared = engine["prepared"]
-    assert "".join(prepared.decode([token]) for token in prepared.given) == f"<s>{PROMPT}"
+    assert "".join(prepared.texts(prepared.given)) == f"<s>{PROMPT}"
     assert f"--max-model-len={len(prepared.given) + 2}" in prepared.flags
     assert engine["question"] == Question(
         max_tokens=2, sites=[4, 2], edits=[Edit.model_validate(BAN)], lens=1

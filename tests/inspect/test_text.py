@@ -12,6 +12,7 @@ from serving import DEMO, GOLDENS
 from tqdm import tqdm
 
 from attnres_serve.checkpoints import tokenizer
+from attnres_serve.compat.token_texts import TokenTexts
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
@@ -146,7 +147,7 @@ def test_classes_of_the_demo():
     words = tokenizer.load(DEMO)
     ids = words.encode("def don't(x2, 17):\n    return None")
     classes = Classes(words)
-    assert "".join(map(classes.text, ids[1:])) == "def don't(x2, 17):\n    return None"
+    assert "".join(TokenTexts(words).of(ids[1:])) == "def don't(x2, 17):\n    return None"
     found = [CLASSES[kind] for kind in classes.of(ids)]
     assert found[:2] == ["special", "word start"] and set(found) == {*CLASSES}
 

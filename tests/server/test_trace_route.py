@@ -87,7 +87,11 @@ class Client:
         pass
 
     def get_tokenizer(self):
-        return SimpleNamespace(decode=lambda ids: f"<{ids[0]}>", eos_token_id=self.end)
+        return SimpleNamespace(
+            encode=lambda text, **_: [0],
+            decode=lambda ids: "".join(f"<{token}>" for token in ids),
+            eos_token_id=self.end,
+        )
 
 
 class Tokenization:

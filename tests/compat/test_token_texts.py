@@ -1,0 +1,50 @@
+"""Texts of single tokens, by a tokenizer that drops the space before the first one."""
+
+from types import SimpleNamespace
+
+import pytest
+from serving import DEMO
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from attnres_serve.checkpoints import tokenizer
+from attnres_serve.compat import requests
+from attnres_serve.compat.token_texts import TokenTexts
+from attnres_serve.inspect import prepare
+
+WORDS = ("<s>", "<unk>", "▁the", "▁a", "s", ",")
+
+
+@pytest.fixture
+def metaspace() -> PreTrainedTokenizerFast:
+    own = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "<unk>"))
+    own.pre_tokenizer = pre_tokenizers.Metaspace()
+    own.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=own, bos_token="<s>", unk_token="<unk>")
+
+
+def test_a_space_before_a_word_is_kept(metaspace):
+    """In what a server answers and in what the command does."""
+    ids = metaspace.convert_tokens_to_ids(["<s>", "▁the", "s", ",", "▁a"])
+    wanted = ["<s>", " the", "s", ",", " a"]
+    assert metaspace.decode([ids[1]]) == "the"  # what is mended
+    assert TokenTexts(metaspace).of(ids) == wanted
+    model = SimpleNamespace(skip_tokenizer_init=False)
+    client = SimpleNamespace(
+        get_tokenizer=lambda: metaspace, vllm_config=SimpleNamespace(model_config=model)
+    )
+    assert requests.token_texts(client, ids) == wanted
+
+
+def test_the_command_has_the_same_texts(metaspace, monkeypatch):
+    monkeypatch.setattr(prepare.tokenizer, "load", lambda _: metaspace)
+    found = prepare.prepared(str(DEMO), "the a", 0, [])
+    assert found.texts(found.given) == [" the", " a"]
+
+
+def test_bytes_that_are_no_whole_character():
+    """As alone: a tokenizer of bytes has each space in its token."""
+    own = tokenizer.load(DEMO)
+    ids = own.encode("def über(x):\n    return '你'")
+    texts = TokenTexts(own).of(ids)
+    assert texts == [own.decode([token]) for token in ids] and "\ufffd" in "".join(texts)
