@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnres_serve.inspect.edits import Resolved, mask
-from attnres_serve.inspect.listen import TOKENS_AT_ONCE, mixed_by, sources_of
+from attnres_serve.inspect.listen import TOKENS_AT_ONCE, folded, mixed_by, sources_of
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.site_norm import SiteNorm
@@ -102,8 +102,7 @@ class Intervention:
 def _logits(sources: Sequence[Tensor], site: SiteWeights) -> Tensor:
     """The logits of the sources, ``[T, n]`` float32."""
     stacked = torch.stack(tuple(sources), dim=-2).float()
-    folded = site.query * site.key_norm * site.logit_scale
-    found = reference.scores(stacked, folded, site.key_eps)
+    found = reference.scores(stacked, folded(site), site.key_eps)
     if site.bias is not None:
         found[..., -1] += site.bias.float()
     return found

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError
 
 TOKENS_AT_ONCE = 256  # tokens whose sources are stacked in float32, or that have logits
@@ -22,6 +23,16 @@ def sources_of(norm: SiteNorm, arguments: tuple, output) -> tuple[Sequence[Tenso
             f"site {norm.site.index} has {len(sources)} sources instead of {count}."
         )
     return sources, normed
+
+
+def folded(site: SiteWeights) -> Tensor:
+    """The effective query ``[d]`` float32, whose product with a normed source is a logit."""
+    return site.query * site.key_norm * site.logit_scale
+
+
+def rms(x: Tensor) -> Tensor:
+    """The root mean square of ``x [..., d]``, ``[...]`` float32."""
+    return x.float().square().mean(-1).sqrt()
 
 
 def mixed_by(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:

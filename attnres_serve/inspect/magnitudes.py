@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnres_serve.compat import decoder
 from attnres_serve.inspect import record
-from attnres_serve.inspect.listen import TOKENS_AT_ONCE, sources_of
+from attnres_serve.inspect.listen import TOKENS_AT_ONCE, folded, rms, sources_of
 from attnres_serve.inspect.rows import SiteRow, arrays_of, columns
 from attnres_serve.inspect.statistics import PERCENTILES
 from attnres_serve.kernels import reference
@@ -35,16 +35,16 @@ class Listener:
 
     def before(self, norm: SiteNorm, arguments: tuple) -> None:
         """Measure what a site receives, before it may write over it."""
-        self.received.setdefault(norm.site.index, []).append(_rms(arguments[0]))
+        self.received.setdefault(norm.site.index, []).append(rms(arguments[0]).cpu())
 
     def after(self, norm: SiteNorm, arguments: tuple, output) -> None:
         """Measure the mix of a site that mixes."""
         sources, _ = sources_of(norm, arguments, output)
         site = norm.site_weights()
-        folded = site.query * site.key_norm * site.logit_scale
+        query = folded(site)
         for parts in zip(*(source.split(TOKENS_AT_ONCE) for source in sources), strict=True):
-            mix, _ = reference.mix(parts, folded, site.key_eps, bias=site.bias)
-            self.mixed.setdefault(norm.site.index, []).append(_rms(mix))
+            mix, _ = reference.mix(parts, query, site.key_eps, bias=site.bias)
+            self.mixed.setdefault(norm.site.index, []).append(rms(mix).cpu())
 
 
 def measure(worker, ids: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
@@ -77,10 +77,6 @@ def measure(worker, ids: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
         )
         for index, parts in listener.received.items()
     }
-
-
-def _rms(x: Tensor) -> Tensor:
-    return x.float().square().mean(-1).sqrt().cpu()
 
 
 class Magnitudes(NamedTuple):

@@ -20,7 +20,7 @@ from attnres_serve.compat import decoder, replay
 from attnres_serve.inspect.edits import Resolved
 from attnres_serve.inspect.intervene import Intervention
 from attnres_serve.inspect.lens import Reader
-from attnres_serve.inspect.listen import TOKENS_AT_ONCE, sources_of
+from attnres_serve.inspect.listen import TOKENS_AT_ONCE, folded, rms, sources_of
 from attnres_serve.inspect.predict import Predictions
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
@@ -65,14 +65,13 @@ def attend(
         cancel in the mix.  The check is blind where sources cancel almost wholly: what lets
         their roundings pass lets wrong weights pass, too.
     """
-    query = site.query * site.key_norm * site.logit_scale
-    mixed, weights = reference.mix(sources, query, site.key_eps, bias=site.bias)
-    rms = torch.stack([_rms(source.float()) for source in sources], dim=-1)
+    mixed, weights = reference.mix(sources, folded(site), site.key_eps, bias=site.bias)
+    sizes = torch.stack([rms(source) for source in sources], dim=-1)
     wanted = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
     tiny = torch.finfo(torch.float32).tiny  # a padding token's embedding may be all zeros
     distance = (normed.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=tiny)
-    cancelled = (weights * rms).sum(-1) / _rms(mixed).clamp(min=tiny)
-    return SiteTrace(weights, rms), distance / cancelled.clamp(min=1)
+    cancelled = (weights * sizes).sum(-1) / rms(mixed).clamp(min=tiny)
+    return SiteTrace(weights, sizes), distance / cancelled.clamp(min=1)
 
 
 class Recorder:
@@ -188,7 +187,3 @@ def record(
     if ran != sorted(installed) * passes:
         raise SiteOrderError("the sites did not run one after the other.")
     return recorder.traces()
-
-
-def _rms(x: Tensor) -> Tensor:
-    return x.square().mean(-1).sqrt()
