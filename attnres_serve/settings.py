@@ -50,20 +50,16 @@ def given(own: argparse.Namespace) -> dict[str, str]:
 
 
 def algorithm(additional_config: Any) -> str:
-    """The algorithm to run, from vLLM's ``additional_config``.
-
-    ``auto`` is single_pass: the fewest calls, and on CPU the fastest in decode
-    (docs/measure/results.md).
+    """The algorithm that was asked for, or ``auto``; each worker decides what that is.
 
     Raises:
         SettingError: for an unknown value, or an unknown key that begins with ``attnres_``.
     """
-    choice = _choice(additional_config, ALGORITHM_KEY)
-    return "single_pass" if choice == AUTO else choice
+    return _choice(additional_config, ALGORITHM_KEY)
 
 
 def backend(additional_config: Any) -> str:
-    """The backend that was asked for, or ``auto``; each worker decides what that is.
+    """The backend that was asked for, or ``auto``, likewise.
 
     Raises:
         SettingError: as ``algorithm`` does.

@@ -53,6 +53,10 @@ class WorkerExtension:
         """What computes the sites of this worker; None with standard residuals."""
         return decoder.inner_model(self).attn_res_backend
 
+    def attn_res_algorithm(self) -> str | None:
+        """How the sites of this worker attend; None with standard residuals."""
+        return decoder.inner_model(self).attn_res_algorithm
+
     def attn_res_untraceable(self) -> str | None:
         """Why there are no traces on this worker, in one sentence; None if there are."""
         try:

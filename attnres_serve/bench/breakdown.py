@@ -99,7 +99,8 @@ def _shares(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _moved(engine: Engine, cell: Cell, translation: Translation) -> int | None:
     """Bytes that the sites of one profiled generation read and write."""
-    if engine.contender.algorithm is None or translation.spec is None:
+    algorithm = engine.at_start["algorithm"]
+    if algorithm is None or translation.spec is None:
         return None
     most = engine.at_start["max_num_batched_tokens"]
     steps = [cell.batch] * (cell.max_tokens - 1)
@@ -107,7 +108,6 @@ def _moved(engine: Engine, cell: Cell, translation: Translation) -> int | None:
         steps = [min(most, cell.context - start) for start in range(0, cell.context, most)]
     dtype = getattr(torch, engine.at_start["dtype"])
     shape = translation.config["hidden_size"], dtype, most
-    algorithm = engine.contender.algorithm
     return sum(site_bytes(translation.spec, algorithm, tokens, *shape) for tokens in steps)
 
 

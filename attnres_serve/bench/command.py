@@ -304,7 +304,6 @@ def measure(
             "weights": "checkpoint" if _has_weights(flags) else "dummy",
             **report.model(translation),
             **report.setting(found.engines[ATTNRES]),
-            "algorithm": settings.algorithm(chosen),
             "threads": threads,
             "flags": machine.shown(flags),
             "profile": own.profile,

@@ -172,6 +172,7 @@ class Bench:
             "start_s": self.start_s,
             "executed": self.engine.collective_rpc("attn_res_executed")[0] if ours else {},
             "backend": self.engine.collective_rpc("attn_res_backend")[0] if ours else None,
+            "algorithm": self.engine.collective_rpc("attn_res_algorithm")[0] if ours else None,
         }
 
     def profile(

@@ -10,6 +10,7 @@ from attnres_serve.bench.process import Engine
 from attnres_serve.bench.ratios import paired_ratios
 from attnres_serve.bench.workload import UNTIMED, WARM_STEPS, WARM_TOKENS, Cell, draw_prompts
 from attnres_serve.errors import SettingError
+from attnres_serve.settings import AUTO
 
 PROCEDURE = 6  # moves when a figure's meaning does: documents of two are not to be compared
 DISCARDED = 2  # rounds of every start before those that count
@@ -176,6 +177,8 @@ def check_ran(engine: Engine, facts: dict[str, Any]) -> None:
         SettingError: saying what differs.
     """
     wanted, how = engine.contender.algorithm, "compiled" if facts["compiled"] else "eager"
+    if wanted == AUTO:
+        wanted = facts["algorithm"]
     ran = {
         (name, way)
         for name, counts in facts["executed"].items()

@@ -36,8 +36,8 @@ class Contender:
     Attributes:
         name: what it is called in the results.
         flags: of vLLM's engine.
-        algorithm: what its sites are to run, one of ``settings.ALGORITHMS``; None for a model
-            without sites.
+        algorithm: what its sites are to run, one of ``settings.ALGORITHMS`` or ``auto``; None for a
+            model without sites.
         has_plugin: whether it is vLLM with our plugin.
         script: what runs it.
     """

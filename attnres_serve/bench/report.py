@@ -35,7 +35,7 @@ def model(translation: Translation) -> dict[str, Any]:
 
 def setting(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Content of a document about the engines, told by the facts of an AttnRes model's."""
-    return {key: facts[key] for key in ("dtype", "compiled", "backend")} | {
+    return {key: facts[key] for key in ("dtype", "compiled", "backend", "algorithm")} | {
         "discarded_rounds": DISCARDED,
         "procedure": PROCEDURE,
     }

@@ -1,4 +1,4 @@
-"""Which backend computes the sites of this worker."""
+"""Which backend computes the sites of this worker, and by which algorithm."""
 
 import os
 from typing import TYPE_CHECKING, cast
@@ -12,6 +12,8 @@ from attnres_serve.kernels.interface import Backend, BackendError, BankBackend
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+# Blocks from which two-phase was faster on CPU wherever it was measured (docs/measure/results.md).
+MANY_BLOCKS = 32
 TRITON_SINCE = (8, 0)  # compute capability; the kernels are compiled and read for no older one
 
 
@@ -57,6 +59,24 @@ def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
         raise SettingError(str(error)) from None
     engine_config.set_additional(vllm_config, settings.BACKEND_KEY, name)
     return name, backend
+
+
+def choose_algorithm(vllm_config: "VllmConfig", blocks: int, backend: str) -> str:
+    """The algorithm by name.
+
+    ``auto`` is two_phase with the cpp backend from ``MANY_BLOCKS`` blocks on, and single_pass
+    otherwise: the fewest calls, and the fewest bytes where blocks are few.  It does not depend on
+    the batch, so neither do a site's numbers.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        blocks: of sublayers in the model; the embedding is not counted.
+        backend: by name.
+    """
+    name = settings.algorithm(vllm_config.additional_config)
+    if name != settings.AUTO:
+        return name
+    return "two_phase" if backend == "cpp" and blocks >= MANY_BLOCKS else "single_pass"
 
 
 def _load(name: str, vllm_config: "VllmConfig") -> Backend:

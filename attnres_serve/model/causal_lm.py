@@ -47,6 +47,7 @@ class AttnResMixin(LoadingMixin):
         self.attn_res_parameters = {}
         self.attn_res_loaded = False
         self.attn_res_backend: str | None = None
+        self.attn_res_algorithm: str | None = None
         model: nn.Module = decoder.of(self)
         if config.attn_res_qk_norm_eps is not None:
             _set_eps(model, ("q_norm", "k_norm"), config.attn_res_qk_norm_eps)
@@ -57,8 +58,9 @@ class AttnResMixin(LoadingMixin):
         spec = spec_of(config)
         if spec is None:
             return
-        algorithm = settings.algorithm(vllm_config.additional_config)
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
+        own = spec.num_blocks, self.attn_res_backend
+        algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(vllm_config, *own)
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.attn_res_sites = install_sites(model, spec, algorithm, backend, tokens)
         self.attn_res_parameters = parameters_of(self.attn_res_sites, spec, decoder.name_in(self))

@@ -91,11 +91,24 @@ def course(points: Mapping[str, Any]) -> list[str]:
     return table(["", "cell", "baseline", "AttnRes", "sites"], rows)
 
 
+def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each shape: nanoseconds of a site and token, and the ratio within rounds."""
+    cells = []
+    for row in rows:
+        shape = [str(row[key]) for key in ("hidden", "tokens", "blocks", "dtype")]
+        times = [f"{row['nanoseconds'][name]['median']:.0f}" for name in row["nanoseconds"]]
+        ratio = "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"])
+        cells.append([*shape, "cold" if row["cold"] else "warm", *times, ratio])
+    head = ["d", "tokens", "blocks", "dtype", "caches", "single pass", "two-phase", "ratio"]
+    return table(head, cells)
+
+
 MADE = {
     "latency": (ratios, breakdown),
     "trace_cost": (ratios,),
     "peers": (peers,),
     "scaling": (course,),
+    "kernels.cpu_stack": (stacks,),
 }
 
 

@@ -71,6 +71,8 @@ class Shape:
 SHAPES = {
     "768x12": Shape(768, 12, heads=12, kv_heads=12, intermediate=2048, block_size=3),
     "1024x28": Shape(1024, 28, heads=16, kv_heads=8, intermediate=3072, block_size=7),
+    # Full AttnRes where it is dearest: narrow and deep.
+    "full-256x24": Shape(256, 24, 4, kv_heads=2, intermediate=768, block_size=1, vocab=4096),
 }
 
 QUICK = {"128x4": Shape(128, 4, heads=2, kv_heads=1, intermediate=256, block_size=1, vocab=512)}

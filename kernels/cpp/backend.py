@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from attnres_serve.kernels.interface import BackendError, Place, SiteWeights
 
 SOURCE = Path(__file__).with_name("sites.cpp")
 IN_PLACE: Final = True
-FLAGS = ("-O3", "-march=native", "-std=c++20")
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-fno-math-errno")
 
 Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
 _ops = torch.ops.attnres_serve
@@ -88,8 +88,11 @@ def open_group(
 ) -> tuple[Tensor, Answers]:
     keys = _keys(queries[place.position : place.position + count])
     own, learned = numbers(site, place), (site.bias, site.norm_weight)
-    answers = _ops.cpp_open_group(delta, bank, *own, completes, *keys, *learned)
-    return delta, answers
+    later = count - 1
+    answers = bank.new_empty((later, *delta.shape))
+    log_sums = bank.new_empty((later, delta.shape[0]), dtype=torch.float32)
+    _ops.cpp_open_group(delta, bank, answers, log_sums, *own, completes, *keys, *learned)
+    return delta, (answers, log_sums)
 
 
 def merge(
@@ -158,9 +161,10 @@ def _keys(sites: Sequence[SiteWeights]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _register_fakes() -> None:
-    """What the operators return, for compilers: shapes and dtypes without values."""
+    """What the operators return, for compilers: nothing."""
     for name in (
         "single_pass",
+        "open_group",
         "merge",
         "score_rows",
         "mix_scored",
@@ -168,20 +172,6 @@ def _register_fakes() -> None:
         "recurrence",
     ):
         torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
-
-    @torch.library.register_fake("attnres_serve::cpp_open_group")
-    def _(
-        x: Tensor,
-        bank: Tensor,
-        place: int,
-        eps: int,
-        completes: bool,
-        queries: Sequence[Tensor],
-        *_: Any,
-    ) -> tuple[Tensor, Tensor]:
-        later = len(queries) - 1
-        log_sums = x.new_empty((later, x.shape[0]), dtype=torch.float32)
-        return x.new_empty((later, *x.shape)), log_sums
 
 
 def _fingerprint() -> str:

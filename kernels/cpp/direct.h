@@ -1,9 +1,9 @@
-// The single pass for graphs that are compiled; see direct.py.  It holds Python's lock, as the loops
-// of inductor do.  Python.h stands before every other header.
+// Sites for graphs that are compiled; see direct.py.  They hold Python's lock, as the loops of
+// inductor do.  Python.h stands before every other header.
 
 #pragma once
 
-#include "one_site.h"
+#include "several_sites.h"
 
 #ifdef PY_VERSION_HEX
 namespace {
@@ -12,47 +12,102 @@ void* (*data_of)(PyObject*) = nullptr;  // of a tensor, by torch
 
 int64_t bits(int64_t from, int at, int count) { return (from >> at) & ((int64_t{1} << count) - 1); }
 
-PyObject* single_pass_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  if (count != 10) {
-    PyErr_SetString(PyExc_TypeError, "single_pass takes six tensors and four numbers");
+struct NoNumber {};  // Python knows of the error
+
+// What a function is given: the arguments of its operator, the number of tokens and the layout.
+struct Given {
+  PyObject* const* all;
+  int64_t tokens, layout;
+  Given(PyObject* const* all, int64_t count)
+      : all(all), tokens(number(count - 2)), layout(number(count - 1)) {}
+  int64_t number(int64_t i) const {
+    const int64_t value = PyLong_AsLongLong(all[i]);
+    if (value == -1 && PyErr_Occurred()) throw NoNumber();
+    return value;
+  }
+  void* data(int64_t i) const { return data_of(all[i]); }
+  float* floats(int64_t i) const { return static_cast<float*>(data(i)); }
+  const float* bias(int64_t i) const { return all[i] == Py_None ? nullptr : floats(i); }
+  State state() const {
+    const auto dtype = static_cast<ScalarType>(bits(layout, 48, 8));
+    return State(
+        dtype, dtype == ScalarType::Float ? 4 : 2, tokens, bits(layout, 0, 32),
+        bits(layout, 32, 16), data(0), data(1));
+  }
+  NormWeight norm_weight(int64_t i) const {
+    return NormWeight(data(i), static_cast<ScalarType>(bits(layout, 56, 7)));
+  }
+  Numbers numbers(int64_t i) const { return Numbers(number(i), number(i + 1)); }
+  Site site(int64_t i) const {  // the four tensors from there on
+    return {floats(i), floats(i + 1), bias(i + 2), norm_weight(i + 3)};
+  }
+  Keys keys(int64_t i) const {  // of a list of queries and, behind it, one of key norms
+    const auto of_list = [&](int64_t list, Py_ssize_t at) {
+      return static_cast<const float*>(data_of(PyList_GET_ITEM(all[list], at)));
+    };
+    Keys keys;
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(all[i]); ++at)
+      keys.push_back({of_list(i, at), of_list(i + 1, at)});
+    return keys;
+  }
+};
+
+template <class F>
+PyObject* called(PyObject* const* given, Py_ssize_t count, Py_ssize_t wanted, const F& body) {
+  if (count != wanted) {
+    PyErr_Format(PyExc_TypeError, "expected %zd arguments, not %zd", wanted, count);
     return nullptr;
   }
-  int64_t numbers[4];
-  for (int i = 0; i < 4; ++i) {
-    numbers[i] = PyLong_AsLongLong(given[6 + i]);
-    if (numbers[i] == -1 && PyErr_Occurred()) return nullptr;
-  }
-  const auto [tokens, layout, place, eps] = numbers;
-  const auto dtype = static_cast<ScalarType>(bits(layout, 48, 8));
-  const auto norm_dtype = static_cast<ScalarType>(bits(layout, 56, 7));
-  const int64_t size = dtype == ScalarType::Float ? 4 : 2;
   try {
-    const State state(
-        dtype, size, tokens, bits(layout, 0, 32), bits(layout, 32, 16), data_of(given[0]),
-        data_of(given[1]));
-    const auto floats = [&](int i) { return static_cast<const float*>(data_of(given[i])); };
-    const float* bias = given[4] == Py_None ? nullptr : floats(4);
-    attend(
-        state, 0, {}, Numbers(place, eps),
-        {floats(2), floats(3), bias, NormWeight(data_of(given[5]), norm_dtype)});
+    body(Given(given, count));
+  } catch (const NoNumber&) {
+    return nullptr;
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   } catch (...) {
-    PyErr_SetString(PyExc_RuntimeError, "single_pass ended by an unknown exception");
+    PyErr_SetString(PyExc_RuntimeError, "a site ended by an unknown exception");
     return nullptr;
   }
   Py_RETURN_NONE;
 }
 
-PyMethodDef single_pass_method = {
-    "single_pass", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&single_pass_direct)),
-    METH_FASTCALL, nullptr};
+PyObject* single_pass_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  return called(given, count, 10, [](const Given& all) {
+    attend(all.state(), 0, {}, all.numbers(2), all.site(4));
+  });
+}
+
+PyObject* open_group_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  return called(given, count, 13, [](const Given& all) {
+    attend_group(
+        all.state(), all.numbers(4), all.number(6), all.keys(7), all.bias(9), all.norm_weight(10),
+        all.data(2), all.floats(3));
+  });
+}
+
+PyObject* merge_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  return called(given, count, 14, [](const Given& all) {
+    const State state = all.state();
+    attend(
+        state, all.number(5), answered(state, all.data(2), all.floats(3), all.number(4)),
+        all.numbers(6), all.site(8));
+  });
+}
+
+#define METHOD(name)                                                                            \
+  {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&name##_direct)), METH_FASTCALL, \
+   nullptr}
+PyMethodDef methods[] = {METHOD(single_pass), METHOD(open_group), METHOD(merge)};
 
 }  // namespace
 
+// The functions above, in this order.
 extern "C" PyObject* attnres_serve_direct(void* torchs_data_of) {
   data_of = reinterpret_cast<void* (*)(PyObject*)>(torchs_data_of);
-  return PyCFunction_New(&single_pass_method, nullptr);
+  PyObject* functions = PyTuple_New(std::size(methods));
+  for (size_t i = 0; functions && i < std::size(methods); ++i)
+    PyTuple_SET_ITEM(functions, i, PyCFunction_New(&methods[i], nullptr));
+  return functions;
 }
 #endif

@@ -1,47 +1,44 @@
-"""Compiled graphs call the cpp backend's single pass directly, past torch's dispatcher.
+"""Compiled graphs call the cpp backend's sites directly, past torch's dispatcher.
 
 In decode, with the caches full of other weights, the dispatcher's way to an operator (its arguments
 boxed, every size and stride asked for) costs three times as much as the site's work.  A compiler
-knows dtypes and sizes, so the code that inductor generates hands over tensors as they are, the
-number of tokens and three constants, to a builtin function that reads addresses only: as inductor
-calls its own loops.  What cannot be called so is called as the operator.
+knows dtypes and sizes, so the code that inductor generates hands over the operator's arguments as
+they are, with the number of tokens and the layout behind them, to a builtin function that reads
+addresses only: as inductor calls its own loops.  What cannot be called so is called as the
+operator.
 """
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnres_serve.kernels import fingerprint
 
-NAME = "attnres_serve::cpp_single_pass"
-OPERATOR = "torch.ops.attnres_serve.cpp_single_pass.default"
+NAMES = ("single_pass", "open_group", "merge")  # in the order of direct.h
 TORCH = "2.13."  # what is used of inductor here is not public: others call the operator
 ENTRY = "attnres_serve_direct"
 DTYPES = {torch.float32: 6, torch.float16: 5, torch.bfloat16: 15}  # numbers of c10::ScalarType
 
 
-def _by_operator(
-    x: Tensor,
-    bank: Tensor,
-    query: Tensor,
-    key_norm: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor,
-    tokens: int,
-    layout: int,
-    place: int,
-    eps: int,
-) -> None:
-    """What ``single_pass`` does, where code was generated elsewhere and cannot be called here."""
-    torch.ops.attnres_serve.cpp_single_pass(x, bank, place, eps, query, key_norm, bias, norm_weight)
+def operator(name: str) -> str:
+    """How code calls the operator."""
+    return f"torch.ops.attnres_serve.cpp_{name}.default"
 
 
-single_pass: Callable[..., None] = _by_operator
-recorded: Any = torch._C._profiler._RecordFunctionFast(NAME)  # type: ignore[attr-defined]
+def _by_operator(name: str, *arguments: Any) -> None:
+    """What the direct call does, where code was generated elsewhere and cannot be called here."""
+    getattr(torch.ops.attnres_serve, f"cpp_{name}")(*arguments[:-2])
+
+
+calls: dict[str, Callable[..., None]] = {name: partial(_by_operator, name) for name in NAMES}
+recorded: dict[str, Any] = {
+    name: torch._C._profiler._RecordFunctionFast(f"attnres_serve::cpp_{name}")  # type: ignore[attr-defined]
+    for name in NAMES
+}
 
 
 def install(library: Path) -> None:
@@ -50,7 +47,6 @@ def install(library: Path) -> None:
     Args:
         library: the compiled backend, which is loaded.
     """
-    global single_pass
     if not torch.__version__.startswith(TORCH):
         return
     try:
@@ -61,59 +57,90 @@ def install(library: Path) -> None:
     except AttributeError:  # compiled without Python's headers
         return
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p]
-    single_pass = make(address)
-    custom.CUSTOM_EXTERN_KERNEL_CODEGEN[OPERATOR] = custom.CustomCodegen(python=_write_call)
+    calls.update(zip(NAMES, make(address), strict=True))
+    for name in NAMES:
+        write = partial(_write_call, name)
+        custom.CUSTOM_EXTERN_KERNEL_CODEGEN[operator(name)] = custom.CustomCodegen(python=write)
     torch.compiler.config.cache_key_tag += fingerprint.source()
 
 
 def layout(hidden: int, slots: int, dtype: torch.dtype, norm_dtype: torch.dtype) -> int:
-    """The sizes and dtypes of a contiguous bank and ``x``, as one number for ``single_pass``."""
+    """The sizes and dtypes of a contiguous bank and ``x``, as one number for a direct call."""
     return hidden | slots << 32 | DTYPES[dtype] << 48 | DTYPES[norm_dtype] << 56
 
 
-def _write_call(node: Any, writeline: Callable[[str], None]) -> None:
+def _write_call(name: str, node: Any, writeline: Callable[[str], None]) -> None:
     """Generate the call of one site; ``node`` is inductor's."""
     from torch._inductor import config
     from torch._inductor.virtualized import V
 
     arguments = node.codegen_args()
-    given, _ = node.unflatten_args(node.inputs, node.constant_args)
-    if not _fits(*given):
-        writeline(f"{OPERATOR}({', '.join(arguments)})")
+    values, _ = node.unflatten_args(node.inputs, node.constant_args)
+    names = [one.name for one in node.op_overload._schema.arguments]
+    given = dict(zip(names, values, strict=True))
+    if not _fits(given):
+        writeline(f"{operator(name)}({', '.join(arguments)})")
         return
-    wrapper = V.graph.wrapper_code
+    x, bank = given["x"], given["bank"]
+    (tokens, hidden), slots = x.get_size(), bank.get_size()[1]
+    known = layout(int(hidden), int(slots), x.get_dtype(), given["norm_weight"].get_dtype())
+    wrapper, own = V.graph.wrapper_code, f"attnres_{name}"
+    wrapper.add_import_once(f"from {__name__} import calls as attnres_calls")
+    wrapper.add_import_once(f"from {__name__} import recorded as attnres_recorded")
     wrapper.add_import_once(
-        f"from {__name__} import recorded as attnres_recorded, single_pass as attnres_single_pass"
+        f"{own}, {own}_seen = attnres_calls['{name}'], attnres_recorded['{name}']"
     )
-    (tokens, hidden), slots = given[0].get_size(), given[1].get_size()[1]
-    known = layout(int(hidden), int(slots), given[0].get_dtype(), given[-1].get_dtype())
-    x, bank, place, eps, *learned = arguments
-    numbers = wrapper.codegen_sizevar(tokens), str(known), place, eps
-    scope = "with attnres_recorded: " if config.cpp.enable_kernel_profile else ""
-    writeline(f"{scope}attnres_single_pass({', '.join((x, bank, *learned, *numbers))})")
+    numbers = wrapper.codegen_sizevar(tokens), str(known)
+    scope = f"with {own}_seen: " if config.cpp.enable_kernel_profile else ""
+    writeline(f"{scope}{own}({', '.join((*arguments, *numbers))})")
 
 
-def _fits(
-    x: Any, bank: Any, place: Any, eps: Any, query: Any, key_norm: Any, bias: Any, norm_weight: Any
-) -> bool:
-    """Whether the arguments, inductor's, lie as ``single_pass`` reads them."""
+def _fits(given: dict[str, Any]) -> bool:
+    """Whether the arguments of an operator, inductor's by their names, lie as it reads them."""
     from sympy import Integer
 
+    x, bank, bias, norm_weight = (given[name] for name in ("x", "bank", "bias", "norm_weight"))
     tokens, hidden = x.get_size()
     slots = bank.get_size()[1]
-    learned = query, key_norm, norm_weight
+    one = "query" in given
+    keys = (given["query"], given["key_norm"]) if one else (*given["queries"], *given["key_norms"])
     return (
         x.get_device() == bank.get_device() == torch.device("cpu")
         and isinstance(hidden, Integer)
         and isinstance(slots, Integer)
         and slots < 2**16
-        and list(x.get_stride()) == [hidden, 1]
-        and list(bank.get_size()) == [tokens, slots, hidden]
-        and list(bank.get_stride()) == [slots * hidden, hidden, 1]
+        and _dense(x, tokens, hidden)
+        and _dense(bank, tokens, slots, hidden)
         and x.get_dtype() == bank.get_dtype()
-        and all(list(vector.get_size()) == [hidden] for vector in learned)
-        and all(list(vector.get_stride()) == [1] for vector in learned)
-        and {query.get_dtype(), key_norm.get_dtype()} == {torch.float32}
-        and (bias is None or (list(bias.get_size()) == [1] and bias.get_dtype() == torch.float32))
+        and all(_dense(vector, hidden) for vector in (*keys, norm_weight))
+        and {key.get_dtype() for key in keys} == {torch.float32}
+        and (bias is None or (_dense(bias, 1) and bias.get_dtype() == torch.float32))
         and {x.get_dtype(), norm_weight.get_dtype()} <= DTYPES.keys()
+        and ("answers" not in given or _answers_fit(given, tokens, hidden))
     )
+
+
+def _answers_fit(given: dict[str, Any], tokens: Any, hidden: Any) -> bool:
+    """Whether answers and log-sum-exps are those of this batch and group."""
+    answers, log_sums = given["answers"], given["log_sums"]
+    sites = answers.get_size()[0]
+    if "queries" in given:
+        known = sites == len(given["queries"]) - 1 == len(given["key_norms"]) - 1
+    else:
+        known = 0 <= given["position"] < sites
+    return bool(
+        known
+        and _dense(answers, sites, tokens, hidden)
+        and _dense(log_sums, sites, tokens)
+        and answers.get_dtype() == given["x"].get_dtype()
+        and log_sums.get_dtype() == torch.float32
+    )
+
+
+def _dense(tensor: Any, *shape: Any) -> bool:
+    """Whether a tensor of inductor's is of this shape and contiguous."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return list(tensor.get_size()) == list(shape) and list(tensor.get_stride()) == strides[::-1]

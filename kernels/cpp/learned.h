@@ -22,17 +22,27 @@ void fold(
   });
 }
 
-// Queries of several sites, `padded(hidden)` apart.
-const float* fold_all(
-    const Tensors& queries, const Tensors& key_norms, float scale, int64_t hidden,
-    ScalarType dtype) {
+struct Key {
+  const float *query, *key_norm;
+};
+using Keys = std::vector<Key>;
+
+Keys keys_of(const Tensors& queries, const Tensors& key_norms, int64_t hidden) {
   STD_TORCH_CHECK(
       !queries.empty() && queries.size() == key_norms.size(), "every query must have a key norm");
-  float* folded = scratch(kQueries, queries.size() * padded(hidden));
+  Keys keys;
   for (size_t site = 0; site < queries.size(); ++site)
+    keys.push_back({floats(queries[site], hidden), floats(key_norms[site], hidden)});
+  return keys;
+}
+
+// Queries of several sites, `padded(hidden)` apart.
+const float* fold_all(const Keys& keys, float scale, int64_t hidden, ScalarType dtype) {
+  float* folded = scratch(kQueries, keys.size() * padded(hidden));
+  for (size_t site = 0; site < keys.size(); ++site)
     fold(
-        folded + site * padded(hidden), floats(queries[site], hidden),
-        floats(key_norms[site], hidden), scale, hidden, dtype);
+        folded + site * padded(hidden), keys[site].query, keys[site].key_norm, scale, hidden,
+        dtype);
   return folded;
 }
 
@@ -66,14 +76,20 @@ struct Norm {
     }
     return D::arrange(step);
   }
-  // RMSNorm of a float32 row whose squares sum to `squares`.
-  template <class D>
+  // RMSNorm of G float32 rows whose squares sum to `squares`.
+  template <class D, int64_t G>
   FLAT void apply(
-      typename D::Element* to, const float* row, Vec squares, int64_t hidden) const {
-    const float scale = 1 / std::sqrt(sum(squares) / hidden + eps);
+      typename D::Element* const* to, const float* const* rows, const Vec* squares,
+      int64_t hidden) const {
+    float scale[G];
+    sums<G>(scale, squares);
+    for (int64_t g = 0; g < G; ++g) scale[g] = 1 / std::sqrt(scale[g] / hidden + eps);
     steps(hidden, [&](int64_t at, int64_t n) {
-      const Step x = Float32::widen(row + at), w = Float32::widen(weight + at);
-      store<D>(to + at, {x.low * scale * w.low, x.high * scale * w.high}, n);
+      const Step w = Float32::widen(weight + at);
+      each<G>([&](auto g) {
+        const Step x = Float32::widen(rows[g] + at);
+        store<D>(to[g] + at, {x.low * scale[g] * w.low, x.high * scale[g] * w.high}, n);
+      });
     });
   }
 };

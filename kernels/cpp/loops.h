@@ -15,6 +15,21 @@ namespace {
 // wait at a time that the loops stand still behind them.
 inline void request(const void* line) { __builtin_prefetch(line, 0, 2); }
 
+// By whole lines of the cache, as rows are read: what lies across two stores could not be read
+// before both have left the core.
+inline void copy(void* to, const void* from, int64_t bytes) {
+  constexpr int64_t line = sizeof(Vec);
+  auto* target = static_cast<char*>(to);
+  const auto* source = static_cast<const char*>(from);
+  int64_t at = 0;
+  for (; at + line <= bytes; at += line) {
+    Bits some;
+    std::memcpy(&some, source + at, line);
+    std::memcpy(target + at, &some, line);
+  }
+  std::memcpy(target + at, source + at, bytes - at);
+}
+
 // partial + delta, rounded to the activation dtype before it is a source; delta where it is fresh.
 // `next` is how far away the next token's delta is, which is requested early; 0 asks for nothing.
 template <class D>
@@ -22,10 +37,7 @@ FLAT void update(
     typename D::Element* partial, const typename D::Element* delta, bool fresh, int64_t hidden,
     int64_t next = 0) {
   for (int64_t at = 0; at < hidden; at += kStep) request(delta + at + next);
-  if (fresh) {
-    std::memcpy(partial, delta, hidden * sizeof *delta);
-    return;
-  }
+  if (fresh) return copy(partial, delta, hidden * sizeof *delta);
   steps(hidden, [&](int64_t at, int64_t n) {
     const Step sum = load<D>(partial + at, n), more = load<D>(delta + at, n);
     store<D>(partial + at, {sum.low + more.low, sum.high + more.high}, n);
@@ -41,68 +53,72 @@ FLAT void score(
     float eps,
     int64_t hidden,
     int64_t next = 0) {
-  constexpr int64_t U = kGroup / G;  // sums of a row
-  Vec dots[U][G] = {}, squares[U][G] = {};
-  unrolled<(U + 1) / 2>(hidden, [&](int64_t p, int64_t at, int64_t n) {
-    const int64_t low = 2 * p % U, high = (2 * p + 1) % U;
+  Vec dots[2][G] = {}, squares[2][G] = {};
+  steps(hidden, [&](int64_t at, int64_t n) {
     const Step q = Float32::widen(query + at);
-#pragma GCC unroll 4
-    for (int64_t g = 0; g < G; ++g) {
+    each<G>([&](auto g) {
       const Step x = load<D>(rows[g] + at, n);
       request(rows[g] + at + next);
-      dots[low][g] += x.low * q.low;
-      squares[low][g] += x.low * x.low;
-      dots[high][g] += x.high * q.high;
-      squares[high][g] += x.high * x.high;
-    }
+      dots[0][g] += x.low * q.low;
+      squares[0][g] += x.low * x.low;
+      dots[1][g] += x.high * q.high;
+      squares[1][g] += x.high * x.high;
+    });
   });
-  for (int64_t g = 0; g < G; ++g) {
-    for (int64_t u = 1; u < U; ++u) {
-      dots[0][g] += dots[u][g];
-      squares[0][g] += squares[u][g];
-    }
-    scores[g] = sum(dots[0][g]) / std::sqrt(sum(squares[0][g]) / hidden + eps);
-  }
+  float dot[G], square[G];
+  each<G>([&](auto g) {
+    dots[0][g] += dots[1][g];
+    squares[0][g] += squares[1][g];
+  });
+  sums<G>(dot, dots[0]);
+  sums<G>(square, squares[0]);
+  for (int64_t g = 0; g < G; ++g) scores[g] = dot[g] / std::sqrt(square[g] / hidden + eps);
 }
 
-// R rows and G queries: all their products.
+// R rows and G queries: all their products, those of a row times its scale.
 template <class D, int64_t R, int64_t G>
 FLAT void products(
-    float* const* to, int64_t stride, const typename D::Element* const* rows,
+    float* const* to, int64_t stride, const typename D::Element* const* rows, const float* scale,
     const float* const* queries, int64_t hidden) {
-  Vec dots[R][G] = {};
+  Vec dots[G][R] = {};
   steps(hidden, [&](int64_t at, int64_t n) {
-    Vec low[G], high[G];
-#pragma GCC unroll 4
-    for (int64_t g = 0; g < G; ++g) {
-      const Step q = Float32::widen(queries[g] + at);
-      low[g] = q.low;
-      high[g] = q.high;
-    }
-#pragma GCC unroll 4
-    for (int64_t r = 0; r < R; ++r) {
-      const Step x = load<D>(rows[r] + at, n);
-#pragma GCC unroll 4
-      for (int64_t g = 0; g < G; ++g) {
-        dots[r][g] += x.low * low[g];
-        dots[r][g] += x.high * high[g];
-      }
-    }
+    Step x[R];
+    each<R>([&](auto r) { x[r] = load<D>(rows[r] + at, n); });
+    each<G>([&](auto g) {
+      Step q = Float32::widen(queries[g] + at);
+      HELD(q.low);
+      HELD(q.high);
+      each<R>([&](auto r) { dots[g][r] += x[r].low * q.low; });
+      each<R>([&](auto r) { dots[g][r] += x[r].high * q.high; });
+    });
   });
-  for (int64_t r = 0; r < R; ++r)
-    for (int64_t g = 0; g < G; ++g) to[r][g * stride] = sum(dots[r][g]);
+  each<G>([&](auto g) {
+    float found[R];
+    sums<R>(found, dots[g]);
+    each<R>([&](auto r) { found[r] *= scale[r]; });
+    if (stride == 1)
+      std::memcpy(to[g], found, sizeof found);
+    else
+      each<R>([&](auto r) { to[g][r * stride] = found[r]; });
+  });
 }
 
-template <class D>
-FLAT Vec square(const typename D::Element* row, int64_t hidden, int64_t next) {
-  Vec squares[4] = {};
-  unrolled<2>(hidden, [&](int64_t p, int64_t at, int64_t n) {
-    const Step x = load<D>(row + at, n);
-    request(row + at + next);
-    squares[2 * p] += x.low * x.low;
-    squares[2 * p + 1] += x.high * x.high;
+// What normalises R rows: one over the root of their mean square.  `next` as above.
+template <class D, int64_t R>
+FLAT void scales(
+    float* to, const typename D::Element* const* rows, float eps, int64_t hidden, int64_t next) {
+  Vec low[R] = {}, high[R] = {};
+  steps(hidden, [&](int64_t at, int64_t n) {
+    each<R>([&](auto r) {
+      const Step x = load<D>(rows[r] + at, n);
+      request(rows[r] + at + next);
+      low[r] += x.low * x.low;
+      high[r] += x.high * x.high;
+    });
   });
-  return (squares[0] + squares[1]) + (squares[2] + squares[3]);
+  each<R>([&](auto r) { low[r] += high[r]; });
+  sums<R>(to, low);
+  for (int64_t r = 0; r < R; ++r) to[r] = 1 / std::sqrt(to[r] / hidden + eps);
 }
 
 // Logits of rows for all `queries`, to[row * row_stride + site * site_stride]; `next` as above.
@@ -114,32 +130,56 @@ void score_sites(
   in_groups<kPair>(count, [&](int64_t row, auto pair) {
     constexpr int64_t R = pair;
     float scale[R];
-    for (int64_t r = 0; r < R; ++r)
-      scale[r] = 1 / std::sqrt(sum(square<D>(rows[row + r], hidden, next)) / hidden + eps);
+    scales<D, R>(scale, rows + row, eps, hidden, next);
     in_groups(sites, [&](int64_t site, auto group) {
       constexpr int64_t G = group;
-      float* cells[R];
+      float* cells[G];
       const float* by[G];
-      for (int64_t r = 0; r < R; ++r) cells[r] = to + (row + r) * row_stride + site * site_stride;
-      for (int64_t g = 0; g < G; ++g) by[g] = queries + (site + g) * padded(hidden);
-      products<D, R, G>(cells, site_stride, rows + row, by, hidden);
-      for (int64_t r = 0; r < R; ++r)
-        for (int64_t g = 0; g < G; ++g) cells[r][g * site_stride] *= scale[r];
+      for (int64_t g = 0; g < G; ++g) {
+        cells[g] = to + row * row_stride + (site + g) * site_stride;
+        by[g] = queries + (site + g) * padded(hidden);
+      }
+      products<D, R, G>(cells, row_stride, rows + row, scale, by, hidden);
     });
   });
 }
 
-// Scores to weights in place; returns the log-sum-exp.
-float softmax(float* scores, int64_t count) {
-  float top = scores[0], total = 0;
-  for (int64_t i = 1; i < count; ++i) top = std::fmax(top, scores[i]);
-  for (int64_t i = 0; i < count; ++i) total += scores[i] = std::exp(scores[i] - top);
-  for (int64_t i = 0; i < count; ++i) {
-    scores[i] /= total;
-    // Below 2^-126, where every product takes a hundred times as long, a weight counts as none.
-    if (scores[i] < std::numeric_limits<float>::min()) scores[i] = 0;
-  }
-  return top + std::log(total);
+// Room for the scores of a site, which are read and written by whole vectors.
+inline int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+// The scores of G sites to weights in place, `whole(count)` of each; and the log-sum-exps.
+template <int64_t G>
+FLAT void softmax(float* const* scores, float* log_sums, int64_t count) {
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  for (int64_t g = 0; g < G; ++g)
+    std::fill(scores[g] + count, scores[g] + whole(count), none);
+  const auto change = [&](const auto& body) {
+    for (int64_t at = 0; at < count; at += kLanes)
+      each<G>([&](auto g) {
+        Vec some;
+        std::memcpy(&some, scores[g] + at, sizeof some);
+        some = body(g, some);
+        std::memcpy(scores[g] + at, &some, sizeof some);
+      });
+  };
+  Vec tops[G], totals[G] = {};
+  float top[G], total[G];
+  each<G>([&](auto g) { tops[g] = Vec{} + none; });
+  change([&](auto g, Vec some) { return tops[g] = larger(some, tops[g]), some; });
+  each<G>([&](auto g) { top[g] = reduce(tops[g], larger); });
+  change([&](auto g, Vec some) {
+    some = exponential(some - top[g]);
+    totals[g] += some;
+    return some;
+  });
+  sums<G>(total, totals);
+  // Below 2^-126, where every product takes a hundred times as long, a weight counts as none.
+  change([&](auto g, Vec some) {
+    some /= total[g];
+    return some < std::numeric_limits<float>::min() ? Vec{} : some;
+  });
+  if (log_sums)
+    for (int64_t g = 0; g < G; ++g) log_sums[g] = top[g] + std::log(total[g]);
 }
 
 // G weighted sums of the same rows, and their squares.  An `answer` has the weight behind theirs.
@@ -148,36 +188,39 @@ FLAT void mix(
     float* const* to, Vec* squares, const typename D::Element* const* rows,
     const float* const* weights, int64_t count, int64_t hidden,
     const typename D::Element* answer = nullptr) {
-  constexpr int64_t P = G == 1 ? 2 : 1;  // steps in turn
-  for (int64_t g = 0; g < G; ++g) squares[g] = Vec{};
+  constexpr int64_t P = G == 1 ? 4 : G < 4 ? 2 : 1;  // steps in turn
+  Vec total[G] = {};
   const auto turn = [&](int64_t at, auto several, int64_t n) {
     constexpr int64_t V = several;
     Vec low[V][G] = {}, high[V][G] = {};
     const auto take = [&](const typename D::Element* row, int64_t index) {
-#pragma GCC unroll 2
-      for (int64_t v = 0; v < V; ++v) {
-        const Step x = load<D>(row + at + v * kStep, n);
-#pragma GCC unroll 4
-        for (int64_t g = 0; g < G; ++g) {
-          low[v][g] += weights[g][index] * x.low;
-          high[v][g] += weights[g][index] * x.high;
-        }
-      }
+      Step x[V];
+      each<V>([&](auto v) { x[v] = load<D>(row + at + v * kStep, n); });
+      each<G>([&](auto g) {
+        const float weight = weights[g][index];
+        each<V>([&](auto v) {
+          low[v][g] += weight * x[v].low;
+          high[v][g] += weight * x[v].high;
+        });
+      });
     };
     for (int64_t row = 0; row < count; ++row) take(rows[row], row);
     if (answer) take(answer, count);
-    for (int64_t v = 0; v < V; ++v)
-      for (int64_t g = 0; g < G; ++g) {
+    each<V>([&](auto v) {
+      each<G>([&](auto g) {
         Float32::narrow(to[g] + at + v * kStep, {low[v][g], high[v][g]});
-        squares[g] += low[v][g] * low[v][g];
-        squares[g] += high[v][g] * high[v][g];
-      }
+        total[g] += low[v][g] * low[v][g];
+        total[g] += high[v][g] * high[v][g];
+      });
+    });
   };
-  int64_t at = 0;
-  for (; at + P * kStep <= hidden; at += P * kStep)
+  const int64_t turned = hidden / (P * kStep) * (P * kStep);
+  steps(hidden - turned, [&](int64_t at, int64_t n) {
+    turn(turned + at, std::integral_constant<int64_t, 1>{}, n);
+  });
+  for (int64_t at = 0; at < turned; at += P * kStep)
     turn(at, std::integral_constant<int64_t, P>{}, kStep);
-  for (; at < hidden; at += kStep)
-    turn(at, std::integral_constant<int64_t, 1>{}, std::min(kStep, hidden - at));
+  each<G>([&](auto g) { squares[g] = total[g]; });
 }
 
 template <class F>

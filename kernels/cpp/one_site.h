@@ -81,32 +81,51 @@ void attend(
   dispatch(state.dtype, [&](auto dtype) {
     using D = decltype(dtype);
     const auto x = state.x_rows<D>(), bank = state.bank_rows<D>();
+    const auto* answers = static_cast<const typename D::Element*>(known.answer);
+    const int64_t scored = known.scores ? count - 1 : 0, sources = count + (answers != nullptr);
     for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
-      std::vector<const typename D::Element*> rows(count);
-      float* weights = scratch(kWeights, count + 1);
-      float* mixed = scratch(kMixed, padded(hidden));
-      for (int64_t token = begin; token < end; ++token) {
-        const bool more = token + 1 < end;
-        update<D>(bank(token, row), x(token, 0), numbers.fresh, hidden, more ? x.stride : 0);
-        for (int64_t i = 0; i < count; ++i) rows[i] = bank(token, first + i);
-        const int64_t scored = known.scores ? count - 1 : 0;
-        if (scored)
-          std::memcpy(weights, known.scores + token * known.scores_stride, scored * sizeof(float));
-        in_groups(count - scored, [&](int64_t i, auto group) {
-          score<D, group>(
-              weights + scored + i, &rows[scored + i], folded, key_eps, hidden,
-              more ? bank.stride : 0);
-        });
-        weights[count - 1] += own_bias;
-        if (known.answer) weights[count] = known.log_sum[token];
-        softmax(weights, count + (known.answer != nullptr));
-        const float* by = weights;
-        const auto* answer = static_cast<const typename D::Element*>(known.answer);
-        if (answer) answer += token * hidden;
-        Vec squares;
-        mix<D, 1>(&mixed, &squares, rows.data(), &by, count, hidden, answer);
-        norm.apply<D>(x(token, 0), mixed, squares, hidden);
-      }
+      std::vector<const typename D::Element*> rows(kGroup * count);
+      const int64_t apart = whole(sources);
+      float* weights = scratch(kWeights, kGroup * apart);
+      float* mixes = scratch(kMixed, kGroup * padded(hidden));
+      const auto run = [&](int64_t at, auto group) {  // G tokens, whose latencies overlap
+        constexpr int64_t G = group;
+        typename D::Element* to[G];
+        float *scores[G], *mixed[G];
+        Vec squares[G];
+        for (int64_t g = 0; g < G; ++g) {
+          const int64_t token = begin + at + g, next = token + G < end ? G : 0;
+          to[g] = x(token, 0);
+          scores[g] = weights + g * apart;
+          mixed[g] = mixes + g * padded(hidden);
+          update<D>(bank(token, row), to[g], numbers.fresh, hidden, next * x.stride);
+        }
+        for (int64_t g = 0; g < G; ++g) {
+          const int64_t token = begin + at + g, next = token + G < end ? G : 0;
+          const typename D::Element** own = &rows[g * count];
+          for (int64_t i = 0; i < count; ++i) own[i] = bank(token, first + i);
+          if (scored)
+            std::memcpy(
+                scores[g], known.scores + token * known.scores_stride, scored * sizeof(float));
+          in_groups(count - scored, [&](int64_t i, auto several) {
+            score<D, several>(
+                scores[g] + scored + i, own + scored + i, folded, key_eps, hidden,
+                next * bank.stride);
+          });
+          scores[g][count - 1] += own_bias;
+          if (answers) scores[g][count] = known.log_sum[token];
+        }
+        softmax<G>(scores, nullptr, sources);
+        for (int64_t g = 0; g < G; ++g)
+          mix<D, 1>(
+              &mixed[g], &squares[g], &rows[g * count], &scores[g], count, hidden,
+              answers ? answers + (begin + at + g) * hidden : nullptr);
+        norm.apply<D, G>(to, mixed, squares, hidden);
+      };
+      const int64_t near = kNear / (sources * hidden * sizeof(typename D::Element));
+      if (near >= kGroup) return in_groups(end - begin, run);
+      if (near >= 2) return in_groups<2>(end - begin, run);
+      in_groups<1>(end - begin, run);
     });
   });
 }
@@ -116,19 +135,24 @@ void single_pass(Tensor x, Tensor bank, SITE_PARAMETERS) {
   attend(state, 0, {}, SITE_ARGUMENTS(state.hidden));
 }
 
+// The answer of one site among those of its group.
+Ahead answered(const State& state, const void* answers, const float* log_sums, int64_t position) {
+  Ahead known;
+  known.answer =
+      static_cast<const char*>(answers) + position * state.tokens * state.hidden * state.size;
+  known.log_sum = log_sums + position * state.tokens;
+  return known;
+}
+
 void merge(
     Tensor x, Tensor bank, Tensor answers, Tensor log_sums, int64_t position, int64_t first,
     SITE_PARAMETERS) {
   const State state(x, bank);
   const int64_t sites = answers.size(0);
   STD_TORCH_CHECK(position >= 0 && position < sites, "the site is not among those of the answers");
-  Ahead known;
-  const ScalarType dtype = bank.scalar_type();
-  void* answer = made_ahead(answers, {sites, state.tokens, state.hidden}, dtype);
-  known.answer = static_cast<char*>(answer) +
-                 position * state.tokens * state.hidden * answers.element_size();
-  void* log_sum = made_ahead(log_sums, {sites, state.tokens});
-  known.log_sum = static_cast<float*>(log_sum) + position * state.tokens;
+  const void* answer = made_ahead(answers, {sites, state.tokens, state.hidden}, state.dtype);
+  const void* log_sum = made_ahead(log_sums, {sites, state.tokens});
+  const Ahead known = answered(state, answer, static_cast<const float*>(log_sum), position);
   attend(state, first, known, SITE_ARGUMENTS(state.hidden));
 }
 

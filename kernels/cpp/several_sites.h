@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <tuple>
-
 #include "one_site.h"
 
 namespace {
@@ -22,7 +20,8 @@ void score_rows(
   float* to = static_cast<float*>(made_ahead(scores, {tokens, sites, slots}));
   to += position * slots + first;
   const float* folded = fold_all(
-      queries, key_norms, static_cast<float>(logit_scale), hidden, bank.scalar_type());
+      keys_of(queries, key_norms, hidden), static_cast<float>(logit_scale), hidden,
+      bank.scalar_type());
   dispatch(bank.scalar_type(), [&](auto dtype) {
     using D = decltype(dtype);
     const auto source = rows_of<D>(bank);
@@ -39,30 +38,28 @@ void score_rows(
   });
 }
 
-std::tuple<Tensor, Tensor> open_group(
-    Tensor x, Tensor bank, int64_t place, int64_t eps, bool completes, Tensors queries,
-    Tensors key_norms, std::optional<Tensor> bias, Tensor norm_weight) {
-  const State state(x, bank);
-  const Numbers numbers(place, eps);
+// Runs the first site, and answers the others: `[sites - 1, tokens, hidden]`, with log-sum-exps.
+void attend_group(
+    const State& state, const Numbers& numbers, bool completes, const Keys& keys, const float* bias,
+    const NormWeight& norm_weight, void* answers, float* log_sum) {
   const int64_t row = numbers.row;
   const float key_eps = numbers.key_eps;
-  const int64_t tokens = state.tokens, hidden = state.hidden, sites = queries.size();
+  const int64_t tokens = state.tokens, hidden = state.hidden, sites = keys.size();
   const int64_t count = row + 1, later_count = row + completes;
   state.check_rows(0, row);
   STD_TORCH_CHECK(later_count > 0, "later sites have no finished block to attend to");
-  const float* folded = fold_all(queries, key_norms, numbers.logit_scale, hidden, state.dtype);
-  const Norm norm(NormWeight(norm_weight, hidden), numbers.norm_eps, hidden, state.dtype);
-  const float own_bias = read_bias(floats(bias, 1));
-  Tensor answers = torch::stable::new_empty(bank, {sites - 1, tokens, hidden});
-  Tensor log_sums = torch::stable::new_empty(bank, {sites - 1, tokens}, ScalarType::Float);
-  float* log_sum = static_cast<float*>(log_sums.data_ptr());
+  const float* folded = fold_all(keys, numbers.logit_scale, hidden, state.dtype);
+  const Norm norm(norm_weight, numbers.norm_eps, hidden, state.dtype);
+  const float own_bias = read_bias(bias);
   dispatch(state.dtype, [&](auto dtype) {
     using D = decltype(dtype);
     const auto delta = state.x_rows<D>(), blocks = state.bank_rows<D>();
-    const auto answer = rows_of<D>(answers);
+    const Rows<D> answer = {
+        static_cast<typename D::Element*>(answers), tokens * hidden, hidden};
     for_tokens(tokens, (count + sites) * hidden, [&](int64_t begin, int64_t end) {
       std::vector<const typename D::Element*> rows(count);
-      float* weights = scratch(kWeights, sites * count);
+      const int64_t apart = whole(count);
+      float* weights = scratch(kWeights, sites * apart);
       float* mixed = scratch(kMixed, kGroup * padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
         const bool more = token + 1 < end;
@@ -70,37 +67,52 @@ std::tuple<Tensor, Tensor> open_group(
             blocks(token, row), delta(token, 0), numbers.fresh, hidden, more ? delta.stride : 0);
         for (int64_t i = 0; i < count; ++i) rows[i] = blocks(token, i);
         score_sites<D>(
-            weights, 1, count, rows.data(), later_count, folded, sites, key_eps, hidden,
+            weights, 1, apart, rows.data(), later_count, folded, sites, key_eps, hidden,
             more ? blocks.stride : 0);
-        if (!completes)
-          score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
+        if (!completes) score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
         weights[row] += own_bias;
-        softmax(weights, count);
-        const float* first = weights;
-        Vec own;
-        mix<D, 1>(&mixed, &own, rows.data(), &first, count, hidden);
-        norm.apply<D>(delta(token, 0), mixed, own, hidden);
-        in_groups(sites - 1, [&](int64_t site, auto group) {
+        const auto run = [&](int64_t site, auto group) {  // G sites from this one on
           constexpr int64_t G = group;
-          float* to[G];
-          const float* by[G];
+          float *scores[G], *to[G], found[G];
           Vec squares[G];
           for (int64_t g = 0; g < G; ++g) {
-            float* scores = weights + (1 + site + g) * count;
-            log_sum[(site + g) * tokens + token] = softmax(scores, later_count);
-            by[g] = scores;
+            scores[g] = weights + (site + g) * apart;
             to[g] = mixed + g * padded(hidden);
           }
-          mix<D, G>(to, squares, rows.data(), by, later_count, hidden);
-          for (int64_t g = 0; g < G; ++g)
+          const int64_t read = site ? later_count : count;
+          softmax<G>(scores, found, read);
+          mix<D, G>(to, squares, rows.data(), scores, read, hidden);
+          for (int64_t g = 0; g < G; ++g) {
+            if (site + g == 0) {
+              auto* x = delta(token, 0);
+              norm.apply<D, 1>(&x, to, squares, hidden);
+              continue;
+            }
+            log_sum[(site + g - 1) * tokens + token] = found[g];
             steps(hidden, [&](int64_t at, int64_t n) {
-              store<D>(answer(site + g, token) + at, Float32::widen(to[g] + at), n);
+              store<D>(answer(site + g - 1, token) + at, Float32::widen(to[g] + at), n);
             });
-        });
+          }
+        };
+        if (!completes) run(0, std::integral_constant<int64_t, 1>{});  // it reads one row more
+        in_groups(sites, run, !completes);
       }
     });
   });
-  return {answers, log_sums};
+}
+
+void open_group(
+    Tensor x, Tensor bank, Tensor answers, Tensor log_sums, int64_t place, int64_t eps,
+    bool completes, Tensors queries, Tensors key_norms, std::optional<Tensor> bias,
+    Tensor norm_weight) {
+  const State state(x, bank);
+  const int64_t hidden = state.hidden, later = queries.size() - 1;
+  const Keys keys = keys_of(queries, key_norms, hidden);
+  void* answer = made_ahead(answers, {later, state.tokens, hidden}, state.dtype);
+  void* log_sum = made_ahead(log_sums, {later, state.tokens});
+  attend_group(
+      state, Numbers(place, eps), completes, keys, floats(bias, 1), NormWeight(norm_weight, hidden),
+      answer, static_cast<float*>(log_sum));
 }
 
 }  // namespace

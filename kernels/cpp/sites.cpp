@@ -10,7 +10,6 @@
 
 #include "direct.h"
 #include "recurrence.h"
-#include "several_sites.h"
 
 namespace {
 
@@ -36,8 +35,9 @@ void add_to_row(Tensor delta, Tensor bank, int64_t row) {
 STABLE_TORCH_LIBRARY(attnres_serve, library) {
   library.def("cpp_single_pass(" STATE SITE);
   library.def(
-      "cpp_open_group(" STATE "int place, int eps, bool completes, Tensor[] queries, "
-      "Tensor[] key_norms, Tensor? bias, Tensor norm_weight) -> (Tensor, Tensor)");
+      "cpp_open_group(" STATE "Tensor(c!) answers, Tensor(d!) log_sums, int place, int eps, "
+      "bool completes, Tensor[] queries, Tensor[] key_norms, Tensor? bias, Tensor norm_weight) "
+      "-> ()");
   library.def(
       "cpp_merge(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
   library.def(

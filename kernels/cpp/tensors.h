@@ -29,12 +29,12 @@ int64_t reach(int64_t count, int64_t stride, int64_t size) {
 // both: they lie apart, and so do the rows of each.
 struct State {
   ScalarType dtype;
-  int64_t tokens, hidden, slots;
+  int64_t size, tokens, hidden, slots;  // the first in bytes, of an element
   void *x_data, *bank_data;
   int64_t x_stride, by_token, by_slot;
   State(const Tensor& x, const Tensor& bank)
-      : dtype(x.scalar_type()), tokens(x.size(0)), hidden(x.size(-1)), slots(bank.size(1)),
-        x_data(x.data_ptr()), bank_data(bank.data_ptr()) {
+      : dtype(x.scalar_type()), size(x.element_size()), tokens(x.size(0)), hidden(x.size(-1)),
+        slots(bank.size(1)), x_data(x.data_ptr()), bank_data(bank.data_ptr()) {
     STD_TORCH_CHECK(
         x.dim() == 2 && bank.dim() == 3 && bank.size(0) == tokens && bank.size(2) == hidden &&
             bank.scalar_type() == dtype,
@@ -42,16 +42,16 @@ struct State {
     STD_TORCH_CHECK(
         hidden <= 1 || (x.stride(1) == 1 && bank.stride(2) == 1), "rows must be contiguous");
     x_stride = x.stride(0), by_token = bank.stride(0), by_slot = bank.stride(1);
-    check_apart(x.element_size());
+    check_apart();
   }
   // Both contiguous.
   State(ScalarType dtype, int64_t size, int64_t tokens, int64_t hidden, int64_t slots, void* x,
         void* bank)
-      : dtype(dtype), tokens(tokens), hidden(hidden), slots(slots), x_data(x), bank_data(bank),
-        x_stride(hidden), by_token(slots * hidden), by_slot(hidden) {
-    check_apart(size);
+      : dtype(dtype), size(size), tokens(tokens), hidden(hidden), slots(slots), x_data(x),
+        bank_data(bank), x_stride(hidden), by_token(slots * hidden), by_slot(hidden) {
+    check_apart();
   }
-  void check_apart(int64_t size) const {
+  void check_apart() const {
     const int64_t x_reach = reach(tokens, x_stride, hidden);
     const int64_t bank_reach = by_slot <= by_token
                                    ? reach(tokens, by_token, reach(slots, by_slot, hidden))

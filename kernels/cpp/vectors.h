@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/stable/tensor.h>
@@ -30,14 +31,36 @@ using Tensors = std::vector<Tensor>;
 constexpr int64_t kLanes = 16;
 constexpr int64_t kStep = 2 * kLanes;  // elements that are loaded at once
 constexpr int64_t kGroup = 4;          // rows or sites that share the loads of one loop
-constexpr int64_t kPair = 2;           // rows that are scored by a group of sites at once
+#ifdef __AVX512F__
+constexpr int64_t kPair = 4;           // rows that are scored by a group of sites at once
+#else
+constexpr int64_t kPair = 2;           // whose products would not stay in half as many registers
+#endif
 constexpr int64_t kGrain = 1 << 14;    // elements read that are worth a second thread
+constexpr int64_t kNear = 40 << 10;    // bytes that are still in the first cache when read again
 
 // Everything that a hot loop calls is part of it, so that its sums stay in registers.
 #define FLAT [[gnu::flatten]]
 
 typedef float Vec __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef float Four __attribute__((vector_size(16)));
+typedef uint32_t FourBits __attribute__((vector_size(16)));
+
+// The elements of two vectors, numbered through, that are named.
+#ifdef __clang__
+#define SHUFFLED(Numbers, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(Numbers, a, b, ...) __builtin_shuffle(a, b, Numbers{__VA_ARGS__})
+#endif
+
+// Has a value stay in a register: GCC reads it from memory again for each use, and loads are then
+// what a loop waits for.
+#ifdef __AVX512F__
+#define HELD(value) asm("" : "+v"(value))
+#else
+#define HELD(value)
+#endif
 
 // kStep elements: one half behind the other, but of bfloat16 the even ones and the odd ones, which
 // a shift and a mask tell apart where widening in order takes shuffles.  What is float32 beside a
@@ -78,17 +101,11 @@ struct BFloat16 {
     return wide == wide ? bits + 0x7fff + ((bits >> 16) & 1) : nan;
   }
   static Step arrange(Step step) {
-#ifdef __clang__
-#define EVERY_SECOND(from)                                                                  \
-  __builtin_shufflevector(step.low, step.high, from, from + 2, from + 4, from + 6, from + 8, \
+#define EVERY_SECOND(from)                                                                \
+  SHUFFLED(Bits, step.low, step.high, from, from + 2, from + 4, from + 6, from + 8,       \
       from + 10, from + 12, from + 14, from + 16, from + 18, from + 20, from + 22, from + 24, \
       from + 26, from + 28, from + 30)
     return {EVERY_SECOND(0), EVERY_SECOND(1)};
-#else
-    const Bits even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    return {__builtin_shuffle(step.low, step.high, even),
-            __builtin_shuffle(step.low, step.high, even + 1)};
-#endif
   }
 };
 
@@ -128,45 +145,103 @@ inline void store(typename D::Element* to, Step step, int64_t count) {
   std::memcpy(to, padded, count * sizeof *to);
 }
 
+// The tail is taken first: it calls functions, which leave no sum in a register.
 template <class F>
 inline void steps(int64_t hidden, const F& body) {
-  int64_t at = 0;
-  for (; at + kStep <= hidden; at += kStep) body(at, kStep);
-  if (at < hidden) body(at, hidden - at);
+  const int64_t tail = hidden / kStep * kStep;
+  if (tail < hidden) body(tail, hidden - tail);
+  for (int64_t at = 0; at < tail; at += kStep) body(at, kStep);
 }
 
-// body(at, G) for groups of G, and for what is left groups of half the size.
+// body(0) to body(N - 1), of constants: a loop of N turns would keep in memory what stays in
+// registers here.
+template <int64_t N, class F>
+inline void each(const F& body) {
+  [&]<int64_t... I>(std::integer_sequence<int64_t, I...>) {
+    (body(std::integral_constant<int64_t, I>{}), ...);
+  }(std::make_integer_sequence<int64_t, N>{});
+}
+
+// body(at, G) for groups of G, and one smaller group for what is left.
 template <int64_t G = kGroup, class F>
 inline void in_groups(int64_t count, const F& body, int64_t at = 0) {
   for (; at + G <= count; at += G) body(at, std::integral_constant<int64_t, G>{});
-  if constexpr (G > 1) in_groups<G / 2>(count, body, at);
+  if constexpr (G > 1) in_groups<G - 1>(count, body, at);
 }
 
-// body(p, at, n) for P steps in turn, then for what is left: their sums go on side by side, because
-// an addition waits for the one before it.
-template <int64_t P, class F>
-inline void unrolled(int64_t hidden, const F& body) {
-  int64_t at = 0;
-  for (; at + P * kStep <= hidden; at += P * kStep) {
-#pragma GCC unroll 2
-    for (int64_t p = 0; p < P; ++p) body(p, at + p * kStep, kStep);
-  }
-  for (; at < hidden; at += kStep) body(0, at, std::min(kStep, hidden - at));
+// A vector's halves, taken from its register.
+#if defined(__clang__) || __GNUC__ >= 12
+template <class Half, class Wide, class F>
+inline Half halves(Wide wide, const F& both) {
+  constexpr int64_t count = sizeof(Half) / sizeof(float);
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return both(
+        __builtin_shufflevector(wide, wide, I...),
+        __builtin_shufflevector(wide, wide, (I + int{count})...));
+  }(std::make_integer_sequence<int, count>{});
 }
-
-template <class Half, class Wide>
-inline Half halves(Wide wide) {
+#else  // by way of memory
+template <class Half, class Wide, class F>
+inline Half halves(Wide wide, const F& both) {
   Half low, high;
   std::memcpy(&low, &wide, sizeof low);
   std::memcpy(&high, reinterpret_cast<const char*>(&wide) + sizeof low, sizeof high);
-  return low + high;
+  return both(low, high);
+}
+#endif
+
+template <class F>
+inline Four quarter(Vec wide, const F& both) {
+  typedef float Eight __attribute__((vector_size(32)));
+  return halves<Four>(halves<Eight>(wide, both), both);
 }
 
-inline float sum(Vec wide) {  // as a tree
-  typedef float Eight __attribute__((vector_size(32)));
-  typedef float Four __attribute__((vector_size(16)));
-  const Four four = halves<Four>(halves<Eight>(wide));
-  return (four[0] + four[2]) + (four[1] + four[3]);
+constexpr auto plus = [](auto a, auto b) { return a + b; };
+constexpr auto larger = [](auto a, auto b) { return a > b ? a : b; };
+
+template <class F>
+inline float reduce(Vec wide, const F& both) {  // as a tree
+  const Four four = quarter(wide, both);
+  return both(both(four[0], four[2]), both(four[1], four[3]));
+}
+
+inline float sum(Vec wide) { return reduce(wide, plus); }
+
+// Each sum as the one above, to the bit; four together take half the instructions.
+inline Four sums(Vec a, Vec b, Vec c, Vec d) {
+  const Four p = quarter(a, plus), q = quarter(b, plus);
+  const Four r = quarter(c, plus), s = quarter(d, plus);
+  const Four low = SHUFFLED(FourBits, p, q, 0, 4, 1, 5) + SHUFFLED(FourBits, p, q, 2, 6, 3, 7);
+  const Four high = SHUFFLED(FourBits, r, s, 0, 4, 1, 5) + SHUFFLED(FourBits, r, s, 2, 6, 3, 7);
+  return SHUFFLED(FourBits, low, high, 0, 1, 4, 5) + SHUFFLED(FourBits, low, high, 2, 3, 6, 7);
+}
+
+// The sums of G vectors.
+template <int64_t G>
+inline void sums(float* to, const Vec* wide) {
+  static_assert(G <= 4);
+  if constexpr (G > 2) {
+    const Four four = sums(wide[0], wide[1], wide[2], wide[G - 1]);
+    each<G>([&](auto g) { to[g] = four[int64_t{g}]; });
+  } else {
+    each<G>([&](auto g) { to[g] = sum(wide[g]); });
+  }
+}
+
+// e to the power of each element, of those up to 0.  Where that is below 2^-126 it is 0, because
+// every product of such a number takes a hundred times as long.  As Cephes has it: within two units
+// in the last place.
+inline Vec exponential(Vec x) {
+  const Vec round = Vec{} + 0x1.8p23f;  // a sum with it has the bits of the nearest integer
+  const Vec shifted = x * 0x1.715476p0f + round, power = shifted - round;
+  const Vec rest = (x - power * 0x1.63p-1f) + power * 0x1.bd0106p-13f;  // ln 2 in two parts
+  Vec value = Vec{} + 1.9875691500e-4f;
+  for (const float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                           5.0000001201e-1f})
+    value = value * rest + next;
+  value = value * (rest * rest) + rest + 1;
+  const Bits two_to = ((Bits)shifted - (Bits)round + 127) << 23;
+  return x < -87.33654f ? Vec{} : value * (Vec)two_to;
 }
 
 // Memory of a thread that lasts: a site of one token would spend most of its time on allocations.

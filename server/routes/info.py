@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from attnres_serve import __version__, settings
+from attnres_serve import __version__
 from attnres_serve.compat import (
     engine_config,
     host,
@@ -67,7 +67,7 @@ async def attn_res(request: Request) -> AttnResInfo:
             "block_starts": list(spec.block_starts),
             "sites": len(sites(spec)),
             "backend": await ask_first_worker(client, "attn_res_backend"),
-            "algorithm": settings.algorithm(client.vllm_config.additional_config),
+            "algorithm": await ask_first_worker(client, "attn_res_algorithm"),
             "executed": {name: sum(counts.values()) for name, counts in passes.items()},
             "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
         }

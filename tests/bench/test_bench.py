@@ -466,7 +466,7 @@ class Profiled(process.Engine):
     """An engine whose generations take the seconds it is given under the profiler."""
 
     def __init__(self, name: str, walls: list[float], backend: str | None = None) -> None:
-        at_start = facts(vocabulary=50, workers=1, backend=backend)
+        at_start = facts(vocabulary=50, workers=1, backend=backend, algorithm=None)
         super().__init__(process.Contender(name, ()), None, Path(), at_start)
         self.walls, self.asked = list(walls), []
 
@@ -565,6 +565,8 @@ OTHER = {"single_pass": {"eager": 0, "compiled": 9}, "two_phase": {"eager": 3, "
 
 def test_an_engine_that_ran_what_it_should_is_reported():
     measure.check_ran(engine("attnres", "single_pass", facts()), facts(executed=AFTER))
+    chosen = facts(executed=AFTER, algorithm="single_pass")
+    measure.check_ran(engine("attnres", "auto", facts()), chosen)
     stock = facts(executed={}, plugin_loaded=False)
     measure.check_ran(engine("baseline", None, stock), stock)
 
@@ -575,10 +577,18 @@ def test_an_engine_that_ran_what_it_should_is_reported():
         ("single_pass", facts(executed=OTHER)),
         ("single_pass", facts(executed=EAGER)),
         ("single_pass", facts()),
+        ("auto", facts(executed=AFTER, algorithm="two_phase")),
         ("single_pass", facts(executed=AFTER, plugin_loaded=False)),
         (None, facts(executed=AFTER)),
     ],
-    ids=["other-algorithm", "eager", "no-site", "without-plugin", "plugin-in-baseline"],
+    ids=[
+        "other-algorithm",
+        "eager",
+        "no-site",
+        "not-as-told",
+        "without-plugin",
+        "plugin-in-baseline",
+    ],
 )
 def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
     with pytest.raises(SettingError, match=r"ran .* expected .*: its figures would be another's"):

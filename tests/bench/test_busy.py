@@ -115,10 +115,12 @@ class Whole(Started):
 
 
 def facts_of(contender: process.Contender, ran: int) -> dict[str, Any]:
-    executed = {contender.algorithm: {"eager": ran, "compiled": 0}} if contender.algorithm else {}
+    algorithm = contender.algorithm and "single_pass"  # which `auto` is
+    executed = {algorithm: {"eager": ran, "compiled": 0}} if algorithm else {}
     of_engine = {"architecture": "A", "start_s": 1.0, "peak_memory_bytes": 10**9, "gpu": None}
     of_engine |= {"kv_cache_tokens": 4096, "dtype": "bfloat16", "backend": "cpp", "vocabulary": 50}
     of_engine |= {"plugin_loaded": contender.has_plugin, "executed": executed, "compiled": False}
+    of_engine |= {"algorithm": algorithm}
     return facts() | of_engine
 
 

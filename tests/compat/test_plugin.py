@@ -453,9 +453,9 @@ def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: 
 @pytest.mark.parametrize(
     ("additional_config", "wanted"),
     [
-        ({}, "single_pass"),
-        (None, "single_pass"),
-        ({"attnres_algorithm": "auto"}, "single_pass"),
+        ({}, "auto"),
+        (None, "auto"),
+        ({"attnres_algorithm": "auto"}, "auto"),
         ({"attnres_algorithm": "two_phase", "other_plugin": 1}, "two_phase"),
         ({"attnres_algorithm": "single_pass"}, "single_pass"),
     ],
@@ -464,6 +464,23 @@ def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: 
 def test_algorithms(additional_config: Any, wanted: str) -> None:
     """The default, the names, and the keys of others."""
     assert settings.algorithm(additional_config) == wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "blocks", "backend", "wanted"),
+    [
+        ("auto", 31, "cpp", "single_pass"),
+        ("auto", 32, "cpp", "two_phase"),
+        ("auto", 96, "torch", "single_pass"),
+        ("auto", 96, "triton", "single_pass"),
+        ("single_pass", 96, "cpp", "single_pass"),
+        ("score_on_write", 8, "cpp", "score_on_write"),
+    ],
+)
+def test_auto_chooses_by_blocks(asked: str, blocks: int, backend: str, wanted: str) -> None:
+    """Only where it was measured, and never against what was asked for."""
+    config = vllm_config(additional_config={"attnres_algorithm": asked})
+    assert backend_choice.choose_algorithm(config, blocks, backend) == wanted
 
 
 def test_traces_are_turned_off_by_a_flag() -> None:

@@ -1,7 +1,8 @@
-"""Compiled graphs call the single pass of the cpp backend past torch's dispatcher."""
+"""Compiled graphs call sites of the cpp backend past torch's dispatcher."""
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import in_place
@@ -19,7 +20,9 @@ from attnres_serve.kernels.cpp import direct as cpp_direct
 from attnres_serve.kernels.interface import SiteWeights, place_of
 
 PLACE = place_of(2, fresh=False)
-DIRECT, OPERATOR = "attnres_single_pass(", f"{cpp_direct.OPERATOR}("
+WEIGHTS = in_place.inputs(1, "cpu").sites[0]
+DIRECT = [f"attnres_{name}(" for name in cpp_direct.NAMES]
+OPERATORS = [f"{cpp_direct.operator(name)}(" for name in cpp_direct.NAMES]
 
 
 @pytest.fixture(autouse=True)
@@ -29,44 +32,69 @@ def _compiled_anew() -> None:
 
 
 def site(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
-    """One site behind something that is computed: what is compiled."""
+    """Sites behind something that is computed: what is compiled."""
     torch._check(x.shape[0] == bank.shape[0])
-    return cpp_backend.single_pass(torch.tanh(x), bank, [weights], weights, PLACE)
+    return three_sites(x, bank, weights)
+
+
+def three_sites(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
+    """One by itself, and a group of two."""
+    queries = [weights] * 3
+    x = cpp_backend.single_pass(torch.tanh(x), bank, queries, weights, PLACE)
+    group = queries, 2, weights, PLACE, True
+    x, answers = cpp_backend.open_group(torch.tanh(x), bank, *group)
+    place = place_of(3, fresh=True, position=1, first=3)
+    return cpp_backend.merge(torch.tanh(x), bank, answers, queries, weights, place)
 
 
 def compile_and_run(graph: Callable, x: Tensor, bank: Tensor, weights: SiteWeights):
-    """The compiled graph, what it made of the arguments, and how its code calls the site."""
+    """The compiled graph, what it made of the arguments, and how its code calls the sites."""
     for tensor in (x, bank):
         torch._dynamo.mark_dynamic(tensor, 0)
     with torch.compiler.config.patch(force_disable_caches=True):
         compiled = torch.compile(graph, fullgraph=True, dynamic=False)
         normed, (code,) = run_and_get_code(compiled, x, bank, weights)
-    calls = re.findall(f"{re.escape(DIRECT)}|{re.escape(OPERATOR)}", code)
+    calls = re.findall("|".join(map(re.escape, (*DIRECT, *OPERATORS))), code)
     return compiled, normed, calls
 
 
-def learned(weights: SiteWeights) -> tuple:
-    return weights.query, weights.key_norm, weights.bias, weights.norm_weight
+def arguments(tokens: int, hidden: int, dtype: torch.dtype, **changes) -> dict[str, tuple]:
+    """Those of each operator on a state of its own: what it writes to stands first."""
+    x, bank, (weights, *_) = in_place.inputs(tokens, "cpu", hidden, dtype)
+    weights = weights._replace(**changes)
+    own = cpp_backend.arguments(weights, PLACE)
+    answers = torch.randn(2, tokens, hidden).to(dtype), torch.randn(2, tokens)
+    keys = [weights.query] * 3, [weights.key_norm] * 3
+    learned = weights.bias, weights.norm_weight
+    return {
+        "single_pass": (x, bank, *own),
+        "open_group": (x, bank, *answers, *own[:2], True, *keys, *learned),
+        "merge": (x, bank, *answers, 1, 1, *own),
+    }
 
 
-@pytest.mark.parametrize("fresh", [True, False])
+def copied(given: tuple) -> tuple:
+    return tuple(one.clone() if isinstance(one, Tensor) else one for one in given)
+
+
+@pytest.mark.parametrize("name", cpp_direct.NAMES)
 @pytest.mark.parametrize("norm_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_same_bits_as_the_operator(
-    dtype: torch.dtype, norm_dtype: torch.dtype, fresh: bool
+    dtype: torch.dtype, norm_dtype: torch.dtype, name: str
 ) -> None:
     """With and without a bias, for any number of tokens and sizes that no vector divides."""
     for tokens, hidden in ((0, 66), (1, 66), (5, 7), (1003, 66)):
-        x, bank, (weights, *_) = in_place.inputs(tokens, "cpu", hidden, dtype)
-        weights = weights._replace(norm_weight=weights.norm_weight.to(norm_dtype))
-        for given in (weights, weights._replace(bias=None)):
-            own = cpp_backend.numbers(given, place_of(2, fresh))
-            layout = cpp_direct.layout(hidden, in_place.SLOTS, dtype, norm_dtype)
-            normed, grown, wanted, bank_wanted = x.clone(), bank.clone(), x.clone(), bank.clone()
-            cpp_direct.single_pass(normed, grown, *learned(given), tokens, layout, *own)
-            torch.ops.attnres_serve.cpp_single_pass(wanted, bank_wanted, *own, *learned(given))
-            assert torch.equal(normed, wanted) and torch.equal(grown, bank_wanted)
-            assert tokens == 0 or not torch.equal(grown, bank)
+        layout = cpp_direct.layout(hidden, in_place.SLOTS, dtype, norm_dtype)
+        norm_weight = torch.randn(hidden).to(norm_dtype)
+        for bias in (torch.randn(1), None):
+            given = arguments(tokens, hidden, dtype, norm_weight=norm_weight, bias=bias)[name]
+            found, wanted = copied(given), copied(given)
+            cpp_direct.calls[name](*found, tokens, layout)
+            getattr(torch.ops.attnres_serve, f"cpp_{name}")(*wanted)
+            for one, other in zip(found, wanted, strict=True):
+                assert not isinstance(one, Tensor) or torch.equal(one, other)
+            assert tokens == 0 or not torch.equal(found[1], given[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -74,7 +102,7 @@ def test_a_compiled_graph_calls_it(dtype: torch.dtype) -> None:
     """For any number of tokens, by one graph."""
     x, bank, (weights, *_) = in_place.inputs(5, "cpu", 66, dtype)
     compiled, _, calls = compile_and_run(site, x, bank, weights)
-    assert calls == [DIRECT]
+    assert calls == DIRECT
     for tokens in (2, 5, 1003):
         x, bank, (weights, *_) = in_place.inputs(tokens, "cpu", 66, dtype)
         other = bank.clone()
@@ -86,64 +114,70 @@ def test_a_compiled_graph_calls_it(dtype: torch.dtype) -> None:
 
 def strided(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
     """Slots of a larger bank, which the direct call would take for the whole of one."""
-    return site(x, bank[:, 1:], weights)
+    return site(x, bank[:, : in_place.SLOTS], weights)
 
 
 def of_another_batch(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
     """A bank that nothing known says to have as many tokens."""
-    return cpp_backend.single_pass(torch.tanh(x), bank, [weights], weights, PLACE)
+    return three_sites(x, bank, weights)
 
 
 @pytest.mark.parametrize("graph", [strided, of_another_batch])
 def test_what_the_call_cannot_read_goes_to_the_operator(graph: Callable) -> None:
     x, bank, (weights, *_) = in_place.inputs(5, "cpu")
+    bank = torch.cat([bank, bank], dim=1)
     other = bank.clone()
     _, normed, calls = compile_and_run(graph, x, bank, weights)
-    assert calls == [OPERATOR]
+    assert calls == OPERATORS
     torch.testing.assert_close(normed, graph(x, other, weights))
     torch.testing.assert_close(bank, other)
 
 
-@pytest.mark.parametrize(("missing", "name"), [("ENTRY", "of_another_library"), ("TORCH", "2.12.")])
-def test_without_direct_calls(missing: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "named"), [("ENTRY", "of_another_library"), ("TORCH", "2.12.")]
+)
+def test_without_direct_calls(missing: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As compiled without Python's headers, or with another torch, operators are called as before.
 
     So they are by code that was generated elsewhere, for direct calls.
     """
     x, bank, (weights, *_) = in_place.inputs(5, "cpu")
-    monkeypatch.delitem(CUSTOM_EXTERN_KERNEL_CODEGEN, cpp_direct.OPERATOR)
-    monkeypatch.setattr(cpp_direct, missing, name)
-    monkeypatch.setattr(cpp_direct, "single_pass", cpp_direct._by_operator)
+    for name in cpp_direct.NAMES:
+        monkeypatch.delitem(CUSTOM_EXTERN_KERNEL_CODEGEN, cpp_direct.operator(name))
+        monkeypatch.setitem(cpp_direct.calls, name, partial(cpp_direct._by_operator, name))
+    monkeypatch.setattr(cpp_direct, missing, named)
     library = next(Path(path) for path in torch.ops.loaded_libraries if "cpp_backend" in path)
     cpp_direct.install(library)
     _, _, calls = compile_and_run(site, x, bank.clone(), weights)
-    assert calls == [OPERATOR]
+    assert calls == OPERATORS
 
-    own, other = cpp_backend.numbers(weights, PLACE), bank.clone()
     layout = cpp_direct.layout(in_place.HIDDEN, in_place.SLOTS, torch.float32, torch.float32)
-    wanted = cpp_backend.single_pass(x.clone(), other, [weights], weights, PLACE)
-    cpp_direct.single_pass(x, bank, *learned(weights), 5, layout, *own)
-    assert torch.equal(x, wanted) and torch.equal(bank, other)
+    for name, given in arguments(5, in_place.HIDDEN, torch.float32).items():
+        found, wanted = copied(given), copied(given)
+        getattr(torch.ops.attnres_serve, f"cpp_{name}")(*wanted)
+        cpp_direct.calls[name](*found, 5, layout)
+        assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
 
 
 def test_wrong_arguments() -> None:
     """One sentence, as the operator's; nothing is read or written."""
-    x, bank, (weights, *_) = in_place.inputs(5, "cpu")
-    own, given = cpp_backend.numbers(weights, PLACE), learned(weights)
     layout = cpp_direct.layout(in_place.HIDDEN, in_place.SLOTS, torch.float32, torch.float32)
-    before = bank.clone()
-    with pytest.raises(TypeError, match="six tensors and four numbers"):
-        cpp_direct.single_pass(x, bank)
-    with pytest.raises(TypeError, match="int"):
-        cpp_direct.single_pass(x, bank, *given, "5", layout, *own)
-    with pytest.raises(RuntimeError, match="must not share memory with the bank"):
-        cpp_direct.single_pass(bank[0], bank, *given, 5, layout, *own)
-    outside = cpp_backend.numbers(weights, place_of(in_place.SLOTS, fresh=True))
-    with pytest.raises(RuntimeError, match="the row is outside of the bank"):
-        cpp_direct.single_pass(x, bank, *given, 5, layout, *outside)
-    with pytest.raises(RuntimeError):
-        cpp_direct.single_pass(x, bank, None, *given[1:], 5, layout, *own)
-    assert torch.equal(bank, before)
+    for name, (x, bank, *rest) in arguments(5, in_place.HIDDEN, torch.float32).items():
+        call, before = cpp_direct.calls[name], bank.clone()
+        with pytest.raises(TypeError, match=f"expected {len(rest) + 4} arguments, not 2"):
+            call(x, bank)
+        with pytest.raises(TypeError, match="int"):
+            call(x, bank, *rest, "5", layout)
+        with pytest.raises(RuntimeError, match="must not share memory with the bank"):
+            call(bank[0], bank, *rest, 5, layout)
+        with pytest.raises(RuntimeError):
+            call(x, bank, *rest[:-1], None, 5, layout)
+        packed, _ = cpp_backend.numbers(WEIGHTS, PLACE)
+        at = next(i for i, one in enumerate(rest) if type(one) is int and one == packed)
+        rest[at], _ = cpp_backend.numbers(WEIGHTS, place_of(in_place.SLOTS, fresh=True))
+        with pytest.raises(RuntimeError, match="the row is outside of the bank"):
+            call(x, bank, *rest, 5, layout)
+        assert torch.equal(bank, before)
 
 
 def test_a_profiler_sees_the_calls() -> None:
@@ -151,8 +185,9 @@ def test_a_profiler_sees_the_calls() -> None:
     x, bank, (weights, *_) = in_place.inputs(5, "cpu")
     with config.patch({"cpp.enable_kernel_profile": True}):
         compiled, _, calls = compile_and_run(site, x, bank, weights)
-        assert calls == [DIRECT]
+        assert calls == DIRECT
         with torch.profiler.profile() as profiler:
             compiled(x, bank, weights)
             compiled(x, bank, weights)
-    assert [event.name for event in profiler.events()].count(cpp_direct.NAME) == 2
+    seen = [event.name for event in profiler.events()]
+    assert [seen.count(f"attnres_serve::cpp_{name}") for name in cpp_direct.NAMES] == [2, 2, 2]
