@@ -6,9 +6,9 @@ later sites get answers over the finished blocks, from the same reading of the r
 launches less than an addition, ``inter_block`` and the norm of the first site's answer.
 
 A program owns a token, because it updates a row in place that all sites may read; it takes the
-sites in turns, as many at a time as a program of phase 1, whose configs it shares.  Up to 8192 the
-half types take 132 registers at most, without spills, and fp32 148 with 8 bytes of spills at 2048;
-at 16384 the half types spill up to 96 bytes and fp32 208.
+sites in turns, as many at a time as a program of phase 1, whose configs it shares.  Up to 8192 it
+takes up to 255 registers, without spills; at 16384 the half types spill up to 96 bytes and fp32
+208.
 
 Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
 """

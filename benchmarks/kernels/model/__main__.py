@@ -37,7 +37,9 @@ SITES = (8, 24)
 TOKENS = (1, 64, 512, 2048, 8192)
 # Configs that the tables had or might have: kernel, hidden size, config.
 CANDIDATES: list[tuple[str, int, Config | GroupConfig]] = [
-    *(("open_group", 1024, GroupConfig(*c)) for c in ((4, 4), (2, 1), (2, 2), (4, 2))),
+    *(("open_group", 512, GroupConfig(*c)) for c in ((4, 2), (4, 1))),
+    *(("open_group", 1024, GroupConfig(*c)) for c in ((4, 4), (4, 2), (2, 2), (2, 1))),
+    *(("open_group", 2048, GroupConfig(*c)) for c in ((4, 8), (4, 4), (2, 2))),
     *(("open_group", 4096, GroupConfig(*c)) for c in ((4, 16), (2, 4), (2, 8), (4, 8))),
     *(("open_group", 7168, GroupConfig(*c)) for c in ((2, 16), (2, 8), (1, 8))),
     *(("open_group", 8192, GroupConfig(*c)) for c in ((2, 16), (2, 8))),

@@ -82,6 +82,12 @@ def loops(code: Sequence[Instruction]) -> list[int]:
     return sorted(jumps)
 
 
+def lengths(code: Sequence[Instruction]) -> list[int]:
+    """Instructions of each of the ``loops``, with those of loops inside of it."""
+    ends = {one.target: one.address for one in code if one.target is not None}
+    return [sum(head <= one.address <= ends[head] for one in code) for head in loops(code)]
+
+
 def path(code: Sequence[Instruction], rounds: Sequence[int]) -> list[Instruction]:
     """What every warp executes, in order.
 

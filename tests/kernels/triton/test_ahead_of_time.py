@@ -73,7 +73,6 @@ def test_nothing_spills(shape: Shape) -> None:
     """No stack and no access to local memory: a token's rows live in registers."""
     kernel = _compiled(shape)
     assert kernel["spill_bytes"] == 0 and kernel["local_accesses"] == 0
-    assert kernel["registers"] < 255
 
 
 @every_shape
@@ -157,12 +156,18 @@ def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
 @pytest.mark.parametrize("arch", IN_BOTH)
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize(("name", "fresh"), [("inter_block", None), ("open_group", False)])
-def test_phase_1_keeps_sixteen_warps_on_an_sm(
+def test_phase_1_spends_few_instructions_on_a_row(
     name: str, fresh: bool | None, hidden: int, arch: str
 ) -> None:
-    """GROUP_CONFIGS was chosen for this; and no row passes through shared memory."""
+    """GROUP_CONFIGS was chosen for this; and no row passes through shared memory.
+
+    Of an element and a site, seven at most: half a conversion and half a square, a product with the
+    query, a rescaled sum, and what reductions cost.  With twice the warps it is nine.
+    """
     kernel = _compiled((name, arch, hidden, fresh))
-    assert kernel["programs_per_sm"] * kernel["num_warps"] >= 16
+    threads = 32 * kernel["num_warps"]
+    elements = kernel["sites"] * (1 << (hidden - 1).bit_length())
+    assert kernel["loop_instructions"][0] * threads / elements <= 7
     assert kernel["shared_bytes"] <= 4 * kernel["sites"] * kernel["num_warps"]
 
 
