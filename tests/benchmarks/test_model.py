@@ -67,6 +67,9 @@ def test_a_path_has_each_loop_as_often_as_it_says() -> None:
     names = [i.name for i in sass.path(code, [2, 3]) if i.opcode != "BRA"]
     assert names == ["MOV", *(["FADD"] + ["FMUL"] * 3) * 2, "EXIT"]
     assert [i.name for i in sass.path(code, [0, 3])] == ["MOV", "BRA", "EXIT"]
+    around = [code[0], Instruction(8, True, "BRA", 80, 1, 0, NONE, NONE), *code[1:]]
+    assert [i.name for i in sass.path(around, [0, 3])] == ["MOV", "BRA", "BRA", "EXIT"]
+    assert [i.name for i in sass.path(around, [None, 3])] == ["MOV", "BRA", "EXIT"]
     with pytest.raises(ValueError, match="has 2 loops, not 1"):
         sass.path(code, [1])
 
@@ -154,20 +157,31 @@ def test_every_published_figure_is_reproduced() -> None:
 def test_a_path_has_every_row_once() -> None:
     """A loop that the compiler unrolled, or one that is skipped, would show in the bytes."""
     found = compiled(
-        "[sum(32 * one.bytes for one in sass.path(binary.code, launch.rounds(1))"
+        "[sum(32 * one.bytes for one in sass.path(binary.code, rounds)"
         " if one.bytes == 16 and one.opcode in ('LDG', 'STG')) * binary.warps / 2048"
         " for launch in (launches.Launch('single_pass', 1024, 7),"
         " launches.Launch('mix_scored', 1024, 7), launches.Launch('merge', 1024, 7),"
-        " launches.Launch('open_group', 1024, 6, 8), launches.Launch('score', 1024, 1, 8))"
-        " for binary in [launch.binary()]]"
+        " launches.Launch('open_group', 1024, 6, 8), launches.Launch('score', 1024, 1, 8),"
+        " launches.Launch('open_group', 1024, 0, 8))"
+        " for binary in [launch.binary()] for tokens in (1000, 1)"
+        " if tokens > 1 or launch.kernel == 'open_group' for rounds in launch.rounds(tokens)]"
     )
     sites = two_phase.GROUP_CONFIGS[1024].sites
     turns = 8 // sites
     # A tile more than there are, delta, old and new sum, query (two rows), weight, result.
     tile = common.config_for(1024).tile
     whole = (-(-7 // tile) + 1) * tile + 7
-    group = (7 + 2 + 2 * sites + 1 + 2 + sites - 1) + (turns - 1) * (8 + 3 * sites)
-    assert found == [whole, whole, 8.0, group, 2 + 2 * 4]
+
+    def first(rows: int) -> int:
+        return rows + 1 + 2 + 2 * sites + 1 + 2 + sites - 1
+
+    def later(rows: int) -> int:
+        return rows + 2 + 3 * sites
+
+    adds = 3
+    assert found[:3] == [whole, whole, 8]
+    assert found[3:6] == [first(6) + (turns - 1) * later(6), first(6), adds + later(6)]
+    assert found[6:] == [2 + 2 * 4, first(0) + (turns - 1) * later(0), first(0), adds + later(0)]
 
 
 @pytest.mark.exhaustive

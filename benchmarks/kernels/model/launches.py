@@ -12,7 +12,7 @@ import torch
 import triton
 
 from attnres_serve.kernels import traffic
-from attnres_serve.kernels.triton import common, score_rows
+from attnres_serve.kernels.triton import common, open_group, score_rows
 from benchmarks.kernels import compile_ahead
 from benchmarks.kernels.model import issue, machine, sass
 from benchmarks.kernels.model.machine import Gpu
@@ -70,8 +70,12 @@ class Launch(NamedTuple):
         fresh = {"fresh": self.fresh}
         counts: dict[str, Callable[[], int]] = {
             "single_pass": lambda: traffic.single_pass(tokens, self.rows, *shape, **fresh),
-            "open_group": lambda: traffic.open_group(
-                tokens, self.rows, self.sites, *shape, **fresh
+            "open_group": lambda: (
+                traffic.add_to_row(tokens, *shape, **fresh)
+                if not self.sites
+                else traffic.open_group(
+                    tokens, self.rows, self.sites, *shape, **fresh, added=self.turns(tokens) > 1
+                )
             ),
             "merge": lambda: traffic.merge(tokens, *shape, **fresh),
             "score": lambda: traffic.score_rows(tokens, self.rows, self.sites, *shape),
@@ -79,18 +83,28 @@ class Launch(NamedTuple):
         }
         return counts[self.kernel]()
 
-    def rounds(self, tokens: int) -> list[int]:
-        """Of each loop."""
+    def turns(self, tokens: int) -> int:
+        """Programs of a token."""
+        if self.kernel != "open_group" or not self.sites:
+            return 1
+        return open_group.turns_of(tokens, self.sites, self.hidden, self.config)
+
+    def rounds(self, tokens: int) -> list[list[int | None]]:
+        """Of each loop, for every kind of program that the launch has."""
         config = self.binary().config
-        turns = -(-self.sites // config.get("SITES", self.sites))
-        return {
-            "single_pass": lambda: [-(-self.rows // config["TILE"])],
-            "mix_scored": lambda: [-(-self.rows // config["TILE"])],
-            "merge": lambda: [],
-            # The first turn, the later ones, and in those the row that the first completes.
-            "open_group": lambda: [self.rows, turns - 1, self.rows + 1],
-            "score": lambda: [self.span(tokens)],
-        }[self.kernel]()
+        if self.kernel == "open_group":
+            # The first turn, the later ones, and in those the row that the first completes.  In a
+            # program of a later turn, the little that adding to a row takes is counted as well.
+            if not self.sites:
+                return [[None, 0, 0]]
+            if self.turns(tokens) > 1:
+                return [[self.rows, 0, 0], [None, 1, self.rows + 1]]
+            return [[self.rows, -(-self.sites // config["SITES"]) - 1, self.rows + 1]]
+        if self.kernel == "score":
+            return [[self.span(tokens)]]
+        if self.kernel == "merge":
+            return [[]]
+        return [[-(-self.rows // config["TILE"])]]
 
     def span(self, tokens: int) -> int:
         """Tokens of a program."""
@@ -101,24 +115,25 @@ class Launch(NamedTuple):
 
     def programs(self, tokens: int) -> int:
         if self.kernel != "score":
-            return tokens
+            return tokens * self.turns(tokens)
         groups = -(-self.sites // self.binary().config["SITES"])
         return groups * -(-tokens // self.span(tokens)) * self.rows
 
-    def work(self, tokens: int, from_l2: bool) -> issue.Work:
-        """What a program executes; ``from_l2``: everything that it reads is in L2."""
+    def works(self, tokens: int, from_l2: bool) -> list[issue.Work]:
+        """What each kind of program executes; ``from_l2``: everything that it reads is in L2."""
         found = self.binary()
-        path = sass.path(found.code, self.rounds(tokens))
-        if from_l2:
-            cold, unique = [False] * len(path), 0.0
-        else:
-            # The later turns of a group find the rows in L2.
-            heads = sass.loops(found.code)
-            again = heads[1] if self.kernel == "open_group" else found.code[-1].address
-            cold = [one.address < again or one.opcode == "STG" for one in path]
-            each = self.bytes(tokens + 1) - self.bytes(tokens)  # without what is read once
-            unique = each * tokens / self.programs(tokens)
-        return issue.Work.of(path, found.warps, unique, cold)
+        heads = sass.loops(found.code)
+        # Turns that follow one another find the rows in L2.
+        in_turn = self.kernel == "open_group" and self.turns(tokens) == 1
+        again = heads[1] if in_turn else found.code[-1].address
+        each = (self.bytes(2 * tokens) - self.bytes(tokens)) / tokens  # without what is read once
+        unique = 0.0 if from_l2 else each * tokens / self.programs(tokens)
+        made = []
+        for rounds in self.rounds(tokens):
+            path = sass.path(found.code, rounds)
+            cold = [not from_l2 and (one.address < again or one.opcode == "STG") for one in path]
+            made.append(issue.Work.of(path, found.warps, unique, cold))
+        return made
 
     def seconds(self, tokens: int, gpu: Gpu, from_l2: bool = False) -> float:
         """Of the launch, by the model."""
@@ -127,8 +142,14 @@ class Launch(NamedTuple):
 
 @cache
 def _seconds(launch: Launch, tokens: int, gpu: Gpu, from_l2: bool) -> float:
-    work, resident = launch.work(tokens, from_l2), launch.binary().resident
-    return machine.LAUNCH + seconds_of(work, launch.programs(tokens), resident, gpu)
+    programs, resident = launch.programs(tokens), launch.binary().resident
+    works = launch.works(tokens, from_l2)
+    # Of several kinds the longest is taken for all.
+    longest = max(seconds_of(work, programs, resident, gpu) for work in works)
+    before = 0.0
+    if launch.turns(tokens) > 1:
+        before = launch._replace(sites=0).seconds(tokens, gpu, from_l2)
+    return before + machine.LAUNCH + longest
 
 
 def seconds_of(work: issue.Work, programs: int, resident: int, gpu: Gpu) -> float:

@@ -88,16 +88,18 @@ def lengths(code: Sequence[Instruction]) -> list[int]:
     return [sum(head <= one.address <= ends[head] for one in code) for head in loops(code)]
 
 
-def path(code: Sequence[Instruction], rounds: Sequence[int]) -> list[Instruction]:
+def path(code: Sequence[Instruction], rounds: Sequence[int | None]) -> list[Instruction]:
     """What every warp executes, in order.
 
     A branch back to a loop's begin is taken until the loop has its rounds; one that all threads
     take ends the kernel after the last of them.  A branch forward is taken if all threads take it,
-    or if it skips a loop that has no rounds.  An exit in front of such a loop skips it as well.
+    or if it is the last one that skips a loop of no rounds.  An exit in front of such a loop skips
+    it as well.
 
     Args:
         code: a kernel's instructions.
-        rounds: of each of its ``loops``, every time that it is entered.
+        rounds: of each of its ``loops``, every time that it is entered; None if the first branch
+            that skips it is taken, with all that is around it.
 
     Raises:
         ValueError: the kernel has another number of loops.
@@ -107,6 +109,20 @@ def path(code: Sequence[Instruction], rounds: Sequence[int]) -> list[Instruction
         raise ValueError(f"the code has {len(heads)} loops, not {len(rounds)}")
     wanted = dict(zip(heads, rounds, strict=True))
     index = {one.address: i for i, one in enumerate(code)}
+
+    def forward(one: Instruction) -> bool:
+        """Whether a branch forward is taken."""
+        if not one.predicated:
+            return True
+        for head in heads:
+            if one.address < head < one.target and not wanted[head]:
+                nearer = (
+                    i for i in code if one.address < i.address < head and i.target is not None
+                )
+                if wanted[head] is None or not any(i.target > head for i in nearer):
+                    return True
+        return False
+
     left: dict[int, int] = {}
     taken: list[Instruction] = []
     at = 0
@@ -121,13 +137,11 @@ def path(code: Sequence[Instruction], rounds: Sequence[int]) -> list[Instruction
         elif one.target is None:
             continue
         elif one.target < one.address:
-            rest = left.pop(one.address, wanted[one.target] - 1)
+            rest = left.pop(one.address, (wanted[one.target] or 0) - 1)
             if rest > 0:
                 left[one.address] = rest - 1
                 at = index[one.target]
             elif not one.predicated:
                 return taken
-        elif not one.predicated or any(
-            one.address < head < one.target and not wanted[head] for head in heads
-        ):
+        elif forward(one):
             at = index[one.target]
