@@ -119,6 +119,22 @@ def blocks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(["d", "n", "S", *(f"T = {tokens}" for tokens in at)], cells)
 
 
+def changes(earlier: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Two-phase over the single pass on eight rows before and after, H100 / H200."""
+    cells = []
+    for before, after in zip(earlier, now, strict=True):
+        if before["rows"] != 8:
+            continue
+        shown = []
+        for at in ("1", "8192"):
+            for row in (before, after):
+                ratios = row["over_single_pass"]["two_phase"].values()
+                shown.append(" / ".join(f"{of[at]:.2f}" for of in ratios))
+        cells.append([str(after["hidden"]), str(after["sites"]), *shown])
+    head = ["T = 1, before", "after", "T = 8192, before", "after"]
+    return table(["d", "S", *head], cells)
+
+
 def launches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Microseconds of a launch, H100 / H200."""
     cells = []

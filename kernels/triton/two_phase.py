@@ -50,15 +50,15 @@ class GroupConfig(NamedTuple):
 # the queries and the mixes of its sites in registers, 2 * sites * padded size.  What bounds it are
 # instructions: a reduction costs every warp the same however little it adds, so few warps with many
 # registers win, as long as nothing spills (nothing does up to 8192, in any dtype on sm_80 and 90).
-# Each group of sites reads the rows again (from L2).  At 1024 two sites and one warp would gain
-# another tenth with many tokens, and lose half with one.  A program loads one row at a time, and
-# the next one early.  At 16384 the half types spill up to 8 bytes and fp32 up to 80.
+# Each group of sites reads the rows again (from L2).  A program loads one row at a time, and the
+# next one early.  At 16384 the half types spill up to 8 bytes and fp32 up to 80.
 GROUP_CONFIGS = {
     256: GroupConfig(sites=4, num_warps=1),
     512: GroupConfig(sites=4, num_warps=1),
-    1024: GroupConfig(sites=4, num_warps=2),
-    2048: GroupConfig(sites=4, num_warps=4),
+    1024: GroupConfig(sites=2, num_warps=1),
+    2048: GroupConfig(sites=2, num_warps=2),
     4096: GroupConfig(sites=2, num_warps=4),
+    7168: GroupConfig(sites=1, num_warps=4),
     8192: GroupConfig(sites=2, num_warps=8),
     MAX_HIDDEN: GroupConfig(sites=1, num_warps=16),
 }

@@ -233,6 +233,8 @@ def test_the_page_has_the_tables_on_file() -> None:
     page = (ROOT / "docs" / "measure" / "model.md").read_text()
     made = tables.of(ON_FILE)
     assert len(made) == 4
+    earlier = json.loads((RESULTS / "earlier-gpu-model.json").read_text())
+    made.append(tables.changes(earlier["blocks"], ON_FILE["blocks"]))
     for lines in made:
         assert "\n".join(lines) in page
     assert "Model, not measured" in page

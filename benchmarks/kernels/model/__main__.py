@@ -41,8 +41,8 @@ CANDIDATES: list[tuple[str, int, Config | GroupConfig]] = [
     *(("open_group", 1024, GroupConfig(*c)) for c in ((4, 4), (4, 2), (2, 2), (2, 1))),
     *(("open_group", 2048, GroupConfig(*c)) for c in ((4, 8), (4, 4), (2, 2))),
     *(("open_group", 4096, GroupConfig(*c)) for c in ((4, 16), (2, 4), (2, 8), (4, 8))),
-    *(("open_group", 7168, GroupConfig(*c)) for c in ((2, 16), (2, 8), (1, 8))),
-    *(("open_group", 8192, GroupConfig(*c)) for c in ((2, 16), (2, 8))),
+    *(("open_group", 7168, GroupConfig(*c)) for c in ((2, 16), (2, 8), (1, 4))),
+    *(("open_group", 8192, GroupConfig(*c)) for c in ((2, 16), (2, 8), (1, 4))),
     *(("single_pass", 1024, Config(*c)) for c in ((2, 4), (2, 2), (1, 2))),
     *(("single_pass", 4096, Config(*c)) for c in ((2, 8), (1, 4))),
 ]

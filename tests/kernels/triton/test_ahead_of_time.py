@@ -89,10 +89,11 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         # A row before and in the loop, queries; answers.
         "inter_block": lambda: (2 + 2 * kernel["sites"], kernel["sites"]),
         # Delta, weight, and in the first and a later turn what phase 1 loads; bank row, result,
-        # and answers in both.  Where it only adds, delta; bank row.
+        # and answers in both (a first turn of one site has none).  Where it only adds, delta; bank
+        # row.
         "open_group": lambda: (
             7 + 4 * kernel["sites"] + 2 * (not fresh),
-            3 + 2 * kernel["sites"],
+            3 + 2 * kernel["sites"] - (kernel["sites"] == 1),
         ),
         # A row before and in the loop, and queries.
         "score": lambda: (2 + 2 * kernel["sites"], 0),
@@ -106,7 +107,7 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
     # Log-sum-exps and scores are numbers of a token.
     numbers_in, numbers_out = {
         "inter_block": lambda: (0, 1),
-        "open_group": lambda: (0, 2),
+        "open_group": lambda: (0, 1 + (kernel["sites"] > 1)),
         "score": lambda: (0, 1),
         # All of the site (there are nine slots), and a tile's before and in the loop: once for the
         # predicate and once for the sum, unless a tile is one row.
@@ -164,13 +165,13 @@ def test_phase_1_spends_few_instructions_on_a_row(
 ) -> None:
     """GROUP_CONFIGS was chosen for this; and no row passes through shared memory.
 
-    Of an element and a site, seven at most: half a conversion and half a square, a product with the
-    query, a rescaled sum, and what reductions cost.  With twice the warps it is nine.
+    Of an element and a site, eight at most: a conversion and a square, which sites share, a product
+    with the query, a rescaled sum, and what reductions cost.  With twice the warps it is nine.
     """
     kernel = _compiled((name, arch, hidden, fresh))
     threads = 32 * kernel["num_warps"]
     elements = kernel["sites"] * (1 << (hidden - 1).bit_length())
-    assert kernel["loop_instructions"][0] * threads / elements <= 7
+    assert kernel["loop_instructions"][0] * threads / elements <= 8
     assert kernel["shared_bytes"] <= 4 * kernel["sites"] * kernel["num_warps"]
 
 

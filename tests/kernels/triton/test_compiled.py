@@ -288,7 +288,7 @@ def test_a_missing_barrier_is_noticed(launch: str, emulator: Emulator) -> None:
     One is spare: as ``open_group`` is compiled today, in later turns a thread reads back what it
     has stored itself.
     """
-    case, found = Case(tokens=1, sites=5), []
+    case, found = Case(hidden=2048, tokens=1, sites=5), []
     emulator.change = lambda ptx: found.append(len(BARRIER.findall(ptx))) or ptx
     _compare(emulator, launch, case)
     spare = []
