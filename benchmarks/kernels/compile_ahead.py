@@ -13,6 +13,7 @@ launch would compile.  The only line on stdout is one JSON document; per kernel 
 * ``spill_bytes`` (stack per thread) and ``local_accesses`` (instructions that touch it),
 * ``starts_early``: whether the launch asks for it, the ``grid_control`` instructions of the kernel,
   and its ``accesses_before_wait``,
+* ``loop_instructions``: of each loop, in the order of the code,
 * ``loads`` and ``stores``: bits of an access to global memory -> how many such instructions,
 * ``narrow_strides``: those passed in 32 bits, in which a row's offset may not fit.
 """
@@ -43,6 +44,7 @@ from attnres_serve.kernels.triton import (
     single_pass,
     two_phase,
 )
+from benchmarks.kernels.model import sass
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in common.DTYPES}
 # Values that Triton would tell apart in an argument that it specialises.
@@ -108,7 +110,7 @@ def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
         with open(cubin, "wb") as file:
             file.write(compiled.asm["cubin"])
         usage = _cuobjdump(cubin, "--dump-resource-usage")
-        sass = _cuobjdump(cubin, "--dump-sass")
+        listing = _cuobjdump(cubin, "--dump-sass")
     registers, stack, local = (
         int(re.search(rf"\b{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL")
     )
@@ -119,18 +121,19 @@ def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
         "programs_per_sm": min(REGISTER_FILE // (per_thread * threads), 2048 // threads, 32),
         "shared_bytes": compiled.metadata.shared,
         "spill_bytes": stack + local,
-        "local_accesses": len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        "local_accesses": len(re.findall(r"\b(?:LDL|STL)\b", listing)),
         "starts_early": compiled.metadata.launch_pdl,
         "grid_control": re.findall(r"\bgriddepcontrol\.(\w+)", ptx),
-        "accesses_before_wait": _accesses_before_wait(sass),
+        "accesses_before_wait": _accesses_before_wait(listing),
+        "loop_instructions": sass.lengths(sass.parse(listing)),
         "loads": access_widths(ptx, "ld"),
         "stores": access_widths(ptx, "st"),
     }
 
 
-def _accesses_before_wait(sass: str) -> int | None:
+def _accesses_before_wait(listing: str) -> int | None:
     """Number of accesses to global memory before ``ACQBULK``, the wait; None without a wait."""
-    before, wait, _ = sass.partition("ACQBULK")
+    before, wait, _ = listing.partition("ACQBULK")
     return len(re.findall(r"\b(?:LD|ST|LDG|STG|RED|ATOM|ATOMG)\b", before)) if wait else None
 
 

@@ -103,6 +103,77 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(head, cells)
 
 
+def anchors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was published of another kernel, and the model's time of it."""
+    cells = [
+        [
+            f"{row['tokens']} tokens, {row['blocks']} blocks, {row['table']}s",
+            f"{row['measured_us']:.2f}",
+            f"{row['model_us']:.2f}",
+            f"{row['model_us'] / row['measured_us'] - 1:+.1%}",
+            f"{row['within']:.0%}",
+        ]
+        for row in rows
+    ]
+    return table(
+        ["vLLM's kernel, d = 7168, H100", "measured us", "model us", "off", "held to"], cells
+    )
+
+
+def blocks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Two-phase over the single pass, H100 / H200."""
+    cells = []
+    for row in rows:
+        ratios = row["over_single_pass"]["two_phase"].values()
+        at = next(iter(ratios))
+        shown = (" / ".join(f"{of[tokens]:.2f}" for of in ratios) for tokens in at)
+        cells.append([str(row["hidden"]), str(row["rows"]), str(row["sites"]), *shown])
+    return table(["d", "n", "S", *(f"T = {tokens}" for tokens in at)], cells)
+
+
+def changes(earlier: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Two-phase over the single pass on eight rows before and after, H100 / H200."""
+    cells = []
+    for before, after in zip(earlier, now, strict=True):
+        if before["rows"] != 8:
+            continue
+        shown = []
+        for at in ("1", "8192"):
+            for row in (before, after):
+                ratios = row["over_single_pass"]["two_phase"].values()
+                shown.append(" / ".join(f"{of[at]:.2f}" for of in ratios))
+        cells.append([str(after["hidden"]), str(after["sites"]), *shown])
+    head = ["T = 1, before", "after", "T = 8192, before", "after"]
+    return table(["d", "S", *head], cells)
+
+
+def launches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Microseconds of a launch, H100 / H200."""
+    cells = []
+    for row in rows:
+        found = row["microseconds"].values()
+        at = next(iter(found))
+        shown = (" / ".join(f"{of[tokens]:.1f}" for of in found) for tokens in at)
+        named = row["kernel"], str(row["hidden"]), str(row["rows"]), str(row["sites"])
+        cells.append([*named, *shown])
+    return table(["launch", "d", "rows", "sites", *(f"T = {tokens}" for tokens in at)], cells)
+
+
+def configs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Other configs of a launch over eight rows; the one in use has a star."""
+    cells = []
+    for row in rows:
+        first, warps = row["config"].values()
+        name = f"{first}, {warps}{' *' if row['in_use'] else ''}"
+        found = row["microseconds"].values()
+        shown = (" / ".join(f"{of[at]:.1f}" for of in found) for at in ("1", "8192"))
+        sizes = str(row["registers"]), str(row["programs_per_sm"])
+        cells.append([row["kernel"], str(row["hidden"]), name, *sizes, *shown])
+    head = ["launch", "d", "tile or sites, warps", "registers", "programs on an SM"]
+    return table([*head, "T = 1", "T = 8192"], cells)
+
+
+MODEL = {"blocks": blocks, "anchors": anchors, "configs": configs, "launches": launches}
 MADE = {
     "latency": (ratios, breakdown),
     "trace_cost": (ratios,),
@@ -114,6 +185,8 @@ MADE = {
 
 def of(document: Mapping[str, Any]) -> list[list[str]]:
     """The lines of every table of a document; none for those that have other figures."""
+    if document["benchmark"] == "kernels.model":
+        return [make(document[part]) for part, make in MODEL.items()]
     made = MADE.get(document["benchmark"], ())
     results = document["results"]
     each = results.values() if isinstance(results, dict) else [results]

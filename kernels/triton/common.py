@@ -20,18 +20,19 @@ class Config(NamedTuple):
 
 
 # Largest padded hidden size -> config; constants, because serving must not tune while it runs.
-# Chosen from compile_ahead, not from a measured run: at least one 128-bit load of
-# bf16 per thread and row (padded size >= 256 * warps), no spills up to 8192 in any dtype on sm_80,
-# 90 and 100, and as many programs per SM as keep about 25 KB of loads in flight (HBM latency x
-# bandwidth / SMs).  At 7168 on sm_90 a second row in flight takes over 200 registers and leaves one
-# program per SM; a single row takes 128 and leaves two (on sm_80 and sm_100 one).  At 16384 the
-# half types spill up to 16 bytes and fp32 up to 80; larger sizes are refused.  A merge that reads
-# rows besides the answer takes some registers more: at 7168 on sm_90 one program is left, and at
-# 16384 fp32 spills up to 184 bytes.
+# Chosen from compile_ahead and a model (docs/measure/model.md), not from a measured run: at least
+# one 128-bit load of bf16 per thread and row (padded size >= 256 * warps), no spills up to 8192 in
+# any dtype on sm_80, 90 and 100, and as many programs per SM as keep about 25 KB of loads in
+# flight (HBM latency x bandwidth / SMs).  At 7168 on sm_90 a second row in flight takes over 200
+# registers and leaves one program per SM; a single row takes 128 and leaves two (on sm_80 and
+# sm_100 one).  At 16384 the half types spill up to 16 bytes and fp32 up to 80; larger are refused.
+# A merge that reads rows besides the answer takes some registers more: at 7168 on sm_90 one program
+# is left, and at 16384 fp32 spills up to 184 bytes.
 # One config for all T: what a token gets does not depend on its batch.
 CONFIGS = {
     256: Config(tile=2, num_warps=1),
     512: Config(tile=2, num_warps=2),
+    1024: Config(tile=2, num_warps=2),
     2048: Config(tile=2, num_warps=4),
     4096: Config(tile=2, num_warps=8),
     8192: Config(tile=1, num_warps=8),

@@ -6,9 +6,10 @@ later sites get answers over the finished blocks, from the same reading of the r
 launches less than an addition, ``inter_block`` and the norm of the first site's answer.
 
 A program owns a token, because it updates a row in place that all sites may read; it takes the
-sites in turns, as many at a time as a program of phase 1, whose configs it shares.  Up to 8192 the
-half types take 132 registers at most, without spills, and fp32 148 with 8 bytes of spills at 2048;
-at 16384 the half types spill up to 96 bytes and fp32 208.
+sites in turns, as many at a time as a program of phase 1, whose configs it shares.  Few tokens do
+not fill a GPU: then a launch of its own adds to the row, and the turns of a token are programs that
+run side by side.  The binary is the same, so a token gets the same bits.  Up to 8192 it takes up to
+255 registers, without spills; at 16384 the half types spill up to 96 bytes and fp32 208.
 
 Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
 """
@@ -34,9 +35,13 @@ from attnres_serve.kernels.triton.two_phase import (
     group_config_for,
 )
 
+# With so many tokens or fewer, turns run side by side: about as many as a large GPU has SMs.  With
+# more tokens programs fill it by themselves, and the launch that adds would be a loss.
+SIDE_BY_SIDE = 128
+
 
 # What is not specialised here: one binary serves every number of rows, sites and tokens.
-@triton.jit(do_not_specialize=["sum_site_stride", "sum_stride", "row", "sites"])
+@triton.jit(do_not_specialize=["sum_site_stride", "sum_stride", "row", "sites", "adds"])
 def open_group_kernel(
     p_delta,  # [T, HIDDEN]
     p_bank,  # [T, slots, HIDDEN]
@@ -56,7 +61,8 @@ def open_group_kernel(
     sum_site_stride: tl.int64,
     sum_stride: tl.int64,
     row,
-    sites,
+    sites,  # 0: only add to the row
+    adds,  # 1, or 0 if the row was added to before
     key_eps,
     norm_eps,
     FRESH: tl.constexpr,
@@ -69,56 +75,71 @@ def open_group_kernel(
     if EARLY:
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
+    part, parts = tl.program_id(1), tl.num_programs(1)
     o_site = tl.arange(0, SITES)
     o_d = tl.arange(0, BLOCK)[None, :]
     o_one = tl.arange(0, 1)[:, None]  # [1, 1]; the interpreter cannot mask by a scalar
     m_d = o_d < HIDDEN
-    m_group = (o_site < sites)[:, None] & m_d  # [SITES, BLOCK]
-    p_row = p_bank + token * bank_stride + o_d  # [1, BLOCK]
-    p_own = p_row + row * slot_stride  # [1, BLOCK]
+    p_token = p_bank + token * bank_stride
+    p_row = p_token + o_d  # [1, BLOCK]
 
-    b_row = tl.load(p_row, mask=(o_one < row) & m_d, other=0.0)  # [1, BLOCK]
-    b_own = tl.load(p_delta + token * delta_stride + o_d, mask=m_d, other=0.0)  # [1, BLOCK]
-    if not FRESH:
-        b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [1, BLOCK]
-        b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
-    b_query = tl.load(p_queries + o_site[:, None] * query_stride + o_d, mask=m_group, other=0.0)
-    tl.store(p_own, b_own, mask=m_d)
+    m_adds = (o_one < adds) & m_d  # [1, BLOCK]
+    p_sum = p_token + row * slot_stride
+    p_new = p_delta + token * delta_stride
+    p_own = p_sum + o_d  # [1, BLOCK]
 
-    # First turn: the row just made is at hand.
-    b_own = b_own.to(tl.float32)
-    b_square = tl.sum(b_own * b_own, axis=1)  # [1]
-    b_dot = tl.sum(b_query * b_own, axis=1)  # [SITES]
-    b_top = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
-    if p_bias is not None:
-        b_top += tl.where(o_site == 0, tl.load(p_bias), 0.0)
-    if COMPLETES:
-        b_total = tl.full([SITES], 1.0, tl.float32)
-        b_mix = tl.zeros([SITES, BLOCK], tl.float32) + b_own
-    else:  # a partial sum, which later sites will have outgrown; lanes without a site stay finite
-        m_partial = (o_site == 0) | (o_site >= sites)
-        b_top = tl.where(m_partial, b_top, float("-inf"))
-        b_total = tl.where(m_partial, 1.0, 0.0)
-        b_mix = b_total[:, None] * b_own
-    b_mix, b_log_sum = attend(
-        p_row, b_row, b_query, b_mix, b_top, b_total, slot_stride, row, key_eps, m_d, HIDDEN
-    )
-    p_sum = p_log_sums + (o_site - 1) * sum_site_stride + token * sum_stride
-    p_answer = p_answers + (o_site - 1)[:, None] * site_stride + token * answer_stride + o_d
-    m_later = o_site > 0
-    tl.store(p_sum, b_log_sum, mask=m_later & (o_site < sites))
-    b_answer = b_mix.to(p_answers.dtype.element_ty)
-    tl.store(p_answer, b_answer, mask=m_later[:, None] & m_group)
-    b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [1, BLOCK]
-    b_first = tl.sum(tl.where(m_later[:, None], 0.0, b_mix), axis=0)[None, :]  # [1, BLOCK]
-    b_square = tl.sum(b_first * b_first, axis=1)  # [1]
-    b_out = b_first * tl.rsqrt(b_square * (1.0 / HIDDEN) + norm_eps)[:, None] * b_weight
-    tl.store(p_out + token * out_stride + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
+    if sites == 0:  # the launch that only adds
+        b_own = tl.load(p_new + o_d, mask=m_d, other=0.0)  # [1, BLOCK]
+        if not FRESH:
+            b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [1, BLOCK]
+            b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
+        tl.store(p_own, b_own, mask=m_d)
+    elif part == 0:  # first turn: the row just made is at hand
+        m_group = (o_site < sites)[:, None] & m_d  # [SITES, BLOCK]
+        b_row = tl.load(p_row, mask=(o_one < row) & m_d, other=0.0)  # [1, BLOCK]
+        if FRESH:
+            b_own = tl.load(tl.where(adds > 0, p_new, p_sum) + o_d, mask=m_d, other=0.0)
+        else:
+            b_own = tl.load(p_new + o_d, mask=m_adds, other=0.0)  # [1, BLOCK]
+            b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [1, BLOCK]
+            b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
+        p_query = p_queries + o_site[:, None] * query_stride + o_d
+        b_query = tl.load(p_query, mask=m_group, other=0.0)
+        tl.store(p_own, b_own, mask=m_adds)
 
-    # Later turns read the new row back, as one more block: threads wait for each other's part.
-    tl.debug_barrier()
-    for turn in range(SITES, sites, SITES):
-        o_turn = (turn + o_site).to(tl.int64)
+        b_own = b_own.to(tl.float32)
+        b_square = tl.sum(b_own * b_own, axis=1)  # [1]
+        b_dot = tl.sum(b_query * b_own, axis=1)  # [SITES]
+        b_top = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
+        if p_bias is not None:
+            b_top += tl.where(o_site == 0, tl.load(p_bias), 0.0)
+        if COMPLETES:
+            b_total = tl.full([SITES], 1.0, tl.float32)
+            b_mix = tl.zeros([SITES, BLOCK], tl.float32) + b_own
+        else:  # a partial sum, which later sites will have outgrown; unused lanes stay finite
+            m_partial = (o_site == 0) | (o_site >= sites)
+            b_top = tl.where(m_partial, b_top, float("-inf"))
+            b_total = tl.where(m_partial, 1.0, 0.0)
+            b_mix = b_total[:, None] * b_own
+        b_mix, b_log_sum = attend(
+            p_row, b_row, b_query, b_mix, b_top, b_total, slot_stride, row, key_eps, m_d, HIDDEN
+        )
+        p_log_sum = p_log_sums + (o_site - 1) * sum_site_stride + token * sum_stride
+        p_answer = p_answers + (o_site - 1)[:, None] * site_stride + token * answer_stride + o_d
+        m_later = o_site > 0
+        tl.store(p_log_sum, b_log_sum, mask=m_later & (o_site < sites))
+        b_answer = b_mix.to(p_answers.dtype.element_ty)
+        tl.store(p_answer, b_answer, mask=m_later[:, None] & m_group)
+        b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [1, BLOCK]
+        b_first = tl.sum(tl.where(m_later[:, None], 0.0, b_mix), axis=0)[None, :]  # [1, BLOCK]
+        b_square = tl.sum(b_first * b_first, axis=1)  # [1]
+        b_out = b_first * tl.rsqrt(b_square * (1.0 / HIDDEN) + norm_eps)[:, None] * b_weight
+        tl.store(p_out + token * out_stride + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
+        # Later turns read the new row back, as one more block: threads wait for each other's part.
+        tl.debug_barrier()
+
+    for turn in range(part if part > 0 else parts, tl.cdiv(sites, SITES), parts):
+        o_turn = (turn * SITES + o_site).to(tl.int64)
         answer_sites(
             p_row,
             p_queries + o_turn[:, None] * query_stride + o_d,
@@ -175,6 +196,7 @@ def open_group_arguments(
         "sum_stride": log_sums.stride(1),
         "row": row,
         "sites": queries.shape[0],
+        "adds": 1,
         "key_eps": float(key_eps),
         "norm_eps": float(norm_eps),
         "FRESH": fresh,
@@ -185,6 +207,12 @@ def open_group_arguments(
         "num_warps": num_warps,
         **launch_options(starts_early(delta.device)),
     }
+
+
+def turns_of(tokens: int, sites: int, hidden: int, config: GroupConfig | None = None) -> int:
+    """The programs of a token: one for each turn if tokens are few, else one for all of them."""
+    turns = -(-sites // (config or group_config_for(hidden)).sites)
+    return turns if tokens <= SIDE_BY_SIDE else 1
 
 
 def open_group(
@@ -272,8 +300,12 @@ def open_group(
             norm_eps=norm_eps,
             config=config,
         )
+        parts = turns_of(tokens, later + 1, hidden, config)
         with torch.cuda.device_of(delta):
-            open_group_kernel[(tokens,)](**arguments)
+            if parts > 1:
+                open_group_kernel[(tokens, 1)](**(arguments | {"sites": 0}))
+                arguments["adds"] = 0
+            open_group_kernel[(tokens, parts)](**arguments)
     return normed, answers, log_sums
 
 

@@ -26,9 +26,9 @@ from attnres_serve.kernels.triton.common import (
 from attnres_serve.kernels.triton.two_phase import GroupConfig
 
 # Largest padded hidden size -> the sites whose queries a scoring program holds, and warps.  Chosen
-# as GROUP_CONFIGS are: at most 128 registers, and no spills at any size.  ``mix_scored`` takes the
-# single pass's configs and needs two thirds of its registers: at every size up to 8192 two programs
-# or more fit on an SM (fp16 spills 8 bytes from 512 to 4096 on sm_80).
+# from compile_ahead, not from a measured run: at most 128 registers, and no spills at any size.
+# ``mix_scored`` takes the single pass's configs and needs two thirds of its registers: at every
+# size up to 8192 two programs or more fit on an SM (fp16 spills 8 bytes from 512 to 4096 on sm_80).
 SCORE_CONFIGS = {
     256: GroupConfig(sites=4, num_warps=1),
     512: GroupConfig(sites=4, num_warps=2),

@@ -45,21 +45,21 @@ class GroupConfig(NamedTuple):
     num_warps: int
 
 
-# Largest padded hidden size -> config of phase 1; constants, as for the single pass, and chosen
-# from compile_ahead, not from a measured run.  A program holds the queries and the
-# mixes of its sites in registers, 2 * sites * padded size, and with 16 warps on an SM they fill it:
-# at most 128 registers per thread at every size up to 8192, in any dtype on sm_80, 90 and 100,
-# without spills.  Each group of sites reads the rows again (from L2), so the more sites the better:
-# at 2048, 8 of them would leave 8 warps on an SM; at 7168, 4 of them spill 224 bytes.  For the same
-# reason a program loads one row at a time, and the next one early: two at 7168 spill 48 bytes.
-# At 16384 the half types spill up to 8 bytes and fp32 up to 80.
+# Largest padded hidden size -> config of phase 1; constants, as for the single pass, and chosen by
+# a model over the machine code (docs/measure/model.md), not from a measured run.  A program holds
+# the queries and the mixes of its sites in registers, 2 * sites * padded size.  What bounds it are
+# instructions: a reduction costs every warp the same however little it adds, so few warps with many
+# registers win, as long as nothing spills (nothing does up to 8192, in any dtype on sm_80 and 90).
+# Each group of sites reads the rows again (from L2).  A program loads one row at a time, and the
+# next one early.  At 16384 the half types spill up to 8 bytes and fp32 up to 80.
 GROUP_CONFIGS = {
     256: GroupConfig(sites=4, num_warps=1),
-    512: GroupConfig(sites=4, num_warps=2),
-    1024: GroupConfig(sites=4, num_warps=4),
-    2048: GroupConfig(sites=4, num_warps=8),
-    4096: GroupConfig(sites=4, num_warps=16),
-    8192: GroupConfig(sites=2, num_warps=16),
+    512: GroupConfig(sites=4, num_warps=1),
+    1024: GroupConfig(sites=2, num_warps=1),
+    2048: GroupConfig(sites=2, num_warps=2),
+    4096: GroupConfig(sites=2, num_warps=4),
+    7168: GroupConfig(sites=1, num_warps=4),
+    8192: GroupConfig(sites=2, num_warps=8),
     MAX_HIDDEN: GroupConfig(sites=1, num_warps=16),
 }
 

@@ -73,7 +73,6 @@ def test_nothing_spills(shape: Shape) -> None:
     """No stack and no access to local memory: a token's rows live in registers."""
     kernel = _compiled(shape)
     assert kernel["spill_bytes"] == 0 and kernel["local_accesses"] == 0
-    assert kernel["registers"] < 255
 
 
 @every_shape
@@ -90,8 +89,12 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         # A row before and in the loop, queries; answers.
         "inter_block": lambda: (2 + 2 * kernel["sites"], kernel["sites"]),
         # Delta, weight, and in the first and a later turn what phase 1 loads; bank row, result,
-        # and answers in both.
-        "open_group": lambda: (6 + 4 * kernel["sites"] + (not fresh), 2 + 2 * kernel["sites"]),
+        # and answers in both (a first turn of one site has none).  Where it only adds, delta; bank
+        # row.
+        "open_group": lambda: (
+            7 + 4 * kernel["sites"] + 2 * (not fresh),
+            3 + 2 * kernel["sites"] - (kernel["sites"] == 1),
+        ),
         # A row before and in the loop, and queries.
         "score": lambda: (2 + 2 * kernel["sites"], 0),
         # As the single pass.
@@ -104,7 +107,7 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
     # Log-sum-exps and scores are numbers of a token.
     numbers_in, numbers_out = {
         "inter_block": lambda: (0, 1),
-        "open_group": lambda: (0, 2),
+        "open_group": lambda: (0, 1 + (kernel["sites"] > 1)),
         "score": lambda: (0, 1),
         # All of the site (there are nine slots), and a tile's before and in the loop: once for the
         # predicate and once for the sum, unless a tile is one row.
@@ -157,12 +160,18 @@ def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
 @pytest.mark.parametrize("arch", IN_BOTH)
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize(("name", "fresh"), [("inter_block", None), ("open_group", False)])
-def test_phase_1_keeps_sixteen_warps_on_an_sm(
+def test_phase_1_spends_few_instructions_on_a_row(
     name: str, fresh: bool | None, hidden: int, arch: str
 ) -> None:
-    """GROUP_CONFIGS was chosen for this; and no row passes through shared memory."""
+    """GROUP_CONFIGS was chosen for this; and no row passes through shared memory.
+
+    Of an element and a site, eight at most: a conversion and a square, which sites share, a product
+    with the query, a rescaled sum, and what reductions cost.  With twice the warps it is nine.
+    """
     kernel = _compiled((name, arch, hidden, fresh))
-    assert kernel["programs_per_sm"] * kernel["num_warps"] >= 16
+    threads = 32 * kernel["num_warps"]
+    elements = kernel["sites"] * (1 << (hidden - 1).bit_length())
+    assert kernel["loop_instructions"][0] * threads / elements <= 8
     assert kernel["shared_bytes"] <= 4 * kernel["sites"] * kernel["num_warps"]
 
 

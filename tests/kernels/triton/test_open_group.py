@@ -210,6 +210,22 @@ def test_results_do_not_depend_on_company() -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("completes", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_turns_side_by_side_give_the_bits_of_turns_in_turn(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, completes: bool, fresh: bool
+) -> None:
+    """What a token gets does not depend on how many there are: state, result and answers."""
+    case = Case(sites=10, dtype=dtype, completes=completes, fresh=fresh, bias=0.7)
+    found = []
+    for few in (0, 128):
+        monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", few)
+        (out, answers, log_sums), bank = _run(case)
+        found.append([bits(tensor) for tensor in (out, answers, log_sums, bank)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("fresh", [False, True])
 def test_the_first_site_is_a_single_pass(fresh: bool) -> None:
     """The same state bit for bit and the same result to rounding, whatever later sites read."""
     results = []
@@ -304,14 +320,19 @@ def _arguments(tokens: int = 4, **changes: object) -> dict[str, object]:
 
 
 def test_one_launch_and_none_for_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One program per token, however many sites; no tokens, no launch."""
+    """One program per token, however many sites; no tokens, no launch.
+
+    Of few tokens there is one for each turn, and one launch before it.
+    """
     spy = Spy()
     monkeypatch.setattr(triton_open_group, "open_group_kernel", spy)
-    for sites in (1, 3, 9):
-        open_group(**_arguments(queries=floats(sites, 96)))
+    for few in (0, 128):
+        monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", few)
+        for sites in (1, 3, 9):
+            open_group(**_arguments(queries=floats(sites, 96)))
     out, answers, log_sums = open_group(**_arguments(tokens=0))
     assert out.shape == (0, 96) and answers.shape == (2, 0, 96) and log_sums.shape == (2, 0)
-    assert spy.grids == [(4,)] * 3
+    assert spy.grids == [(4, 1)] * 6 + [(4, 3)]
 
 
 def test_no_stride_of_a_result_depends_on_the_tokens() -> None:

@@ -15,6 +15,7 @@ from triton_interpreter import (
 )
 
 from attnres_serve.kernels import traffic
+from attnres_serve.kernels.triton import open_group as triton_open_group
 from attnres_serve.kernels.triton.mix_scored import mix_scored
 from attnres_serve.kernels.triton.open_group import open_group
 from attnres_serve.kernels.triton.score_rows import score_rows
@@ -101,15 +102,23 @@ def test_two_phase_moves_what_is_stated(moved, dtype, count, sites) -> None:
 
 
 @watched
+@pytest.mark.parametrize("few", [0, 128], ids=["in turns", "side by side"])
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("completes", [False, True])
 @pytest.mark.parametrize(("row", "sites"), [(0, 1), (1, 4), (3, 5), (5, 9)])
-def test_open_group_moves_what_is_stated(moved, row, sites, fresh, completes) -> None:
-    """Each row once for all turns, and not a partial sum's for the later sites."""
+def test_open_group_moves_what_is_stated(
+    moved, row, sites, fresh, completes, few, monkeypatch
+) -> None:
+    """Each row once for all turns, and not a partial sum's for the later sites.
+
+    Side by side, two launches touch together what one touches in turns.
+    """
     dtype = torch.bfloat16
+    monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", few)
     delta, bank, _, weight = _tensors(dtype)
     # Later turns read the new row again, if it is a block.
-    where = {"row": row, "fresh": fresh, "completes": completes, "reads_back": completes}
+    reads_back = completes or few > 0
+    where = {"row": row, "fresh": fresh, "completes": completes, "reads_back": reads_back}
     found = moved(open_group, delta, bank, torch.randn(sites, HIDDEN), weight, **where, **EPS)
     assert found == traffic.open_group(TOKENS, row, sites, HIDDEN, dtype, fresh=fresh)
 

@@ -1,0 +1,240 @@
+"""The model of the kernels on a GPU: parts on instructions of known cost, anchors, figures on file.
+
+It does not run where Triton is interpreted, so what compiles is a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from serving import ROOT
+
+from attnres_serve.kernels.triton import common, two_phase
+from benchmarks.common import RESULTS
+from benchmarks.kernels.model import anchors, issue, machine, sass
+from benchmarks.kernels.model.__main__ import HIDDEN, ROWS, SITES, TOKENS
+from benchmarks.kernels.model.machine import GPUS
+from benchmarks.kernels.model.sass import NONE, Instruction
+from benchmarks.published import tables
+
+ON_FILE = json.loads((RESULTS / "gpu-model.json").read_text())
+PLENTY = 1e9  # bytes a cycle
+
+
+def one(name: str, address: int = 0, target: int | None = None, **scheduling: int) -> Instruction:
+    usual = {"stall": 1, "wait": 0, "releases": NONE, "frees": NONE}
+    return Instruction(address, False, name, target, **(usual | scheduling))
+
+
+def run(code: list[Instruction], warps: int, rate: float = PLENTY, moved: float = 0.0) -> float:
+    """Cycles of one program."""
+    work = issue.Work.of(code, warps, moved, [bool(moved)] * len(code))
+    return issue.cycles(work, 1, 1, rate)
+
+
+# The parts.
+
+
+def test_the_compilers_scheduling_is_read() -> None:
+    """Lines as cuobjdump prints them, with their high halves."""
+    lines = """
+        /*0080*/              @P0 LDG.E.128 R4, desc[UR8][R2.64] ;  /* 0x0000000a080472a5 */
+                                                                    /* 0x001ea4000f8e003f */
+        /*0090*/                  BRA 0x80 ;                        /* 0x0000000000797919 */
+                                                                    /* 0x000ff00000000800 */"""
+    load, branch = sass.parse(lines)
+    assert load == (0x80, True, "LDG.E.128", None, 2, 1, 2, NONE)
+    assert (load.opcode, load.bytes) == ("LDG", 16)
+    assert branch == (0x90, False, "BRA", 0x80, 8, 0, NONE, NONE)
+
+
+def test_a_path_has_each_loop_as_often_as_it_says() -> None:
+    """A loop in a loop; one without rounds is skipped by the branch in front of it."""
+    code = [
+        one("MOV", 0),
+        Instruction(16, True, "BRA", 80, 1, 0, NONE, NONE),  # around both loops
+        one("FADD", 32),
+        one("FMUL", 48),
+        Instruction(56, True, "BRA", 48, 1, 0, NONE, NONE),
+        Instruction(64, True, "BRA", 32, 1, 0, NONE, NONE),
+        one("EXIT", 80),
+        one("BRA", 96, 96),  # behind the code, to itself
+    ]
+    assert sass.loops(code) == [32, 48]
+    names = [i.name for i in sass.path(code, [2, 3]) if i.opcode != "BRA"]
+    assert names == ["MOV", *(["FADD"] + ["FMUL"] * 3) * 2, "EXIT"]
+    assert [i.name for i in sass.path(code, [0, 3])] == ["MOV", "BRA", "EXIT"]
+    around = [code[0], Instruction(8, True, "BRA", 80, 1, 0, NONE, NONE), *code[1:]]
+    assert [i.name for i in sass.path(around, [0, 3])] == ["MOV", "BRA", "BRA", "EXIT"]
+    assert [i.name for i in sass.path(around, [None, 3])] == ["MOV", "BRA", "EXIT"]
+    with pytest.raises(ValueError, match="has 2 loops, not 1"):
+        sass.path(code, [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "warps", "each"),
+    [("FFMA", 16, 4), ("IADD3", 16, 8), ("MUFU.RSQ", 8, 16), ("SHFL.BFLY", 16, 16)],
+)
+def test_a_pipe_has_its_rate(name: str, warps: int, each: int) -> None:
+    """A hundred instructions of every warp; a shuffle's pipe is shared by all schedulers."""
+    assert run([one(name)] * 100, warps) == pytest.approx(100 * each, rel=0.05)
+
+
+def test_a_warp_waits_for_its_load_and_others_go_on() -> None:
+    """A load's latency is paid once, however many warps load."""
+    code = [one("LDG.E", releases=0), one("FADD", wait=1)]
+    assert run(code, 1) == pytest.approx(machine.L2_LATENCY, abs=10)
+    assert run(code, 8) == pytest.approx(machine.L2_LATENCY, abs=30)
+    assert run(code, 1, moved=128.0) == pytest.approx(machine.HBM_LATENCY, abs=10)
+
+
+def test_stalls_and_barriers_hold_a_warp_back() -> None:
+    assert run([one("FADD", stall=13)] * 10, 1) == pytest.approx(130, abs=13)
+    code = [one("BAR.SYNC"), one("FADD")] * 10
+    assert run(code, 4) == pytest.approx(10 * machine.BARRIER, rel=0.2)
+
+
+def test_memory_gives_what_it_has() -> None:
+    """Programs that follow one another move their bytes at the rate, and no faster."""
+    code = [one("LDG.E.128", releases=0), one("FADD", wait=1)]
+    work = issue.Work.of(code, 4, 4 * 512.0, [True, False])
+    assert issue.cycles(work, 400, 8, 8.0) == pytest.approx(400 * 4 * 512 / 8.0, rel=0.05)
+
+
+# What compiles.
+
+
+def compiled(expression: str) -> Any:
+    """An expression's value in a process where Triton is not interpreted."""
+    code = (
+        "import json; from benchmarks.kernels.model import anchors, launches, sass\n"
+        "from benchmarks.kernels.model.__main__ import block_rows, config_rows\n"
+        f"print(json.dumps({expression}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def reproduces(numbers: list[int]) -> None:
+    found = compiled(
+        f"[anchors.model_us(anchors.ANCHORS[i], anchors.installed()) for i in {numbers}]"
+    )
+    for number, us in zip(numbers, found, strict=True):
+        anchor = anchors.ANCHORS[number]
+        assert us == pytest.approx(anchor.measured_us, rel=anchor.within), anchor
+
+
+needs_vllms_file = pytest.mark.skipif(anchors.installed() is None, reason="no vLLM has the kernel")
+
+
+@needs_vllms_file
+@pytest.mark.timeout(600)
+def test_published_figures_are_reproduced() -> None:
+    """In decode and in prefill."""
+    reproduces([7, 11])
+
+
+@needs_vllms_file
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_every_published_figure_is_reproduced() -> None:
+    reproduces(list(range(len(anchors.ANCHORS))))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_a_path_has_every_row_once() -> None:
+    """A loop that the compiler unrolled, or one that is skipped, would show in the bytes."""
+    found = compiled(
+        "[sum(32 * one.bytes for one in sass.path(binary.code, rounds)"
+        " if one.bytes == 16 and one.opcode in ('LDG', 'STG')) * binary.warps / 2048"
+        " for launch in (launches.Launch('single_pass', 1024, 7),"
+        " launches.Launch('mix_scored', 1024, 7), launches.Launch('merge', 1024, 7),"
+        " launches.Launch('open_group', 1024, 6, 8), launches.Launch('score', 1024, 1, 8),"
+        " launches.Launch('open_group', 1024, 0, 8))"
+        " for binary in [launch.binary()] for tokens in (1000, 1)"
+        " if tokens > 1 or launch.kernel == 'open_group' for rounds in launch.rounds(tokens)]"
+    )
+    sites = two_phase.GROUP_CONFIGS[1024].sites
+    turns = 8 // sites
+    # A tile more than there are, delta, old and new sum, query (two rows), weight, result.
+    tile = common.config_for(1024).tile
+    whole = (-(-7 // tile) + 1) * tile + 7
+
+    def first(rows: int) -> int:
+        return rows + 1 + 2 + 2 * sites + 1 + 2 + sites - 1
+
+    def later(rows: int) -> int:
+        return rows + 2 + 3 * sites
+
+    adds = 3
+    assert found[:3] == [whole, whole, 8]
+    assert found[3:6] == [first(6) + (turns - 1) * later(6), first(6), adds + later(6)]
+    assert found[6:] == [2 + 2 * 4, first(0) + (turns - 1) * later(0), first(0), adds + later(0)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_the_figures_on_file_are_those_of_the_code() -> None:
+    assert compiled("block_rows([1024])") == [b for b in ON_FILE["blocks"] if b["hidden"] == 1024]
+    assert compiled("config_rows()") == ON_FILE["configs"]
+
+
+# The figures on file.
+
+
+def test_what_is_on_file_says_what_it_is() -> None:
+    assert ON_FILE["kind"] == "model, not measured"
+    assert {"triton", "ptxas", "torch", "python"} < ON_FILE["versions"].keys()
+    wanted = {(d, n, s) for d in HIDDEN for n in ROWS for s in SITES}
+    assert {(b["hidden"], b["rows"], b["sites"]) for b in ON_FILE["blocks"]} == wanted
+    for block in ON_FILE["blocks"]:
+        single = block["microseconds"]["single_pass"]
+        assert single.keys() == GPUS.keys()
+        for name, ratios in block["over_single_pass"].items():
+            for gpu, by_tokens in ratios.items():
+                assert by_tokens.keys() == {*map(str, TOKENS), "1 from L2"}
+                for at, ratio in by_tokens.items():
+                    us = block["microseconds"][name][gpu][at]
+                    assert ratio == pytest.approx(us / single[gpu][at], abs=1e-3)
+
+
+def test_the_configs_on_file_are_those_of_the_tables() -> None:
+    """Whoever changes a table computes the figures anew."""
+    for launch in ON_FILE["launches"]:
+        hidden, config = launch["hidden"], launch["config"]
+        if launch["kernel"] == "open_group":
+            sites, warps = two_phase.group_config_for(hidden)
+            assert config == {"SITES": sites, "num_warps": warps}
+        elif launch["kernel"] != "score":
+            tile, warps = common.config_for(hidden)
+            assert config == {"TILE": tile, "num_warps": warps}
+
+
+def test_the_anchors_on_file_are_within_what_is_said() -> None:
+    assert len(ON_FILE["anchors"]) == len(anchors.ANCHORS)
+    for row, anchor in zip(ON_FILE["anchors"], anchors.ANCHORS, strict=True):
+        assert (row["tokens"], row["blocks"], row["measured_us"]) == anchor[1:4]
+        assert row["model_us"] == pytest.approx(anchor.measured_us, rel=anchor.within)
+
+
+def test_the_page_has_the_tables_on_file() -> None:
+    page = (ROOT / "docs" / "measure" / "model.md").read_text()
+    made = tables.of(ON_FILE)
+    assert len(made) == 4
+    earlier = json.loads((RESULTS / "earlier-gpu-model.json").read_text())
+    made.append(tables.changes(earlier["blocks"], ON_FILE["blocks"]))
+    for lines in made:
+        assert "\n".join(lines) in page
+    assert "Model, not measured" in page
