@@ -1,6 +1,6 @@
 // Edits of the chosen cell: its buttons, and signs on the cells that are edited.
 import { edits, onEdits, setEdits, toggleEdit } from "./edits.js";
-import { cellOf, choice, mark, onChoice } from "./viewer.js";
+import { cellOf, choice, mark, onChoice, shownTrace } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
 const SIGNS = { ban: "✕", force: "●" };
@@ -13,14 +13,35 @@ function editOf(kind) {
 
 /** Say which edits of the chosen cell are among those of the next run. */
 function buttons() {
-  const isChosen = choice()?.site != null;
+  const chosen = choice();
+  const isChosen = chosen !== null && chosen.site !== null && !chosen.isSaved;
   for (const kind of ["ban", "force"]) {
     const button = byId(kind);
-    button.disabled = !isChosen;
     const there =
       isChosen && edits().some((one) => JSON.stringify(one) === JSON.stringify(editOf(kind)));
+    const isNeeded = isChosen && chosen.isOnly && kind === "ban";
+    button.disabled = !isChosen || (isNeeded && !there);
+    button.title = isNeeded ? "The site has no other source." : "";
     button.setAttribute("aria-pressed", String(there));
   }
+  runs(chosen);
+}
+
+/** Say what the next run does: with the edits, or without those of the run that is shown. */
+function runs(chosen) {
+  const isEdited = edits().length > 0;
+  const isShownEdited = chosen !== null && !chosen.isSaved && shownTrace().edits?.length > 0;
+  const button = byId("run-edits");
+  const isLeft = document.activeElement === button;
+  byId("run").textContent = isEdited ? "Complete with edits" : "Complete and trace";
+  button.textContent = isEdited ? "Run with the edits" : "Run without edits";
+  button.hidden = !isEdited && !isShownEdited;
+  if (isLeft && button.hidden) byId("ban").focus();
+  byId("edits-hint").textContent = chosen?.isSaved
+    ? "This trace is from a file; edits need a run."
+    : isShownEdited && !isEdited
+      ? "The figures are still those of the edited run. “Run without edits” goes back."
+      : "";
 }
 
 /** Put signs on the cells that are edited. */
@@ -39,7 +60,6 @@ export function markEdits() {
 }
 
 onEdits(() => {
-  byId("run-edits").hidden = edits().length === 0;
   markEdits();
   buttons();
 });

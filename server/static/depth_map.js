@@ -123,7 +123,8 @@ function frames({ sites, blocks }, left, { width, height }, ink) {
 
 /** The embedding, then numbers of blocks; the open sum stands where its block will. */
 function columns({ widest, isFull }, left, { width }, height, ink) {
-  const step = Math.max(1, stepFor(widest, (widest * width) / 24));
+  const room = Math.max(16, String(widest - 1).length * LETTER + 6); // for a number and a gap
+  const step = Math.max(1, stepFor(widest, (widest * width) / room));
   const at = Array.from({ length: widest }, (_, column) => column).filter(
     (column) => column % step === 0,
   );

@@ -16,7 +16,7 @@ export function lensColumn(summary, { width, rowHeight, ink }) {
     ink,
     { role: "img" },
     rows,
-    label(across < 110 ? "of the mix" : "top token of the mix", left + across / 2, height - 8, {
+    label(across < 110 ? "top token" : "top token of the mix", left + across / 2, height - 8, {
       "text-anchor": "middle",
       fill: ink.faint,
     }),

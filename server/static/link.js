@@ -15,6 +15,14 @@ export function writeLink(some) {
   waiting ??= setTimeout(write, PAUSE);
 }
 
+/** Say nothing in the fragment. */
+export function clearLink() {
+  clearTimeout(waiting);
+  waiting = null;
+  for (const name of Object.keys(changes)) delete changes[name];
+  history.replaceState(null, "", location.pathname + location.search);
+}
+
 function write() {
   waiting = null;
   const said = new URLSearchParams(location.hash.slice(1));

@@ -2,10 +2,11 @@
 import { Refusal, ask } from "./api.js";
 import { markEdits } from "./cell_edits.js";
 import { setEdits } from "./edits.js";
-import { writeLink } from "./link.js";
+import { clearLink, writeLink } from "./link.js";
 import { options, recall, remember } from "./options.js";
 import { run } from "./run.js";
-import { choice, hide, onChoice, wait } from "./viewer.js";
+import { onOpen } from "./saved.js";
+import { choice, hide, onChoice, stay, wait } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
 const MOST_UNASKED = { prompt: 2000, tokens: 64 }; // characters and tokens that run without a click
@@ -47,9 +48,12 @@ async function start(wanted) {
     markEdits();
     shownPrompt = asked.prompt;
   } catch (error) {
-    hide();
-    if (error.name === "AbortError") say("Cancelled.");
+    const isCancelled = error.name === "AbortError";
+    if (isCancelled || error instanceof Refusal) stay();
+    else hide();
+    if (isCancelled) say("Cancelled.");
     else say("", error instanceof Refusal ? error.message : `The page failed: ${error.message}.`);
+    byId("error").scrollIntoView({ block: "nearest" }); // the button may be far below
   }
   const leave = document.activeElement === cancel;
   running = null;
@@ -81,12 +85,13 @@ function begin() {
   const wanted = recall() ?? {};
   const { prompt, maxTokens } = options();
   if (prompt.length > MOST_UNASKED.prompt || maxTokens > MOST_UNASKED.tokens)
-    say("Press “Complete and trace” to run the prompt of the link.");
+    say(`Press “${byId("run").textContent}” to run the prompt of the link.`);
   else if (byId("request").checkValidity()) submit(wanted);
 }
 
 onChoice(() => {
   const chosen = choice();
+  if (chosen.isSaved) return; // an address holds runs alone
   writeLink({
     token: String(chosen.token),
     site: chosen.site === null ? null : String(chosen.site),
@@ -94,6 +99,17 @@ onChoice(() => {
   });
 });
 addEventListener("hashchange", begin);
+
+// A saved trace takes the place of a run: nothing of that run stays beside it.
+onOpen(async (name) => {
+  running?.abort();
+  await ended;
+  shownPrompt = null;
+  setEdits([]);
+  for (const id of ["answers", "stream"]) byId(id).hidden = true;
+  clearLink();
+  say(`${name} is shown, not a run of this prompt.`);
+});
 
 // The form.
 

@@ -4,6 +4,12 @@ import { problem } from "./trace.js";
 import { hide, show, shownTrace } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
+const listeners = [];
+
+/** Call a function before a trace of a file is shown, with the file's name, and wait for it. */
+export function onOpen(act) {
+  listeners.push(act);
+}
 
 /** Show a saved trace, or say why it is none. */
 async function open(file) {
@@ -16,7 +22,8 @@ async function open(file) {
   let wrong = problem(trace);
   try {
     if (wrong === null) {
-      show(trace);
+      await Promise.all(listeners.map((act) => act(file.name)));
+      show(trace, {}, true);
       byId("model").textContent = `${trace.model}, from ${file.name}`;
     }
   } catch (error) {
@@ -45,5 +52,5 @@ const embedded = byId("trace");
 if (embedded) {
   const trace = JSON.parse(embedded.textContent);
   byId("model").textContent = trace.model;
-  show(trace);
+  show(trace, {}, true);
 }

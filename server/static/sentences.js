@@ -3,6 +3,7 @@ import { mean, sourceName, spread } from "./trace.js";
 import { number } from "./svg.js";
 import { short } from "./text.js";
 
+const BEGINNING = 8; // tokens
 const WORDS = {
   ban: () => "banned",
   force: () => "forced",
@@ -27,6 +28,13 @@ function spokenTokens(tokens) {
   return tokens.end === null || tokens.end === undefined
     ? `tokens from ${tokens.start}`
     : `tokens ${tokens.start} to ${tokens.end - 1}`;
+}
+
+/** A run as a person tells it from others: how its text begins, its length and its edits. */
+export function spokenRun({ tokens, edits }) {
+  const text = tokens.slice(0, BEGINNING).map((token) => short(token));
+  const said = edits?.length ? edits.map(spokenEdit).join(", ") : "without edits";
+  return `${text.join("")}… (${tokens.length} tokens, ${said})`;
 }
 
 function likely({ top }) {

@@ -3,8 +3,14 @@
 const MARKS = { " ": "·", "\t": "⇥", "\n": "↵" };
 const SHAPELESS = /([\p{C}\p{Z}])/u;
 
-function parts({ id, text }) {
-  if (!text) return [[`#${id}`, true]];
+/** The text of a token, or null where it says nothing: bytes of a character have none alone. */
+function textOf({ text }) {
+  return text && !text.includes("\uFFFD") ? text : null;
+}
+
+function parts(token) {
+  const text = textOf(token);
+  if (text === null) return [[`#${token.id}`, true]];
   return text
     .split(SHAPELESS)
     .filter((part) => part !== "")
@@ -37,6 +43,7 @@ export function short(token, most = 12) {
 }
 
 /** A token as a person says it. */
-export function spoken({ position, id, text }) {
-  return `token ${position}, ${text ? JSON.stringify(text) : `id ${id}`}`;
+export function spoken(token) {
+  const text = textOf(token);
+  return `token ${token.position}, ${text === null ? `id ${token.id}` : JSON.stringify(text)}`;
 }

@@ -3,7 +3,7 @@ import { difference } from "./compare.js";
 import { weightScale } from "./colours.js";
 import { build, update } from "./figures.js";
 import { showPredictions } from "./predictions.js";
-import { spokenCell, spokenEdit } from "./sentences.js";
+import { spokenCell, spokenEdit, spokenRun } from "./sentences.js";
 import { spoken } from "./text.js";
 import { onTheme } from "./theme.js";
 import { colourTokens, markToken, showTokens } from "./tokens.js";
@@ -26,7 +26,10 @@ export function shownTrace() {
   return view.summary.trace;
 }
 
-/** The chosen site, source and token of the trace, or null where none is. */
+/**
+ * The chosen site, source and token of the trace, or null where none is; whether its source
+ * ``isOnly`` one of the site, and whether the trace ``isSaved``, of a file.
+ */
 export function choice() {
   if (!view) return null;
   const site = view.cell && view.summary.sites[view.cell.row];
@@ -34,6 +37,8 @@ export function choice() {
     token: view.summary.trace.tokens[view.token].position,
     site: site?.index ?? null,
     source: site?.sources[view.cell.column] ?? null,
+    isOnly: site?.sources.length === 1,
+    isSaved: view.isSaved,
   };
 }
 
@@ -48,14 +53,16 @@ export function cellOf(index, source) {
  * Show a trace.
  *
  * wanted: the ``token`` (a position), and the ``site`` and ``source`` to choose if they are there.
+ * isSaved: the trace is of a file, not of a run.
  */
-export function show(trace, wanted = {}) {
+export function show(trace, wanted = {}, isSaved = false) {
   if (trace.tokens.length === 0) throw new Error("the trace has no token");
   const summary = summarise(trace);
   const comparison = kept && difference(summary, kept);
   const token = trace.tokens.findIndex(({ position }) => position === wanted.token);
   view = {
     summary,
+    isSaved,
     kept: comparison,
     mode: comparison ? "difference" : "mean",
     token: token < 0 ? trace.tokens.length - 1 : token,
@@ -76,10 +83,10 @@ export function show(trace, wanted = {}) {
     option.disabled = option.value !== "mean" && !comparison;
   byId("mode").value = view.mode;
   const edits = (trace.edits ?? []).map(spokenEdit);
+  byId("previous").hidden = true;
   byId("edited").hidden = edits.length === 0;
   byId("edited").textContent = `Edited: ${edits.join("; ")}.`;
-  byId("kept").textContent =
-    kept && !comparison ? "The kept run has other sites or sources, so it is not compared." : "";
+  if (kept) sayKept(comparison ? "Compared with" : "Not compared, for its sites or sources differ:");
   draw();
 }
 
@@ -88,6 +95,15 @@ export function hide() {
   main.classList.add("empty");
   main.classList.remove("busy");
   view = null;
+}
+
+/** End the wait without a new trace: the one on the page stays, marked as the one before. */
+export function stay() {
+  main.classList.remove("busy");
+  if (!view) return;
+  const what = view.isSaved ? "Opened trace" : "Previous run";
+  byId("previous").textContent = `${what}: the last request gave no trace.`;
+  byId("previous").hidden = false;
 }
 
 /** Dim the trace while another is on its way. */
@@ -100,6 +116,10 @@ export function mark(marks) {
   if (!view) return;
   view.marks = marks;
   refresh();
+}
+
+function sayKept(how) {
+  byId("kept").textContent = `${how} the kept run: ${spokenRun(kept.trace)}.`;
 }
 
 /** Draw what depends on the size, the theme or the comparison. */
@@ -167,7 +187,7 @@ byId("mode").addEventListener("change", () => {
 
 byId("keep").addEventListener("click", () => {
   kept = view.summary;
-  byId("kept").textContent = "Kept. The next run is compared with this one.";
+  sayKept("The next run is compared with");
 });
 
 byId("help").addEventListener("click", () => byId("guide").showModal());

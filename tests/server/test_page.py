@@ -338,7 +338,7 @@ def visit(browser) -> Iterator[Callable[..., Visit]]:
 
 def test_the_file_in_a_browser(visit, tmp_path):
     """Hostile texts are texts; deep models fit, also on a phone; an absent source is empty."""
-    texts = [*HOSTILE, " def", "\n\n", "\t", None, "", "é", "\x00"] * 3
+    texts = [*HOSTILE, " def", "\n\n", "\t", None, "", "é", "\x00", "\ufffd"] * 3
     edits = [{"sites": [3, "final"], "sources": ["block 1"], "ban": True}]
     for layers, block, width in ((2, 2, 1280), (28, 7, 390), (48, 1, 390)):
         trace = made_up_trace(layers, block, texts) | {"edits": edits}
@@ -351,7 +351,8 @@ def test_the_file_in_a_browser(visit, tmp_path):
         assert not found.overflows()
         shown = found.tab.locator("#tokens [role=option]").all_text_contents()
         assert shown[:2] == [text.replace(" ", "·") for text in HOSTILE[:2]]
-        assert shown[2:11] == ["<!--", "U+202E", "·def", "↵↵", "⇥", "#10", "#11", "é", "U+0000"]
+        assert shown[2:7] == ["<!--", "U+202E", "·def", "↵↵", "⇥"]
+        assert shown[7:12] == ["#10", "#11", "é", "U+0000", "#14"]
         assert found.tab.evaluate("typeof hacked") == "undefined"
         assert found.text("#model") == "made up"
         assert found.tab.locator("#edited").is_visible()
@@ -534,7 +535,9 @@ def test_a_cell_by_keyboard_alone(opened):
     reached |= opened.reach("#ban")
     tab.keyboard.press("Enter")
     assert opened.text("#edit-list li").startswith("embedding banned at site 11, all tokens")
-    reached |= opened.reach("#run-edits")
+    near = opened.reach("#run-edits")
+    assert len(near) <= 3
+    reached |= near
     tab.keyboard.press("Enter")
     tab.locator("#edited").wait_for()
     opened.finished()
@@ -551,6 +554,10 @@ def test_a_cell_by_keyboard_alone(opened):
     assert texts[0] != texts[1]
     assert [opened.text(f"#answer-{name}") for name in ("before", "after")] == texts
     assert tab.locator("#follows .run").count() == 2
+    assert not tab.locator("#follows .token").evaluate_all(
+        "all => all.some(one => one.scrollWidth > one.clientWidth)"
+    )
+    assert re.match(r"Compared with the kept run: <s>import.*, without edits", opened.text("#kept"))
     file = inspect_page.html(edited)
     assert '"ban":true' in file
 
@@ -574,7 +581,7 @@ def test_a_cell_by_keyboard_alone(opened):
     assert other.posted.count("/v1/completions") == 1
     other.posted.clear()
     again.goto(re.sub("max_tokens=24", "max_tokens=65", tab.url))
-    other.wait("#status", "Press “Complete and trace” to run the prompt of the link.")
+    other.wait("#status", "Press “Complete with edits” to run the prompt of the link.")
     assert other.posted == []
 
 
@@ -612,6 +619,12 @@ def test_other_ways_to_a_trace(opened, tmp_path):
     tab.set_input_files("#open", saved)
     opened.wait("#model", "made up, from saved.json")
     assert opened.cells() == sum(len(site["sources"]) for site in trace["sites"])
+    assert opened.text("#status") == "saved.json is shown, not a run of this prompt."
+    assert opened.text("#edit-list") == ""
+    tab.locator("#tokens [role=option]").first.click()
+    tab.wait_for_timeout(400)  # longer than the pause before an address is written
+    assert "#" not in tab.url
+    assert tab.locator("#ban").is_disabled() and tab.locator("#force").is_disabled()
     trace["sites"][2]["rms"].pop()
     dropped = tab.evaluate_handle(
         "text => { const held = new DataTransfer();"
@@ -620,6 +633,9 @@ def test_other_ways_to_a_trace(opened, tmp_path):
     )
     tab.dispatch_event("body", "drop", {"dataTransfer": dropped})
     opened.wait("#unopened", "sites[2].rms needs a row for each of 2 tokens.")
+    opened.trace(tokens=2)
+    assert tab.locator("#force").is_enabled()
+    tab.wait_for_url("**#*max_tokens=2*")
     assert opened.errors == []
 
 
@@ -673,6 +689,8 @@ def test_refusals_are_shown_as_the_server_says_them(opened, server):
     opened.ask(tokens=5000)
     opened.tab.locator("#error:not(:empty)").wait_for()
     assert opened.text("#error") == said
+    assert opened.tab.locator("#right").is_visible()
+    assert opened.text("#previous") == "Previous run: the last request gave no trace."
     assert opened.tab.locator("#run").is_enabled()
 
     said = "logprobs is 5; expected at most 0 (--max-logprobs)."
@@ -704,14 +722,46 @@ def test_refusals_are_shown_as_the_server_says_them(opened, server):
 
 
 @pytest.mark.engine
+def test_a_refused_edit_is_no_dead_end(opened):
+    """The trace before it stays and is marked; its edits can be removed, also after a reload."""
+    tab = opened.tab
+    opened.cell(0, 0).click()
+    assert tab.locator("#ban").is_disabled()  # nothing would be left to read
+    for column in (0, 1):
+        opened.cell(1, column).click()
+        tab.click("#ban")
+    tokens = opened.text("#tokens")
+    tab.click("#run-edits")
+    opened.wait("#error", "leaves site 1 (the MLP of layer 0) no source")
+    assert opened.text("#tokens") == tokens
+    assert tab.locator("#previous").is_visible()
+    assert tab.locator("#edit-list button").count() == 2
+    tab.wait_for_url("**#*edits=*")
+    tab.reload()
+    opened.wait("#error", "leaves site 1 (the MLP of layer 0) no source")
+    assert tab.locator("#right").is_hidden()
+    tab.locator("#edit-list button").first.click()
+    tab.click("#run")
+    opened.finished()
+    assert opened.text("#edited") == "Edited: partial sum banned at site 1, all tokens."
+    assert tab.locator("#previous").is_hidden()
+    tab.click("#clear-edits")
+    assert opened.text("#edits-hint").startswith("The figures are still those of the edited run.")
+    tab.click("#run-edits")
+    tab.locator("#edited").wait_for(state="hidden")
+    assert opened.text("#tokens") == tokens
+    assert tab.locator("#run-edits").is_hidden() and opened.text("#edits-hint") == ""
+
+
+@pytest.mark.engine
 def test_cancel(opened, server):
     """It ends the request, and the next one is answered."""
     opened.ask(tokens=900)
     opened.tab.locator("#stream .answer").get_by_text(re.compile(r"\S")).wait_for()
     opened.tab.click("#cancel")
     opened.wait("#status", "Cancelled.")
-    assert opened.tab.locator("#right").is_hidden()
+    assert opened.cells() > 0 and opened.tab.locator("#previous").is_visible()
     assert not opened.tab.locator("#cancel").is_enabled()
     opened.trace(tokens=2)
-    assert opened.text("#error") == ""
+    assert opened.text("#error") == "" and opened.tab.locator("#previous").is_hidden()
     assert opened.errors == []
