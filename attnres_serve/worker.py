@@ -82,21 +82,28 @@ class WorkerExtension:
         ]
         return {"problem": None, "sites": found, "predicted": packed, "lens": read}
 
-    def attn_res_magnitudes(self, ids: list[int]) -> dict[str, Any]:
+    def attn_res_magnitudes(
+        self, ids: list[int], norms: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """Measure how large outputs and mixes of a sequence are, see ``magnitudes.measure``.
 
         Args:
             ids: the sequence.
+            norms: of a model with standard residuals the paths of all norms that stand where sites
+                would, see ``residuals.measure``; None with sites.
 
         Returns:
             ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
             worker; for each its index, and the RMS of what it receives and of its mix, both as the
             bytes of ``[tokens]`` float32.
         """
-        from attnres_serve.inspect import magnitudes, record
+        from attnres_serve.inspect import magnitudes, record, residuals
 
         try:
-            found = magnitudes.measure(self, ids)
+            if norms is None:
+                found = magnitudes.measure(self, ids)
+            else:
+                found = residuals.measure(self, ids, norms)
         except record.TraceError as error:
             return {"problem": str(error), "sites": []}
         except Exception:
