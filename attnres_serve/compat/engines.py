@@ -52,8 +52,7 @@ def recorded_engine(
     config = llm.llm_engine.vllm_config.model_config.hf_config
     # A model with standard residuals, of vLLM's own class, has only the fields.
     layout = layout_of(getattr(config, "attn_res_config", None) or config.to_dict())
-    paths = [*(sublayer.norm for sublayer in layout.sublayers), layout.final_norm]
-    norms = [decoder.of(model).get_submodule(path) for path in paths]
+    norms = [decoder.of(model).get_submodule(path) for path in layout.norms]
     received: list[torch.Tensor] = []
     given: list[torch.Tensor] = []
 

@@ -23,7 +23,7 @@ TOP = 3  # most probable tokens that are named where there are edits
 AT_ONCE = 16  # copies of a text that are measured at once, of those that fit into a step
 # Flags of ours that go together.
 TEXT = ("text", "numbers", "out", "max_model_len")
-MAGNITUDES = ("magnitudes", "prompt", "prompt_file", "numbers", "out", "max_model_len")
+MAGNITUDES = ("magnitudes", "against", "prompt", "prompt_file", "numbers", "out", "max_model_len")
 AGAINST = ("against", "against_text", "against_prompt")
 
 
@@ -103,7 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="CHECKPOINT",
-        help="compare the mean weights over --text or --prompt with those of another checkpoint",
+        help="compare the mean weights over --text or --prompt with those of another checkpoint; "
+        "with --magnitudes the magnitudes, and the other one may have standard residuals",
     )
     parser.add_argument(
         "--against-text", metavar="FILE", help="compare them with those over another text"
@@ -171,6 +172,12 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         from attnres_serve.inspect import show
 
         return show.queries(checkpoint, own.numbers, own.out, flags)
+    if own.magnitudes:
+        _require_only(MAGNITUDES, own)
+        prepare.require_ours(flags)
+        from attnres_serve.inspect import magnitudes_command
+
+        return magnitudes_command.run(checkpoint, own, flags)
     against = next((name for name in AGAINST if getattr(own, name) is not None), None)
     if against is not None:
         _require_only((against, *AGAINST, *TEXT, "prompt", "prompt_file"), own)
@@ -184,12 +191,6 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         from attnres_serve.inspect import show
 
         return show.whole_text(checkpoint, own, flags)
-    if own.magnitudes:
-        _require_only(MAGNITUDES, own)
-        prepare.require_ours(flags)
-        from attnres_serve.inspect import show
-
-        return show.magnitudes(checkpoint, own, flags)
     if own.importance is not None:
         return _measure(checkpoint, own, flags)
     if own.numbers is not None:

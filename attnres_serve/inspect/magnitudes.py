@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from attnres_serve.compat import decoder
+from attnres_serve.depth.layout import Layout
+from attnres_serve.errors import SettingError
 from attnres_serve.inspect import record
 from attnres_serve.inspect.listen import TOKENS_AT_ONCE, folded, rms, sources_of
 from attnres_serve.inspect.rows import SiteRow, arrays_of, columns
@@ -95,7 +97,12 @@ class Magnitudes(NamedTuple):
 
 
 def summary(rows: list[SiteRow], found: dict[int, tuple[np.ndarray, np.ndarray]]) -> Magnitudes:
-    """Mean and quantiles of what ``measure`` gives for all sites."""
+    """Mean and quantiles of what ``measure`` gives for all sites.
+
+    Args:
+        rows: the sites; those of the other checkpoint where another is measured beside it.
+        found: by site, of which there may be more.
+    """
     nothing = np.full(3, np.nan)
     outputs = [nothing if row.layer is None else _spread(found[row.index + 1][0]) for row in rows]
     mixes = [_spread(found[row.index][1]) for row in rows]
@@ -107,14 +114,46 @@ def _spread(values: np.ndarray) -> np.ndarray:
     return np.array([wide.mean(), *np.percentile(wide, PERCENTILES)])
 
 
-def table(found: Magnitudes) -> dict[str, list]:
-    """A row for each site."""
-    return columns(found.rows) | {name: list(part) for name, part in _numbers(found).items()}
+def require_same(names: tuple[str, str], layouts: tuple[Layout, Layout]) -> None:
+    """Refuse checkpoints whose sublayers do not belong together.
+
+    Args:
+        names: of the two.
+        layouts: of each.
+
+    Raises:
+        SettingError: they have other sublayers.
+    """
+    first, second = ([(one.layer, one.kind) for one in own.sublayers] for own in layouts)
+    if len(first) != len(second):
+        found = f"{names[0]} has {len(first)} sublayers and {names[1]} {len(second)}"
+    elif first != second:
+        at = next(at for at, pair in enumerate(zip(first, second, strict=True)) if len({*pair}) > 1)
+        words = [own.site_name(at) for own in layouts]
+        found = f"sublayer {at} is {words[0]} in {names[0]} and {words[1]} in {names[1]}"
+    else:
+        return
+    raise SettingError(f"{found}; expected two checkpoints with the same sublayers.")
 
 
-def arrays(found: Magnitudes) -> dict[str, np.ndarray]:
+def table(*found: Magnitudes) -> dict[str, list]:
+    """A row for each site of a text, or of the first of two, with the numbers of both."""
+    return columns(found[0].rows) | {name: list(part) for name, part in _of_all(found).items()}
+
+
+def arrays(*found: Magnitudes) -> dict[str, np.ndarray]:
     """The same as arrays."""
-    return arrays_of(found.rows) | _numbers(found)
+    return arrays_of(found[0].rows) | _of_all(found)
+
+
+def _of_all(found: Sequence[Magnitudes]) -> dict[str, np.ndarray]:
+    if len(found) == 1:
+        return _numbers(found[0])
+    return {
+        f"{which}_{name}": part
+        for which, own in zip(("first", "second"), found, strict=True)
+        for name, part in _numbers(own).items()
+    }
 
 
 def _numbers(found: Magnitudes) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from attnres_serve import cli
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import SettingError
 from attnres_serve.inspect.rows import rows_of
 
 pytest.importorskip("vllm")
@@ -18,6 +19,7 @@ from trace_cases import FAR, worker_of
 from vllm.config import set_current_vllm_config
 
 from attnres_serve.inspect import magnitudes, magnitudes_figure
+from attnres_serve.inspect.magnitudes_figure import Side
 from attnres_serve.verify import oracle
 from attnres_serve.worker import WorkerExtension
 
@@ -87,7 +89,7 @@ def test_summary_and_figure(tmp_path):
     for name in ("output_mean", "output_high", "mix_low"):
         np.testing.assert_array_equal(table[name], arrays[name])
     np.testing.assert_array_equal(arrays["mix_low"], found.mix[1])
-    drawn = magnitudes_figure.draw("folder/demo", 30, found)
+    drawn = magnitudes_figure.draw([Side("folder/demo", 30, found)])
     assert drawn.get_suptitle() == "demo: magnitudes over depth of 30 tokens"
     for axes, values in zip(drawn.axes, (found.output, found.mix), strict=True):
         lines = {line.get_marker(): line for line in axes.lines}
@@ -95,8 +97,58 @@ def test_summary_and_figure(tmp_path):
         np.testing.assert_array_equal(lines["s"].get_xdata(), values[0, 1:6:2])
         np.testing.assert_array_equal(lines["s"].get_ydata(), [1, 3, 5])
     for name in ("a.svg", "b.svg"):
-        magnitudes_figure.write("demo", 30, found, tmp_path / name)
+        magnitudes_figure.write([Side("demo", 30, found)], tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_two_checkpoints_in_one_figure():
+    """In the same panels and on one scale; the second has dashes, hollow marks and its name."""
+    other = {row: (9 * received, mixed) for row, (received, mixed) in FOUND.items()}
+    found = magnitudes.summary(ROWS, FOUND), magnitudes.summary(ROWS, other)
+    sides = Side("x/a$1$", 30, found[0]), Side("x/b", 28, found[1])
+    drawn = magnitudes_figure.draw(sides)
+    title = "a$1$ and b: magnitudes over depth of 30 and 28 tokens"
+    assert drawn.get_suptitle() == title
+    for axes, name in zip(drawn.axes, ("output", "mix"), strict=True):
+        for side, solid in zip(found, (True, False), strict=True):
+            lines = [line for line in axes.lines if (line.get_linestyle() == "-") == solid]
+            assert [line.get_marker() for line in lines] == ["o", "s", "v", "D"]
+            assert {line.get_markerfacecolor() == "white" for line in lines} == {not solid}
+            np.testing.assert_array_equal(lines[1].get_xdata(), getattr(side, name)[0, 1:6:2])
+    assert drawn.axes[0].get_xlim()[1] > found[1].output[2, 5]
+    texts = {text.get_text(): text for text in drawn.legends[0].get_texts()}
+    assert {"a$1$", "b", "10 to 90 % of tokens"} < texts.keys()
+    assert not texts["a$1$"].get_parse_math()
+    same = magnitudes_figure.draw([Side("x/a", 30, found[0]), Side("y/a", 30, found[1])])
+    assert same.get_suptitle() == "x/a and y/a: magnitudes over depth of 30 tokens"
+    for made in (magnitudes.table(*found), magnitudes.arrays(*found)):
+        for which, side in zip(("first", "second"), found, strict=True):
+            np.testing.assert_array_equal(made[f"{which}_output_mean"], side.output[0])
+            np.testing.assert_array_equal(made[f"{which}_mix_high"], side.mix[2])
+        assert "output_mean" not in made and len(made["layer"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Layout.of(4), "a has 6 sublayers and b 8"),
+        (
+            Layout.of(3, (("mlp", "x"), ("attention", "y"))),
+            "sublayer 0 is the attention of layer 0 in a and the MLP of layer 0 in b",
+        ),
+        (
+            Layout.of(6, (("mixer", "norm"),)),
+            "sublayer 0 is the attention of layer 0 in a and the mixer of layer 0 in b",
+        ),
+    ],
+)
+def test_other_sublayers_are_refused(other, said):
+    """Norms of other names are no hindrance."""
+    same = Layout.of(3, (("attention", "x"), ("mlp", "y")), "z")
+    magnitudes.require_same(("a", "b"), (Layout.of(3), same))
+    with pytest.raises(SettingError) as raised:
+        magnitudes.require_same(("a", "b"), (Layout.of(3), other))
+    assert str(raised.value) == f"{said}; expected two checkpoints with the same sublayers."
 
 
 @pytest.mark.parametrize(
@@ -104,7 +156,7 @@ def test_summary_and_figure(tmp_path):
     [
         (["--magnitudes", "--prompt", "a"], "give a checkpoint right after `inspect`"),
         ([str(DEMO), "--magnitudes"], "give the prompt by --prompt TEXT"),
-        ([str(DEMO), "--magnitudes", "--text", "t"], "--magnitudes does not go with --text"),
+        ([str(DEMO), "--magnitudes", "--text", "t"], "--text does not go with --magnitudes"),
         ([str(DEMO), "--magnitudes", "--prompt", "a", "--edit", "mean"], "--edit does not go with"),
         ([str(DEMO), "--magnitudes", "--prompt", "a", "--model", "x"], "--model does not go with"),
         ([str(DEMO), "--magnitudes", "--prompt", "x = 1\n" * 999], "expected at most 1024"),

@@ -109,7 +109,8 @@ def open_source(name: str, standard: bool) -> Source:
     config = read_config(folder)
     found = validate_content(config, lambda: _read_headers(folder))
     if found.translation is None and standard:
-        translation, headers = _standard(name, config), _read_headers(folder)
+        translation = standard_model(name, config, "be given queries")
+        headers = _read_headers(folder)
         validate_headers(translation, headers)
         return Source(folder, config, translation, headers)
     own = found.translated(name)
@@ -140,13 +141,22 @@ def _refuse_lone_pickles(folder: Path) -> None:
             weights.read_pickle(path)
 
 
-def _standard(name: str, config: dict[str, Any]) -> Translation:
-    """A family's own model, with standard residuals."""
+def standard_model(name: str, config: dict[str, Any], wish: str) -> Translation:
+    """A family's own model, with standard residuals, as one of the house format.
+
+    Args:
+        name: what it is called.
+        config: the content of its config.json.
+        wish: what it cannot do where it is another model, in words.
+
+    Raises:
+        CheckpointError: it is none of a family.
+    """
     base, found = str(config.get("model_type")), config.get("architectures")
     known = {name: family for name, family in FAMILIES.items() if family.is_stock}
     if base not in known or found != [known[base].stock_architecture] or "auto_map" in config:
         raise CheckpointError(
-            f"{name} cannot be given queries: found model_type {base!r} and architectures "
+            f"{name} cannot {wish}: found model_type {base!r} and architectures "
             f"{found!r}; expected a model of {', '.join(known)} with standard residuals and no "
             "code of its own."
         )
