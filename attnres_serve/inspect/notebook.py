@@ -11,7 +11,7 @@ DPI = 75  # as wide as a notebook's page
 
 
 def shown(trace: Trace, title: str) -> str | None:
-    """The figure of the last token as HTML; None without matplotlib or a number to draw.
+    """The figure of the last token as HTML; None without matplotlib, all sites or a token.
 
     It is a picture, as what shows a notebook that it does not trust removes inline SVG.
 
@@ -25,6 +25,8 @@ def shown(trace: Trace, title: str) -> str | None:
 
     from attnres_serve.inspect import figure
 
+    if not figure.has_all_sites(trace):
+        return None
     content = io.BytesIO()
     with style.context(figure.STYLE):
         drawn = figure.draw(trace, trace.tokens[-1].position)
