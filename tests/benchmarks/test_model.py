@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+import triton_interpreter  # noqa: F401  # the other modules' kernels are interpreted in this process
 from serving import ROOT
 
 from attnres_serve.kernels.triton import common, two_phase
