@@ -338,8 +338,8 @@ def test_sigterm_lets_requests_end(server):
                     begun[number].set()
         return lines
 
-    def all_run() -> bool:
-        return value(metrics(server), "vllm:num_requests_running") == 9
+    def running() -> int:
+        return int(value(metrics(server), "vllm:num_requests_running"))
 
     with ThreadPoolExecutor(9) as threads:
         engine = find(server.process.pid, "EngineCore")
@@ -351,7 +351,11 @@ def test_sigterm_lets_requests_end(server):
         )
         time.sleep(3)  # the server, which has nothing else to do, has read them by then
         engine.resume()
-        until(lambda: all_run() and all(one.is_set() for one in begun), BUSY)
+        try:
+            until(lambda: running() >= 9 and all(one.is_set() for one in begun), BUSY)
+        except AssertionError as error:
+            ended = [each.exception() or each.result() for each in (*streams, trace) if each.done()]
+            raise AssertionError(f"{error}: {running()} run, {ended} ended") from None
         engine.suspend()
         time.sleep(1)  # what the engine said before, has arrived
         ended = [each.result() for each in (*streams, trace) if each.done()]
