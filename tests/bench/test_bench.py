@@ -26,7 +26,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from checkpoints import write_house
 from PIL import Image
 from safetensors.torch import load_file
 from serving import DEMO, GOLDENS, run_module
@@ -244,6 +243,8 @@ def test_cells_fit_the_context_as_vllm_counts_it(
         raise Seen(longest)
 
     monkeypatch.setattr(workload, "make_cells", made)
+    from checkpoints import write_house  # imports Triton, which tests of its kernels interpret
+
     folder = str(write_house(tmp_path, base, layers=2, block_size=2, **options))
     if base == "mamba2":
         leave_out(tmp_path, "max_position_embeddings")
