@@ -7,6 +7,7 @@ import cells
 import httpx
 import numpy as np
 import pytest
+from asked_server import asked_server
 from serving import DEMO, environment, free_port
 
 import attnres_serve
@@ -24,14 +25,8 @@ BAN = {"sites": [9, "final"], "sources": ["block 2"], "ban": True}
 @pytest.fixture
 def server(monkeypatch):
     """Set what the next answer is; what was asked is kept."""
-    asked = {"answer": httpx.Response(200, content=made_up(3, 2).model_dump_json())}
-
-    def post(url: str, **options) -> httpx.Response:
-        asked.update(options, url=url)
-        return asked["answer"]
-
-    monkeypatch.setattr(httpx, "post", post)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    asked = asked_server(monkeypatch)
+    asked["answer"] = httpx.Response(200, content=made_up(3, 2).model_dump_json())
     return asked
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from asked_server import asked_server
 from checkpoints import write_fla, write_standard
 from matplotlib.figure import Figure
 from serving import DEMO, GOLDENS, free_port, run_module
@@ -401,15 +402,7 @@ def test_matplotlib_is_wanted_for_a_figure_alone(monkeypatch, capsys):
 @pytest.fixture
 def server(monkeypatch):
     """Set what the next answer is; what was asked is kept."""
-    asked = {}
-
-    def post(url: str, **options) -> httpx.Response:
-        asked.update(options, url=url)
-        return asked["answer"]
-
-    monkeypatch.setattr(httpx, "post", post)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    return asked
+    return asked_server(monkeypatch)
 
 
 URL = ("--url", "http://127.0.0.1:8000/", *ASK)
