@@ -12,7 +12,7 @@ do.  The last line on stdout is one JSON document; the table goes to stderr.
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from attnres_serve.kernels import backends
 from attnres_serve.kernels.interface import BankBackend, SiteWeights
 from attnres_serve.model.stage import site_contexts
 from benchmarks.common import publish, spread
+from benchmarks.published import tables
 
 LAYERS = 24
 ALGORITHMS = ("single_pass", "two_phase")
@@ -164,16 +165,10 @@ def main(arguments: list[str] | None = None) -> int:
     for cell in CELLS:
         row = measure(cell, own.rounds)
         results.append(row)
-        print(cell, *told(row), file=sys.stderr)
+        print(tables.stacks([row])[-1], file=sys.stderr)
     config = {"layers": LAYERS, "rounds": own.rounds, "threads": 1}
     publish("kernels.cpu_stack", arguments, own.out, config=config, results=results)
     return 0
-
-
-def told(row: Mapping[str, Any]) -> list[str]:
-    """Nanoseconds by algorithm, and the ratio with the least and the greatest of a round."""
-    times = [f"{row['nanoseconds'][name]['median']:.0f}" for name in ALGORITHMS]
-    return [*times, "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"])]
 
 
 if __name__ == "__main__":
