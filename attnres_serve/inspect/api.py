@@ -94,11 +94,8 @@ def _by_engine(
     prepare.require_ours(words)
     for field in ("logprobs", "lens"):
         prepare.require_few_logprobs(field, getattr(question, field), words)
-    if question.edits and question.max_tokens > edit_lists.MOST_TOKENS:
-        raise SettingError(
-            f"max_tokens is {question.max_tokens}; with edits expected at most "
-            f"{edit_lists.MOST_TOKENS}, because every token is a replay of its own."
-        )
+    if question.edits:
+        edit_lists.require_few_tokens(question.max_tokens, "max_tokens", "edits")
     prepared = prepare.prepared(checkpoint, prompt, question.max_tokens, words, max_model_len)
     length = len(prepared.given) + question.max_tokens
     resolved = edit_lists.resolve(question.edits, prepared.sites, length)

@@ -97,6 +97,24 @@ class Resolved(NamedTuple):
     sites: list[tuple[int, list[int]]]
 
 
+def require_few_tokens(max_tokens: int, field: str, edits: str) -> None:
+    """Refuse a long answer under edits.
+
+    Args:
+        max_tokens: how long the answer may be.
+        field: what says so, with which the sentence begins.
+        edits: what gives the edits, as the sentence calls it.
+
+    Raises:
+        SettingError: it is too long.
+    """
+    if max_tokens > MOST_TOKENS:
+        raise SettingError(
+            f"{field} is {max_tokens}; with {edits} expected at most {MOST_TOKENS}, because every "
+            "token is a replay of its own."
+        )
+
+
 def resolve(edits: Sequence[Edit], sites: Sequence[Site], length: int) -> list[Resolved]:
     """The edits by numbers.
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import files
 from attnres_serve.inspect.answer import Trace
-from attnres_serve.inspect.edits import KINDS, MOST, MOST_TOKENS, Edit
+from attnres_serve.inspect.edits import KINDS, MOST, Edit, require_few_tokens
 
 STDIN = "-"
 _NO_TEXT = "the prompt in {} is not in UTF-8; convert it first."
@@ -84,11 +84,8 @@ def edits(texts: Sequence[str], max_tokens: int) -> list[Edit]:
     """
     if len(texts) > MOST:
         raise SettingError(f"--edit is given {len(texts)} times; expected at most {MOST} times.")
-    if texts and max_tokens > MOST_TOKENS:
-        raise SettingError(
-            f"--max-tokens is {max_tokens}; with --edit expected at most {MOST_TOKENS}, because "
-            "every token is a replay of its own."
-        )
+    if texts:
+        require_few_tokens(max_tokens, "--max-tokens", "--edit")
     return [edit(text) for text in texts]
 
 

@@ -1,4 +1,4 @@
-"""What is asked about a text: the fields of a trace that a server and an engine share."""
+"""What is asked about a text: the fields of a trace that a server, an engine and Python share."""
 
 from collections.abc import Sequence
 
