@@ -13,7 +13,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,6 +94,7 @@ class _Supervisor:
         self.child = child
         self.console = console
         self.rest = {"out": b"", "err": b""}
+        self.members: list[int] = []  # of the session, when it was asked to stop
 
     def run(self, heard: int, pipes: dict[str, int]) -> int:
         selector = selectors.DefaultSelector()
@@ -113,7 +114,7 @@ class _Supervisor:
                 pid, code = os.waitpid(self.child, os.WNOHANG)
                 if pid:
                     status, ended = os.waitstatus_to_exitcode(code), time.monotonic()
-                    end_session(self.child)
+                    end_session(self.child, self.members)
             elif time.monotonic() - ended > LINGER:
                 break
         status = status if status >= 0 else 128 - status
@@ -133,6 +134,7 @@ class _Supervisor:
                 return True
             if not self.console.stopping:
                 self.console.stopping = True
+                self.members = _session(self.child)
                 self.console.say(
                     "stopping; running requests are answered, a second signal cuts them off."
                 )
@@ -157,14 +159,18 @@ class _Supervisor:
         return bool(data)
 
 
-def end_session(leader: int) -> None:
+def end_session(leader: int, before: Iterable[int] = ()) -> None:
     """Kill the processes of a session, and wait until they are gone.
 
     Multiprocessing's resource trackers are spared: they remove what the killed ones left in shared
     memory, and end then.
+
+    Args:
+        leader: the process that began the session.
+        before: others that were in it.  vLLM may have killed them, so that they left something.
     """
     end = time.monotonic() + LAST
-    killed = {leader}
+    killed = {leader, *before}
     while time.monotonic() < end:
         found = [pid for pid in _session(leader) if TRACKER not in _command(pid)]
         if not found:

@@ -477,6 +477,38 @@ def test_a_reader_that_stalls_holds_up_no_signal():
         process.communicate()
 
 
+LEAVES = """
+import signal, subprocess
+from attnres_serve.compat import start_events
+engine = subprocess.Popen(["sleep", "60"])
+left = f"/dev/shm/__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid()}"
+open(left, "w").close()
+os.symlink(left, sys.argv[2])
+start_events.tell("ready", url="http://127.0.0.1", problem=None)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    engine.kill()
+    engine.wait()
+"""
+
+
+def test_what_a_killed_engine_leaves_is_removed(tmp_path):
+    """The server itself killed it in its stop, so it is no longer of the session at the end."""
+    left = tmp_path / "left"
+    process = subprocess.Popen([*supervised(LEAVES), left], stdout=subprocess.PIPE)
+    try:
+        while b"metrics" not in process.stdout.readline():
+            pass
+        assert left.exists()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        assert left.is_symlink() and not left.exists()
+    finally:
+        process.kill()
+        process.communicate()
+
+
 # --- events
 
 
