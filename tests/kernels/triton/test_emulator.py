@@ -140,3 +140,78 @@ def test_fields_of_bits_have_their_sign() -> None:
     assert operation("bfe.s32", 3).function(x.astype(np.int32), begin, length).tolist() == [-1, -1]
     one = operation("bfe.s32", 3).function(x.astype(np.int32), np.array([5]), np.array([1]))
     assert one.tolist() == [0, -1]
+
+
+def test_bytes_are_chosen() -> None:
+    """By nibbles, of both sources; with its highest bit a nibble takes a byte's sign."""
+    x, y, chosen = (np.array([n], np.uint32) for n in (0x44332211, 0x887766F5, 0x7632))
+    permute = operation("prmt.b32", 3).function
+    assert permute(x, y, chosen) == 0x88774433
+    assert permute(x, y, np.array([0x0C84], np.uint32)) == 0x11FF00F5
+
+
+# Copies to shared memory
+
+
+COPY = f"""{NEIGHBOUR}
+st.shared.b32 [%r4], 7;
+cp.async.ca.shared.global [%r4], [%rd2], 0x4;
+cp.async.commit_group;
+cp.async.wait_group 0;
+bar.sync 0;
+ld.shared.b32 %r6, [%r5];
+st.global.b32 [%rd2], %r6;"""
+
+
+def test_a_copy_is_there_for_all_behind_a_wait_and_a_barrier() -> None:
+    _, numbers = _run(COPY)
+    assert torch.equal(numbers, torch.arange(64, dtype=torch.int32) ^ 32)
+    with pytest.raises(RaceError):
+        _run(COPY.replace("bar.sync 0;", ""))
+
+
+def test_a_copy_that_nothing_waits_for_is_not_there() -> None:
+    """Nor one of the last group of so many as may be under way."""
+    for wait in ("", "cp.async.wait_group 1;"):
+        _, numbers = _run(COPY.replace("cp.async.wait_group 0;", f"bar.sync 0; {wait}"))
+        assert numbers.tolist() == [7] * 64
+
+
+def test_a_copy_of_no_bytes_is_zeros() -> None:
+    """And reads nothing."""
+    moved, numbers = _run(
+        COPY.replace("0x4;", "0x4, %r9;").replace("cp.", "mov.b32 %r9, 0; cp.", 1)
+    )
+    assert numbers.tolist() == [0] * 64 and moved.read == 0
+
+
+# Products
+
+
+def test_a_product_cuts_off_its_sum() -> None:
+    """2^24 + 16 x 1.09375 is between two float32 numbers, nearer to the one above."""
+    product = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    _, numbers = _run(
+        f"""mov.b32 %r3, 0x3F803F80; mov.b32 %r4, 0x3F8C3F8C; mov.b32 %r5, 0x4B800000;
+        {product} {{%r6, %r7, %r8, %r9}},
+        {{%r3, %r3, %r3, %r3}}, {{%r4, %r4}}, {{%r5, %r5, %r5, %r5}};
+        st.global.b32 [%rd2], %r9;"""
+    )
+    assert numbers.view(torch.float32).tolist() == [2.0**24 + 16] * 64
+
+
+def test_a_product_of_matrices() -> None:
+    """Of lane ``l`` A has ``l`` and B ``l + 1``, in all places; C is zero."""
+    load = "cvt.rn.f32.s32 %r3, %r1; cvt.rn.bf16x2.f32 %r4, %r3, %r3; add.s32 %r5, %r1, 1;"
+    load += " cvt.rn.f32.s32 %r5, %r5; cvt.rn.bf16x2.f32 %r5, %r5, %r5; mov.b32 %r6, 0;"
+    product = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    product += " {%r7, %r7, %r8, %r8}, {%r4, %r4, %r4, %r4}, {%r5, %r5}, {%r6, %r6, %r6, %r6};"
+    for register in ("%r7", "%r8"):
+        _, numbers = _run(f"{load} {product} st.global.b32 [%rd2], {register};")
+        lane = np.arange(64) % 32
+        first = np.arange(64) // 32 * 32
+        # Row ``lane // 4`` of A is of the four lanes of that group; so is a column of B.
+        rows, column = lane // 4, lane % 4 * 2 + 1
+        of_a = (first + rows * 4)[:, None] + np.arange(4)
+        of_b = (first + column * 4)[:, None] + np.arange(4) + 1
+        assert numbers.view(torch.float32).tolist() == (4 * (of_a * of_b).sum(1)).tolist()

@@ -31,6 +31,8 @@ _SHUFFLE = re.compile(r"shfl\.sync\.(?P<how>bfly|idx)\.b32")
 _MATRICES = re.compile(
     r"(?P<kind>ld|st)matrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?\.shared\.b16"
 )
+_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global")
+_PRODUCT = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 _WAIT = "griddepcontrol.wait"
 
 Step = Callable[["Block"], int | None]
@@ -63,6 +65,8 @@ class Code:
             return _parameter(operands, opcode.removeprefix("ld.param."), guard)
         if access := _ACCESS.fullmatch(opcode):
             return _access(access, operands, guard)
+        if _COPY.fullmatch(opcode):
+            return _copy(operands, guard)
         if opcode.startswith("mov.") and any(isinstance(each, tuple) for each in operands):
             return _regroup(opcode, operands, guard)
         if not guard:
@@ -76,6 +80,12 @@ class Code:
                 return _shuffle(shuffle["how"], operands)
             if matrices := _MATRICES.fullmatch(opcode):
                 return _matrices(matrices, operands)
+            if opcode == "cp.async.commit_group":
+                return Block.commit_copies
+            if opcode == "cp.async.wait_group":
+                return _wait_for_copies(int(str(operands[0])))
+            if opcode == _PRODUCT:
+                return _product(operands)
         return _compute(opcode, operands, guard)
 
 
@@ -106,6 +116,7 @@ class Block:
         self.number = np.full_like(thread, (index[2] * grid[1] + index[1]) * grid[0] + index[0])
         self.spaces = {"global": memory, "shared": shared_memory(shared)}
         self.waiting = code.waits
+        self.copies: list[list[Step]] = [[]]  # under way; by group, the last is not yet committed
         self.registers: dict[str, np.ndarray] = {
             "%tid.x": thread.astype(np.uint32),
             "global_smem": np.zeros(self.threads, np.uint32),
@@ -166,6 +177,10 @@ class Block:
 
     def wait_for_warp(self) -> None:
         """``bar.warp.sync``: lanes are in step anyhow."""
+
+    def commit_copies(self) -> None:
+        """``cp.async.commit_group``: copies from here on belong to another group."""
+        self.copies.append([])
 
     def wait_for_predecessor(self) -> None:
         """``griddepcontrol.wait``: the launch before has completed."""
@@ -249,6 +264,50 @@ def _access(found: re.Match[str], operands: tuple[Operand, ...], guard: Guard | 
     return step
 
 
+def _copy(operands: tuple[Operand, ...], guard: Guard | None) -> Step:
+    """From global memory to shared, where it arrives no sooner than a thread has waited for it.
+
+    The last operand says how many bytes are copied; the others become zero.
+    """
+    target, source, size, *count = operands
+    size = int(str(size), 0)
+
+    def step(block: Block) -> None:
+        if block.waiting:
+            raise EarlyAccessError(f"before {_WAIT}")
+        executing = block.executing(guard)
+        copied = block.get(count[0], "u32") if count else np.uint32(size)
+        if np.isin(copied, (0, size), invert=True).any():
+            raise UnknownInstructionError("a copy of a part")
+        agents = block.warp, block.number
+        chosen = np.flatnonzero(executing & (copied > 0))
+        data = np.zeros((block.threads, size), np.uint8)
+        data[chosen] = block.spaces["global"].load(
+            block.locate(source)[chosen], size, *(agent[chosen] for agent in agents)
+        )
+        where, written = block.locate(target), np.flatnonzero(executing)
+        block.copies[-1].append(
+            lambda block: block.spaces["shared"].store(
+                where[written], data[written], *(agent[written] for agent in agents)
+            )
+        )
+
+    return step
+
+
+def _wait_for_copies(groups: int) -> Step:
+    """Until no more than the last so many groups are under way."""
+
+    def step(block: Block) -> None:
+        *committed, last = block.copies
+        left = len(committed) - groups
+        for copy in (each for group in committed[: max(left, 0)] for each in group):
+            copy(block)
+        block.copies = [*committed[max(left, 0) :], last]
+
+    return step
+
+
 def _regroup(opcode: str, operands: tuple[Operand, ...], guard: Guard | None) -> Step:
     """``mov`` between a register and the two that are its halves, the low one first."""
     whole = opcode.removeprefix("mov.")
@@ -319,5 +378,43 @@ def _matrices(found: re.Match[str], operands: tuple[Operand, ...]) -> Step:
                     memory.store(at, halves[:, half], block.warp, block.number)
             if loads:
                 block.put(name, halves.reshape(-1).view(np.uint32), None)
+
+    return step
+
+
+def _product(operands: tuple[Operand, ...]) -> Step:
+    """``D = A B + C`` by a warp: A ``[16, 16]`` and B ``[16, 8]`` bfloat16, C and D float32.
+
+    A lane has two neighbours of A's and of C's rows ``lane // 4`` and eight below, and of B's
+    column ``lane // 4``; from ``lane % 4 * 2`` on, and of A and B eight farther on as well (PTX
+    ISA, matrix fragments for mma.m16n8k16).  How the hardware rounds a sum is not specified.  It is
+    known to cut off (Fasi et al., "Numerical behavior of NVIDIA tensor cores", PeerJ Comput. Sci.
+    2021), and so does this, once.
+    """
+    results, rows, columns, sums = operands
+
+    def values(block: Block, names: Operand, kind: str) -> np.ndarray:
+        """``[warps, registers, 8, 4, numbers of a register]``"""
+        assert isinstance(names, tuple)
+        bits = np.stack([np.broadcast_to(block.get(name, "b32"), block.threads) for name in names])
+        numbers = FORMATS[kind].decode(np.ascontiguousarray(bits).view(FORMATS[kind].bits))
+        return numbers.reshape(len(names), -1, 8, 4, 4 // FORMATS[kind].bits().itemsize).swapaxes(
+            0, 1
+        )
+
+    def step(block: Block) -> None:
+        # Registers of A: the upper rows, the lower, and both again eight columns on.
+        a = values(block, rows, "bf16").astype(np.float64)
+        a = a.reshape(-1, 2, 2, 8, 8).transpose(0, 2, 3, 1, 4).reshape(-1, 16, 16)
+        b = values(block, columns, "bf16").astype(np.float64)
+        b = b.reshape(-1, 2, 8, 8).transpose(0, 2, 1, 3).reshape(-1, 8, 16)
+        c = values(block, sums, "f32").astype(np.float64)  # [warps, 4, 8, 4, 1]
+        c = c.reshape(-1, 2, 2, 8, 4).transpose(0, 1, 3, 4, 2).reshape(-1, 16, 8)
+        exact = np.einsum("wmk,wnk->wmn", a, b) + c
+        d = exact.astype(np.float32)
+        d = np.where(np.abs(d) > np.abs(exact), np.nextafter(d, np.float32(0)), d)
+        d = d.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1)
+        for name, found in zip(results, d, strict=True):
+            block.put(name, np.ascontiguousarray(found).view(np.uint32), None)
 
     return step

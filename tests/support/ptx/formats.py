@@ -75,7 +75,7 @@ FORMATS: dict[str, Format] = {
 
 def immediate(text: str, kind: str) -> np.ndarray:
     """Bits of a constant in an instruction, ``[1]``: an integer, or float32 as ``0fXXXXXXXX``."""
-    value = int(text[2:], 16) if text[:2] == "0f" else int(text, 0)
+    value = int(text[2:], 16) if text[:2] == "0f" else int(text.rstrip("U"), 0)
     bits = FORMATS[kind].bits
     if bits is np.bool_:
         return np.array([value != 0])

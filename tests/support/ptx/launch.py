@@ -24,6 +24,9 @@ KERNELS = {
     ("open_group", "open_group_kernel"): "open_group",
     ("score_rows", "score_kernel"): "score_rows",
     ("mix_scored", "mix_scored_kernel"): "mix_scored",
+    ("score_group", "score_group_kernel"): "score_group",
+    ("mix_group", "weigh_group_kernel"): "mix_group",
+    ("mix_group", "mix_group_kernel"): "mix_group",
 }
 
 

@@ -168,6 +168,25 @@ def _shift(found: re.Match[str]) -> Operation:
     return Operation(kind, (kind, "u32"), function)
 
 
+@_rule(r"prmt\.b32")
+def _permute(found: re.Match[str]) -> Operation:
+    """Four bytes, each chosen by a nibble from those of two sources, the first's first."""
+
+    def function(x: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        chosen = chosen.astype(np.uint64)
+        both = x.astype(np.uint64) | y.astype(np.uint64) << np.uint64(32)
+        whole = np.uint64(0)
+        for place in range(4):
+            nibble = chosen >> np.uint64(4 * place) & np.uint64(15)
+            byte = both >> (nibble & np.uint64(7)) * np.uint64(8) & np.uint64(255)
+            sign = (byte >> np.uint64(7)) * np.uint64(255)  # with its highest bit, that of the byte
+            byte = np.where(nibble > 7, sign, byte)
+            whole = whole | byte << np.uint64(8 * place)
+        return whole.astype(np.uint32)
+
+    return Operation("b32", ("b32",) * 3, function)
+
+
 @_rule(r"bfe\.(?P<kind>[us]32)")
 def _extract(found: re.Match[str]) -> Operation:
     """A field of bits, by where it begins and how long it is; ``s32``: with its sign."""
