@@ -101,7 +101,10 @@ def open_group(
 ) -> tuple[Tensor, Answers]:
     group = queries, count, completes, *_site(site, place)
     normed, *answers = _ops.triton_open_group(delta, bank, *group)
-    return normed, (answers[0], answers[1])
+    # Graphs of other layers take these by name.  ``getitem_70`` would number all of a layer's own,
+    # and then no two layers were equal and shared what is compiled; nothing else is a ``detach``.
+    answer, log_sum = (each.detach() for each in answers)
+    return normed, (answer, log_sum)
 
 
 def merge(
