@@ -68,6 +68,32 @@ def open_group(
     return _bytes(vectors, tokens, hidden, dtype) + small
 
 
+def score_group(
+    tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.dtype, *, fresh: bool
+) -> int:
+    """The first of three launches of a group of many tokens: logits of all rows, for all sites."""
+    vectors = blocks + (2 if fresh else 3)  # delta, old sum (not fresh); new sum
+    small = sites * (hidden + (blocks + 1) * tokens) * _FLOAT32
+    return _bytes(vectors, tokens, hidden, dtype) + small
+
+
+def weigh_group(tokens: int, blocks: int, sites: int, *, completes: bool) -> int:
+    """The second: logits in; weights, in sixteens of sites, and log-sum-exps out."""
+    read = sites * blocks + (sites if completes else 1)  # not all read the row the first has made
+    written = -(-sites // 16) * 16 * (blocks + 1) + sites - 1
+    return (read + written) * tokens * _FLOAT32
+
+
+def mix_group(
+    tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.dtype, *, completes: bool
+) -> int:
+    """The third: rows and weights in, which are read in eights; the result and the answers out."""
+    read = -(-(sites - 1) // 8) * 8
+    weights = max(read, sites) * blocks + (max(read, sites) if completes else 1)
+    small = weights * tokens * _FLOAT32 + _bytes(1, 1, hidden, dtype)
+    return _bytes(blocks + 1 + sites, tokens, hidden, dtype) + small
+
+
 def merge(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool, late: int = 0) -> int:
     """Phase 2 of one site, which reads ``late`` rows that were finished after phase 1."""
     vectors = late + (4 if fresh else 5)  # delta, answer, old sum (not fresh); new sum, result

@@ -38,8 +38,10 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from attnres_serve.kernels.triton import (
     common,
+    mix_group,
     mix_scored,
     open_group,
+    score_group,
     score_rows,
     single_pass,
     two_phase,
@@ -57,12 +59,17 @@ KERNELS = {
     "open_group": open_group.open_group_kernel,
     "score": score_rows.score_kernel,
     "mix_scored": mix_scored.mix_scored_kernel,
+    "score_group": score_group.score_group_kernel,
+    "weigh_group": mix_group.weigh_group_kernel,
+    "mix_group": mix_group.mix_group_kernel,
     "merge": single_pass.site_kernel,
     "merge_rows": single_pass.site_kernel,
 }
 # Those that may begin a block.
-BEGINNING = ("single_pass", "open_group", "mix_scored", "merge", "merge_rows")
-REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_100
+BEGINNING = ("single_pass", "open_group", "mix_scored", "score_group", "merge", "merge_rows")
+REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_120
+# Of an SM; a program takes a KiB more than it asks for.
+SHARED_MEMORY = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10, 120: 100 << 10}
 ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
 
 
@@ -116,10 +123,12 @@ def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
     )
     per_thread = -(-registers // 8) * 8  # allocated in eights
     threads = 32 * compiled.metadata.num_warps
+    shared = compiled.metadata.shared
+    fit = SHARED_MEMORY[compiled.metadata.target.arch] // (shared + 1024)
     return {
         "registers": registers,
-        "programs_per_sm": min(REGISTER_FILE // (per_thread * threads), 2048 // threads, 32),
-        "shared_bytes": compiled.metadata.shared,
+        "programs_per_sm": min(REGISTER_FILE // (per_thread * threads), 2048 // threads, 32, fit),
+        "shared_bytes": shared,
         "spill_bytes": stack + local,
         "local_accesses": len(re.findall(r"\b(?:LDL|STL)\b", listing)),
         "starts_early": compiled.metadata.launch_pdl,
@@ -190,6 +199,26 @@ def launches(
                 **EPS,
                 config=config,
             )
+        elif kernel in ("score_group", "weigh_group", "mix_group"):
+            scores = _empty(tokens, count + 1, -(-sites // score_group.ROOM) * score_group.ROOM)
+            if kernel == "score_group":
+                yield score_group.score_group_arguments(
+                    *(vectors, bank, _empty(sites, hidden), scores),
+                    **{"row": count, "fresh": fresh, "key_eps": EPS["key_eps"]},
+                    config=config,
+                )
+            elif kernel == "weigh_group":
+                yield mix_group.weigh_group_arguments(
+                    *(scores, None, _empty(tokens, sites - 1).t()),
+                    **{"row": count, "completes": True, "slots": 10},
+                )
+            else:
+                yield mix_group.mix_group_arguments(
+                    *(bank, scores, weight, vectors),
+                    _empty(tokens, sites - 1, hidden, dtype=dtype).transpose(0, 1),
+                    **{"row": count, "completes": True, "norm_eps": EPS["norm_eps"]},
+                    config=config,
+                )
         elif kernel in ("score", "mix_scored"):
             # A model's scores have one shape for every batch; a site's part begins anywhere.
             scores = _empty(tokens, 48, 9)[:, 48 - sites :]
@@ -218,6 +247,7 @@ def launches(
                 answers=(answers, log_sums),
                 position=sites - 1,
                 first=count if kernel == "merge" else count // 2,
+                config=config,
             )
 
 
@@ -268,6 +298,8 @@ def main() -> int:
                     "fresh": fresh,
                     "tile": arguments.get("TILE"),
                     "sites": arguments.get("SITES"),
+                    "tokens": arguments.get("TOKENS"),
+                    "chunk": arguments.get("CHUNK"),
                     "num_warps": arguments["num_warps"],
                     "binaries": len(variants),
                     "narrow_strides": [

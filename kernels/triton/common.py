@@ -28,7 +28,7 @@ class Config(NamedTuple):
 # sm_100 one).  At 16384 the half types spill up to 16 bytes and fp32 up to 80; larger are refused.
 # A merge that reads rows besides the answer takes some registers more: at 7168 on sm_90 one program
 # is left, and at 16384 fp32 spills up to 184 bytes.
-# One config for all T: what a token gets does not depend on its batch.
+# One config for all T: what a token gets does not depend on its batch (but see ``open_group``).
 CONFIGS = {
     256: Config(tile=2, num_warps=1),
     512: Config(tile=2, num_warps=2),
@@ -84,6 +84,20 @@ def _has_early_launches(device: torch.device) -> bool:
         return False
     capability: tuple[int, int] = torch.cuda.get_device_capability(device)
     return capability >= (9, 0)
+
+
+_each_token_alone = False
+
+
+def take_each_token_alone(alone: bool) -> None:
+    """Let what a token gets depend on no other, in this process; or take that back."""
+    global _each_token_alone
+    _each_token_alone = alone
+
+
+def takes_each_token_alone() -> bool:
+    """Whether there is no launch whose sums have another order where tokens are many."""
+    return _each_token_alone
 
 
 def check_site(

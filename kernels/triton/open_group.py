@@ -11,22 +11,29 @@ not fill a GPU: then a launch of its own adds to the row, and the turns of a tok
 run side by side.  The binary is the same, so a token gets the same bits.  Up to 8192 it takes up to
 255 registers, without spills; at 16384 the half types spill up to 96 bytes and fp32 208.
 
+Many tokens in bfloat16 are the work of two other launches, ``score_group`` and ``mix_group``: the
+logits come from tensor cores, which sum in another order.  In vLLM's batch-invariant mode they are
+not used.
+
 Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnres_serve.kernels.triton import mix_group, score_group
 from attnres_serve.kernels.triton.common import (
+    MAX_HIDDEN,
     check_like,
     check_query,
     check_site,
     launch_options,
     starts_early,
+    takes_each_token_alone,
 )
 from attnres_serve.kernels.triton.two_phase import (
     GroupConfig,
@@ -38,6 +45,22 @@ from attnres_serve.kernels.triton.two_phase import (
 # With so many tokens or fewer, turns run side by side: about as many as a large GPU has SMs.  With
 # more tokens programs fill it by themselves, and the launch that adds would be a loss.
 SIDE_BY_SIDE = 128
+
+
+class Least(NamedTuple):
+    """Rows of tokens, and sites that read them, from which on logits come from tensor cores."""
+
+    rows: int
+    sites: int
+
+
+# Largest hidden size -> from where on that is faster, or 5 % slower at most, by a model on two GPUs
+# (docs/measure/model.md).
+LEAST = {
+    2048: Least(rows=32768, sites=8),
+    4096: Least(rows=16384, sites=6),
+    MAX_HIDDEN: Least(rows=16384, sites=4),
+}
 
 
 # What is not specialised here: one binary serves every number of rows, sites and tokens.
@@ -215,6 +238,16 @@ def turns_of(tokens: int, sites: int, hidden: int, config: GroupConfig | None = 
     return turns if tokens <= SIDE_BY_SIDE else 1
 
 
+def by_product(tokens: int, rows: int, sites: int, hidden: int, dtype: torch.dtype) -> bool:
+    """Whether the logits of a group that reads so many rows come from tensor cores."""
+    least = LEAST[min(limit for limit in LEAST if hidden <= limit)]
+    many = tokens * rows >= least.rows and least.sites <= sites <= score_group.MAX_SITES
+    return many and dtype == torch.bfloat16 and not takes_each_token_alone()
+
+
+_compiled: set[tuple[object, ...]] = set()  # kinds of launches, though none of theirs was needed
+
+
 def open_group(
     delta: Tensor,
     bank: Tensor,
@@ -234,7 +267,10 @@ def open_group(
 
     The state update is exact, as in ``single_pass``, and no other row is written.  Everything after
     it is in float32; a result is rounded once, which for an answer costs what ``inter_block`` says.
-    A token's results do not depend on its batch, nor a site's on the later sites of the group.
+    A token's results do not depend on its batch, nor a site's on the later sites of the group, but
+    for the order in which logits are summed: it is another one with as many rows in bfloat16 and as
+    many sites as ``LEAST`` says, and again with more than 16 sites.
+    ``common.take_each_token_alone`` forbids that.
 
     Args:
         delta: ``[T, d]`` output of the previous sublayer, float32, float16 or bfloat16; any token
@@ -290,22 +326,35 @@ def open_group(
         normed, answers, log_sums = out
         check_like("answers", answers, (later, tokens, hidden), delta.dtype)
         check_like("log_sums", log_sums, (later, tokens), torch.float32)
-    if tokens:
-        arguments = open_group_arguments(
-            *(delta, bank, queries, norm_weight, bias, normed, answers, log_sums),
-            row=row,
-            fresh=fresh,
-            completes=completes,
-            key_eps=key_eps,
-            norm_eps=norm_eps,
-            config=config,
-        )
+    if not tokens:
+        return normed, answers, log_sums
+    state: dict[str, Any] = {"row": row, "fresh": fresh, "key_eps": key_eps}
+    rest: dict[str, Any] = {"completes": completes, "norm_eps": norm_eps}
+    results = normed, answers, log_sums
+    arguments = open_group_arguments(
+        delta,
+        bank,
+        queries,
+        norm_weight,
+        bias,
+        *results,
+        config=config,
+        **(state | rest),
+    )
+    with torch.cuda.device_of(delta):
+        if config is None and by_product(tokens, row + 1, later + 1, hidden, delta.dtype):
+            kind = delta.device, hidden, fresh, completes, bias is None
+            if kind not in _compiled:  # else a request of few tokens might have to wait for it
+                open_group_kernel[(0,)](**arguments)
+                _compiled.add(kind)
+            scores = score_group.score_group(delta, bank, queries, **state)
+            mix_group.mix_group(bank, scores, norm_weight, bias, results, row=row, **rest)
+            return results
         parts = turns_of(tokens, later + 1, hidden, config)
-        with torch.cuda.device_of(delta):
-            if parts > 1:
-                open_group_kernel[(tokens, 1)](**(arguments | {"sites": 0}))
-                arguments["adds"] = 0
-            open_group_kernel[(tokens, parts)](**arguments)
+        if parts > 1:
+            open_group_kernel[(tokens, 1)](**(arguments | {"sites": 0}))
+            arguments["adds"] = 0
+        open_group_kernel[(tokens, parts)](**arguments)
     return normed, answers, log_sums
 
 

@@ -17,15 +17,22 @@ ARCHS = ("sm_80", "sm_90")
 # A compilation takes seconds; one architecture shows what a change does to a kernel.
 IN_BOTH = [pytest.param("sm_80", marks=pytest.mark.exhaustive), "sm_90"]
 HIDDEN = (1024, 4096, 7168)
+ENDS = [1024, pytest.param(4096, marks=pytest.mark.exhaustive), 7168]
 BEGINNINGS = {
     "single_pass": (False, True),
     "inter_block": (None,),
     "open_group": (False, True),
     "score": (None,),
     "mix_scored": (False, True),
+    "score_group": (False, True),
+    "weigh_group": (None,),
+    "mix_group": (None,),
     "merge": (False, True),
     "merge_rows": (False, True),
 }
+# Kernels with a binary for each power of two of sites (from 8), or of sixteens of them: a model has
+# a few, and its first step, of as many tokens as there may be, launches all.
+BINARIES = {"score_group": 3, "weigh_group": 2}
 SHAPES = [
     (kernel, arch, hidden, fresh)
     for kernel, beginnings in BEGINNINGS.items()
@@ -38,7 +45,10 @@ Shape = tuple[str, str, int, bool | None]
 every_shape = pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(shape, marks=[pytest.mark.exhaustive] if shape[1] == "sm_80" else [])
+        pytest.param(
+            shape,
+            marks=[pytest.mark.exhaustive] if shape[1] == "sm_80" or shape[2] == 4096 else [],
+        )
         for shape in SHAPES
     ],
     ids=lambda shape: "-".join(map(str, shape)),
@@ -46,17 +56,17 @@ every_shape = pytest.mark.parametrize(
 
 
 def _compiled(shape: Shape) -> dict[str, Any]:
-    return _all_of(shape[1])[shape]
+    return _all_of(shape[1], shape[2])[shape]
 
 
 @cache
-def _all_of(arch: str) -> dict[Shape, dict[str, Any]]:
+def _all_of(arch: str, hidden: int) -> dict[Shape, dict[str, Any]]:
     """Everything compiled once, in a process where Triton is not interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.kernels.compile_ahead"]
     command += ["--arch", arch.removeprefix("sm_")]
     done = subprocess.run(
-        [*command, "--hidden", *map(str, HIDDEN), "--dtype", "bfloat16"],
+        [*command, "--hidden", str(hidden), "--dtype", "bfloat16"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -99,11 +109,23 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         "score": lambda: (2 + 2 * kernel["sites"], 0),
         # As the single pass.
         "mix_scored": lambda: (4 + 2 * kernel["tile"] + (not fresh), 2),
+        # Of a program's tokens: delta; the row.  What is multiplied is copied to shared memory.
+        "score_group": lambda: (1 + (not fresh), 1),
+        "weigh_group": lambda: (0, 0),
+        # A row before and in the loop, and the norm's weight; the result.
+        "mix_group": lambda: (3, 1),
         # Delta, weight, query, answer; bank row and result.
         "merge": lambda: (5 + (not fresh), 2),
         # And a tile before and in the loop.
         "merge_rows": lambda: (5 + 2 * kernel["tile"] + (not fresh), 2),
     }[name]()
+    if name == "score_group":
+        pieces = kernel["tokens"] * kernel["chunk"] // (32 * kernel["num_warps"]) // 8
+    if name == "weigh_group":  # weights, in fours
+        pieces, stores = 32 * 16 // 32 // 4, 1
+    if name == "mix_group":  # a chunk in two places and weights in fours; answers
+        loads += (2 + kernel["sites"] // 4) / pieces
+        stores += kernel["sites"] / pieces
     # Log-sum-exps and scores are numbers of a token.
     numbers_in, numbers_out = {
         "inter_block": lambda: (0, 1),
@@ -112,6 +134,10 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         # All of the site (there are nine slots), and a tile's before and in the loop: once for the
         # predicate and once for the sum, unless a tile is one row.
         "mix_scored": lambda: (1 + (2 if kernel["tile"] == 1 else 8), 0),
+        # Of 32 sites: a thread has a part of a program's tokens, or of nine rows' room, 16.
+        "score_group": lambda: (0, 32 * kernel["tokens"] // (32 * kernel["num_warps"])),
+        "weigh_group": lambda: (32 * 16 // 32, 1),
+        "mix_group": lambda: (1, 0),
         "merge": lambda: (1, 0),
         "merge_rows": lambda: (1, 0),
     }.get(name, lambda: (0, 0))()
@@ -126,7 +152,7 @@ def _counts(wide: int, numbers: int) -> dict[str, int]:
 @every_shape
 def test_one_binary_for_every_number_of_sources(shape: Shape) -> None:
     """Nor does it depend on sites, position or batch: none is compiled during a request."""
-    assert _compiled(shape)["binaries"] == 1
+    assert _compiled(shape)["binaries"] == BINARIES.get(shape[0], 1)
 
 
 @every_shape
@@ -149,7 +175,7 @@ def test_strides_have_64_bits(shape: Shape) -> None:
     assert _compiled(shape)["narrow_strides"] == []
 
 
-@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("hidden", ENDS)
 @pytest.mark.parametrize("kernel", ["single_pass", "mix_scored", "merge"])
 def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
     """One program's reductions hide behind another's loads; CONFIGS was chosen for this."""
@@ -158,7 +184,7 @@ def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("arch", IN_BOTH)
-@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("hidden", ENDS)
 @pytest.mark.parametrize(("name", "fresh"), [("inter_block", None), ("open_group", False)])
 def test_phase_1_spends_few_instructions_on_a_row(
     name: str, fresh: bool | None, hidden: int, arch: str

@@ -15,9 +15,10 @@ from triton_interpreter import (
     passes_in_a_process_of_its_own,
 )
 
+from attnres_serve.kernels.triton import open_group as open_group_module
 from attnres_serve.kernels.triton import score_rows as score_rows_module
 from attnres_serve.kernels.triton.mix_scored import mix_scored
-from attnres_serve.kernels.triton.open_group import open_group
+from attnres_serve.kernels.triton.open_group import Least, open_group
 from attnres_serve.kernels.triton.score_rows import score_rows
 from attnres_serve.kernels.triton.single_pass import single_pass
 from attnres_serve.kernels.triton.two_phase import GroupConfig, inter_block, merge
@@ -74,6 +75,10 @@ def _launch_all(
     site("single_pass", single_pass, queries[0])
     opened = empty(tokens, hidden), *answers(SITES - 1)
     site("open_group", open_group, queries, completes=True, out=opened, **ONE)
+    with pytest.MonkeyPatch.context() as patch:  # as many tokens, where these are bfloat16
+        patch.setattr(open_group_module, "LEAST", {hidden: Least(rows=1, sites=1)})
+        opened = empty(tokens, hidden), *answers(SITES - 1)
+        site("open_group, many", open_group, queries, completes=True, out=opened)
     phase_1 = answers(SITES)
     inter_block(place(bank), queries, count=row - 1, key_eps=KEY_EPS, out=phase_1, **ONE)
     site("merge", merge, *phase_1, queries[1], position=1, first=row - 1)
@@ -82,7 +87,7 @@ def _launch_all(
     site("mix_scored", mix_scored, scores, queries[1], position=1)
 
     written |= {"inter_block": phase_1, "score_rows": (scores,)}
-    for name, at in (("open_group", 2), ("inter_block", 0)):
+    for name, at in (("open_group", 2), ("open_group, many", 2), ("inter_block", 0)):
         *others, vectors, sums = *written[name][:at], *written[name][at:]
         written[name] = *others, vectors.transpose(0, 1), sums.t()
     return written

@@ -31,8 +31,10 @@ from triton_interpreter import (
 )
 
 from attnres_serve.kernels import reference
+from attnres_serve.kernels.triton import common, mix_group, score_group
 from attnres_serve.kernels.triton import open_group as triton_open_group
-from attnres_serve.kernels.triton.open_group import open_group
+from attnres_serve.kernels.triton.common import MAX_HIDDEN
+from attnres_serve.kernels.triton.open_group import Least, open_group
 from attnres_serve.kernels.triton.single_pass import single_pass
 from attnres_serve.kernels.triton.two_phase import GroupConfig, inter_block, merge
 
@@ -96,18 +98,19 @@ def _compare(case: Case) -> None:
         close(log_sums[site], exact[1][site], error[:, 0] / largest)
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    cases(
-        count=st.integers(1, 15),
-        sites=st.sampled_from((1, 2, 3, 4, 5, 9)),
-        hidden=st.sampled_from((1, 3, 64, 257, 1000)),
-        bias=st.sampled_from((None, 0.7, -3.0)),
-        fresh=st.booleans(),
-        completes=st.booleans(),
-        weight_dtype=st.sampled_from((None, *DTYPES)),
-    )
+GRID = cases(
+    count=st.integers(1, 15),
+    sites=st.sampled_from((1, 2, 3, 4, 5, 9)),
+    hidden=st.sampled_from((1, 3, 64, 257, 1000)),
+    bias=st.sampled_from((None, 0.7, -3.0)),
+    fresh=st.booleans(),
+    completes=st.booleans(),
+    weight_dtype=st.sampled_from((None, *DTYPES)),
 )
+
+
+@settings(max_examples=50, deadline=None)
+@given(GRID)
 def test_over_the_grid(case: Case) -> None:
     """Any mix of shape, dtype, layout, magnitude and bias."""
     _compare(case)
@@ -147,6 +150,107 @@ EVERY += [replace(r, dtype=t) for r, t in product(WIDE_ROWS, (torch.float32, tor
 def test_rows(case: Case) -> None:
     """Hand-picked rows; the comments say what each stresses."""
     _compare(case)
+
+
+# By the product of many tokens
+
+ANY = {MAX_HIDDEN: Least(rows=1, sites=2)}
+
+
+@pytest.fixture
+def by_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of tokens is many, and two sites are several."""
+    monkeypatch.setattr(triton_open_group, "LEAST", ANY)
+
+
+@settings(max_examples=25, deadline=None)
+@given(GRID)
+def test_a_product_over_the_grid(case: Case) -> None:
+    """As ``test_over_the_grid``."""
+    with pytest.MonkeyPatch.context() as patch:  # hypothesis has no fixture for each example
+        patch.setattr(triton_open_group, "LEAST", ANY)
+        _compare(replace(case, dtype=torch.bfloat16))
+
+
+@pytest.mark.usefixtures("by_product")
+@pytest.mark.parametrize("case", [case for case in EVERY if case.dtype == torch.bfloat16], ids=str)
+def test_rows_by_a_product(case: Case) -> None:
+    """The same rows; with one site, or more than a program scores, there is no product."""
+    _compare(case)
+
+
+@pytest.mark.usefixtures("by_product")
+@pytest.mark.parametrize(
+    "case",
+    [
+        # A program of tokens and one more; a whole eighth of sites and one more; the most sites.
+        Case(tokens=33, hidden=40, completes=True, fresh=True),
+        *(Case(sites=sites, bias=0.7, completes=sites % 2 == 0) for sites in (8, 9, 16, 17, 64)),
+        Case(sites=65, hidden=16),
+        # Chunks of the hidden size: one less, exactly, and one more.
+        *(Case(hidden=hidden, completes=True) for hidden in (511, 512, 513, 1024, 1025)),
+    ],
+    ids=str,
+)
+def test_edges_of_a_product(case: Case) -> None:
+    """Where its programs begin and end."""
+    _compare(case)
+
+
+@pytest.mark.usefixtures("by_product")
+def test_a_product_does_not_depend_on_company() -> None:
+    """A token with others of a program or alone, and a site without the later ones: equal bits."""
+    case = Case(tokens=34, sites=9, completes=True)
+    (out, answers, log_sums), _ = _run(case)
+    for few in (slice(1, 2), slice(31, 34)):
+        some, _ = _run(case, delta=lambda t, few=few: t[few], bank=lambda t, few=few: t[few])
+        assert torch.equal(some[0], out[few]) and torch.equal(some[1], answers[:, few])
+        assert torch.equal(some[2], log_sums[:, few])
+    for sites in (2, 8):
+        fewer, _ = _run(case, queries=lambda t, sites=sites: t[:sites])
+        assert torch.equal(fewer[0], out) and torch.equal(fewer[1], answers[: sites - 1])
+        assert torch.equal(fewer[2], log_sums[: sites - 1])
+
+
+def test_many_tokens_in_bfloat16_are_scored_by_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And neither fewer, nor another dtype, nor any in the batch-invariant mode."""
+    launched = Spy()
+    monkeypatch.setattr(score_group, "score_group_kernel", launched)
+    monkeypatch.setattr(mix_group, "weigh_group_kernel", launched)
+    monkeypatch.setattr(mix_group, "mix_group_kernel", launched)
+    monkeypatch.setattr(triton_open_group, "open_group_kernel", otherwise := Spy())
+    monkeypatch.setattr(triton_open_group, "_compiled", set())
+    many, queries = 32768 // 4, floats(8, 96)
+    for _ in range(2):
+        launched.grids.clear()
+        open_group(**_arguments(tokens=many, queries=queries))
+    # A program of tokens for each row; the first site's, and for the later ones a chunk each.
+    assert launched.grids == [(4, many // 32), (many,), (2 * many,)]
+    # What fewer tokens need is compiled, once, and not launched.
+    assert otherwise.grids == [(0,)]
+    otherwise.grids.clear()
+    launched.grids.clear()
+    halves = {"delta": zeros(many, 96).half(), "bank": zeros(many, 5, 96).half()}
+    open_group(**_arguments(tokens=many - 1, queries=queries))
+    open_group(**_arguments(**halves, queries=queries))
+    open_group(**_arguments(tokens=many, queries=queries[1:]))
+    monkeypatch.setattr(common, "_each_token_alone", True)
+    open_group(**_arguments(tokens=many, queries=queries))
+    assert len(otherwise.grids) == 4 and not launched.grids
+
+
+@pytest.mark.parametrize(
+    ("hidden", "rows", "sites"), [(2048, 32768, 8), (2049, 16384, 6), (4097, 16384, 4)]
+)
+def test_large_rows_are_many_sooner(hidden: int, rows: int, sites: int) -> None:
+    """And the most sites are those that a program scores."""
+
+    def chosen(tokens: int, count: int) -> bool:
+        return triton_open_group.by_product(tokens, 4, count, hidden, torch.bfloat16)
+
+    assert chosen(rows // 4, sites) and chosen(rows, score_group.MAX_SITES)
+    assert not chosen(rows // 4 - 1, sites) and not chosen(rows, sites - 1)
+    assert not chosen(rows, score_group.MAX_SITES + 1)
 
 
 def _run(case: Case, **changes: object) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -74,6 +74,8 @@ class Emulator:
         address = {key: tensors.address(value) for key, value in given.items()}
         known = {key: Pointer(given[key].dtype, at % 16) for key, at in address.items()}
         code = compiled(module, name, tuple((arguments | known).items()), self.arch)
+        if not all(grid):  # it was only to be compiled
+            return
         values = [(arguments | address)[key] for key in code.parameters]
         ptx = self.change(code.ptx)
         self.moved.append(execute(ptx, values, grid, tensors, code.shared))
