@@ -16,8 +16,9 @@ from attnres_serve.depth.sites import Site
 
 # What the answers of a group may take; where a group follows another, both are kept for a moment.
 # Memory that the KV cache does not get; and a block of 24 sites in five groups still saves 19 of
-# the 23 readings of its finished blocks.
-SCRATCH_BYTES = 512 << 20
+# the 23 readings of its finished blocks.  The last block of an 8B with eight, which has the final
+# site as well, is one group in steps of 8192 tokens.
+SCRATCH_BYTES = 640 << 20
 
 Group = tuple[Site, ...]
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 # Blocks from which two-phase was faster on CPU wherever it was measured (docs/measure/results.md).
 MANY_BLOCKS = 32
+# With so many blocks or more, of so many sublayers, and a hidden size up to this one, a model of
+# the kernels on a GPU predicts that two-phase is faster by 5 % or more in decode of up to 64
+# requests and in prefill of 8192 tokens, and 1 % slower at most between (docs/measure/model.md).
+BLOCKS_ON_GPU, SUBLAYERS_ON_GPU, HIDDEN_ON_GPU = 8, 6, 4096
 TRITON_SINCE = (8, 0)  # compute capability; the kernels are compiled and read for no older one
 
 
@@ -61,22 +65,36 @@ def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
     return name, backend
 
 
-def choose_algorithm(vllm_config: "VllmConfig", blocks: int, backend: str) -> str:
+def choose_algorithm(vllm_config: "VllmConfig", blocks: int, sublayers: int, backend: str) -> str:
     """The algorithm by name.
 
-    ``auto`` is two_phase with the cpp backend from ``MANY_BLOCKS`` blocks on, and single_pass
-    otherwise: the fewest calls, and the fewest bytes where blocks are few.  It does not depend on
-    the batch, so neither do a site's numbers.
+    ``auto`` is two_phase with the cpp backend from ``MANY_BLOCKS`` blocks on, with the triton
+    backend where a model predicts that it is faster (``BLOCKS_ON_GPU``), and single_pass otherwise:
+    the fewest calls, and the fewest bytes where blocks are few.  It does not depend on the batch.
 
     Args:
         vllm_config: vLLM's configuration.
         blocks: of sublayers in the model; the embedding is not counted.
+        sublayers: of the model.
         backend: by name.
     """
     name = settings.algorithm(vllm_config.additional_config)
     if name != settings.AUTO:
         return name
-    return "two_phase" if backend == "cpp" and blocks >= MANY_BLOCKS else "single_pass"
+    if backend == "cpp" and blocks >= MANY_BLOCKS:
+        return "two_phase"
+    if backend == "triton" and _pays_on_gpu(vllm_config, blocks, sublayers):
+        return "two_phase"
+    return "single_pass"
+
+
+def _pays_on_gpu(vllm_config: "VllmConfig", blocks: int, sublayers: int) -> bool:
+    import torch
+
+    model = vllm_config.model_config
+    modelled = model.dtype == torch.bfloat16 and model.get_hidden_size() <= HIDDEN_ON_GPU
+    long = blocks >= BLOCKS_ON_GPU and sublayers >= SUBLAYERS_ON_GPU * blocks
+    return modelled and long and not host.batch_invariant()
 
 
 def _load(name: str, vllm_config: "VllmConfig") -> Backend:
@@ -85,6 +103,7 @@ def _load(name: str, vllm_config: "VllmConfig") -> Backend:
         from attnres_serve.kernels.triton import common
 
         common.forbid_early_launches(not settings.early_launches(vllm_config.additional_config))
+        common.take_each_token_alone(host.batch_invariant())
     return backend
 
 

@@ -59,7 +59,7 @@ class AttnResMixin(LoadingMixin):
         if spec is None:
             return
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
-        own = spec.num_blocks, self.attn_res_backend
+        own = spec.num_blocks, spec.num_sublayers, self.attn_res_backend
         algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(vllm_config, *own)
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.attn_res_sites = install_sites(model, spec, algorithm, backend, tokens)

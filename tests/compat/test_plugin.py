@@ -467,20 +467,47 @@ def test_algorithms(additional_config: Any, wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "blocks", "backend", "wanted"),
+    ("asked", "blocks", "sublayers", "backend", "wanted"),
     [
-        ("auto", 31, "cpp", "single_pass"),
-        ("auto", 32, "cpp", "two_phase"),
-        ("auto", 96, "torch", "single_pass"),
-        ("auto", 96, "triton", "single_pass"),
-        ("single_pass", 96, "cpp", "single_pass"),
-        ("score_on_write", 8, "cpp", "score_on_write"),
+        ("auto", 31, 96, "cpp", "single_pass"),
+        ("auto", 32, 96, "cpp", "two_phase"),
+        ("auto", 96, 96, "torch", "single_pass"),
+        ("auto", 8, 48, "triton", "two_phase"),
+        ("auto", 8, 47, "triton", "single_pass"),
+        ("auto", 7, 72, "triton", "single_pass"),
+        ("auto", 96, 96, "triton", "single_pass"),
+        ("single_pass", 96, 96, "cpp", "single_pass"),
+        ("score_on_write", 8, 72, "cpp", "score_on_write"),
     ],
 )
-def test_auto_chooses_by_blocks(asked: str, blocks: int, backend: str, wanted: str) -> None:
-    """Only where it was measured, and never against what was asked for."""
-    config = vllm_config(additional_config={"attnres_algorithm": asked})
-    assert backend_choice.choose_algorithm(config, blocks, backend) == wanted
+def test_auto_chooses_by_blocks(
+    asked: str, blocks: int, sublayers: int, backend: str, wanted: str
+) -> None:
+    """Only where it was measured, or modelled, and never against what was asked for."""
+    config = vllm_config(additional_config={"attnres_algorithm": asked}, model_config=modelled())
+    assert backend_choice.choose_algorithm(config, blocks, sublayers, backend) == wanted
+
+
+def modelled(dtype: torch.dtype = torch.bfloat16, hidden: int = 4096) -> SimpleNamespace:
+    """As far as a model of the kernels on a GPU goes."""
+    return SimpleNamespace(dtype=dtype, get_hidden_size=lambda: hidden)
+
+
+@pytest.mark.parametrize(
+    ("model", "invariant"),
+    [
+        (modelled(torch.float16), False),
+        (modelled(hidden=4097), False),
+        (modelled(), True),
+    ],
+    ids=["float16", "wide", "batch-invariant"],
+)
+def test_auto_goes_no_further_than_the_model(
+    model: SimpleNamespace, invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "batch_invariant", lambda: invariant)
+    config = vllm_config(model_config=model)
+    assert backend_choice.choose_algorithm(config, 8, 72, "triton") == "single_pass"
 
 
 def test_traces_are_turned_off_by_a_flag() -> None:
@@ -721,6 +748,18 @@ def test_early_launches_can_be_turned_off(
     gpu.config.additional_config = {"attnres_early_launch": chosen} if chosen else None
     backend_choice.choose(gpu.config)
     assert common.starts_early(torch.device("cuda", 0)) is early
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_tokens_are_alone_in_the_batch_invariant_mode(
+    gpu: SimpleNamespace, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnres_serve.kernels.triton import common
+
+    monkeypatch.setattr(common, "_each_token_alone", not alone)
+    monkeypatch.setattr(host, "batch_invariant", lambda: alone)
+    backend_choice.choose(gpu.config)
+    assert common.takes_each_token_alone() is alone
 
 
 @pytest.mark.parametrize("flags", [(True, True), (True, False), (False, True), (False, False)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from kernel_cases import DTYPES
 
-from attnres_serve.kernels import backends
+from attnres_serve.kernels import backends, comparison
 from attnres_serve.kernels.comparison import ALGORITHMS, difference
 
 CPU = torch.device("cpu")
@@ -92,6 +92,21 @@ def test_a_fault_is_named(name, fault, said) -> None:
     assert found is not None and said in found
 
 
+def test_many_tokens_are_compared_where_they_differ(monkeypatch) -> None:
+    monkeypatch.setattr(comparison, "_many_tokens_differ", lambda *given: True)
+    assert difference(own(), 64, torch.float32, CPU) is None
+    backend = own()
+    right, many = backend.open_group, comparison.TOKENS * comparison.COPIES
+
+    def wrong(delta, *arguments):
+        normed, answers = right(delta, *arguments)
+        return normed * (1 + (len(delta) == many) / 16), answers
+
+    backend.open_group = wrong
+    found = difference(backend, 64, torch.float32, CPU)
+    assert found is not None and f"by two phase of 64 values in float32 with {many} tokens" in found
+
+
 def test_every_algorithm_is_compared() -> None:
     from attnres_serve.settings import ALGORITHMS as SERVED
 
@@ -103,3 +118,14 @@ def test_no_other_random_number_is_drawn() -> None:
     before = torch.get_rng_state()
     difference(own(), 64, torch.float32, CPU)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("hidden", [64, 2048, 4096, 16384])
+def test_as_many_tokens_are_compared_as_have_kernels_of_their_own(hidden: int) -> None:
+    from attnres_serve.kernels.triton.open_group import by_product
+
+    tokens, rows = comparison.TOKENS * comparison.COPIES, comparison.BLOCKS + 1
+    assert by_product(tokens, rows, comparison.SITES, hidden, torch.bfloat16)
+    assert not by_product(comparison.TOKENS, rows, comparison.SITES, hidden, torch.bfloat16)
+    assert comparison._many_tokens_differ(torch.device("cuda", 0), torch.bfloat16)
+    assert not comparison._many_tokens_differ(torch.device("cuda", 0), torch.float16)
