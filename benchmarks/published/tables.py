@@ -163,17 +163,48 @@ def configs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Other configs of a launch over eight rows; the one in use has a star."""
     cells = []
     for row in rows:
-        first, warps = row["config"].values()
-        name = f"{first}, {warps}{' *' if row['in_use'] else ''}"
+        name = f"{', '.join(map(str, row['config'].values()))}{' *' if row['in_use'] else ''}"
         found = row["microseconds"].values()
         shown = (" / ".join(f"{of[at]:.1f}" for of in found) for at in ("1", "8192"))
         sizes = str(row["registers"]), str(row["programs_per_sm"])
-        cells.append([row["kernel"], str(row["hidden"]), name, *sizes, *shown])
-    head = ["launch", "d", "tile or sites, warps", "registers", "programs on an SM"]
+        named = row["kernel"], str(row["hidden"]), str(row["sites"])
+        cells.append([*named, name, *sizes, *shown])
+    head = ["launch", "d", "sites", "config", "registers", "programs on an SM"]
     return table([*head, "T = 1", "T = 8192"], cells)
 
 
-MODEL = {"blocks": blocks, "anchors": anchors, "configs": configs, "launches": launches}
+def shapes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the sites of a model add to a step."""
+    cells = []
+    for row in rows:
+        shown = (
+            f"{row['added_us'][name]:.0f} us, {row['overhead'][name]:.2%}"
+            for name in ("single_pass", "two_phase")
+        )
+        phase = f"{row['phase']}, {row['tokens']} token{'s' if row['tokens'] > 1 else ''}"
+        cells.append([row["shape"], phase, row["gpu"], f"{row['step_us'] / 1000:.2f}", *shown])
+    return table(["shape", "phase", "GPU", "step, ms", "single pass adds", "two-phase adds"], cells)
+
+
+def plans(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Two-phase over the single pass for whole models, H100 / H200."""
+    cells = []
+    for row in rows:
+        ratios = row["over_single_pass"].values()
+        at = next(iter(ratios))
+        shown = (" / ".join(f"{of[tokens]:.2f}" for of in ratios) for tokens in at)
+        cells.append([str(row["hidden"]), f"{row['blocks']} of {row['sublayers']}", *shown])
+    return table(["d", "blocks of sublayers", *(f"T = {tokens}" for tokens in at)], cells)
+
+
+MODEL = {
+    "blocks": blocks,
+    "shapes": shapes,
+    "plans": plans,
+    "anchors": anchors,
+    "configs": configs,
+    "launches": launches,
+}
 MADE = {
     "latency": (ratios, breakdown),
     "trace_cost": (ratios,),

@@ -13,7 +13,8 @@ import pytest
 import triton_interpreter  # noqa: F401  # the other modules' kernels are interpreted in this process
 from serving import ROOT
 
-from attnres_serve.kernels.triton import common, two_phase
+from attnres_serve.kernels.triton import common, mix_group, score_group, two_phase
+from attnres_serve.model import backend
 from benchmarks.common import RESULTS
 from benchmarks.kernels.model import anchors, issue, machine, sass
 from benchmarks.kernels.model.__main__ import HIDDEN, ROWS, SITES, TOKENS
@@ -33,7 +34,7 @@ def one(name: str, address: int = 0, target: int | None = None, **scheduling: in
 def run(code: list[Instruction], warps: int, rate: float = PLENTY, moved: float = 0.0) -> float:
     """Cycles of one program."""
     work = issue.Work.of(code, warps, moved, [bool(moved)] * len(code))
-    return issue.cycles(work, 1, 1, rate)
+    return issue.cycles([work], [0], 1, rate)
 
 
 # The parts.
@@ -47,9 +48,11 @@ def test_the_compilers_scheduling_is_read() -> None:
         /*0090*/                  BRA 0x80 ;                        /* 0x0000000000797919 */
                                                                     /* 0x000ff00000000800 */"""
     load, branch = sass.parse(lines)
-    assert load == (0x80, True, "LDG.E.128", None, 2, 1, 2, NONE)
+    assert load == (0x80, True, "LDG.E.128", None, 2, 1, 2, NONE, None)
     assert (load.opcode, load.bytes) == ("LDG", 16)
-    assert branch == (0x90, False, "BRA", 0x80, 8, 0, NONE, NONE)
+    assert branch == (0x90, False, "BRA", 0x80, 8, 0, NONE, NONE, None)
+    lines = lines.replace("BRA 0x80 ;", "DEPBAR.LE SB0, 0x2 ;")
+    assert sass.parse(lines)[1].left == 2
 
 
 def test_a_path_has_each_loop_as_often_as_it_says() -> None:
@@ -102,7 +105,29 @@ def test_memory_gives_what_it_has() -> None:
     """Programs that follow one another move their bytes at the rate, and no faster."""
     code = [one("LDG.E.128", releases=0), one("FADD", wait=1)]
     work = issue.Work.of(code, 4, 4 * 512.0, [True, False])
-    assert issue.cycles(work, 400, 8, 8.0) == pytest.approx(400 * 4 * 512 / 8.0, rel=0.05)
+    assert issue.cycles([work], [0] * 400, 8, 8.0) == pytest.approx(400 * 4 * 512 / 8.0, rel=0.05)
+
+
+def test_programs_of_two_kinds_share_an_sm() -> None:
+    """One computes while the other's bytes move: together they take as long as the longer."""
+    moves = issue.Work.of([one("LDG.E.128", releases=0), one("FADD", wait=1)], 4, 2048.0, [1, 0])
+    computes = issue.Work.of([one("FFMA")] * 200, 4, 0.0, [False] * 200)
+    works, rate = [moves, computes], 8.0
+    both = issue.cycles(works, [0, 1] * 50, 8, rate)
+    assert both == pytest.approx(50 * 2048 / rate, rel=0.05)
+    assert issue.cycles(works, [1] * 50, 8, rate) < 0.9 * both
+
+
+def test_a_wait_for_copies_ends_when_the_groups_before_have_arrived() -> None:
+    """Of two groups, either both or the first."""
+    copy, commit = one("LDGSTS.E.BYPASS.128"), one("LDGDEPBAR")
+    waits = [one("DEPBAR.LE")._replace(left=left) for left in (0, 1, 2)]
+    late = [copy, commit, *[one("FADD")] * 400, copy, commit]
+    both, first, none = (run([*late, wait, one("FADD")], 1) for wait in waits)
+    assert both == pytest.approx(400 + machine.L2_LATENCY, abs=20)
+    assert first == none == pytest.approx(403, abs=5)
+    assert run([copy, commit, waits[1], one("FADD")], 1) < 20  # one may be under way
+    assert run([copy, commit, waits[0]], 1) < 20  # nothing follows that would wait
 
 
 # What compiles.
@@ -111,7 +136,7 @@ def test_memory_gives_what_it_has() -> None:
 def compiled(expression: str) -> Any:
     """An expression's value in a process where Triton is not interpreted."""
     code = (
-        "import json; from benchmarks.kernels.model import anchors, launches, sass\n"
+        "import json; from benchmarks.kernels.model import anchors, launches, sass, shapes\n"
         "from benchmarks.kernels.model.__main__ import block_rows, config_rows\n"
         f"print(json.dumps({expression}))"
     )
@@ -190,6 +215,7 @@ def test_a_path_has_every_row_once() -> None:
 def test_the_figures_on_file_are_those_of_the_code() -> None:
     assert compiled("block_rows([1024])") == [b for b in ON_FILE["blocks"] if b["hidden"] == 1024]
     assert compiled("config_rows()") == ON_FILE["configs"]
+    assert compiled("shapes.rows()") == ON_FILE["shapes"]
 
 
 # The figures on file.
@@ -218,9 +244,39 @@ def test_the_configs_on_file_are_those_of_the_tables() -> None:
         if launch["kernel"] == "open_group":
             sites, warps = two_phase.group_config_for(hidden)
             assert config == {"SITES": sites, "num_warps": warps}
-        elif launch["kernel"] != "score":
+        elif launch["kernel"] == "score_group":
+            padded = max(8, 1 << (launch["sites"] - 1).bit_length())
+            limit = min(limit for limit in score_group.CONFIGS if padded <= limit)
+            tokens, chunk, warps = score_group.CONFIGS[limit]
+            sizes = {"TOKENS": tokens, "CHUNK": chunk, "num_warps": warps}
+            assert config == {"SITES": padded} | sizes
+        elif launch["kernel"] == "mix_group":
+            sites, chunk, warps = mix_group.config_for(hidden)
+            assert config == {"SITES": sites, "CHUNK": chunk, "num_warps": warps}
+        elif launch["kernel"] not in ("score", "weigh_group"):
             tile, warps = common.config_for(hidden)
             assert config == {"TILE": tile, "num_warps": warps}
+
+
+def test_the_model_says_what_is_claimed() -> None:
+    """Many tokens on eight rows, one token, and a whole model."""
+    for block in ON_FILE["blocks"]:
+        ratios = block["over_single_pass"]["two_phase"].values()
+        if block["rows"] == 8:
+            most = 0.7 if block["sites"] == 8 else 0.6
+            assert all(of["8192"] <= most for of in ratios)
+            assert block["hidden"] < 4096 or all(of["1"] <= 0.75 for of in ratios)
+    for row in ON_FILE["shapes"]:
+        if row["gpu"] == "H100":
+            most = {"decode": 0.014, "prefill": 0.02}[row["phase"]]
+            assert row["overhead"]["two_phase"] <= most
+    for row in ON_FILE["plans"]:
+        wide = row["hidden"] > backend.HIDDEN_ON_GPU
+        few = row["blocks"] < backend.BLOCKS_ON_GPU
+        if wide or few or row["sublayers"] < backend.SUBLAYERS_ON_GPU:
+            continue
+        for of in row["over_single_pass"].values():
+            assert max(of["1"], of["64"], of["8192"]) <= 0.95 and max(of.values()) <= 1.01
 
 
 def test_the_anchors_on_file_are_within_what_is_said() -> None:
@@ -233,7 +289,7 @@ def test_the_anchors_on_file_are_within_what_is_said() -> None:
 def test_the_page_has_the_tables_on_file() -> None:
     page = (ROOT / "docs" / "measure" / "model.md").read_text()
     made = tables.of(ON_FILE)
-    assert len(made) == 4
+    assert len(made) == 6
     earlier = json.loads((RESULTS / "earlier-gpu-model.json").read_text())
     made.append(tables.changes(earlier["blocks"], ON_FILE["blocks"]))
     for lines in made:

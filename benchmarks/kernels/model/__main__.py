@@ -10,6 +10,8 @@ figures that it is held to.  The last line on stdout is one JSON document:
 * ``launches``: microseconds of each, by GPU and number of tokens, and at one token also if all that
   it reads is in L2,
 * ``blocks``: a block of sites by each algorithm, and its ratio to the single pass,
+* ``shapes``: what a whole model's sites add to a step,
+* ``plans``: two-phase over the single pass for whole models of other blocks,
 * ``configs``: what other configs of the kernels would give.
 """
 
@@ -25,9 +27,11 @@ from triton.backends.nvidia.compiler import get_ptxas
 
 from attnres_serve.bench.machine import command_line, versions
 from attnres_serve.kernels.triton.common import Config
+from attnres_serve.kernels.triton.mix_group import PartConfig
+from attnres_serve.kernels.triton.score_group import ProductConfig
 from attnres_serve.kernels.triton.two_phase import GroupConfig
 from benchmarks.common import write
-from benchmarks.kernels.model import anchors, launches
+from benchmarks.kernels.model import anchors, launches, shapes
 from benchmarks.kernels.model.launches import ALGORITHMS, Launch, Part
 from benchmarks.kernels.model.machine import GPUS
 
@@ -35,16 +39,27 @@ HIDDEN = (1024, 4096, 7168, 8192)
 ROWS = (1, 4, 8)
 SITES = (8, 24)
 TOKENS = (1, 64, 512, 2048, 8192)
-# Configs that the tables had or might have: kernel, hidden size, config.
-CANDIDATES: list[tuple[str, int, Config | GroupConfig]] = [
-    *(("open_group", 512, GroupConfig(*c)) for c in ((4, 2), (4, 1))),
-    *(("open_group", 1024, GroupConfig(*c)) for c in ((4, 4), (4, 2), (2, 2), (2, 1))),
-    *(("open_group", 2048, GroupConfig(*c)) for c in ((4, 8), (4, 4), (2, 2))),
-    *(("open_group", 4096, GroupConfig(*c)) for c in ((4, 16), (2, 4), (2, 8), (4, 8))),
-    *(("open_group", 7168, GroupConfig(*c)) for c in ((2, 16), (2, 8), (1, 4))),
-    *(("open_group", 8192, GroupConfig(*c)) for c in ((2, 16), (2, 8), (1, 4))),
-    *(("single_pass", 1024, Config(*c)) for c in ((2, 4), (2, 2), (1, 2))),
-    *(("single_pass", 4096, Config(*c)) for c in ((2, 8), (1, 4))),
+OF_MANY = ("score_group", "weigh_group", "mix_group")
+# Configs that the tables had or might have: kernel, hidden size, sites, config.
+CANDIDATES: list[tuple[str, int, int, Any]] = [
+    *(("open_group", 512, 8, GroupConfig(*c)) for c in ((4, 2), (4, 1))),
+    *(("open_group", 1024, 8, GroupConfig(*c)) for c in ((4, 4), (4, 2), (2, 2), (2, 1))),
+    *(("open_group", 2048, 8, GroupConfig(*c)) for c in ((4, 8), (4, 4), (2, 2))),
+    *(("open_group", 4096, 8, GroupConfig(*c)) for c in ((4, 16), (2, 4), (2, 8), (4, 8))),
+    *(("open_group", 7168, 8, GroupConfig(*c)) for c in ((2, 16), (2, 8), (1, 4))),
+    *(("open_group", 8192, 8, GroupConfig(*c)) for c in ((2, 16), (2, 8), (1, 4))),
+    *(
+        ("score_group", hidden, sites, ProductConfig(*c))
+        for hidden in (1024, 7168)
+        for sites in SITES
+        for c in ((32, 64, 2), (64, 32, 2), (64, 64, 2), (128, 64, 4))
+    ),
+    *(("mix_group", 1024, 24, PartConfig(*c)) for c in ((8, 256, 1), (8, 512, 2), (4, 512, 2))),
+    *(("mix_group", 2048, 24, PartConfig(*c)) for c in ((8, 256, 1), (8, 512, 2), (8, 1024, 4))),
+    *(("mix_group", 4096, 24, PartConfig(*c)) for c in ((8, 512, 2), (8, 1024, 4), (16, 512, 4))),
+    *(("mix_group", 7168, 24, PartConfig(*c)) for c in ((8, 512, 2), (8, 1024, 4), (8, 2048, 8))),
+    *(("single_pass", 1024, 1, Config(*c)) for c in ((2, 4), (2, 2), (1, 2))),
+    *(("single_pass", 4096, 1, Config(*c)) for c in ((2, 8), (1, 4))),
 ]
 
 
@@ -83,6 +98,7 @@ def launch_rows(hidden: Sequence[int]) -> list[dict[str, Any]]:
             rows.append(described(Launch("single_pass", size, count)))
             rows.append(described(Launch("mix_scored", size, count)))
             rows += [described(Launch("open_group", size, count - 1, sites)) for sites in SITES]
+        rows += [described(Launch(name, size, ROWS[-1] - 1, s)) for name in OF_MANY for s in SITES]
     return rows
 
 
@@ -106,11 +122,10 @@ def block_rows(hidden: Sequence[int], counts: Sequence[int] = ROWS) -> list[dict
 
 
 def config_rows() -> list[dict[str, Any]]:
-    """A launch over eight rows, for eight sites, by each of the candidates."""
+    """A launch over eight rows by each of the candidates."""
     rows = []
-    for kernel, hidden, config in CANDIDATES:
-        of_a_group = kernel == "open_group"
-        launch = Launch(kernel, hidden, 7 if of_a_group else 8, 8 if of_a_group else 1)
+    for kernel, hidden, sites, config in CANDIDATES:
+        launch = Launch(kernel, hidden, 7 if sites > 1 else 8, sites)
         used = launch.binary().config
         row = described(launch._replace(config=config))
         rows.append(row | {"in_use": row["config"] == used})
@@ -147,6 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
         "anchors": anchor_rows(options.vllm_file or anchors.installed()),
         "launches": launch_rows(options.hidden),
         "blocks": block_rows(options.hidden),
+        "shapes": shapes.rows(),
+        "plans": shapes.plans(),
         "configs": config_rows(),
     }
     if options.out is not None:

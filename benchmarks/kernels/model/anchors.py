@@ -77,7 +77,7 @@ def model_us(anchor: Anchor, file: Path) -> float:
     vectors = anchor.blocks + 2 + 3 * writes
     unique = 0.0 if from_l2 else float(vectors * HIDDEN * DTYPE.itemsize)
     work = issue.Work.of(path, found.warps, unique, [not from_l2] * len(path))
-    seconds = seconds_of(work, anchor.tokens, found.resident, machine.GPUS["H100"])
+    seconds = seconds_of([work], [0], anchor.tokens, found.resident, machine.GPUS["H100"])
     return 1e6 * (machine.LAUNCH + seconds)
 
 

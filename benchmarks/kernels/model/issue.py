@@ -13,7 +13,9 @@ from numba import njit
 from benchmarks.kernels.model import machine
 from benchmarks.kernels.model.sass import NONE, Instruction
 
-COLUMNS = STALL, WAIT, RELEASES, FREES, PIPE, HOLD, RESULT, ACCESS, BARRIER = range(9)
+COLUMNS = STALL, WAIT, RELEASES, FREES, PIPE, HOLD, RESULT, ACCESS, BARRIER, COPIES = range(10)
+COPIED, COMMITTED, AWAITED = 1, 2, 3  # a copy, the end of a group of them, and 3 + groups left
+MOST_GROUPS = 8
 NEVER = 1 << 60
 
 
@@ -45,8 +47,10 @@ class Work:
         moved = np.zeros(len(path))
         for index, one in enumerate(path):
             pipe, hold = machine.pipe(one)
-            load = one.opcode == "LDG"
-            if load:
+            copies = COPIED * (one.opcode == machine.COPY) + COMMITTED * (one.opcode == "LDGDEPBAR")
+            if one.left is not None:
+                copies = AWAITED + one.left
+            if one.opcode in ("LDG", machine.COPY):
                 latency = machine.HBM_LATENCY if cold[index] else machine.L2_LATENCY
             else:
                 latency = machine.RESULT.get(one.opcode, machine.OTHER_RESULT)
@@ -54,38 +58,51 @@ class Work:
             moved[index] = access * cold[index]
             table[index] = (
                 *(max(one.stall, 1), one.wait, one.releases, one.frees, pipe, hold, latency),
-                *(access, one.opcode == "BAR"),
+                *(access, one.opcode == "BAR", copies),
             )
         raw = warps * moved.sum()
         return cls(table, moved * (unique / raw if raw else 0.0), warps)
 
 
-def cycles(work: Work, programs: int, resident: int, bytes_per_cycle: float) -> float:
+def cycles(
+    works: Sequence[Work], order: Sequence[int], resident: int, bytes_per_cycle: float
+) -> float:
     """Cycles until an SM has executed programs one after the other, some at a time.
 
     Args:
-        work: of one program.
-        programs: how many this SM gets.
+        works: what a program of each kind executes; the kinds have equally many warps.
+        order: the kind of each program that this SM gets.
         resident: how many fit on it at once.
         bytes_per_cycle: the SM's share of the memory's bandwidth.
     """
     rates = bytes_per_cycle, machine.L2_BYTES
     delays = machine.OPERANDS_READ, machine.BARRIER, machine.NEXT_PROGRAM
-    state = work.table, work.hbm, work.warps, programs, min(resident, programs)
+    table = np.concatenate([work.table for work in works])
+    moved = np.concatenate([work.hbm for work in works])
+    ends = np.cumsum([len(work.table) for work in works])
+    spans = np.stack([ends - [len(work.table) for work in works], ends], axis=1)[list(order)]
+    state = table, moved, works[0].warps, spans, min(resident, len(order))
     return _run(*state, machine.LSU, machine.SCHEDULERS, rates, delays)
 
 
 @njit(cache=True)
-def _run(table, hbm, warps, programs, resident, shared, schedulers, rates, delays):
-    """``cycles``, compiled; ``shared`` is the pipe that the schedulers share."""
+def _run(table, hbm, warps, spans, resident, shared, schedulers, rates, delays):
+    """``cycles``, compiled; ``shared`` is the pipe that the schedulers share.
+
+    ``spans``: of each program, where its instructions begin and end in the table.
+    """
     hbm_rate, l2_rate = rates
     operands_read, barrier, next_program = delays
-    length, slots = table.shape[0], resident * warps
-    at = np.zeros(slots, np.int64)  # the next instruction of each warp
+    programs, slots = spans.shape[0], resident * warps
+    at = np.repeat(spans[:resident, 0], warps)  # the next instruction of each warp
+    end = np.repeat(spans[:resident, 1], warps)
     ready = np.zeros(slots, np.int64)  # when its stall is over
     board = np.zeros((slots, NONE), np.int64)  # when each of its scoreboards is free
     waiting = np.zeros(slots, np.bool_)  # at a barrier or at the end
     arrived = np.zeros(resident, np.int64)  # of each program's warps, those that wait
+    copied = np.zeros(slots, np.int64)  # when the copies of its group so far have arrived
+    groups = np.zeros((slots, MOST_GROUPS), np.int64)  # and when those of the last groups have
+    committed = np.zeros(slots, np.int64)
     free = np.zeros((schedulers, shared + 1), np.int64)  # when each pipe is
     turn = np.zeros(schedulers, np.int64)
     started, ended = resident, 0
@@ -126,8 +143,17 @@ def _run(table, hbm, warps, programs, resident, shared, schedulers, rates, delay
                 if row[FREES] != NONE:
                     board[warp, row[FREES]] = max(board[warp, row[FREES]], now + operands_read)
                 ready[warp] = now + row[STALL]
+                if row[COPIES] == COPIED:
+                    copied[warp] = max(copied[warp], result + row[RESULT])
+                elif row[COPIES] == COMMITTED:
+                    groups[warp, committed[warp] % MOST_GROUPS] = copied[warp]
+                    committed[warp] += 1
+                elif row[COPIES] >= AWAITED:
+                    last = committed[warp] - 1 - (row[COPIES] - AWAITED)
+                    if last >= 0:
+                        ready[warp] = max(ready[warp], groups[warp, last % MOST_GROUPS])
                 at[warp] += 1
-                done = at[warp] == length
+                done = at[warp] == end[warp]
                 if not done and not row[BARRIER]:
                     break
                 program = warp // warps
@@ -138,12 +164,14 @@ def _run(table, hbm, warps, programs, resident, shared, schedulers, rates, delay
                 arrived[program] = 0
                 ended += done
                 begins = done and started < programs
-                started += begins
+                if begins:
+                    begin, stop = spans[started]
+                    started += 1
                 for other in range(program * warps, program * warps + warps):
                     waiting[other] = done and not begins
                     ready[other] = max(ready[other], now + (next_program if done else barrier))
                     if begins:
-                        at[other] = 0
+                        at[other], end[other] = begin, stop
                         board[other] = 0
                 break
         now = soonest if soonest < NEVER else now + 1

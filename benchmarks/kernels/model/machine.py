@@ -52,7 +52,8 @@ NEXT_PROGRAM = 200  # cycles from a program's end to the first instruction of th
 FMA, ALU, MUFU, UNIFORM, TENSOR, LSU = range(6)
 FMA_PIPE = {"FFMA", "FADD", "FMUL", "HFMA2", "HADD2", "HMUL2"}
 SHARED_MEMORY = {"LDS", "STS", "LDSM", "STSM"}
-GLOBAL_MEMORY = {"LDG", "STG"}
+COPY = "LDGSTS"  # from global to shared memory, past the registers
+GLOBAL_MEMORY = {"LDG", "STG", COPY}
 
 
 def pipe(one: Instruction) -> tuple[int, int]:

@@ -23,7 +23,7 @@ NONE = 7  # the scoreboard of an instruction that has none
 
 
 class Instruction(NamedTuple):
-    """One instruction; the last five are the compiler's scheduling."""
+    """One instruction; what follows ``target`` is the compiler's scheduling."""
 
     address: int
     predicated: bool
@@ -33,6 +33,7 @@ class Instruction(NamedTuple):
     wait: int  # a bit for each scoreboard
     releases: int  # the scoreboard that its result releases
     frees: int  # the scoreboard that is released when its operands are read
+    left: int | None = None  # of a wait for copies: how many groups may be under way behind it
 
     @property
     def opcode(self) -> str:
@@ -61,6 +62,7 @@ def parse(dump: str) -> list[Instruction]:
     for address, predicate, name, operands, high in LINE.findall(dump):
         word = int(high, 16)
         target = re.search(r"0x([0-9a-f]+)", operands) if name.startswith("BRA") else None
+        left = re.search(r"SB\d, 0x([0-9a-f]+)", operands) if name == "DEPBAR.LE" else None
         found.append(
             Instruction(
                 int(address, 16),
@@ -71,6 +73,7 @@ def parse(dump: str) -> list[Instruction]:
                 releases=word >> 46 & 7,
                 frees=word >> 49 & 7,
                 wait=word >> 52 & 63,
+                left=int(left[1], 16) if left else None,
             )
         )
     return found
