@@ -81,9 +81,9 @@ struct Norm {
   FLAT void apply(
       typename D::Element* const* to, const float* const* rows, const Vec* squares,
       int64_t hidden) const {
-    float scale[G];
-    sums<G>(scale, squares);
-    for (int64_t g = 0; g < G; ++g) scale[g] = 1 / std::sqrt(scale[g] / hidden + eps);
+    const Four found = scales<G>(squares, eps, hidden);
+    float scale[4];
+    std::memcpy(scale, &found, sizeof scale);
     steps(hidden, [&](int64_t at, int64_t n) {
       const Step w = Float32::widen(weight + at);
       each<G>([&](auto g) {

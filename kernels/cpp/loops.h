@@ -75,15 +75,22 @@ FLAT void score(
   for (int64_t g = 0; g < G; ++g) scores[g] = dot[g] / std::sqrt(square[g] / hidden + eps);
 }
 
-// R rows and G queries: all their products, those of a row times its scale.
-template <class D, int64_t R, int64_t G>
+// R rows and G queries: all their products, those of a row times its scale, which `first` finds as
+// well: what normalises the row.  `next` as above, of the rows.
+template <class D, int64_t R, int64_t G, bool first>
 FLAT void products(
-    float* const* to, int64_t stride, const typename D::Element* const* rows, const float* scale,
-    const float* const* queries, int64_t hidden) {
-  Vec dots[G][R] = {};
+    float* const* to, int64_t stride, Four* scale, const typename D::Element* const* rows,
+    const float* const* queries, float eps, int64_t hidden, int64_t next) {
+  Vec dots[G][R] = {}, squares[R] = {};
   steps(hidden, [&](int64_t at, int64_t n) {
     Step x[R];
     each<R>([&](auto r) { x[r] = load<D>(rows[r] + at, n); });
+    if constexpr (first) {
+      each<R>([&](auto r) {
+        squares[r] += x[r].low * x[r].low;
+        if (next) request(rows[r] + at + next);
+      });
+    }
     each<G>([&](auto g) {
       Step q = Float32::widen(queries[g] + at);
       HELD(q.low);
@@ -91,34 +98,25 @@ FLAT void products(
       each<R>([&](auto r) { dots[g][r] += x[r].low * q.low; });
       each<R>([&](auto r) { dots[g][r] += x[r].high * q.high; });
     });
+    if constexpr (first) each<R>([&](auto r) { squares[r] += x[r].high * x[r].high; });
   });
+  float found[G][4] = {};
+  if constexpr (R == 4 && G == 4) {
+    const Vec all = sums(dots);
+    std::memcpy(found, &all, sizeof all);
+  } else {
+    each<G>([&](auto g) { sums<R>(found[g], dots[g]); });
+  }
+  if constexpr (first) *scale = scales<R>(squares, eps, hidden);
   each<G>([&](auto g) {
-    float found[R];
-    sums<R>(found, dots[g]);
-    each<R>([&](auto r) { found[r] *= scale[r]; });
+    Four scaled;
+    std::memcpy(&scaled, found[g], sizeof scaled);
+    scaled *= *scale;
     if (stride == 1)
-      std::memcpy(to[g], found, sizeof found);
+      std::memcpy(to[g], &scaled, R * sizeof(float));
     else
-      each<R>([&](auto r) { to[g][r * stride] = found[r]; });
+      each<R>([&](auto r) { to[g][r * stride] = scaled[int64_t{r}]; });
   });
-}
-
-// What normalises R rows: one over the root of their mean square.  `next` as above.
-template <class D, int64_t R>
-FLAT void scales(
-    float* to, const typename D::Element* const* rows, float eps, int64_t hidden, int64_t next) {
-  Vec low[R] = {}, high[R] = {};
-  steps(hidden, [&](int64_t at, int64_t n) {
-    each<R>([&](auto r) {
-      const Step x = load<D>(rows[r] + at, n);
-      request(rows[r] + at + next);
-      low[r] += x.low * x.low;
-      high[r] += x.high * x.high;
-    });
-  });
-  each<R>([&](auto r) { low[r] += high[r]; });
-  sums<R>(to, low);
-  for (int64_t r = 0; r < R; ++r) to[r] = 1 / std::sqrt(to[r] / hidden + eps);
 }
 
 // Logits of rows for all `queries`, to[row * row_stride + site * site_stride]; `next` as above.
@@ -129,8 +127,7 @@ void score_sites(
     int64_t next = 0) {
   in_groups<kPair>(count, [&](int64_t row, auto pair) {
     constexpr int64_t R = pair;
-    float scale[R];
-    scales<D, R>(scale, rows + row, eps, hidden, next);
+    Four scale;
     in_groups(sites, [&](int64_t site, auto group) {
       constexpr int64_t G = group;
       float* cells[G];
@@ -139,7 +136,10 @@ void score_sites(
         cells[g] = to + row * row_stride + (site + g) * site_stride;
         by[g] = queries + (site + g) * padded(hidden);
       }
-      products<D, R, G>(cells, row_stride, rows + row, scale, by, hidden);
+      if (site == 0)
+        products<D, R, G, true>(cells, row_stride, &scale, rows + row, by, eps, hidden, next);
+      else
+        products<D, R, G, false>(cells, row_stride, &scale, rows + row, by, eps, hidden, next);
     });
   });
 }
@@ -147,53 +147,48 @@ void score_sites(
 // Room for the scores of a site, which are read and written by whole vectors.
 inline int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
-// The scores of G sites to weights in place, `whole(count)` of each; and the log-sum-exps.
+// The scores of G sites to weights in place, `whole(count)` of each, whose sum is 1 after they are
+// multiplied by `inverse`; and the log-sum-exps.
 template <int64_t G>
-FLAT void softmax(float* const* scores, float* log_sums, int64_t count) {
+FLAT void softmax(float* const* scores, float* inverse, float* log_sums, int64_t count) {
   constexpr float none = -std::numeric_limits<float>::infinity();
   for (int64_t g = 0; g < G; ++g)
     std::fill(scores[g] + count, scores[g] + whole(count), none);
-  const auto change = [&](const auto& body) {
+  Vec tops[G], totals[G] = {};
+  float top[G], total[G];
+  const auto every = [&](const auto& body) {
     for (int64_t at = 0; at < count; at += kLanes)
       each<G>([&](auto g) {
         Vec some;
         std::memcpy(&some, scores[g] + at, sizeof some);
-        some = body(g, some);
-        std::memcpy(scores[g] + at, &some, sizeof some);
+        body(g, some, scores[g] + at);
       });
   };
-  Vec tops[G], totals[G] = {};
-  float top[G], total[G];
   each<G>([&](auto g) { tops[g] = Vec{} + none; });
-  change([&](auto g, Vec some) { return tops[g] = larger(some, tops[g]), some; });
+  every([&](auto g, Vec some, float*) { tops[g] = larger(some, tops[g]); });
   each<G>([&](auto g) { top[g] = reduce(tops[g], larger); });
-  change([&](auto g, Vec some) {
+  every([&](auto g, Vec some, float* to) {
     some = exponential(some - top[g]);
     totals[g] += some;
-    return some;
+    std::memcpy(to, &some, sizeof some);
   });
   sums<G>(total, totals);
-  // Below 2^-126, where every product takes a hundred times as long, a weight counts as none.
-  change([&](auto g, Vec some) {
-    some /= total[g];
-    return some < std::numeric_limits<float>::min() ? Vec{} : some;
-  });
+  for (int64_t g = 0; g < G; ++g) inverse[g] = 1 / total[g];
   if (log_sums)
     for (int64_t g = 0; g < G; ++g) log_sums[g] = top[g] + std::log(total[g]);
 }
 
-// G weighted sums of the same rows, and their squares.  An `answer` has the weight behind theirs.
-template <class D, int64_t G>
+// G weighted sums of the same rows, each times its `scale`, to take(g, at, sum, elements).  An
+// `answer` has the weight behind those of the rows.
+template <class D, int64_t G, class F>
 FLAT void mix(
-    float* const* to, Vec* squares, const typename D::Element* const* rows,
-    const float* const* weights, int64_t count, int64_t hidden,
-    const typename D::Element* answer = nullptr) {
-  constexpr int64_t P = G == 1 ? 4 : G < 4 ? 2 : 1;  // steps in turn
-  Vec total[G] = {};
+    const typename D::Element* const* rows, const float* const* weights, const float* scale,
+    int64_t count, int64_t hidden, const typename D::Element* answer, const F& take) {
+  constexpr int64_t P = G <= 2 ? 4 : 2;  // steps in turn
   const auto turn = [&](int64_t at, auto several, int64_t n) {
     constexpr int64_t V = several;
     Vec low[V][G] = {}, high[V][G] = {};
-    const auto take = [&](const typename D::Element* row, int64_t index) {
+    const auto add = [&](const typename D::Element* row, int64_t index) {
       Step x[V];
       each<V>([&](auto v) { x[v] = load<D>(row + at + v * kStep, n); });
       each<G>([&](auto g) {
@@ -204,13 +199,11 @@ FLAT void mix(
         });
       });
     };
-    for (int64_t row = 0; row < count; ++row) take(rows[row], row);
-    if (answer) take(answer, count);
+    for (int64_t row = 0; row < count; ++row) add(rows[row], row);
+    if (answer) add(answer, count);
     each<V>([&](auto v) {
       each<G>([&](auto g) {
-        Float32::narrow(to[g] + at + v * kStep, {low[v][g], high[v][g]});
-        total[g] += low[v][g] * low[v][g];
-        total[g] += high[v][g] * high[v][g];
+        take(g, at + v * kStep, Step{low[v][g] * scale[g], high[v][g] * scale[g]}, n);
       });
     });
   };
@@ -220,7 +213,23 @@ FLAT void mix(
   });
   for (int64_t at = 0; at < turned; at += P * kStep)
     turn(at, std::integral_constant<int64_t, P>{}, kStep);
-  each<G>([&](auto g) { squares[g] = total[g]; });
+}
+
+// As above, to rows of float32 and, of each, its squares.
+template <class D, int64_t G>
+FLAT void mix_wide(
+    float* const* to, Vec* squares, const typename D::Element* const* rows,
+    const float* const* weights, const float* scale, int64_t count, int64_t hidden,
+    const typename D::Element* answer) {
+  Vec total[G][2] = {};  // sums that do not wait for each other
+  mix<D, G>(
+      rows, weights, scale, count, hidden, answer,
+      [&](auto g, int64_t at, Step sum, int64_t) {
+        Float32::narrow(to[g] + at, sum);
+        total[g][0] += sum.low * sum.low;
+        total[g][1] += sum.high * sum.high;
+      });
+  each<G>([&](auto g) { squares[g] = total[g][0] + total[g][1]; });
 }
 
 template <class F>

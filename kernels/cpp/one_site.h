@@ -84,48 +84,59 @@ void attend(
     const auto* answers = static_cast<const typename D::Element*>(known.answer);
     const int64_t scored = known.scores ? count - 1 : 0, sources = count + (answers != nullptr);
     for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
-      std::vector<const typename D::Element*> rows(kGroup * count);
-      const int64_t apart = whole(sources);
-      float* weights = scratch(kWeights, kGroup * apart);
-      float* mixes = scratch(kMixed, kGroup * padded(hidden));
-      const auto run = [&](int64_t at, auto group) {  // G tokens, whose latencies overlap
-        constexpr int64_t G = group;
-        typename D::Element* to[G];
-        float *scores[G], *mixed[G];
-        Vec squares[G];
-        for (int64_t g = 0; g < G; ++g) {
-          const int64_t token = begin + at + g, next = token + G < end ? G : 0;
-          to[g] = x(token, 0);
-          scores[g] = weights + g * apart;
-          mixed[g] = mixes + g * padded(hidden);
-          update<D>(bank(token, row), to[g], numbers.fresh, hidden, next * x.stride);
-        }
-        for (int64_t g = 0; g < G; ++g) {
-          const int64_t token = begin + at + g, next = token + G < end ? G : 0;
-          const typename D::Element** own = &rows[g * count];
-          for (int64_t i = 0; i < count; ++i) own[i] = bank(token, first + i);
-          if (scored)
-            std::memcpy(
-                scores[g], known.scores + token * known.scores_stride, scored * sizeof(float));
-          in_groups(count - scored, [&](int64_t i, auto several) {
-            score<D, several>(
-                scores[g] + scored + i, own + scored + i, folded, key_eps, hidden,
-                next * bank.stride);
-          });
-          scores[g][count - 1] += own_bias;
-          if (answers) scores[g][count] = known.log_sum[token];
-        }
-        softmax<G>(scores, nullptr, sources);
-        for (int64_t g = 0; g < G; ++g)
-          mix<D, 1>(
-              &mixed[g], &squares[g], &rows[g * count], &scores[g], count, hidden,
-              answers ? answers + (begin + at + g) * hidden : nullptr);
-        norm.apply<D, G>(to, mixed, squares, hidden);
-      };
+      // Tokens that run together, whose latencies overlap: 1, 2, 4 or 8, for the first cache.
       const int64_t near = kNear / (sources * hidden * sizeof(typename D::Element));
-      if (near >= kGroup) return in_groups(end - begin, run);
-      if (near >= 2) return in_groups<2>(end - begin, run);
-      in_groups<1>(end - begin, run);
+      const int64_t most = std::bit_floor<uint64_t>(std::clamp<int64_t>(near, 1, kTogether));
+      const int64_t unknown = count - scored, apart = whole(sources), wide = padded(hidden);
+      std::vector<const typename D::Element*> rows(most * count), unscored(most * unknown);
+      float* weights = scratch(kWeights, most * (apart + unknown));
+      float *mixes = scratch(kMixed, most * wide), *found = weights + most * apart;
+      for (int64_t first_token = begin; first_token < end; first_token += most) {
+        const int64_t together = std::min(most, end - first_token);
+        const int64_t next = first_token + together + most <= end ? most : 0;
+        for (int64_t t = 0; t < together; ++t) {
+          const int64_t token = first_token + t;
+          update<D>(bank(token, row), x(token, 0), numbers.fresh, hidden, next * x.stride);
+          for (int64_t i = 0; i < count; ++i) rows[t * count + i] = bank(token, first + i);
+          for (int64_t i = 0; i < unknown; ++i)
+            unscored[t * unknown + i] = rows[t * count + scored + i];
+        }
+        in_groups(together * unknown, [&](int64_t i, auto several) {
+          score<D, several>(
+              found + i, &unscored[i], folded, key_eps, hidden, next * bank.stride);
+        });
+        for (int64_t t = 0; t < together; ++t) {
+          const int64_t token = first_token + t;
+          float* scores = weights + t * apart;
+          if (scored)
+            std::memcpy(scores, known.scores + token * known.scores_stride, scored * sizeof(float));
+          std::copy_n(found + t * unknown, unknown, scores + scored);
+          scores[count - 1] += own_bias;
+          if (answers) scores[count] = known.log_sum[token];
+        }
+        float inverse[kTogether];
+        in_groups(together, [&](int64_t t, auto several) {
+          float* scores[several];
+          for (int64_t g = 0; g < several; ++g) scores[g] = weights + (t + g) * apart;
+          softmax<several>(scores, inverse + t, nullptr, sources);
+        });
+        Vec squares[kTogether];
+        for (int64_t t = 0; t < together; ++t) {
+          float *mixed = mixes + t * wide, *scores = weights + t * apart;
+          mix_wide<D, 1>(
+              &mixed, &squares[t], &rows[t * count], &scores, &inverse[t], count, hidden,
+              answers ? answers + (first_token + t) * hidden : nullptr);
+        }
+        in_groups(together, [&](int64_t t, auto several) {
+          typename D::Element* to[several];
+          float* mixed[several];
+          for (int64_t g = 0; g < several; ++g) {
+            to[g] = x(first_token + t + g, 0);
+            mixed[g] = mixes + (t + g) * wide;
+          }
+          norm.apply<D, several>(to, mixed, squares + t, hidden);
+        });
+      }
     });
   });
 }

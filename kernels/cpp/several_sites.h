@@ -60,9 +60,10 @@ void attend_group(
       std::vector<const typename D::Element*> rows(count);
       const int64_t apart = whole(count);
       float* weights = scratch(kWeights, sites * apart);
-      float* mixed = scratch(kMixed, kGroup * padded(hidden));
+      float* mixed = scratch(kMixed, padded(hidden));
       for (int64_t token = begin; token < end; ++token) {
         const bool more = token + 1 < end;
+        Vec squares = {};
         update<D>(
             blocks(token, row), delta(token, 0), numbers.fresh, hidden, more ? delta.stride : 0);
         for (int64_t i = 0; i < count; ++i) rows[i] = blocks(token, i);
@@ -71,31 +72,41 @@ void attend_group(
             more ? blocks.stride : 0);
         if (!completes) score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
         weights[row] += own_bias;
-        const auto run = [&](int64_t site, auto group) {  // G sites from this one on
+        // G sites from this one on, which is the first one where `own`.
+        const auto run = [&]<bool own>(int64_t site, auto group, std::bool_constant<own>) {
           constexpr int64_t G = group;
-          float *scores[G], *to[G], found[G];
-          Vec squares[G];
+          float *scores[G], inverse[G], found[G];
+          for (int64_t g = 0; g < G; ++g) scores[g] = weights + (site + g) * apart;
+          const int64_t read = own ? count : later_count;
+          softmax<G>(scores, inverse, found, read);
+          typename D::Element* to[G];
           for (int64_t g = 0; g < G; ++g) {
-            scores[g] = weights + (site + g) * apart;
-            to[g] = mixed + g * padded(hidden);
-          }
-          const int64_t read = site ? later_count : count;
-          softmax<G>(scores, found, read);
-          mix<D, G>(to, squares, rows.data(), scores, read, hidden);
-          for (int64_t g = 0; g < G; ++g) {
-            if (site + g == 0) {
-              auto* x = delta(token, 0);
-              norm.apply<D, 1>(&x, to, squares, hidden);
-              continue;
-            }
+            if (own && g == 0) continue;
             log_sum[(site + g - 1) * tokens + token] = found[g];
-            steps(hidden, [&](int64_t at, int64_t n) {
-              store<D>(answer(site + g - 1, token) + at, Float32::widen(to[g] + at), n);
-            });
+            to[g] = answer(site + g - 1, token);
           }
+          mix<D, G>(
+              rows.data(), scores, inverse, read, hidden, nullptr,
+              [&](auto g, int64_t at, Step sum, int64_t n) {
+                if constexpr (!own || g > 0) return store<D>(to[g] + at, sum, n);
+                Float32::narrow(mixed + at, sum);
+                squares += sum.low * sum.low;
+                squares += sum.high * sum.high;
+              });
         };
-        if (!completes) run(0, std::integral_constant<int64_t, 1>{});  // it reads one row more
-        in_groups(sites, run, !completes);
+        if (!completes)  // it reads one row more
+          run(0, std::integral_constant<int64_t, 1>{}, std::true_type{});
+        in_groups(
+            sites,
+            [&](int64_t site, auto group) {
+              if (site)
+                run(site, group, std::false_type{});
+              else
+                run(site, group, std::true_type{});
+            },
+            !completes);
+        auto* x = delta(token, 0);
+        norm.apply<D, 1>(&x, &mixed, &squares, hidden);
       }
     });
   });

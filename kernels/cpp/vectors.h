@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -36,6 +37,7 @@ constexpr int64_t kPair = 4;           // rows that are scored by a group of sit
 #else
 constexpr int64_t kPair = 2;           // whose products would not stay in half as many registers
 #endif
+constexpr int64_t kTogether = 8;       // tokens that run together where few rows are read
 constexpr int64_t kGrain = 1 << 14;    // elements read that are worth a second thread
 constexpr int64_t kNear = 40 << 10;    // bytes that are still in the first cache when read again
 
@@ -226,6 +228,44 @@ inline void sums(float* to, const Vec* wide) {
   } else {
     each<G>([&](auto g) { to[g] = sum(wide[g]); });
   }
+}
+
+// The sums of four times four vectors, in their order; each as above, to the bit.
+inline Vec sums(const Vec (&wide)[4][4]) {
+#define NEXT(at) at, at + 1, at + 2, at + 3
+  Vec quarters[4], pairs[2];
+  each<4>([&](auto r) {
+    Vec halves[2];
+    each<2>([&](auto i) {
+      const Vec a = wide[2 * i][r], b = wide[2 * i + 1][r];
+      halves[i] = SHUFFLED(Bits, a, b, NEXT(0), NEXT(4), NEXT(16), NEXT(20)) +
+                  SHUFFLED(Bits, a, b, NEXT(8), NEXT(12), NEXT(24), NEXT(28));
+    });
+    quarters[r] = SHUFFLED(Bits, halves[0], halves[1], NEXT(0), NEXT(8), NEXT(16), NEXT(24)) +
+                  SHUFFLED(Bits, halves[0], halves[1], NEXT(4), NEXT(12), NEXT(20), NEXT(28));
+  });
+#undef NEXT
+#define IN_FOURS(a, b, c, d) \
+  a, b, c, d, a + 4, b + 4, c + 4, d + 4, a + 8, b + 8, c + 8, d + 8, a + 12, b + 12, c + 12, d + 12
+  each<2>([&](auto i) {
+    const Vec a = quarters[2 * i], b = quarters[2 * i + 1];
+    pairs[i] = SHUFFLED(Bits, a, b, IN_FOURS(0, 16, 1, 17)) +
+               SHUFFLED(Bits, a, b, IN_FOURS(2, 18, 3, 19));
+  });
+  return SHUFFLED(Bits, pairs[0], pairs[1], IN_FOURS(0, 1, 16, 17)) +
+         SHUFFLED(Bits, pairs[0], pairs[1], IN_FOURS(2, 3, 18, 19));
+#undef IN_FOURS
+}
+
+// What normalises G rows of these sums of squares: one over the root of the mean square.
+template <int64_t G>
+inline Four scales(const Vec* squares, float eps, int64_t hidden) {
+  float mean[4] = {};
+  sums<G>(mean, squares);
+  for (float& one : mean) one = 1 / std::sqrt(one / hidden + eps);  // four at once
+  Four found;
+  std::memcpy(&found, mean, sizeof found);
+  return found;
 }
 
 // e to the power of each element, of those up to 0.  Where that is below 2^-126 it is 0, because
