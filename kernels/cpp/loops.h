@@ -18,7 +18,7 @@ inline void request(const void* line) { __builtin_prefetch(line, 0, 2); }
 // By whole lines of the cache, as rows are read: what lies across two stores could not be read
 // before both have left the core.
 inline void copy(void* to, const void* from, int64_t bytes) {
-  constexpr int64_t line = sizeof(Vec);
+  constexpr int64_t line = sizeof(Vec);  // or a part of one
   auto* target = static_cast<char*>(to);
   const auto* source = static_cast<const char*>(from);
   int64_t at = 0;
@@ -101,8 +101,8 @@ FLAT void products(
     if constexpr (first) each<R>([&](auto r) { squares[r] += x[r].high * x[r].high; });
   });
   float found[G][4] = {};
-  if constexpr (R == 4 && G == 4) {
-    const Vec all = sums(dots);
+  if constexpr (R == 4 && G == 4) {  // kPair is 4 with vectors of 16 only
+    const auto all = sums(dots);
     std::memcpy(found, &all, sizeof all);
   } else {
     each<G>([&](auto g) { sums<R>(found[g], dots[g]); });

@@ -138,14 +138,14 @@ void in_rows(float* rows, int64_t count, const Chunk& chunk, float scale) {
   });
 }
 
-// A prompt has sixteen vectors in registers, a single token eight: that one waits for memory, and
-// the fewer it takes at once the sooner the next are asked for.
+// A prompt has sixteen vectors of sixteen in registers, a single token eight: that one waits for
+// memory, and the fewer it takes at once the sooner the next are asked for.
 void advance_all(float* rows, int64_t count, const Chunk& chunk, float scale) {
   const bool one = chunk.tokens == 1;
   switch (chunk.width) {
-    case 64: return (one ? in_rows<2, 4> : in_rows<4, 4>)(rows, count, chunk, scale);
-    case 128: return (one ? in_rows<1, 8> : in_rows<2, 8>)(rows, count, chunk, scale);
-    case 256: return in_rows<1, 16>(rows, count, chunk, scale);
+    case 64: return (one ? in_rows<2, 64 / kLanes> : in_rows<4, 64 / kLanes>)(rows, count, chunk, scale);
+    case 128: return (one ? in_rows<1, 128 / kLanes> : in_rows<2, 128 / kLanes>)(rows, count, chunk, scale);
+    case 256: return in_rows<1, 256 / kLanes>(rows, count, chunk, scale);
     default: return in_rows<4, 0>(rows, count, chunk, scale);
   }
 }

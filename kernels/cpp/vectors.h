@@ -1,7 +1,8 @@
 // Rows of activations as vectors of float32, step by step.
 //
-// Vectors are the compiler's own (16 floats, split as the machine needs), so the source names no
-// instruction set.  Activations are read and written in their dtype, everything between is float32.
+// Vectors are the compiler's own, so the source names no instruction.  They are as long as the
+// machine's: GCC takes longer ones apart element by element.  Activations are read and written in
+// their dtype, everything between is float32.
 
 #pragma once
 
@@ -29,7 +30,13 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 
+#if defined(__AVX512F__)
 constexpr int64_t kLanes = 16;
+#elif defined(__AVX__)
+constexpr int64_t kLanes = 8;
+#else
+constexpr int64_t kLanes = 4;
+#endif
 constexpr int64_t kStep = 2 * kLanes;  // elements that are loaded at once
 constexpr int64_t kGroup = 4;          // rows or sites that share the loads of one loop
 #ifdef __AVX512F__
@@ -44,8 +51,8 @@ constexpr int64_t kNear = 40 << 10;    // bytes that are still in the first cach
 // Everything that a hot loop calls is part of it, so that its sums stay in registers.
 #define FLAT [[gnu::flatten]]
 
-typedef float Vec __attribute__((vector_size(64)));
-typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
 typedef float Four __attribute__((vector_size(16)));
 typedef uint32_t FourBits __attribute__((vector_size(16)));
 
@@ -103,10 +110,18 @@ struct BFloat16 {
     return wide == wide ? bits + 0x7fff + ((bits >> 16) & 1) : nan;
   }
   static Step arrange(Step step) {
+#if defined(__AVX512F__)
 #define EVERY_SECOND(from)                                                                \
   SHUFFLED(Bits, step.low, step.high, from, from + 2, from + 4, from + 6, from + 8,       \
       from + 10, from + 12, from + 14, from + 16, from + 18, from + 20, from + 22, from + 24, \
       from + 26, from + 28, from + 30)
+#elif defined(__AVX__)
+#define EVERY_SECOND(from)                                                          \
+  SHUFFLED(Bits, step.low, step.high, from, from + 2, from + 4, from + 6, from + 8, \
+      from + 10, from + 12, from + 14)
+#else
+#define EVERY_SECOND(from) SHUFFLED(Bits, step.low, step.high, from, from + 2, from + 4, from + 6)
+#endif
     return {EVERY_SECOND(0), EVERY_SECOND(1)};
   }
 };
@@ -194,8 +209,14 @@ inline Half halves(Wide wide, const F& both) {
 
 template <class F>
 inline Four quarter(Vec wide, const F& both) {
+#if defined(__AVX512F__)
   typedef float Eight __attribute__((vector_size(32)));
   return halves<Four>(halves<Eight>(wide, both), both);
+#elif defined(__AVX__)
+  return halves<Four>(wide, both);
+#else
+  return wide;
+#endif
 }
 
 constexpr auto plus = [](auto a, auto b) { return a + b; };
@@ -230,6 +251,7 @@ inline void sums(float* to, const Vec* wide) {
   }
 }
 
+#ifdef __AVX512F__
 // The sums of four times four vectors, in their order; each as above, to the bit.
 inline Vec sums(const Vec (&wide)[4][4]) {
 #define NEXT(at) at, at + 1, at + 2, at + 3
@@ -256,6 +278,7 @@ inline Vec sums(const Vec (&wide)[4][4]) {
          SHUFFLED(Bits, pairs[0], pairs[1], IN_FOURS(2, 3, 18, 19));
 #undef IN_FOURS
 }
+#endif
 
 // What normalises G rows of these sums of squares: one over the root of the mean square.
 template <int64_t G>
@@ -286,13 +309,13 @@ inline Vec exponential(Vec x) {
 
 // Memory of a thread that lasts: a site of one token would spend most of its time on allocations.
 // A vector that lies across two lines of the cache is read at half the speed.
-struct alignas(sizeof(Vec)) Line {
-  float floats[kLanes];
+struct alignas(64) Line {
+  float floats[16];
 };
 enum Use { kQueries, kNormWeight, kMixed, kWeights, kStates, kUses };
 inline float* scratch(Use use, int64_t size) {
   thread_local std::vector<Line> kept[kUses];
-  const size_t lines = (size + kLanes - 1) / kLanes;
+  const size_t lines = (size + 15) / 16;
   if (kept[use].size() < lines) kept[use].resize(lines);
   return kept[use].data()->floats;
 }
