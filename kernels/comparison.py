@@ -80,7 +80,7 @@ def difference(
 
 
 def _many_tokens_differ(device: torch.device, dtype: torch.dtype) -> bool:
-    return str(device).startswith("cuda") and dtype == torch.bfloat16
+    return bool(device.type == "cuda" and dtype == torch.bfloat16)
 
 
 def _by_reference(

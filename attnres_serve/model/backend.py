@@ -89,7 +89,7 @@ def choose_algorithm(vllm_config: "VllmConfig", blocks: int, sublayers: int, bac
 
 
 def _pays_on_gpu(vllm_config: "VllmConfig", blocks: int, sublayers: int) -> bool:
-    import torch
+    import torch  # not above, as in ``_triton_problem``
 
     model = vllm_config.model_config
     modelled = model.dtype == torch.bfloat16 and model.get_hidden_size() <= HIDDEN_ON_GPU

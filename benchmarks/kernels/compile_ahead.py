@@ -200,7 +200,7 @@ def launches(
                 config=config,
             )
         elif kernel in ("score_group", "weigh_group", "mix_group"):
-            scores = _empty(tokens, count + 1, -(-sites // score_group.ROOM) * score_group.ROOM)
+            scores = _empty(tokens, count + 1, score_group.room_for(sites))
             if kernel == "score_group":
                 yield score_group.score_group_arguments(
                     *(vectors, bank, _empty(sites, hidden), scores),

@@ -9,7 +9,6 @@ Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program ho
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -235,9 +234,10 @@ def mix_group(
     row: int,
     completes: bool,
     norm_eps: float,
-    config: PartConfig | None = None,
 ) -> None:
-    """Write the results of ``open_group`` from logits; all but ``scores`` is as there.
+    """Write the results of ``open_group`` from logits, on the current device.
+
+    Arguments are those of ``open_group``, which checks them, but for ``scores``.
 
     Args:
         scores: of ``score_group``; afterwards the weights of the rows.
@@ -245,9 +245,6 @@ def mix_group(
     out, answers, log_sums = results
     at: dict[str, Any] = {"row": row, "completes": completes}
     weigh = weigh_group_arguments(scores, bias, log_sums, slots=bank.shape[1], **at)
-    mix = mix_group_arguments(
-        *(bank, scores, norm_weight, out, answers), norm_eps=norm_eps, config=config, **at
-    )
-    with torch.cuda.device_of(bank):
-        weigh_group_kernel[(bank.shape[0],)](**weigh)
-        mix_group_kernel[(bank.shape[0] * mix["parts"],)](**mix)
+    mix = mix_group_arguments(bank, scores, norm_weight, out, answers, norm_eps=norm_eps, **at)
+    weigh_group_kernel[(bank.shape[0],)](**weigh)
+    mix_group_kernel[(bank.shape[0] * mix["parts"],)](**mix)

@@ -331,31 +331,26 @@ def open_group(
     state: dict[str, Any] = {"row": row, "fresh": fresh, "key_eps": key_eps}
     rest: dict[str, Any] = {"completes": completes, "norm_eps": norm_eps}
     results = normed, answers, log_sums
-    arguments = open_group_arguments(
-        delta,
-        bank,
-        queries,
-        norm_weight,
-        bias,
-        *results,
-        config=config,
-        **(state | rest),
-    )
+
+    def arguments() -> dict[str, Any]:
+        given = delta, bank, queries, norm_weight, bias, *results
+        return open_group_arguments(*given, config=config, **(state | rest))
+
     with torch.cuda.device_of(delta):
         if config is None and by_product(tokens, row + 1, later + 1, hidden, delta.dtype):
             kind = delta.device, hidden, fresh, completes, bias is None
             if kind not in _compiled:  # else a request of few tokens might have to wait for it
-                open_group_kernel[(0,)](**arguments)
+                open_group_kernel[(0,)](**arguments())
                 _compiled.add(kind)
             scores = score_group.score_group(delta, bank, queries, **state)
             mix_group.mix_group(bank, scores, norm_weight, bias, results, row=row, **rest)
             return results
-        parts = turns_of(tokens, later + 1, hidden, config)
+        own, parts = arguments(), turns_of(tokens, later + 1, hidden, config)
         if parts > 1:
-            open_group_kernel[(tokens, 1)](**(arguments | {"sites": 0}))
-            arguments["adds"] = 0
-        open_group_kernel[(tokens, parts)](**arguments)
-    return normed, answers, log_sums
+            open_group_kernel[(tokens, 1)](**(own | {"sites": 0}))
+            own["adds"] = 0
+        open_group_kernel[(tokens, parts)](**own)
+    return results
 
 
 __all__ = ["open_group"]

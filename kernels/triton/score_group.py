@@ -12,7 +12,6 @@ Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program ho
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -39,6 +38,22 @@ CONFIGS = {
     16: ProductConfig(tokens=32, chunk=64, num_warps=2),
     MAX_SITES: ProductConfig(tokens=64, chunk=32, num_warps=2),
 }
+
+
+def padded_sites(sites: int) -> int:
+    """The columns of a program's product."""
+    columns: int = triton.next_power_of_2(sites)
+    return max(8, columns)
+
+
+def config_for(sites: int) -> ProductConfig:
+    """The config of a number of sites, at most ``MAX_SITES``."""
+    return CONFIGS[min(limit for limit in CONFIGS if sites <= limit)]
+
+
+def room_for(sites: int) -> int:
+    """Columns of the logits of so many sites."""
+    return -(-sites // ROOM) * ROOM
 
 
 @triton.jit
@@ -145,9 +160,8 @@ def score_group_arguments(
     config: ProductConfig | None = None,
 ) -> dict[str, Any]:
     """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
-    padded = max(8, triton.next_power_of_2(queries.shape[0]))
-    limit = min(limit for limit in CONFIGS if padded <= limit)
-    tokens, chunk, num_warps = config or CONFIGS[limit]
+    sites = queries.shape[0]
+    tokens, chunk, num_warps = config or config_for(sites)
     return {
         "p_delta": delta,
         "p_bank": bank,
@@ -161,13 +175,13 @@ def score_group_arguments(
         "row_stride": scores.stride(1),
         "row": row,
         "tokens": delta.shape[0],
-        "sites": queries.shape[0],
+        "sites": sites,
         "key_eps": float(key_eps),
         "FRESH": fresh,
         "HIDDEN": delta.shape[1],
         "TOKENS": tokens,
         "CHUNK": chunk,
-        "SITES": padded,
+        "SITES": padded_sites(sites),
         "num_warps": num_warps,
         **launch_options(starts_early(delta.device)),
     }
@@ -181,20 +195,19 @@ def score_group(
     row: int,
     fresh: bool,
     key_eps: float,
-    config: ProductConfig | None = None,
 ) -> Tensor:
-    """Add ``delta`` to row ``row`` and score rows ``0..row``; arguments as of ``open_group``.
+    """Add ``delta`` to row ``row`` and score rows ``0..row``, on the current device.
+
+    Arguments are those of ``open_group``, which checks them.
 
     Returns:
         Logits ``[T, row + 1, R]`` in float32, without the bias; the first site's are the last of
-        ``S``.  ``R`` is ``S`` rounded up to a multiple of ``ROOM``; nothing is written behind it.
+        ``S``.  ``R`` is ``room_for(S)``; nothing is written behind ``S``.
     """
     tokens = delta.shape[0]
-    room = -(-queries.shape[0] // ROOM) * ROOM
-    scores = queries.new_empty((tokens, row + 1, room))
+    scores = queries.new_empty((tokens, row + 1, room_for(queries.shape[0])))
     arguments = score_group_arguments(
-        *(delta, bank, queries, scores), row=row, fresh=fresh, key_eps=key_eps, config=config
+        *(delta, bank, queries, scores), row=row, fresh=fresh, key_eps=key_eps
     )
-    with torch.cuda.device_of(delta):
-        score_group_kernel[(row + 1, -(-tokens // arguments["TOKENS"]))](**arguments)
+    score_group_kernel[(row + 1, -(-tokens // arguments["TOKENS"]))](**arguments)
     return scores

@@ -245,11 +245,9 @@ def test_the_configs_on_file_are_those_of_the_tables() -> None:
             sites, warps = two_phase.group_config_for(hidden)
             assert config == {"SITES": sites, "num_warps": warps}
         elif launch["kernel"] == "score_group":
-            padded = max(8, 1 << (launch["sites"] - 1).bit_length())
-            limit = min(limit for limit in score_group.CONFIGS if padded <= limit)
-            tokens, chunk, warps = score_group.CONFIGS[limit]
+            tokens, chunk, warps = score_group.config_for(launch["sites"])
             sizes = {"TOKENS": tokens, "CHUNK": chunk, "num_warps": warps}
-            assert config == {"SITES": padded} | sizes
+            assert config == {"SITES": score_group.padded_sites(launch["sites"])} | sizes
         elif launch["kernel"] == "mix_group":
             sites, chunk, warps = mix_group.config_for(hidden)
             assert config == {"SITES": sites, "CHUNK": chunk, "num_warps": warps}
