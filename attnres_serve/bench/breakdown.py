@@ -11,7 +11,7 @@ from attnres_serve.bench.measure import WARM, order
 from attnres_serve.bench.process import Engine
 from attnres_serve.bench.workload import WARM_STEPS, Cell, draw_prompts
 from attnres_serve.depth import groups as site_groups
-from attnres_serve.depth.sites import sites
+from attnres_serve.depth.sites import Site, sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation
@@ -111,6 +111,17 @@ def _moved(engine: Engine, cell: Cell, translation: Translation) -> int | None:
     return sum(site_bytes(translation.spec, algorithm, tokens, *shape) for tokens in steps)
 
 
+def site_rows(spec: AttnResSpec) -> dict[Site, traffic.SiteRow]:
+    """What each site that mixes does to the bank of a model that is one pipeline stage."""
+    rows, before = {}, 2 if spec.cumulative else 1
+    for site in sites(spec):
+        if site.mixes and site.index > 0:
+            row = site.num_sources - 1
+            rows[site] = traffic.SiteRow(row, fresh=row == before, completes=not site.reads_partial)
+            before = site.num_sources
+    return rows
+
+
 def site_bytes(
     spec: AttnResSpec, algorithm: str, tokens: int, hidden: int, dtype: torch.dtype, most: int
 ) -> int:
@@ -124,12 +135,7 @@ def site_bytes(
         dtype: of activations.
         most: tokens of the largest step, for which two-phase was planned.
     """
-    rows, before = {}, 2 if spec.cumulative else 1
-    mixing = [site for site in sites(spec) if site.mixes and site.index > 0]
-    for site in mixing:
-        row = site.num_sources - 1
-        rows[site] = traffic.SiteRow(row, fresh=row == before, completes=not site.reads_partial)
-        before = site.num_sources
+    rows = site_rows(spec)
     shape = hidden, dtype
     if algorithm == "single_pass":
         return traffic.single_pass_group(tokens, list(rows.values()), *shape)
@@ -138,7 +144,7 @@ def site_bytes(
         return traffic.score_on_write_group(tokens, list(rows.values()), *shape, sites=count)
     size = site_groups.most_sites(most, hidden, dtype.itemsize, in_place=True)
     total = 0
-    for group in site_groups.phase_1_groups(mixing, size):
+    for group in site_groups.phase_1_groups(list(rows), size):
         members = [rows[site] for site in group]
         one = traffic.two_phase_group if len(members) > 1 else traffic.single_pass_group
         total += one(tokens, members, *shape)

@@ -7,7 +7,7 @@ Nothing is measured here.  ``test_serving.py`` holds the documentation to these 
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attnres_serve.bench.breakdown import PARTS
@@ -120,13 +120,20 @@ def anchors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     )
 
 
+def by_gpu(
+    found: Mapping[str, Mapping[str, float]], at: Iterable[str], places: int = 2
+) -> list[str]:
+    """What is on file of each GPU, at each number of tokens."""
+    return [" / ".join(f"{of[tokens]:.{places}f}" for of in found.values()) for tokens in at]
+
+
 def blocks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Two-phase over the single pass, H100 / H200."""
     cells = []
     for row in rows:
-        ratios = row["over_single_pass"]["two_phase"].values()
-        at = next(iter(ratios))
-        shown = (" / ".join(f"{of[tokens]:.2f}" for of in ratios) for tokens in at)
+        ratios = row["over_single_pass"]["two_phase"]
+        at = next(iter(ratios.values()))
+        shown = by_gpu(ratios, at)
         cells.append([str(row["hidden"]), str(row["rows"]), str(row["sites"]), *shown])
     return table(["d", "n", "S", *(f"T = {tokens}" for tokens in at)], cells)
 
@@ -140,8 +147,7 @@ def changes(earlier: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any
         shown = []
         for at in ("1", "8192"):
             for row in (before, after):
-                ratios = row["over_single_pass"]["two_phase"].values()
-                shown.append(" / ".join(f"{of[at]:.2f}" for of in ratios))
+                shown += by_gpu(row["over_single_pass"]["two_phase"], [at])
         cells.append([str(after["hidden"]), str(after["sites"]), *shown])
     head = ["T = 1, before", "after", "T = 8192, before", "after"]
     return table(["d", "S", *head], cells)
@@ -151,9 +157,9 @@ def launches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Microseconds of a launch, H100 / H200."""
     cells = []
     for row in rows:
-        found = row["microseconds"].values()
-        at = next(iter(found))
-        shown = (" / ".join(f"{of[tokens]:.1f}" for of in found) for tokens in at)
+        found = row["microseconds"]
+        at = next(iter(found.values()))
+        shown = by_gpu(found, at, 1)
         named = row["kernel"], str(row["hidden"]), str(row["rows"]), str(row["sites"])
         cells.append([*named, *shown])
     return table(["launch", "d", "rows", "sites", *(f"T = {tokens}" for tokens in at)], cells)
@@ -164,8 +170,7 @@ def configs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     cells = []
     for row in rows:
         name = f"{', '.join(map(str, row['config'].values()))}{' *' if row['in_use'] else ''}"
-        found = row["microseconds"].values()
-        shown = (" / ".join(f"{of[at]:.1f}" for of in found) for at in ("1", "8192"))
+        shown = by_gpu(row["microseconds"], ("1", "8192"), 1)
         sizes = str(row["registers"]), str(row["programs_per_sm"])
         named = row["kernel"], str(row["hidden"]), str(row["sites"])
         cells.append([*named, name, *sizes, *shown])
@@ -190,9 +195,9 @@ def plans(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Two-phase over the single pass for whole models, H100 / H200."""
     cells = []
     for row in rows:
-        ratios = row["over_single_pass"].values()
-        at = next(iter(ratios))
-        shown = (" / ".join(f"{of[tokens]:.2f}" for of in ratios) for tokens in at)
+        ratios = row["over_single_pass"]
+        at = next(iter(ratios.values()))
+        shown = by_gpu(ratios, at)
         cells.append([str(row["hidden"]), f"{row['blocks']} of {row['sublayers']}", *shown])
     return table(["d", "blocks of sublayers", *(f"T = {tokens}" for tokens in at)], cells)
 

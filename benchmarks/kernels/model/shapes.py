@@ -6,12 +6,12 @@ bytes of the weights, in prefill the floating-point operations, at ``REACHED`` o
 
 from typing import Any, NamedTuple
 
+from attnres_serve.bench.breakdown import site_rows
 from attnres_serve.depth.groups import most_sites, phase_1_groups
 from attnres_serve.depth.layout import Layout
-from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from benchmarks.kernels.model import launches, plain
-from benchmarks.kernels.model.launches import Launch
+from benchmarks.kernels.model.launches import Launch, Part
 from benchmarks.kernels.model.machine import GPUS, Gpu
 
 PREFILL = 8192  # tokens
@@ -59,26 +59,19 @@ STEPS = (1, 64, 256, 512, 1024, 2048, 8192)  # tokens
 SHAPES = (Shape("8B", 4096, 36, 8, 12288, 151936, 4096, 1024),)
 
 
-def launched(hidden: int, layers: int, blocks: int, algorithm: str) -> list[Launch]:
+def launched(hidden: int, layers: int, blocks: int, algorithm: str) -> list[Part]:
     """The launches of a model's sites, by the plan that a served model has."""
     spec = AttnResSpec.uniform(Layout.of(layers), 2 * layers // blocks, 1e-6)
-    mixing = [site for site in sites(spec) if site.mixes and site.index > 0]
+    rows = site_rows(spec)
     most = most_sites(PREFILL, hidden, launches.DTYPE.itemsize, in_place=True)
-    groups = [(site,) for site in mixing]
-    if algorithm == "two_phase":
-        groups = phase_1_groups(mixing, most)
-    found, before = [], 1
+    groups = phase_1_groups(list(rows), most if algorithm == "two_phase" else 1)
+    found = []
     for group in groups:
         for position, site in enumerate(group):
-            row = site.num_sources - 1
-            where = {"rows": row, "fresh": row == before}
-            if len(group) == 1:
-                found.append(Launch("single_pass", hidden, **where))
-            elif position == 0:
-                found.append(Launch("open_group", hidden, sites=len(group), **where))
-            else:
-                found.append(Launch("merge", hidden, **where))
-            before = site.num_sources
+            kernel = "merge" if position else "open_group" if len(group) > 1 else "single_pass"
+            sites = len(group) if kernel == "open_group" else 1
+            launch = Launch(kernel, hidden, rows[site].row, sites, rows[site].fresh)
+            found.append(Part(1, launch))
     return found
 
 
@@ -92,7 +85,7 @@ def rows() -> list[dict[str, Any]]:
             for name, gpu in GPUS.items():
                 step, norm = shape.step(tokens, gpu), plain.seconds(shape.hidden, tokens, gpu)
                 added = {
-                    algorithm: sum(launch.seconds(tokens, gpu) - norm for launch in plan)
+                    algorithm: launches.seconds(plan, tokens, gpu) - len(plan) * norm
                     for algorithm, plan in plans.items()
                 }
                 made.append(
@@ -121,8 +114,8 @@ def plans() -> list[dict[str, Any]]:
         ratios = {
             name: {
                 str(tokens): round(
-                    sum(launch.seconds(tokens, gpu) for launch in two_phase)
-                    / sum(launch.seconds(tokens, gpu) for launch in single),
+                    launches.seconds(two_phase, tokens, gpu)
+                    / launches.seconds(single, tokens, gpu),
                     3,
                 )
                 for tokens in STEPS
