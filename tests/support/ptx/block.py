@@ -398,9 +398,7 @@ def _product(operands: tuple[Operand, ...]) -> Step:
         assert isinstance(names, tuple)
         bits = np.stack([np.broadcast_to(block.get(name, "b32"), block.threads) for name in names])
         numbers = FORMATS[kind].decode(np.ascontiguousarray(bits).view(FORMATS[kind].bits))
-        return numbers.reshape(len(names), -1, 8, 4, 4 // FORMATS[kind].bits().itemsize).swapaxes(
-            0, 1
-        )
+        return numbers.reshape(len(names), block.threads // WARP, 8, 4, -1).swapaxes(0, 1)
 
     def step(block: Block) -> None:
         # Registers of A: the upper rows, the lower, and both again eight columns on.
