@@ -24,6 +24,13 @@ from attnres_serve.kernels.triton.common import (
     starts_early,
 )
 
+# Up to this hidden size the square of a merge's mix follows from sums over its two sources, all of
+# one reduction.  Beyond, they take the registers of a second program (docs/measure/model.md).
+ONE_REDUCTION = 4096
+# Where the sources cancel that square is a difference of larger numbers, whose rounding it has; if
+# these are larger by more than this, it is summed itself.
+MOST_LOST = tl.constexpr(64.0)
+
 
 # What is not specialised here: one binary serves every number of sources, sites and tokens.
 @triton.jit(do_not_specialize=["sum_site_stride", "sum_stride", "first", "row", "position"])
@@ -51,6 +58,7 @@ def site_kernel(
     norm_eps,
     FRESH: tl.constexpr,
     LOOP: tl.constexpr,  # False: first is row, and the loop is not compiled
+    ONCE: tl.constexpr,  # one reduction
     EARLY: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -80,11 +88,20 @@ def site_kernel(
         p_answer = p_answers + position * site_stride + token * answer_stride + o_d  # [BLOCK]
         b_answer = tl.load(p_answer, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
         log_sum = tl.load(p_log_sums + position * sum_site_stride + token * sum_stride)
+    if ONCE:
+        b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
     tl.store(p_own, b_own, mask=m_d)
 
     b_mix = b_own.to(tl.float32)  # [BLOCK]
-    # Joined, the two sums of a row share the barriers of one reduction.
-    square, dot = tl.split(tl.sum(tl.join(b_mix * b_mix, b_mix * b_query), axis=0))
+    # Joined, the sums of a row share the barriers of one reduction.
+    b_sums = tl.join(b_mix * b_mix, b_mix * b_query)  # [BLOCK, 2]
+    if ONCE:  # and so do those that the square of the mix follows from
+        b_sums = tl.join(b_sums, tl.join(b_answer * b_answer, b_mix * b_answer))  # [BLOCK, 2, 2]
+        b_first, b_second = tl.split(tl.sum(b_sums, axis=0))  # [2] each
+        square, dot = tl.split(b_first)
+        answer_square, across = tl.split(b_second)
+    else:
+        square, dot = tl.split(tl.sum(b_sums, axis=0))
     top = dot * tl.rsqrt(square * (1.0 / HIDDEN) + key_eps)
     if p_bias is not None:
         top += tl.load(p_bias)
@@ -113,9 +130,16 @@ def site_kernel(
             b_mix = b_mix * scale + tl.sum(b_share[:, None] * b_source, axis=0)
             top = new_top
 
-    b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
     b_mix = b_mix * (1.0 / total)
-    square = tl.sum(b_mix * b_mix, axis=0)
+    if ONCE:
+        scale, share = scale * (1.0 / total), share * (1.0 / total)
+        apart = scale * scale * square + share * share * answer_square
+        square = apart + 2.0 * scale * share * across
+        if square * MOST_LOST < apart:  # the sources cancel, and with them digits
+            square = tl.sum(b_mix * b_mix, axis=0)
+    else:
+        b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
+        square = tl.sum(b_mix * b_mix, axis=0)
     b_out = b_mix * tl.rsqrt(square * (1.0 / HIDDEN) + norm_eps) * b_weight
     tl.store(p_out + token * out_stride + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
 
@@ -141,6 +165,7 @@ def launch_arguments(
     hidden = delta.shape[1]
     tile, num_warps = config or config_for(hidden)
     vectors, log_sums = answers or (None, None)
+    loop = vectors is None or first < row
     return {
         "p_delta": delta,
         "p_bank": bank,
@@ -164,7 +189,8 @@ def launch_arguments(
         "key_eps": float(key_eps),
         "norm_eps": float(norm_eps),
         "FRESH": fresh,
-        "LOOP": vectors is None or first < row,
+        "LOOP": loop,
+        "ONCE": not loop and hidden <= ONE_REDUCTION,
         "HIDDEN": hidden,
         "BLOCK": triton.next_power_of_2(hidden),
         "TILE": tile,

@@ -78,6 +78,14 @@ def test_a_path_has_each_loop_as_often_as_it_says() -> None:
         sass.path(code, [1])
 
 
+@pytest.mark.parametrize(("skipped", "taken"), [("BAR", True), ("FADD", False)])
+def test_a_sum_that_is_rare_is_skipped(skipped: str, taken: bool) -> None:
+    """A branch around a barrier is taken; around an instruction or two it is not."""
+    branch = Instruction(0, True, "BRA", 32, 1, 0, NONE, NONE)
+    names = [i.name for i in sass.path([branch, one(skipped, 16), one("EXIT", 32)], [])]
+    assert names == ["BRA", *[skipped] * (not taken), "EXIT"]
+
+
 @pytest.mark.parametrize(
     ("name", "warps", "each"),
     [("FFMA", 16, 4), ("IADD3", 16, 8), ("MUFU.RSQ", 8, 16), ("SHFL.BFLY", 16, 16)],
@@ -266,7 +274,7 @@ def test_the_model_says_what_is_claimed() -> None:
             assert block["hidden"] < 4096 or all(of["1"] <= 0.75 for of in ratios)
     for row in ON_FILE["shapes"]:
         if row["gpu"] == "H100":
-            most = {"decode": 0.014, "prefill": 0.02}[row["phase"]]
+            most = {"decode": 0.012, "prefill": 0.02}[row["phase"]]
             assert row["overhead"]["two_phase"] <= most
     for row in ON_FILE["plans"]:
         wide = row["hidden"] > backend.HIDDEN_ON_GPU
@@ -274,7 +282,9 @@ def test_the_model_says_what_is_claimed() -> None:
         if wide or few or row["sublayers"] < backend.SUBLAYERS_ON_GPU:
             continue
         for of in row["over_single_pass"].values():
-            assert max(of["1"], of["64"], of["8192"]) <= 0.95 and max(of.values()) <= 1.01
+            # 5 % faster, in whole per cent, where tokens are few or many.
+            assert round(max(of["1"], of["64"], of["8192"]), 2) <= 0.95
+            assert max(of.values()) <= 1.01
 
 
 def test_the_anchors_on_file_are_within_what_is_said() -> None:

@@ -96,8 +96,9 @@ def path(code: Sequence[Instruction], rounds: Sequence[int | None]) -> list[Inst
 
     A branch back to a loop's begin is taken until the loop has its rounds; one that all threads
     take ends the kernel after the last of them.  A branch forward is taken if all threads take it,
-    or if it is the last one that skips a loop of no rounds.  An exit in front of such a loop skips
-    it as well.
+    if it skips a barrier and no loop, as what is summed only there is rare (a merge whose sources
+    cancel), or if it is the last one that skips a loop of no rounds.  An exit in front of such a
+    loop skips it as well.
 
     Args:
         code: a kernel's instructions.
@@ -117,6 +118,9 @@ def path(code: Sequence[Instruction], rounds: Sequence[int | None]) -> list[Inst
         """Whether a branch forward is taken."""
         if not one.predicated:
             return True
+        if not any(one.address < head < one.target for head in heads):
+            skipped = (i.opcode for i in code if one.address < i.address < one.target)
+            return "BAR" in skipped
         for head in heads:
             if one.address < head < one.target and not wanted[head]:
                 nearer = (

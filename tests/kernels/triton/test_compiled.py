@@ -177,11 +177,15 @@ def _open_group_of_a_partial_sum(site: Site) -> int:
     return _open_group(site, completes=False)
 
 
-def _merge(site: Site, late: int = 0) -> int:
+def _merge(site: Site, late: int = 0, cancels: bool = False) -> int:
     case, query, position = site.case, site.queries[-1], site.case.sites - 1
     blocks, rows = site.blocks[: case.count - late], site.blocks[case.count - late :]
     exact = reference.inter_block(blocks, site.queries, KEY_EPS, torch.float64)
     answers, log_sums = exact[0].to(case.dtype), exact[1].float()
+    if cancels:  # the partial sum, which has the same weight
+        answers[position] = -33 / 32 * site.partial
+        own = reference.scores(site.partial.double(), query.double(), KEY_EPS)
+        log_sums[position] = own + (case.bias or 0)
     out = merge(
         *(site.delta, site.bank, answers, log_sums, query, site.weight),
         **(site.where | EPS | {"position": position, "first": case.count - late}),
@@ -200,6 +204,11 @@ def _merge(site: Site, late: int = 0) -> int:
 
 def _merge_with_late_rows(site: Site) -> int:
     return _merge(site, late=2)
+
+
+def _merge_that_cancels(site: Site) -> int:
+    """It has a branch of its own, which sums the square of the mix."""
+    return _merge(site, cancels=True)
 
 
 def _score_rows(site: Site) -> int:
@@ -238,6 +247,7 @@ LAUNCHES = {
     "open_group, by a product, partial": lambda site: _open_group_by_product(site, False),
     "merge": _merge,
     "merge, late rows": _merge_with_late_rows,
+    "merge, cancels": _merge_that_cancels,
     "score_rows": _score_rows,
     "mix_scored": _mix_scored,
 }
@@ -309,8 +319,10 @@ BARRIER = re.compile(r"bar\.sync\s+0;")
 
 
 # Spare as compiled today: a thread reads back what it has stored, in later turns of ``open_group``
-# and in ``score_group`` behind the row's sum.  ``weigh_group`` has one warp where rows are few.
+# and in ``score_group`` behind the row's sum.  ``weigh_group`` has one warp where rows are few.  In
+# a merge two stand in the branch of sources that cancel.
 SPARE = {name: 1 + ("product" in name) for name in LAUNCHES if name.startswith("open_group")}
+SPARE["merge"] = 2
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,23 @@ def test_merge_rows(case: Case, fresh: bool) -> None:
     _compare_merge(replace(case, fresh=fresh))
 
 
+@pytest.mark.parametrize("left", [2**-1, 2**-3, 2**-4, 2**-8, 2**-12, 0.0], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_partial_sum_that_cancels_the_answer(dtype: torch.dtype, left: float) -> None:
+    """What is ``left`` of an answer: its square is about as exact as if it were summed."""
+    inputs = make_inputs(Case(dtype=dtype, count=1, query_scale=0.0))  # equal scores
+    block = inputs.bank[:, 0].clone()
+    answers = inter_block(inputs.bank, inputs.queries, count=1, key_eps=KEY_EPS)
+    delta = ((left - 1) * block.double()).to(dtype)
+    options = {"row": 1, "position": 1, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+    tensors = delta, inputs.bank, *answers, inputs.queries[1], inputs.norm_weight
+    actual = merge(*tensors, **options)
+    mixed = (block.double() + delta.double()) / 2
+    expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
+    # Weights are exact halves.  A square may lose six binary digits before it is summed itself.
+    close(actual, expected, half_ulp(expected, dtype) + ROUNDINGS * 2**-24 * 64 * expected.abs())
+
+
 # A whole block
 
 
