@@ -5,6 +5,7 @@ It does not run where Triton is interpreted, so what compiles is a process of it
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -303,3 +304,19 @@ def test_the_page_has_the_tables_on_file() -> None:
     for lines in made:
         assert "\n".join(lines) in page
     assert "Model, not measured" in page
+
+
+def test_what_tensor_parallelism_costs_is_computed() -> None:
+    """docs/use/scaling.md: sites are not divided, and the fusion saves all norms at most."""
+    (row,) = (r for r in ON_FILE["shapes"] if (r["phase"], r["gpu"]) == ("decode", "H100"))
+    added, count = row["added_us"]["two_phase"], 2 * row["layers"] + 1
+    page = (ROOT / "docs" / "use" / "scaling.md").read_text()
+    said = re.search(rf"all {count} additions and norms.*?\((\S+) us each, (\d+) us\)", page, re.S)
+    assert said is not None
+    norms = int(said[2])
+    assert norms == pytest.approx(count * float(said[1]), abs=count * 0.05)
+    for workers in (1, 2, 4, 8):
+        step = row["step_us"] / workers
+        begin = f"| {workers} | {step / 1000:.2f} ms | {added:.0f} us, {100 * added / step:.1f} % |"
+        lost = f" {100 * (added + norms) / step:.1f} % |" if workers > 1 else " |"
+        assert begin + lost in page
