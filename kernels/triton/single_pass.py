@@ -25,11 +25,11 @@ from attnres_serve.kernels.triton.common import (
 )
 
 # Up to this hidden size the square of a merge's mix follows from sums over its two sources, all of
-# one reduction.  Beyond, they take the registers of a second program (docs/measure/model.md).
+# one reduction.  The sums take registers: beyond, a program less fits on an SM of two or three.
 ONE_REDUCTION = 4096
 # Where the sources cancel that square is a difference of larger numbers, whose rounding it has; if
 # these are larger by more than this, it is summed itself.
-MOST_LOST = tl.constexpr(64.0)
+MOST_LOST = tl.constexpr(8.0)
 
 
 # What is not specialised here: one binary serves every number of sources, sites and tokens.
@@ -135,7 +135,7 @@ def site_kernel(
         scale, share = scale * (1.0 / total), share * (1.0 / total)
         apart = scale * scale * square + share * share * answer_square
         square = apart + 2.0 * scale * share * across
-        if square * MOST_LOST < apart:  # the sources cancel, and with them digits
+        if not (apart - square * MOST_LOST <= 0.0):  # true of NaN, which infinite sums leave
             square = tl.sum(b_mix * b_mix, axis=0)
     else:
         b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]

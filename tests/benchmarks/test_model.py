@@ -187,6 +187,17 @@ def test_every_published_figure_is_reproduced() -> None:
     reproduces(list(range(len(anchors.ANCHORS))))
 
 
+@pytest.mark.timeout(600)
+def test_a_merge_is_taken_to_reduce_once() -> None:
+    """Of its barriers, those of a second sum stand in a branch that is rare."""
+    barriers = compiled(
+        "[[sum(one.opcode == 'BAR' for one in some)"
+        " for some in (made.code, sass.path(made.code, []))]"
+        " for hidden in (1024, 4096) for made in [launches.binary('merge', hidden)]]"
+    )
+    assert barriers == [[3, 1]] * 2
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_path_has_every_row_once() -> None:
@@ -283,9 +294,9 @@ def test_the_model_says_what_is_claimed() -> None:
         if wide or few or row["sublayers"] < backend.SUBLAYERS_ON_GPU:
             continue
         for of in row["over_single_pass"].values():
-            # 5 % faster, in whole per cent, where tokens are few or many.
-            assert round(max(of["1"], of["64"], of["8192"]), 2) <= 0.95
-            assert max(of.values()) <= 1.01
+            # 5 % faster where tokens are few or many; 4.9 % since merges reduce once, for 8192
+            # tokens of d = 2048 on H200.
+            assert max(of["1"], of["64"], of["8192"]) <= 0.952 and max(of.values()) <= 1.01
 
 
 def test_the_anchors_on_file_are_within_what_is_said() -> None:

@@ -55,7 +55,10 @@ def check_every_way(name: str, root: Path, record_property) -> None:
         jobs["EP"] = job("two_phase", **more, **TWO)
     if FACTS[name].has_stages:  # stock vLLM's eager mode has no pipelines on CPU
         stages = job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
-        split = HALVES if "linear_attention" in TINY[name].get("layer_types", ()) else SPLIT
+        tiny = TINY[name]
+        # vLLM's AFMoE refuses a stage without experts.
+        both = "linear_attention" in tiny.get("layer_types", ()) or "num_dense_layers" in tiny
+        split = HALVES if both else SPLIT
         jobs["PP"] = stages | {"env": {"VLLM_PP_LAYER_PARTITION": split}}
     check(name, folder, root, [*jobs.values()])
     if not FACTS[name].compiles:

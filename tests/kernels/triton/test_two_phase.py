@@ -43,7 +43,7 @@ from attnres_serve.kernels import reference
 from attnres_serve.kernels.triton import common as triton_common
 from attnres_serve.kernels.triton import two_phase
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
-from attnres_serve.kernels.triton.single_pass import single_pass
+from attnres_serve.kernels.triton.single_pass import MOST_LOST, single_pass
 from attnres_serve.kernels.triton.two_phase import GroupConfig, inter_block, merge
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -283,21 +283,48 @@ def test_merge_rows(case: Case, fresh: bool) -> None:
     _compare_merge(replace(case, fresh=fresh))
 
 
-@pytest.mark.parametrize("left", [2**-1, 2**-3, 2**-4, 2**-8, 2**-12, 0.0], ids=str)
+@pytest.mark.parametrize("bias", [None, 0.7])
+@pytest.mark.parametrize("left", [0.5, 0.42, 2**-2, 2**-4, 2**-8, 2**-12, 0.0], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_partial_sum_that_cancels_the_answer(dtype: torch.dtype, left: float) -> None:
-    """What is ``left`` of an answer: its square is about as exact as if it were summed."""
-    inputs = make_inputs(Case(dtype=dtype, count=1, query_scale=0.0))  # equal scores
+def test_a_partial_sum_that_cancels_the_answer(
+    dtype: torch.dtype, left: float, bias: float | None
+) -> None:
+    """``left`` of the mix remains; its square is a difference only where little is lost."""
+    inputs = make_inputs(Case(dtype=dtype, count=1, query_scale=0.0, bias=bias))  # no scores
     block = inputs.bank[:, 0].clone()
     answers = inter_block(inputs.bank, inputs.queries, count=1, key_eps=KEY_EPS)
-    delta = ((left - 1) * block.double()).to(dtype)
+    weights = torch.softmax(torch.tensor([0.0, bias or 0.0], dtype=torch.float64), 0)
+    delta = ((left - 1) * float(weights[0] / weights[1]) * block.double()).to(dtype)
     options = {"row": 1, "position": 1, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
     tensors = delta, inputs.bank, *answers, inputs.queries[1], inputs.norm_weight
-    actual = merge(*tensors, **options)
-    mixed = (block.double() + delta.double()) / 2
+    actual = merge(*tensors, **options, bias=inputs.bias)
+    parts = [weights[0] * block.double(), weights[1] * delta.double()]
+    mixed = parts[0] + parts[1]
     expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
-    # Weights are exact halves.  A square may lose six binary digits before it is summed itself.
-    close(actual, expected, half_ulp(expected, dtype) + ROUNDINGS * 2**-24 * 64 * expected.abs())
+    apart = sum(part.square().sum(-1, keepdim=True) for part in parts)
+    lost = apart / mixed.square().sum(-1, keepdim=True)
+    lost = torch.where(lost < float(MOST_LOST.value), lost, 1.0)
+    largest = torch.stack(parts).abs().amax((0, 2))[:, None]
+    error = lost * expected.abs() + gain(mixed, inputs.norm_weight) * largest
+    close(actual, expected, half_ulp(expected, dtype) + ROUNDINGS * 2**-24 * error)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+@pytest.mark.parametrize("huge", ["partial", "answer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_source_whose_square_is_infinite(dtype: torch.dtype, huge: str) -> None:
+    """Without weight it changes nothing."""
+    bias = -200.0 if huge == "partial" else 200.0
+    inputs = make_inputs(Case(dtype=dtype, count=1, query_scale=0.0, bias=bias))
+    delta = inputs.vectors()
+    (delta if huge == "partial" else inputs.bank[:, 0]).fill_(1e20)
+    kept = (inputs.bank[:, 0] if huge == "partial" else delta).double()
+    answers = inter_block(inputs.bank, inputs.queries, count=1, key_eps=KEY_EPS)
+    options = {"row": 1, "position": 1, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+    tensors = delta, inputs.bank, *answers, inputs.queries[1], inputs.norm_weight
+    actual = merge(*tensors, **options, bias=inputs.bias)
+    expected = reference.rms_norm(kept, inputs.norm_weight, NORM_EPS)
+    close(actual, expected, half_ulp(expected, dtype) + ROUNDINGS * 2**-24 * expected.abs())
 
 
 # A whole block
