@@ -20,6 +20,7 @@ pytestmark = pytest.mark.engine
 
 SPLIT = "1,3"  # layers of the stages; blocks have three sublayers, so one is open in between
 HALVES = "2,2"  # likewise, where every stage needs layers of both kinds
+NEED_EXPERTS = ("afmoe", "glm4_moe", "glm4_moe_lite")  # vLLM refuses a stage without them
 TWO = {"distributed_executor_backend": "mp"}
 EXPERTS = tuple(name for name in TINY if any("num_experts" in key for key in TINY[name]))
 
@@ -55,9 +56,7 @@ def check_every_way(name: str, root: Path, record_property) -> None:
         jobs["EP"] = job("two_phase", **more, **TWO)
     if FACTS[name].has_stages:  # stock vLLM's eager mode has no pipelines on CPU
         stages = job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
-        tiny = TINY[name]
-        # vLLM's AFMoE refuses a stage without experts.
-        both = "linear_attention" in tiny.get("layer_types", ()) or "num_dense_layers" in tiny
+        both = "linear_attention" in TINY[name].get("layer_types", ()) or name in NEED_EXPERTS
         split = HALVES if both else SPLIT
         jobs["PP"] = stages | {"env": {"VLLM_PP_LAYER_PARTITION": split}}
     check(name, folder, root, [*jobs.values()])
