@@ -20,14 +20,21 @@ pytestmark = pytest.mark.engine
 
 SPLIT = "1,3"  # layers of the stages; blocks have three sublayers, so one is open in between
 HALVES = "2,2"  # likewise, where every stage needs layers of both kinds
-NEED_EXPERTS = ("afmoe", "glm4_moe", "glm4_moe_lite")  # vLLM refuses a stage without them
+# vLLM refuses a stage without experts of these.
+NEED_EXPERTS = ("afmoe", "glm4_moe", "glm4_moe_lite", "lfm2_moe")
+# Workers must agree on the layout of caches, so both stages need layers of both kinds.
+IN_STAGES = {
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "nemotron_h": {"hybrid_override_pattern": "M*M*"},
+}
 TWO = {"distributed_executor_backend": "mp"}
 EXPERTS = tuple(name for name in TINY if any("num_experts" in key for key in TINY[name]))
 
 
-def served(root: Path, name: str) -> Path:
+def served(root: Path, name: str, **changes: Any) -> Path:
     seed = random.randrange(10**6)
-    return write_house(root / name, name, layers=4, block_size=3, seed=seed)
+    return write_house(root / name, name, layers=4, block_size=3, seed=seed, changes=changes)
 
 
 def check(name: str, folder: Path, root: Path, jobs: list[dict[str, Any]]) -> None:
@@ -44,7 +51,9 @@ def check(name: str, folder: Path, root: Path, jobs: list[dict[str, Any]]) -> No
 def check_every_way(name: str, root: Path, record_property) -> None:
     folder, prompts = served(root, name), fresh_prompts((7, 190))
 
-    def job(algorithm: str, mode: str = "eager", **options: Any) -> dict[str, Any]:
+    def job(
+        algorithm: str, mode: str = "eager", folder: Path = folder, **options: Any
+    ) -> dict[str, Any]:
         return engine_job(folder, prompts, algorithm, mode, chunk=CHUNK, trace=True, **options)
 
     jobs = {
@@ -55,11 +64,15 @@ def check_every_way(name: str, root: Path, record_property) -> None:
         more = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
         jobs["EP"] = job("two_phase", **more, **TWO)
     if FACTS[name].has_stages:  # stock vLLM's eager mode has no pipelines on CPU
-        stages = job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
-        both = "linear_attention" in TINY[name].get("layer_types", ()) or name in NEED_EXPERTS
-        split = HALVES if both else SPLIT
+        kept = served(root / "stages", name, **IN_STAGES[name]) if name in IN_STAGES else folder
+        stages = job("score_on_write", "compiled", kept, pipeline_parallel_size=2, **TWO)
+        both = "linear_attention" in TINY[name].get("layer_types", ())
+        split = HALVES if both or name in (*NEED_EXPERTS, *IN_STAGES) else SPLIT
         jobs["PP"] = stages | {"env": {"VLLM_PP_LAYER_PARTITION": split}}
-    check(name, folder, root, [*jobs.values()])
+        if kept != folder:
+            check(name, kept, root / "stages", [jobs["PP"]])
+    same = [one for one in jobs.values() if one["checkpoint"] == str(folder)]
+    check(name, folder, root, same)
     if not FACTS[name].compiles:
         del jobs["compiled"]  # it ran as it does where nobody asks for eager mode
     for column in jobs:
