@@ -318,7 +318,7 @@ def test_the_page_has_the_tables_on_file() -> None:
 
 
 def test_what_tensor_parallelism_costs_is_computed() -> None:
-    """docs/use/scaling.md: sites are not divided, and the fusion saves all norms at most."""
+    """docs/use/scaling.md: sites are not divided, and all norms are lost."""
     (row,) = (r for r in ON_FILE["shapes"] if (r["phase"], r["gpu"]) == ("decode", "H100"))
     added, count = row["added_us"]["two_phase"], 2 * row["layers"] + 1
     page = (ROOT / "docs" / "use" / "scaling.md").read_text()

@@ -20,10 +20,9 @@ pytestmark = pytest.mark.engine
 
 SPLIT = "1,3"  # layers of the stages; blocks have three sublayers, so one is open in between
 HALVES = "2,2"  # likewise, where every stage needs layers of both kinds
-# vLLM refuses a stage without experts of these.
-NEED_EXPERTS = ("afmoe", "glm4_moe", "glm4_moe_lite", "lfm2_moe")
-# Workers must agree on the layout of caches, so both stages need layers of both kinds.
-IN_STAGES = {
+NEED_EXPERTS = ("afmoe", "glm4_moe", "glm4_moe_lite")  # vLLM refuses a stage without them
+# Stages must agree on the layout of caches: tiny models of which both halves have all kinds.
+IN_HALVES = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "nemotron_h": {"hybrid_override_pattern": "M*M*"},
@@ -51,9 +50,7 @@ def check(name: str, folder: Path, root: Path, jobs: list[dict[str, Any]]) -> No
 def check_every_way(name: str, root: Path, record_property) -> None:
     folder, prompts = served(root, name), fresh_prompts((7, 190))
 
-    def job(
-        algorithm: str, mode: str = "eager", folder: Path = folder, **options: Any
-    ) -> dict[str, Any]:
+    def job(algorithm: str, mode: str = "eager", **options: Any) -> dict[str, Any]:
         return engine_job(folder, prompts, algorithm, mode, chunk=CHUNK, trace=True, **options)
 
     jobs = {
@@ -64,15 +61,17 @@ def check_every_way(name: str, root: Path, record_property) -> None:
         more = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
         jobs["EP"] = job("two_phase", **more, **TWO)
     if FACTS[name].has_stages:  # stock vLLM's eager mode has no pipelines on CPU
-        kept = served(root / "stages", name, **IN_STAGES[name]) if name in IN_STAGES else folder
-        stages = job("score_on_write", "compiled", kept, pipeline_parallel_size=2, **TWO)
+        stages = job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
         both = "linear_attention" in TINY[name].get("layer_types", ())
-        split = HALVES if both or name in (*NEED_EXPERTS, *IN_STAGES) else SPLIT
-        jobs["PP"] = stages | {"env": {"VLLM_PP_LAYER_PARTITION": split}}
-        if kept != folder:
-            check(name, kept, root / "stages", [jobs["PP"]])
-    same = [one for one in jobs.values() if one["checkpoint"] == str(folder)]
-    check(name, folder, root, same)
+        split = HALVES if both or name in (*NEED_EXPERTS, *IN_HALVES) else SPLIT
+        stages["env"] = {"VLLM_PP_LAYER_PARTITION": split}
+        if name in IN_HALVES:
+            other = served(root / "halves", name, **IN_HALVES[name])
+            check(name, other, other.parent, [stages | {"checkpoint": str(other)}])
+            record_property("shows", (name, "PP"))
+        else:
+            jobs["PP"] = stages
+    check(name, folder, root, [*jobs.values()])
     if not FACTS[name].compiles:
         del jobs["compiled"]  # it ran as it does where nobody asks for eager mode
     for column in jobs:

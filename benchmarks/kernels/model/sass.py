@@ -118,11 +118,11 @@ def path(code: Sequence[Instruction], rounds: Sequence[int | None]) -> list[Inst
         """Whether a branch forward is taken."""
         if not one.predicated:
             return True
-        if not any(one.address < head < one.target for head in heads):
-            skipped = (i.opcode for i in code if one.address < i.address < one.target)
-            return "BAR" in skipped
-        for head in heads:
-            if one.address < head < one.target and not wanted[head]:
+        inside = [head for head in heads if one.address < head < one.target]
+        if not inside:
+            return "BAR" in (i.opcode for i in code if one.address < i.address < one.target)
+        for head in inside:
+            if not wanted[head]:
                 nearer = (
                     i for i in code if one.address < i.address < head and i.target is not None
                 )

@@ -19,6 +19,7 @@ from kernel_cases import (
 from torch import Tensor
 from triton_cases import (  # noqa: F401
     Case,
+    Inputs,
     Spy,
     cases,
     close,
@@ -283,6 +284,14 @@ def test_merge_rows(case: Case, fresh: bool) -> None:
     _compare_merge(replace(case, fresh=fresh))
 
 
+def _merge_into_a_block(inputs: Inputs, delta: Tensor) -> Tensor:
+    """A partial sum that begins with ``delta``, and the answer over the only block."""
+    answers = inter_block(inputs.bank, inputs.queries, count=1, key_eps=KEY_EPS)
+    options = {"row": 1, "position": 1, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+    tensors = delta, inputs.bank, *answers, inputs.queries[1], inputs.norm_weight
+    return merge(*tensors, **options, bias=inputs.bias)
+
+
 @pytest.mark.parametrize("bias", [None, 0.7])
 @pytest.mark.parametrize("left", [0.5, 0.42, 2**-2, 2**-4, 2**-8, 2**-12, 0.0], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -292,12 +301,9 @@ def test_a_partial_sum_that_cancels_the_answer(
     """``left`` of the mix remains; its square is a difference only where little is lost."""
     inputs = make_inputs(Case(dtype=dtype, count=1, query_scale=0.0, bias=bias))  # no scores
     block = inputs.bank[:, 0].clone()
-    answers = inter_block(inputs.bank, inputs.queries, count=1, key_eps=KEY_EPS)
     weights = torch.softmax(torch.tensor([0.0, bias or 0.0], dtype=torch.float64), 0)
     delta = ((left - 1) * float(weights[0] / weights[1]) * block.double()).to(dtype)
-    options = {"row": 1, "position": 1, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
-    tensors = delta, inputs.bank, *answers, inputs.queries[1], inputs.norm_weight
-    actual = merge(*tensors, **options, bias=inputs.bias)
+    actual = _merge_into_a_block(inputs, delta)
     parts = [weights[0] * block.double(), weights[1] * delta.double()]
     mixed = parts[0] + parts[1]
     expected = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS)
@@ -319,10 +325,7 @@ def test_a_source_whose_square_is_infinite(dtype: torch.dtype, huge: str) -> Non
     delta = inputs.vectors()
     (delta if huge == "partial" else inputs.bank[:, 0]).fill_(1e20)
     kept = (inputs.bank[:, 0] if huge == "partial" else delta).double()
-    answers = inter_block(inputs.bank, inputs.queries, count=1, key_eps=KEY_EPS)
-    options = {"row": 1, "position": 1, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
-    tensors = delta, inputs.bank, *answers, inputs.queries[1], inputs.norm_weight
-    actual = merge(*tensors, **options, bias=inputs.bias)
+    actual = _merge_into_a_block(inputs, delta)
     expected = reference.rms_norm(kept, inputs.norm_weight, NORM_EPS)
     close(actual, expected, half_ulp(expected, dtype) + ROUNDINGS * 2**-24 * expected.abs())
 
