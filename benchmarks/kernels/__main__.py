@@ -41,6 +41,7 @@ from tqdm import tqdm
 
 from attnres_serve.bench.machine import command_line, hardware
 from benchmarks.kernels import cells as kernel_cells
+from benchmarks.kernels import configs as kernel_configs
 from benchmarks.kernels import contenders as kernel_contenders
 from benchmarks.kernels import gate as kernel_gate
 from benchmarks.kernels import peers as kernel_peers
@@ -71,6 +72,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=_positive, nargs="+", help=f"default: {shown}")
     parser.add_argument("--contenders", nargs="+", help="by name; default: all that are here")
     parser.add_argument("--everywhere", action="store_true", help="every contender at every cell")
+    parser.add_argument("--configs", action="store_true", help="ours with other configs as well")
     parser.add_argument("--vllm-file", type=Path, help="attn_res.py of vLLM's Kimi K3")
     parser.add_argument("--rounds", type=_positive, default=15)
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell later than that")
@@ -229,6 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
     interpreted = not cuda and os.environ.get("TRITON_INTERPRET") == "1"
     peers, sources, absent = kernel_peers.find(options.vllm_file)
     here = kernel_contenders.CONTENDERS | peers
+    if options.configs:
+        here |= kernel_configs.candidates()
     if options.list:
         for name, one in here.items():
             print(f"{name:19} {sources.get(name, 'here')}; {one.fused}; at {one.where}")

@@ -131,10 +131,15 @@ def in_turn(
 
 
 def copy_bandwidth(stopwatch: Stopwatch, device: str, rounds: int = 15) -> float:
-    """Bytes a second of a copy on the device, read and written together."""
-    source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device)
+    """Bytes a second of a copy on the device, read and written together.
+
+    Of random bytes, as a device may move zeros faster; by the driver's copy or by a kernel that
+    inverts them, whichever is faster.
+    """
+    source = torch.randint(-(2**63), 2**63 - 1, (COPY_BYTES // 8,), device=device)
     target = torch.empty_like(source)
-    seconds = graph_time(lambda: target.copy_(source), stopwatch, rounds) / 1e6
+    copies = (lambda: target.copy_(source), lambda: torch.bitwise_not(source, out=target))
+    seconds = min(graph_time(copy, stopwatch, rounds) for copy in copies) / 1e6
     return 2 * COPY_BYTES / seconds
 
 

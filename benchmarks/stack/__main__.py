@@ -56,7 +56,7 @@ NO_GPU = (
 
 
 def passes_of(
-    shape: Shape, weights: Weights, phase: Phase
+    shape: Shape, weights: Weights, phase: Phase, connections: list[str]
 ) -> tuple[dict[str, Callable[[], Tensor]], dict[str, float], dict[str, str]]:
     """A pass in each way, compared with the reference.
 
@@ -68,7 +68,8 @@ def passes_of(
     generator = torch.Generator(weights.norms.device).manual_seed(2)
     embedded = weights.norms.new_empty((phase.tokens, shape.hidden)).normal_(generator=generator)
     passes, errors, wrong = {}, {}, {}
-    for name, way in WAYS.items():
+    for name in connections:
+        way = WAYS[name]
         connection = way.connection(shape, weights, phase.tokens)
         errors[name], reason = stack_model.examine(sublayers, way, connection, embedded)
         if reason:
@@ -141,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Compare and measure what the command line asks for; 1 where that cannot be or fails."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--shape", choices=stack_model.SHAPES, nargs="+")
+    parser.add_argument("--connections", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="tiny shapes, 3 rounds: no evidence")
     parser.add_argument("--gate-only", action="store_true", help="compare results, time nothing")
@@ -186,7 +188,9 @@ def main(arguments: list[str] | None = None) -> int:
                 wrong: dict[str | None, str] = {}
                 try:
                     with torch.inference_mode():
-                        passes, errors, failed = passes_of(shape, weights, phase)
+                        passes, errors, failed = passes_of(
+                            shape, weights, phase, options.connections
+                        )
                         wrong |= failed
                         gate += [where | {"connection": n, "error": e} for n, e in errors.items()]
                         if method["timed"] and BASELINE in passes:

@@ -321,12 +321,31 @@ class Way(NamedTuple):
     roundings: int
 
 
+def late(connection: type[SinglePass]) -> type[SinglePass]:
+    """The same, but no launch of its sites starts early."""
+
+    class Late(connection):  # type: ignore[misc, valid-type]
+        def step(self, site: int, delta: Tensor) -> Tensor:
+            from attnres_serve.kernels.triton import common
+
+            common.forbid_early_launches(True)
+            try:
+                found: Tensor = super().step(site, delta)
+                return found
+            finally:
+                common.forbid_early_launches(False)
+
+    return Late
+
+
 BASELINE = "residual"
 WAYS = {
     BASELINE: Way(Residual, ReferenceResidual, 1),
     "single_pass": Way(SinglePass, Reference, 0),
     "two_phase": Way(TwoPhase, Reference, 1),
     "score_on_write": Way(ScoreOnWrite, Reference, 0),
+    "single_pass_late": Way(late(SinglePass), Reference, 0),
+    "two_phase_late": Way(late(TwoPhase), Reference, 1),
 }
 
 
@@ -378,7 +397,7 @@ def connection_bytes(name: str, shape: Shape, tokens: int, dtype: torch.dtype) -
         what = {"hidden": hidden, "dtype": dtype, "fresh": fresh}
         if name == BASELINE:
             total += (4 * tokens + 1) * hidden * dtype.itemsize
-        elif name == "single_pass":
+        elif name.startswith("single_pass"):
             total += traffic.single_pass(tokens, row, **what)
         elif name == "score_on_write":
             if fresh:

@@ -17,6 +17,7 @@ from triton_interpreter import (
 )
 
 from attnres_serve.kernels import traffic
+from attnres_serve.kernels.triton import common
 from benchmarks.kernels import timing as kernel_timing
 from benchmarks.stack import __main__ as stack
 from benchmarks.stack import model as stack_model
@@ -36,7 +37,7 @@ def test_every_way_is_right_and_leaves_nothing_behind(name, phase, dtype):
     shape = SHAPES[name]
     with torch.inference_mode():
         weights = stack_model.draw_weights(shape, DEVICE, dtype)
-        passes, errors, wrong = stack.passes_of(shape, weights, phase)
+        passes, errors, wrong = stack.passes_of(shape, weights, phase, list(WAYS))
         assert not wrong and passes.keys() == errors.keys() == WAYS.keys()
         assert 0 < max(errors.values()) <= 1
         results = {name: call() for name, call in passes.items()}
@@ -104,6 +105,20 @@ def test_the_shapes_are_what_their_names_say():
     for shape in stack_model.SHAPES.values():
         assert shape.sublayers == 8 * shape.block_size
     assert [phase.tokens for phase in stack.PHASES] == [1, 8, 64, 256, 2048, 8192]
+
+
+def test_late_sites_do_not_start_early(monkeypatch):
+    """And whatever is launched behind them may."""
+    seen = []
+
+    class Step:
+        def step(self, site, delta):
+            seen.append(common._early_is_forbidden)
+            return delta
+
+    connection = stack_model.late(Step)()
+    assert connection.step(1, "delta") == "delta"
+    assert seen == [True] and not common._early_is_forbidden
 
 
 def test_bytes_of_the_sites():
@@ -181,7 +196,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_document_is_whole_whatever_fails(pretended_gpu, monkeypatch, capsys, tmp_path):
-    def passes_of(shape, weights, phase):
+    def passes_of(shape, weights, phase, connections):
         if phase == stack.TINY_PHASES[0]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         good = {BASELINE: lambda: None, "single_pass": lambda: None}
