@@ -12,7 +12,7 @@ from torch import Tensor
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights, place_of
 
-TOKENS, BLOCKS, SITES = 5, 3, 8
+TOKENS, BLOCKS, SITES = 5, 3, 16
 EPS = 1e-6
 # Of the tokens, where many have kernels of their own: in phase 1, on CUDA and in bfloat16.
 COPIES = 8192 // TOKENS + 1

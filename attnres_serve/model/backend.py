@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 # Blocks from which two-phase was faster on CPU wherever it was measured (docs/measure/results.md).
 MANY_BLOCKS = 32
-# With so many blocks or more, of so many sublayers, and a hidden size up to this one, a model of
-# the kernels on a GPU predicts that two-phase is faster by 5 % or more in decode of up to 64
-# requests and in prefill of 8192 tokens, and 1 % slower at most between (docs/measure/model.md).
-BLOCKS_ON_GPU, SUBLAYERS_ON_GPU, HIDDEN_ON_GPU = 8, 6, 4096
+# With so many blocks or more, of so many sublayers, and a hidden size up to this one, the sites of
+# two-phase were 6 % faster or more for one token on an H100, and for no number of tokens more than
+# 3 % slower (docs/measure/gpu.md).
+BLOCKS_ON_GPU, SUBLAYERS_ON_GPU, HIDDEN_ON_GPU = 6, 6, 7168
 TRITON_SINCE = (8, 0)  # compute capability; the kernels are compiled and read for no older one
 
 
@@ -69,7 +69,7 @@ def choose_algorithm(vllm_config: "VllmConfig", blocks: int, sublayers: int, bac
     """The algorithm by name.
 
     ``auto`` is two_phase with the cpp backend from ``MANY_BLOCKS`` blocks on, with the triton
-    backend where a model predicts that it is faster (``BLOCKS_ON_GPU``), and single_pass otherwise:
+    backend where it was measured to be faster (``BLOCKS_ON_GPU``), and single_pass otherwise:
     the fewest calls, and the fewest bytes where blocks are few.  It does not depend on the batch.
 
     Args:
@@ -92,9 +92,9 @@ def _pays_on_gpu(vllm_config: "VllmConfig", blocks: int, sublayers: int) -> bool
     import torch  # not above, as in ``_triton_problem``
 
     model = vllm_config.model_config
-    modelled = model.dtype == torch.bfloat16 and model.get_hidden_size() <= HIDDEN_ON_GPU
+    measured = model.dtype == torch.bfloat16 and model.get_hidden_size() <= HIDDEN_ON_GPU
     long = blocks >= BLOCKS_ON_GPU and sublayers >= SUBLAYERS_ON_GPU * blocks
-    return modelled and long and not host.batch_invariant()
+    return measured and long and not host.batch_invariant()
 
 
 def _load(name: str, vllm_config: "VllmConfig") -> Backend:

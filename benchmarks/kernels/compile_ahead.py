@@ -46,7 +46,6 @@ from attnres_serve.kernels.triton import (
     single_pass,
     two_phase,
 )
-from benchmarks.kernels.model import sass
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in common.DTYPES}
 # Values that Triton would tell apart in an argument that it specialises.
@@ -55,6 +54,7 @@ SIZES = ((1, 1, 1), (2, 3, 2), (16, 16, 16), (33, 24, 9))  # tokens, sites, fini
 EPS = {"key_eps": 1e-6, "norm_eps": 1e-6}
 KERNELS = {
     "single_pass": single_pass.site_kernel,
+    "single_pass_few": single_pass.site_kernel,
     "inter_block": two_phase.inter_block_kernel,
     "open_group": open_group.open_group_kernel,
     "score": score_rows.score_kernel,
@@ -64,9 +64,13 @@ KERNELS = {
     "mix_group": mix_group.mix_group_kernel,
     "merge": single_pass.site_kernel,
     "merge_rows": single_pass.site_kernel,
+    "merge_rows_few": single_pass.site_kernel,
 }
 # Those that may begin a block.
-BEGINNING = ("single_pass", "open_group", "mix_scored", "score_group", "merge", "merge_rows")
+BEGINNING = (
+    *("single_pass", "single_pass_few", "open_group", "mix_scored", "score_group"),
+    *("merge", "merge_rows", "merge_rows_few"),
+)
 REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_120
 # Of an SM; a program takes a KiB more than it asks for.
 SHARED_MEMORY = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10, 120: 100 << 10}
@@ -134,7 +138,7 @@ def measure(compiled: triton.compiler.CompiledKernel) -> dict[str, Any]:
         "starts_early": compiled.metadata.launch_pdl,
         "grid_control": re.findall(r"\bgriddepcontrol\.(\w+)", ptx),
         "accesses_before_wait": _accesses_before_wait(listing),
-        "loop_instructions": sass.lengths(sass.parse(listing)),
+        "loop_instructions": _loop_lengths(listing),
         "loads": access_widths(ptx, "ld"),
         "stores": access_widths(ptx, "st"),
     }
@@ -144,6 +148,21 @@ def _accesses_before_wait(listing: str) -> int | None:
     """Number of accesses to global memory before ``ACQBULK``, the wait; None without a wait."""
     before, wait, _ = listing.partition("ACQBULK")
     return len(re.findall(r"\b(?:LD|ST|LDG|STG|RED|ATOM|ATOMG)\b", before)) if wait else None
+
+
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
+
+
+def _loop_lengths(listing: str) -> list[int]:
+    """Instructions of each loop, with those of loops inside; the endless one at the end is none."""
+    found = [(int(at, 16), name, rest) for at, name, rest in INSTRUCTION.findall(listing)]
+    branches = [
+        (at, int(target[1], 16))
+        for at, name, rest in found
+        if name.startswith("BRA") and (target := re.search(r"0x([0-9a-f]+)", rest))
+    ]
+    ends = {begin: at for at, begin in branches if begin < at}
+    return [sum(begin <= at <= ends[begin] for at, *_ in found) for begin in sorted(ends)]
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -156,14 +175,16 @@ def launches(
     """Arguments of launches on dense, aligned tensors, which one binary should serve.
 
     Args:
-        kernel: a name of ``KERNELS``.
+        kernel: a name of ``KERNELS``; a site of few tokens has a name and a config of its own.
         fresh: whether a block begins; of the ``BEGINNING`` only.
         config: in place of the kernel's table; None for the table.
     """
     query = _empty(hidden)
     weight = query.to(dtype)
+    kernel, few = kernel.removesuffix("_few"), kernel.endswith("_few")
+    sizes = [(tokens + (not few) * single_pass.FEW, *others) for tokens, *others in SIZES]
     if kernel == "single_pass":
-        for (tokens, *_), row in zip(SIZES, ROWS, strict=True):
+        for (tokens, *_), row in zip(sizes, ROWS, strict=True):
             vectors = _empty(tokens, hidden, dtype=dtype)
             bank = _empty(tokens, row + 1, hidden, dtype=dtype)
             yield single_pass.launch_arguments(
@@ -174,7 +195,7 @@ def launches(
                 config=config,
             )
         return
-    for tokens, sites, count in SIZES:
+    for tokens, sites, count in sizes:
         vectors = _empty(tokens, hidden, dtype=dtype)
         bank = _empty(tokens, count + 1, hidden, dtype=dtype)
         # As ``inter_block`` allocates them.

@@ -1,7 +1,8 @@
 """What the Triton kernels share: constants, and the contracts that are checked before a launch."""
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -10,6 +11,8 @@ from torch import Tensor
 INTERPRETED: bool = triton.knobs.runtime.interpret
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HIDDEN = 16384
+
+Value = TypeVar("Value")
 
 
 class Config(NamedTuple):
@@ -28,7 +31,8 @@ class Config(NamedTuple):
 # sm_100 one).  At 16384 the half types spill up to 16 bytes and fp32 up to 80; larger are refused.
 # A merge that reads rows besides the answer takes some registers more: at 7168 on sm_90 one program
 # is left, and at 16384 fp32 spills up to 184 bytes.
-# One config for all T: what a token gets does not depend on its batch (but see ``open_group``).
+# One config for all T, except in ``single_pass`` and ``open_group``: what a token gets does not
+# depend on its batch.
 CONFIGS = {
     256: Config(tile=2, num_warps=1),
     512: Config(tile=2, num_warps=2),
@@ -40,9 +44,14 @@ CONFIGS = {
 }
 
 
-def config_for(hidden_size: int) -> Config:
-    """The config of a hidden size, at most ``MAX_HIDDEN``."""
-    return CONFIGS[min(limit for limit in CONFIGS if hidden_size <= limit)]
+def config_for(hidden_size: int, others: Mapping[int, Config] | None = None) -> Config:
+    """The config of a hidden size, at most ``MAX_HIDDEN``; where ``others`` has one, that."""
+    return entry(CONFIGS | dict(others or {}), hidden_size)
+
+
+def entry(table: Mapping[int, Value], hidden_size: int) -> Value:
+    """What a table by the largest hidden size has for one, at most ``MAX_HIDDEN``."""
+    return table[min(limit for limit in table if hidden_size <= limit)]
 
 
 def launch_options(early: bool) -> dict[str, Any]:

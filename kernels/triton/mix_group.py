@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnres_serve.kernels.triton.common import MAX_HIDDEN, launch_options, starts_early
+from attnres_serve.kernels.triton.common import MAX_HIDDEN, entry, launch_options, starts_early
 
 
 class PartConfig(NamedTuple):
@@ -24,9 +24,10 @@ class PartConfig(NamedTuple):
     num_warps: int
 
 
-# Largest padded hidden size -> config, chosen by a model (docs/measure/model.md).
+# Largest padded hidden size -> config; measured on an H100 (docs/measure/gpu.md).
 CONFIGS = {
-    1024: PartConfig(sites=8, chunk=256, num_warps=1),
+    512: PartConfig(sites=8, chunk=256, num_warps=1),
+    1024: PartConfig(sites=8, chunk=1024, num_warps=4),
     2048: PartConfig(sites=8, chunk=512, num_warps=2),
     8192: PartConfig(sites=8, chunk=1024, num_warps=4),
     MAX_HIDDEN: PartConfig(sites=8, chunk=2048, num_warps=8),
@@ -147,7 +148,7 @@ def mix_group_kernel(
 
 def config_for(hidden_size: int) -> PartConfig:
     """The config of a hidden size, at most ``MAX_HIDDEN``."""
-    return CONFIGS[min(limit for limit in CONFIGS if hidden_size <= limit)]
+    return entry(CONFIGS, hidden_size)
 
 
 def weigh_group_arguments(

@@ -31,6 +31,7 @@ from attnres_serve.kernels.triton.common import (
     check_like,
     check_query,
     check_site,
+    entry,
     launch_options,
     starts_early,
     takes_each_token_alone,
@@ -42,24 +43,29 @@ from attnres_serve.kernels.triton.two_phase import (
     group_config_for,
 )
 
-# With so many tokens or fewer, turns run side by side: about as many as a large GPU has SMs.  With
-# more tokens programs fill it by themselves, and the launch that adds would be a loss.
-SIDE_BY_SIDE = 128
+# Largest hidden size -> the most tokens whose turns run side by side.  More tokens fill a GPU by
+# themselves, and the launch that adds is a loss.  Measured on an H100 (docs/measure/gpu.md).
+SIDE_BY_SIDE = {1024: 512, MAX_HIDDEN: 128}
 
 
 class Least(NamedTuple):
-    """Rows of tokens, and sites that read them, from which on logits come from tensor cores."""
+    """From where on logits come from tensor cores.
 
-    rows: int
+    Attributes:
+        logits: of the group: tokens x rows x sites.
+        sites: of the group.
+    """
+
+    logits: int
     sites: int
 
 
-# Largest hidden size -> from where on that is faster, or 5 % slower at most, by a model on two GPUs
-# (docs/measure/model.md).
+# Largest hidden size -> from where on that was faster, or about as fast, on an H100
+# (docs/measure/gpu.md).
 LEAST = {
-    2048: Least(rows=32768, sites=8),
-    4096: Least(rows=16384, sites=6),
-    MAX_HIDDEN: Least(rows=16384, sites=4),
+    2048: Least(logits=3 << 17, sites=16),
+    4096: Least(logits=3 << 15, sites=8),
+    MAX_HIDDEN: Least(logits=3 << 15, sites=6),
 }
 
 
@@ -235,13 +241,14 @@ def open_group_arguments(
 def turns_of(tokens: int, sites: int, hidden: int, config: GroupConfig | None = None) -> int:
     """The programs of a token: one for each turn if tokens are few, else one for all of them."""
     turns = -(-sites // (config or group_config_for(hidden)).sites)
-    return turns if tokens <= SIDE_BY_SIDE else 1
+    return turns if tokens <= entry(SIDE_BY_SIDE, hidden) else 1
 
 
 def by_product(tokens: int, rows: int, sites: int, hidden: int, dtype: torch.dtype) -> bool:
     """Whether the logits of a group that reads so many rows come from tensor cores."""
-    least = LEAST[min(limit for limit in LEAST if hidden <= limit)]
-    many = tokens * rows >= least.rows and least.sites <= sites <= score_group.MAX_SITES
+    least = entry(LEAST, hidden)
+    many = tokens * rows * sites >= least.logits
+    many = many and least.sites <= sites <= score_group.MAX_SITES
     return many and dtype == torch.bfloat16 and not takes_each_token_alone()
 
 
@@ -268,8 +275,8 @@ def open_group(
     The state update is exact, as in ``single_pass``, and no other row is written.  Everything after
     it is in float32; a result is rounded once, which for an answer costs what ``inter_block`` says.
     A token's results do not depend on its batch, nor a site's on the later sites of the group, but
-    for the order in which logits are summed: it is another one with as many rows in bfloat16 and as
-    many sites as ``LEAST`` says, and again with more than 16 sites.
+    for the order in which logits are summed: it is another one with as many logits in bfloat16 and
+    as many sites as ``LEAST`` says, and again with more than 16 sites.
     ``common.take_each_token_alone`` forbids that.
 
     Args:

@@ -22,8 +22,21 @@ from attnres_serve.kernels.triton.common import (
     config_for,
     launch_options,
     starts_early,
+    takes_each_token_alone,
 )
 
+# So many tokens or fewer do not fill a large GPU: a program that takes more rows at a time is done
+# sooner, though fewer of them fit on an SM.  Measured on an H100 (docs/measure/gpu.md).
+FEW = 128
+# Largest padded hidden size -> config for them, where ``common.CONFIGS`` has another.
+FEW_CONFIGS = {
+    1024: Config(tile=4, num_warps=4),
+    2048: Config(tile=4, num_warps=8),
+    4096: Config(tile=4, num_warps=8),
+    8192: Config(tile=2, num_warps=8),
+}
+# The same, for any number of tokens, of a merge that reads no row besides the answer.
+MERGE_CONFIGS = {8192: Config(tile=1, num_warps=16)}
 # Up to this hidden size the square of a merge's mix follows from sums over its two sources, all of
 # one reduction.  The sums take registers: beyond, a program less fits on an SM of two or three.
 ONE_REDUCTION = 4096
@@ -144,6 +157,14 @@ def site_kernel(
     tl.store(p_out + token * out_stride + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
 
 
+def site_config(hidden: int, tokens: int, loop: bool) -> Config:
+    """The config of a launch; ``loop``: whether it reads rows of the bank besides its own."""
+    if not loop:
+        return config_for(hidden, MERGE_CONFIGS)
+    few = tokens <= FEW and not takes_each_token_alone()
+    return config_for(hidden, FEW_CONFIGS if few else None)
+
+
 def launch_arguments(
     delta: Tensor,
     bank: Tensor,
@@ -162,10 +183,10 @@ def launch_arguments(
     config: Config | None = None,
 ) -> dict[str, Any]:
     """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
-    hidden = delta.shape[1]
-    tile, num_warps = config or config_for(hidden)
+    tokens, hidden = delta.shape
     vectors, log_sums = answers or (None, None)
     loop = vectors is None or first < row
+    tile, num_warps = config or site_config(hidden, tokens, loop)
     return {
         "p_delta": delta,
         "p_bank": bank,
@@ -199,6 +220,29 @@ def launch_arguments(
     }
 
 
+_compiled: set[tuple[object, ...]] = set()  # kinds of launches, though none of few tokens
+
+
+def launch(*given: Any, **rest: Any) -> None:
+    """Launch the kernel, by the arguments of ``launch_arguments``, on the device of the first.
+
+    The first launch of many tokens compiles that of few as well, else a request of few tokens might
+    have to wait for it.
+    """
+    delta = given[0]
+    tokens, hidden = delta.shape
+    with torch.cuda.device_of(delta):
+        own = launch_arguments(*given, **rest)
+        few = site_config(hidden, FEW, own["LOOP"])
+        if few != (own["TILE"], own["num_warps"]):
+            answers, bias = own["p_answers"] is None, own["p_bias"] is None
+            kind = delta.device, delta.dtype, hidden, own["LOOP"], own["FRESH"], answers, bias
+            if kind not in _compiled:
+                site_kernel[(0,)](**launch_arguments(*given, **(rest | {"config": few})))
+                _compiled.add(kind)
+        site_kernel[(tokens,)](**own)
+
+
 def single_pass(
     delta: Tensor,
     bank: Tensor,
@@ -217,7 +261,9 @@ def single_pass(
 
     The state update is exact: ``bank[:, row]`` becomes ``delta`` where the row is fresh, else
     ``bank[:, row] + delta`` as torch computes it.  Later rows are neither read nor written.
-    Scores, softmax, mix and norm are in float32 with one rounding into the result.
+    Scores, softmax, mix and norm are in float32 with one rounding into the result.  With ``FEW``
+    tokens or fewer, rows are summed in another order, unless ``common.take_each_token_alone``
+    forbids that.
 
     Args:
         delta: ``[T, d]`` output of the previous sublayer, float32, float16 or bfloat16; any token
@@ -231,7 +277,7 @@ def single_pass(
         bias: ``[1]`` float32, added to the score of row ``row``; None for none.
         out: ``[T, d]`` result in the dtype of ``delta``, sharing memory with neither delta nor
             bank; allocated if None.
-        config: compilation parameters in place of ``config_for(d)``, for measurements.
+        config: compilation parameters in place of ``site_config``, for measurements.
 
     Returns:
         ``out``.  Empty, and without a launch, if ``T`` is 0.
@@ -245,21 +291,9 @@ def single_pass(
     if out is None:
         out = delta.new_empty(delta.shape)
     if delta.shape[0]:
-        arguments = launch_arguments(
-            delta,
-            bank,
-            query,
-            norm_weight,
-            bias,
-            out,
-            row=row,
-            fresh=fresh,
-            key_eps=key_eps,
-            norm_eps=norm_eps,
-            config=config,
-        )
-        with torch.cuda.device_of(delta):
-            site_kernel[(delta.shape[0],)](**arguments)
+        given = delta, bank, query, norm_weight, bias, out
+        state: dict[str, Any] = {"row": row, "fresh": fresh}
+        launch(*given, **state, key_eps=key_eps, norm_eps=norm_eps, config=config)
     return out
 
 

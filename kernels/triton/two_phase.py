@@ -32,10 +32,11 @@ from attnres_serve.kernels.triton.common import (
     check_memory,
     check_query,
     check_site,
+    entry,
     launch_options,
     starts_early,
 )
-from attnres_serve.kernels.triton.single_pass import launch_arguments, site_kernel
+from attnres_serve.kernels.triton.single_pass import launch
 
 
 class GroupConfig(NamedTuple):
@@ -66,7 +67,7 @@ GROUP_CONFIGS = {
 
 def group_config_for(hidden_size: int) -> GroupConfig:
     """The phase-1 config of a hidden size, at most ``MAX_HIDDEN``."""
-    return GROUP_CONFIGS[min(limit for limit in GROUP_CONFIGS if hidden_size <= limit)]
+    return entry(GROUP_CONFIGS, hidden_size)
 
 
 @triton.jit
@@ -342,23 +343,10 @@ def merge(
     if out is None:
         out = delta.new_empty(shape)
     if shape[0]:
-        arguments = launch_arguments(
-            delta,
-            bank,
-            query,
-            norm_weight,
-            bias,
-            out,
-            row=row,
-            fresh=fresh,
-            key_eps=key_eps,
-            norm_eps=norm_eps,
-            answers=(answers, log_sums),
-            position=position,
-            first=first,
-        )
-        with torch.cuda.device_of(delta):
-            site_kernel[(shape[0],)](**arguments)
+        given = delta, bank, query, norm_weight, bias, out
+        state: dict[str, Any] = {"row": row, "fresh": fresh, "first": first}
+        eps = {"key_eps": key_eps, "norm_eps": norm_eps}
+        launch(*given, **state, **eps, answers=(answers, log_sums), position=position)
     return out
 
 

@@ -20,6 +20,7 @@ HIDDEN = (1024, 4096, 7168)
 ENDS = [1024, pytest.param(4096, marks=pytest.mark.exhaustive), 7168]
 BEGINNINGS = {
     "single_pass": (False, True),
+    "single_pass_few": (False, True),
     "inter_block": (None,),
     "open_group": (False, True),
     "score": (None,),
@@ -29,6 +30,7 @@ BEGINNINGS = {
     "mix_group": (None,),
     "merge": (False, True),
     "merge_rows": (False, True),
+    "merge_rows_few": (False, True),
 }
 # Kernels with a binary for each power of two of sites (from 8), or of sixteens of them: a model has
 # a few, and its first step, of as many tokens as there may be, launches all.
@@ -89,7 +91,7 @@ def test_nothing_spills(shape: Shape) -> None:
 def test_every_access_is_128_bits_wide(shape: Shape) -> None:
     """Aligned pointers and strides reach the compiler: no narrower load or store is left."""
     name, _, hidden, fresh = shape
-    kernel = _compiled(shape)
+    name, kernel = name.removesuffix("_few"), _compiled(shape)
     block = 1 << (hidden - 1).bit_length()
     pieces = block // (32 * kernel["num_warps"]) // 8  # of bf16, per thread and row
     # A row takes one of these pieces, a float32 query two.

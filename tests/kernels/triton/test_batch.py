@@ -76,7 +76,7 @@ def _launch_all(
     opened = empty(tokens, hidden), *answers(SITES - 1)
     site("open_group", open_group, queries, completes=True, out=opened, **ONE)
     with pytest.MonkeyPatch.context() as patch:  # as many tokens, where these are bfloat16
-        patch.setattr(open_group_module, "LEAST", {hidden: Least(rows=1, sites=1)})
+        patch.setattr(open_group_module, "LEAST", {hidden: Least(logits=1, sites=1)})
         opened = empty(tokens, hidden), *answers(SITES - 1)
         site("open_group, many", open_group, queries, completes=True, out=opened)
     phase_1 = answers(SITES)

@@ -20,6 +20,7 @@ from triton_interpreter import bits  # it chooses the interpreter before Triton 
 
 from attnres_serve.kernels import reference, traffic
 from attnres_serve.kernels.triton import open_group as triton_open_group
+from attnres_serve.kernels.triton import single_pass as triton_single_pass
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.mix_scored import mix_scored
 from attnres_serve.kernels.triton.open_group import Least, by_product, open_group, turns_of
@@ -128,6 +129,13 @@ def _single_pass(site: Site) -> int:
     return traffic.single_pass(case.tokens, case.count, case.hidden, case.dtype, fresh=case.fresh)
 
 
+def _single_pass_of_many(site: Site) -> int:
+    """As of many tokens: another config."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_single_pass, "FEW", 0)
+        return _single_pass(site)
+
+
 def _inter_block(site: Site) -> int:
     case = site.case
     answers, log_sums = inter_block(site.bank, site.queries, count=case.count, key_eps=KEY_EPS)
@@ -150,7 +158,7 @@ def _open_group(site: Site, completes: bool = True) -> int:
 def _open_group_in_turns(site: Site) -> int:
     """As of many tokens: one program takes all turns."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_open_group, "SIDE_BY_SIDE", 0)
+        patch.setattr(triton_open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: 0})
         return _open_group(site)
 
 
@@ -158,7 +166,7 @@ def _open_group_by_product(site: Site, completes: bool = True) -> int:
     """As of many tokens in bfloat16."""
     case = site.case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_open_group, "LEAST", {MAX_HIDDEN: Least(rows=1, sites=2)})
+        patch.setattr(triton_open_group, "LEAST", {MAX_HIDDEN: Least(logits=1, sites=2)})
         stated = _open_group(site, completes)
         chosen = by_product(case.tokens, case.count + 1, case.sites, case.hidden, case.dtype)
         assert chosen == (case.dtype == torch.bfloat16)
@@ -239,6 +247,7 @@ def _mix_scored(site: Site) -> int:
 
 LAUNCHES = {
     "single_pass": _single_pass,
+    "single_pass, many": _single_pass_of_many,
     "inter_block": _inter_block,
     "open_group": _open_group,
     "open_group, in turns": _open_group_in_turns,

@@ -321,7 +321,7 @@ def test_rows_that_reach_the_bound(norm_eps: float) -> None:
     without = _equal_weights(rows, 0.25, norm_eps)
     change = (full - without).square().mean().sqrt()
 
-    largest = left_out.square().mean().sqrt().double()
+    largest = left_out.square().mean().sqrt().double().to(DEVICE)
     root = (1.0 + norm_eps) ** 0.5  # of both mixes
     bound = 2 * (skipped * 0.25 * largest) / (root + root)
     torch.testing.assert_close(change, bound, rtol=2**-22, atol=0.0)

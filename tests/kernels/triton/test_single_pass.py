@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, half_ulp
 from torch import Tensor
-from triton_cases import cases
+from triton_cases import Spy, cases
 from triton_interpreter import (
     DEVICE,
     ON_GPU,
@@ -274,6 +274,33 @@ def test_one_launch_and_none_for_no_tokens(monkeypatch: pytest.MonkeyPatch) -> N
     empty["delta"], empty["bank"] = empty["delta"][:0], empty["bank"][:0]
     assert single_pass(**empty).shape == (0, 96)
     assert grids == [(4,)]
+
+
+@pytest.mark.parametrize("hidden", [96, 1024, 4096, 7168, MAX_HIDDEN])
+def test_few_tokens_have_configs_of_their_own(monkeypatch: pytest.MonkeyPatch, hidden: int) -> None:
+    """But not where each token is taken alone, and not in a merge."""
+    few = triton_single_pass.site_config(hidden, 128, True)
+    many = triton_single_pass.site_config(hidden, 129, True)
+    assert many == common.config_for(hidden)
+    assert (few != many) == (512 < hidden <= 8192) and few.tile >= many.tile
+    merges = {triton_single_pass.site_config(hidden, tokens, False) for tokens in (1, 129)}
+    assert len(merges) == 1
+    monkeypatch.setattr(common, "_each_token_alone", True)
+    assert triton_single_pass.site_config(hidden, 128, True) == many
+
+
+def test_many_tokens_compile_what_few_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each kind of launch, and without a launch."""
+    monkeypatch.setattr(triton_single_pass, "site_kernel", spy := Spy())
+    monkeypatch.setattr(triton_single_pass, "_compiled", set())
+    bank = _zeros(129, 5, 1024)
+    wide = {"query": _zeros(1024, dtype=torch.float32), "norm_weight": _zeros(1024)}
+    for fresh in (False, True, True):
+        for tokens in (129, 128):
+            given = _arguments(delta=bank[:tokens, 4].clone(), bank=bank[:tokens], **wide)
+            single_pass(**(given | {"fresh": fresh}))
+    first = [(0,), (129,), (128,)]
+    assert spy.grids == [*first, *first, (129,), (128,)]
 
 
 def _zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

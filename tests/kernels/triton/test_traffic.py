@@ -16,6 +16,7 @@ from triton_interpreter import (
 
 from attnres_serve.kernels import traffic
 from attnres_serve.kernels.triton import open_group as triton_open_group
+from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.mix_scored import mix_scored
 from attnres_serve.kernels.triton.open_group import open_group
 from attnres_serve.kernels.triton.score_rows import score_rows
@@ -114,7 +115,7 @@ def test_open_group_moves_what_is_stated(
     Side by side, two launches touch together what one touches in turns.
     """
     dtype = torch.bfloat16
-    monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", few)
+    monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
     delta, bank, _, weight = _tensors(dtype)
     # Later turns read the new row again, if it is a block.
     reads_back = completes or few > 0

@@ -42,6 +42,7 @@ from triton_interpreter import (
 
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.triton import common as triton_common
+from attnres_serve.kernels.triton import single_pass as triton_single_pass
 from attnres_serve.kernels.triton import two_phase
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.single_pass import MOST_LOST, single_pass
@@ -410,14 +411,14 @@ def test_both_algorithms_keep_the_same_state() -> None:
 
 # Contracts
 
-KERNELS = ("inter_block_kernel", "site_kernel")
+KERNELS = ((two_phase, "inter_block_kernel"), (triton_single_pass, "site_kernel"))
 
 
 def test_one_launch_each_and_none_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phase 1 is one launch of a program per token and group, phase 2 of one per token."""
     spies = [Spy(), Spy()]
-    for name, spy in zip(KERNELS, spies, strict=True):
-        monkeypatch.setattr(two_phase, name, spy)
+    for kernel, spy in zip(KERNELS, spies, strict=True):
+        monkeypatch.setattr(*kernel, spy)
     for tokens, sites in ((4, 9), (4, 0), (0, 9)):
         inter_block(**_phase_1(bank=zeros(tokens, 5, 96), queries=zeros(sites, 96).float()))
     assert spies[0].grids == [(12,)]  # three groups of four
@@ -564,7 +565,7 @@ def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each broken contract is named before anything is launched."""
     call, sentence = REFUSALS[name]
     for kernel in KERNELS:
-        monkeypatch.setattr(two_phase, kernel, None)
+        monkeypatch.setattr(*kernel, None)
     with pytest.raises((TypeError, ValueError), match=sentence):
         call()
 

@@ -16,18 +16,17 @@ from ptx.compile import ROOM, Pointer, compiled
 from ptx.memory import Tensors
 from ptx.parse import parse
 
-# Where a kernel is launched -> where it is defined.
-KERNELS = {
-    ("single_pass", "site_kernel"): "single_pass",
-    ("two_phase", "site_kernel"): "single_pass",
-    ("two_phase", "inter_block_kernel"): "two_phase",
-    ("open_group", "open_group_kernel"): "open_group",
-    ("score_rows", "score_kernel"): "score_rows",
-    ("mix_scored", "mix_scored_kernel"): "mix_scored",
-    ("score_group", "score_group_kernel"): "score_group",
-    ("mix_group", "weigh_group_kernel"): "mix_group",
-    ("mix_group", "mix_group_kernel"): "mix_group",
-}
+# Module, and the kernel that it defines and launches.
+KERNELS = (
+    ("single_pass", "site_kernel"),
+    ("two_phase", "inter_block_kernel"),
+    ("open_group", "open_group_kernel"),
+    ("score_rows", "score_kernel"),
+    ("mix_scored", "mix_scored_kernel"),
+    ("score_group", "score_group_kernel"),
+    ("mix_group", "weigh_group_kernel"),
+    ("mix_group", "mix_group_kernel"),
+)
 
 
 class Moved(NamedTuple):
@@ -58,7 +57,7 @@ class Emulator:
         """Put it in the place of all kernels while a test runs."""
         monkeypatch.setattr(common, "INTERPRETED", True)  # tensors of the host are let through
         for module, name in KERNELS:
-            stand_in = _Kernel(self, KERNELS[module, name], name)
+            stand_in = _Kernel(self, module, name)
             monkeypatch.setattr(import_module(f"{ROOM}.{module}"), name, stand_in)
 
     def launch(
