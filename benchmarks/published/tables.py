@@ -7,7 +7,7 @@ Nothing is measured here.  ``test_serving.py`` holds the documentation to these 
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnres_serve.bench.breakdown import PARTS
@@ -15,14 +15,8 @@ from attnres_serve.bench.overhead import PHASES, told
 from attnres_serve.bench.workload import cell_of
 from attnres_serve.checkpoints.check import amount
 from benchmarks.common import RESULTS
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(head)} |",
-        "|---" * len(head) + "|",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
+from benchmarks.published import gpu
+from benchmarks.published.markdown import table
 
 
 def name_of(engine: str) -> str:
@@ -103,126 +97,20 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(head, cells)
 
 
-def anchors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was published of another kernel, and the model's time of it."""
-    cells = [
-        [
-            f"{row['tokens']} tokens, {row['blocks']} blocks, {row['table']}s",
-            f"{row['measured_us']:.2f}",
-            f"{row['model_us']:.2f}",
-            f"{row['model_us'] / row['measured_us'] - 1:+.1%}",
-            f"{row['within']:.0%}",
-        ]
-        for row in rows
-    ]
-    return table(
-        ["vLLM's kernel, d = 7168, H100", "measured us", "model us", "off", "held to"], cells
-    )
-
-
-def by_gpu(
-    found: Mapping[str, Mapping[str, float]], at: Iterable[str], places: int = 2
-) -> list[str]:
-    """What is on file of each GPU, at each number of tokens."""
-    return [" / ".join(f"{of[tokens]:.{places}f}" for of in found.values()) for tokens in at]
-
-
-def blocks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Two-phase over the single pass, H100 / H200."""
-    cells = []
-    for row in rows:
-        ratios = row["over_single_pass"]["two_phase"]
-        at = next(iter(ratios.values()))
-        shown = by_gpu(ratios, at)
-        cells.append([str(row["hidden"]), str(row["rows"]), str(row["sites"]), *shown])
-    return table(["d", "n", "S", *(f"T = {tokens}" for tokens in at)], cells)
-
-
-def changes(earlier: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Two-phase over the single pass on eight rows before and after, H100 / H200."""
-    cells = []
-    for before, after in zip(earlier, now, strict=True):
-        if before["rows"] != 8:
-            continue
-        shown = []
-        for at in ("1", "8192"):
-            for row in (before, after):
-                shown += by_gpu(row["over_single_pass"]["two_phase"], [at])
-        cells.append([str(after["hidden"]), str(after["sites"]), *shown])
-    head = ["T = 1, before", "after", "T = 8192, before", "after"]
-    return table(["d", "S", *head], cells)
-
-
-def launches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Microseconds of a launch, H100 / H200."""
-    cells = []
-    for row in rows:
-        found = row["microseconds"]
-        at = next(iter(found.values()))
-        shown = by_gpu(found, at, 1)
-        named = row["kernel"], str(row["hidden"]), str(row["rows"]), str(row["sites"])
-        cells.append([*named, *shown])
-    return table(["launch", "d", "rows", "sites", *(f"T = {tokens}" for tokens in at)], cells)
-
-
-def configs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Other configs of a launch over eight rows; the one in use has a star."""
-    cells = []
-    for row in rows:
-        name = f"{', '.join(map(str, row['config'].values()))}{' *' if row['in_use'] else ''}"
-        shown = by_gpu(row["microseconds"], ("1", "8192"), 1)
-        sizes = str(row["registers"]), str(row["programs_per_sm"])
-        named = row["kernel"], str(row["hidden"]), str(row["sites"])
-        cells.append([*named, name, *sizes, *shown])
-    head = ["launch", "d", "sites", "config", "registers", "programs on an SM"]
-    return table([*head, "T = 1", "T = 8192"], cells)
-
-
-def shapes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the sites of a model add to a step."""
-    cells = []
-    for row in rows:
-        shown = (
-            f"{row['added_us'][name]:.0f} us, {row['overhead'][name]:.2%}"
-            for name in ("single_pass", "two_phase")
-        )
-        phase = f"{row['phase']}, {row['tokens']} token{'s' if row['tokens'] > 1 else ''}"
-        cells.append([row["shape"], phase, row["gpu"], f"{row['step_us'] / 1000:.2f}", *shown])
-    return table(["shape", "phase", "GPU", "step, ms", "single pass adds", "two-phase adds"], cells)
-
-
-def plans(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Two-phase over the single pass for whole models, H100 / H200."""
-    cells = []
-    for row in rows:
-        ratios = row["over_single_pass"]
-        at = next(iter(ratios.values()))
-        shown = by_gpu(ratios, at)
-        cells.append([str(row["hidden"]), f"{row['blocks']} of {row['sublayers']}", *shown])
-    return table(["d", "blocks of sublayers", *(f"T = {tokens}" for tokens in at)], cells)
-
-
-MODEL = {
-    "blocks": blocks,
-    "shapes": shapes,
-    "plans": plans,
-    "anchors": anchors,
-    "configs": configs,
-    "launches": launches,
-}
 MADE = {
     "latency": (ratios, breakdown),
     "trace_cost": (ratios,),
     "peers": (peers,),
     "scaling": (course,),
     "kernels.cpu_stack": (stacks,),
+    "stack": (gpu.decoders,),
 }
 
 
 def of(document: Mapping[str, Any]) -> list[list[str]]:
     """The lines of every table of a document; none for those that have other figures."""
-    if document["benchmark"] == "kernels.model":
-        return [make(document[part]) for part, make in MODEL.items()]
+    if document["benchmark"] == "kernels":
+        return gpu.kernels(document)
     made = MADE.get(document["benchmark"], ())
     results = document["results"]
     each = results.values() if isinstance(results, dict) else [results]
