@@ -14,8 +14,6 @@ from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights, pla
 
 TOKENS, BLOCKS, SITES = 5, 3, 16
 EPS = 1e-6
-# Of the tokens, where many have kernels of their own: in phase 1, on CUDA and in bfloat16.
-COPIES = 8192 // TOKENS + 1
 # Of the largest value.  Rounding to the dtype, of an answer and of the result, takes less than four
 # units; in float32 the rounding of logits does, which are sums over the hidden size.
 UNITS, LEAST = 8, 1e-4
@@ -57,8 +55,7 @@ def difference(
     expected, partial = _by_reference(blocks, deltas, sites)
     bound = max(UNITS * torch.finfo(dtype).eps, LEAST) * float(expected.abs().max())
     runs = [(name, 1) for name in ALGORITHMS]
-    if _many_tokens_differ(device, dtype):
-        runs.append(("two_phase", COPIES))
+    runs += [(name, copies_of(hidden)) for name in _other_with_many(device, dtype)]
     for name, copies in runs:
         tokens = copies * TOKENS
         bank = torch.full((tokens, BLOCKS + 2, hidden), torch.nan, dtype=dtype, device=device)
@@ -79,8 +76,16 @@ def difference(
     return None
 
 
-def _many_tokens_differ(device: torch.device, dtype: torch.dtype) -> bool:
-    return bool(device.type == "cuda" and dtype == torch.bfloat16)
+def copies_of(hidden: int) -> int:
+    """Of the tokens: so many that every kernel of many tokens is among those that run."""
+    return (8192 if hidden <= 2048 else 2048) // TOKENS + 1
+
+
+def _other_with_many(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Algorithms that have other binaries for many tokens."""
+    if device.type != "cuda":
+        return []
+    return ["single_pass", "two_phase"] if dtype == torch.bfloat16 else ["single_pass"]
 
 
 def _by_reference(

@@ -56,14 +56,15 @@ def by_cell(rows: Rows) -> dict[Cell, dict[str, Mapping[str, Any]]]:
 
 
 # Blocks of sublayers.
-PLANS = ((12, 6), (8, 6), (6, 6), (8, 12), (6, 12), (4, 12), (4, 24))
+PLANS = ((12, 6), (8, 6), (6, 6), (12, 12), (8, 12), (6, 12), (4, 12), (8, 24), (6, 24), (4, 24))
 
 
 def whole_models(rows: Rows) -> dict[tuple[int, tuple[int, int]], dict[int, float]]:
     """Two-phase over the single pass, all sites of a model but those of its first block.
 
     A block on another number of rows than was measured takes what lies on the line through the two
-    nearest.  The first block's sites are single passes by both.
+    nearest.  The first block's sites are single passes by both.  Of the rounds the least counts: in
+    one cell something else held up every contender for milliseconds.
 
     Returns:
         By hidden size and plan, ratios by number of tokens.
@@ -131,9 +132,16 @@ EDITS = (
         *("single pass, 2 rows at once; 1 before", "single_pass/site1x8", "single_pass"),
         *("block_us", 7168, (1, 128)),
     ),
+    *(
+        Edit(
+            *("single pass, 4 rows at once; 2 in use", "single_pass", f"single_pass/site4x{warps}"),
+            *("block_us", hidden, (256, 512)),
+        )
+        for hidden, warps in ((1024, 4), (4096, 8))
+    ),
     Edit(
-        *("single pass, 4 rows at once; 2 in use", "single_pass", "single_pass/site4x8"),
-        *("block_us", 4096, (256, 512)),
+        *("single pass, a row at once by 4 warps; 2 by 8 in use", "single_pass"),
+        *("single_pass/site1x4", "block_us", 4096, (256, 512)),
     ),
     Edit(
         "a merge, 16 warps; 8 before", "two_phase/site1x8", "two_phase", "later_us", 7168, (1, 512)
@@ -150,21 +158,30 @@ EDITS = (
 PRODUCTS = tuple(
     Edit(
         *("phase 1, logits by a product; by reductions else", "two_phase/one_by_one"),
-        *("two_phase/product32x128x2", "first_us", hidden, (1024, 8192), size, count),
+        "two_phase/product" if size == 6 else "two_phase/product32x128x2",
+        *("first_us", hidden, (1024, 8192), size, count),
     )
     for hidden in (1024, 4096, 7168)
+    for size in (6, 24)
+    for count in (3, 8)
+) + tuple(
+    Edit(
+        *("phase 1, mixes by 4 warps; by one before", "two_phase/product"),
+        *("two_phase/part8x1024x4", "first_us", 1024, (8192,), size, count),
+    )
     for size in (6, 24)
     for count in (3, 8)
 )
 
 
 def edits(rows: Rows) -> list[str]:
-    """What was changed in the tables of configs and what was not, by its times."""
+    """What was changed in the tables of configs and what was not, as far as the rows show it."""
     found, cells = by_cell(rows), []
-    wanted = PRODUCTS if any("product" in row["contender"] for row in rows) else EDITS
-    for edit in wanted:
+    for edit in EDITS + PRODUCTS:
         for tokens in edit.tokens:
-            of = found[edit.hidden, edit.sites, edit.rows, tokens]
+            of = found.get((edit.hidden, edit.sites, edit.rows, tokens), {})
+            if not {edit.before, edit.after} <= of.keys():
+                continue
             before, after = (
                 value["median"] if isinstance(value := of[name][edit.field], dict) else value
                 for name in (edit.before, edit.after)
@@ -178,6 +195,6 @@ def edits(rows: Rows) -> list[str]:
 def kernels(document: Mapping[str, Any]) -> list[list[str]]:
     """The table that a document of ``benchmarks.kernels`` is for."""
     rows = document["results"]
-    if any("/" in name for name in document["contenders"]):
+    if any("/" in name for name in document["contenders"]):  # other configs
         return [edits(rows)]
     return [plans(rows) if len({row["sites"] for row in rows}) > 1 else sites(rows)]

@@ -23,10 +23,11 @@ class Config(NamedTuple):
 
 
 # Largest padded hidden size -> config; constants, because serving must not tune while it runs.
-# Chosen from compile_ahead and a model (docs/measure/model.md), not from a measured run: at least
-# one 128-bit load of bf16 per thread and row (padded size >= 256 * warps), no spills up to 8192 in
-# any dtype on sm_80, 90 and 100, and as many programs per SM as keep about 25 KB of loads in
-# flight (HBM latency x bandwidth / SMs).  At 7168 on sm_90 a second row in flight takes over 200
+# Chosen from compile_ahead, and for up to 512 tokens held against others on an H100
+# (docs/measure/gpu.md; at 4096 and 512 tokens a tile of one row and 4 warps was 5 % faster): one
+# 128-bit load of bf16 per thread and row (padded size >= 256 * warps), no spills up to 8192 in any
+# dtype on sm_80, 90 and 100, and as many programs per SM as keep about 25 KB of loads in flight
+# (HBM latency x bandwidth / SMs).  At 7168 on sm_90 a second row in flight takes over 200
 # registers and leaves one program per SM; a single row takes 128 and leaves two (on sm_80 and
 # sm_100 one).  At 16384 the half types spill up to 16 bytes and fp32 up to 80; larger are refused.
 # A merge that reads rows besides the answer takes some registers more: at 7168 on sm_90 one program
@@ -105,7 +106,7 @@ def take_each_token_alone(alone: bool) -> None:
 
 
 def takes_each_token_alone() -> bool:
-    """Whether there is no launch whose sums have another order where tokens are many."""
+    """Whether there is no launch whose sums have another order by the number of tokens."""
     return _each_token_alone
 
 

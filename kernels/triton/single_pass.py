@@ -26,7 +26,8 @@ from attnres_serve.kernels.triton.common import (
 )
 
 # So many tokens or fewer do not fill a large GPU: a program that takes more rows at a time is done
-# sooner, though fewer of them fit on an SM.  Measured on an H100 (docs/measure/gpu.md).
+# sooner, though fewer of them fit on an SM.  Measured on an H100 at 1024, 4096 and 7168, and at
+# 2048 in one cell (docs/measure/gpu.md).
 FEW = 128
 # Largest padded hidden size -> config for them, where ``common.CONFIGS`` has another.
 FEW_CONFIGS = {
@@ -234,7 +235,7 @@ def launch(*given: Any, **rest: Any) -> None:
     with torch.cuda.device_of(delta):
         own = launch_arguments(*given, **rest)
         few = site_config(hidden, FEW, own["LOOP"])
-        if few != (own["TILE"], own["num_warps"]):
+        if tokens > FEW and few != (own["TILE"], own["num_warps"]):
             answers, bias = own["p_answers"] is None, own["p_bias"] is None
             kind = delta.device, delta.dtype, hidden, own["LOOP"], own["FRESH"], answers, bias
             if kind not in _compiled:

@@ -46,9 +46,9 @@ class GroupConfig(NamedTuple):
     num_warps: int
 
 
-# Largest padded hidden size -> config of phase 1; constants, as for the single pass, and chosen by
-# a model over the machine code (docs/measure/model.md), not from a measured run.  A program holds
-# the queries and the mixes of its sites in registers, 2 * sites * padded size.  What bounds it are
+# Largest padded hidden size -> config of phase 1; constants, as for the single pass, and held
+# against others on an H100 at 1024, 4096 and 7168 (docs/measure/gpu.md).  A program holds the
+# queries and the mixes of its sites in registers, 2 * sites * padded size.  What bounds it are
 # instructions: a reduction costs every warp the same however little it adds, so few warps with many
 # registers win, as long as nothing spills (nothing does up to 8192, in any dtype on sm_80 and 90).
 # Each group of sites reads the rows again (from L2).  A program loads one row at a time, and the

@@ -18,6 +18,9 @@ ON_FILE: dict[str, dict[str, Any]] = {
 }
 
 
+FIRST = ("8B", "decode", 1)
+
+
 @pytest.mark.parametrize("name", ON_FILE)
 def test_a_document_says_where_it_was_measured(name: str) -> None:
     document = ON_FILE[name]
@@ -34,11 +37,37 @@ def test_a_document_says_where_it_was_measured(name: str) -> None:
 def test_the_documentation_has_the_figures_on_file(name: str) -> None:
     """Every table of a document, whole."""
     page = (ROOT / "docs" / "measure" / "gpu.md").read_text()
-    assert all("\n".join(lines) in page for lines in tables.of(ON_FILE[name]))
+    found = tables.of(ON_FILE[name])
+    assert len(found) == 1 and len(found[0]) > 10
+    assert "\n".join(found[0]) in page
+
+
+def test_the_documentation_has_the_rule_of_auto() -> None:
+    docs = ROOT / "docs"
+    plan = f"{backend.BLOCKS_ON_GPU} blocks of {backend.SUBLAYERS_ON_GPU} sublayers on"
+    for page in ("use/support.md", "use/operations/limits.md", "measure/gpu.md"):
+        text = " ".join((docs / page).read_text().split())
+        assert plan in text and f"up to a hidden size of {backend.HIDDEN_ON_GPU}" in text, page
+
+
+def test_tensor_parallelism_is_reckoned_from_what_was_measured() -> None:
+    """Every worker has all sites: what they add is not divided, and the step is."""
+    rows = ON_FILE["stack"]["results"]
+    of = {r["connection"]: r for r in rows if (r["shape"], r["name"], r["batch"]) == FIRST}
+    step = of["residual"]["us"]["median"]
+    added = (of["two_phase_late"]["ratio"] - 1) * step
+    page = (ROOT / "docs" / "use" / "scaling.md").read_text()
+    norms = 65 * 1.6  # us, of as many additions and norms
+    for workers in (1, 2, 4, 8):
+        part = step / workers
+        row = f"| {added:.0f} us, {added / part:.1%} | ".replace("%", " %")
+        if workers > 1:
+            row += f"{(added + norms) / part:.1%} |".replace("%", " %")
+        assert row.rstrip() in page, row
 
 
 def test_auto_takes_what_was_faster() -> None:
-    """For one token by 6 % at least, and at no number of tokens slower by more than 3 %."""
+    """For one token by 6 % at least, and with other numbers of tokens never 4 % slower."""
     ratios = gpu.whole_models(ON_FILE["plans"]["results"])
     chosen = {
         (hidden, plan): of
@@ -47,10 +76,10 @@ def test_auto_takes_what_was_faster() -> None:
         and plan[0] >= backend.BLOCKS_ON_GPU
         and plan[1] >= backend.SUBLAYERS_ON_GPU
     }
-    assert len(chosen) == 20 and len(ratios) == 28
+    assert len(chosen) == 32 and len(ratios) == 40
     assert max(hidden for hidden, _ in chosen) == backend.HIDDEN_ON_GPU
     for of in chosen.values():
-        assert of[1] <= 0.94 and max(of.values()) < 1.035
+        assert of[1] <= 0.94 and max(of.values()) <= 1.04
 
 
 def test_vllms_kernel_is_slower_where_that_is_claimed() -> None:

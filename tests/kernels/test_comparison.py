@@ -93,10 +93,10 @@ def test_a_fault_is_named(name, fault, said) -> None:
 
 
 def test_many_tokens_are_compared_where_they_differ(monkeypatch) -> None:
-    monkeypatch.setattr(comparison, "_many_tokens_differ", lambda *given: True)
+    monkeypatch.setattr(comparison, "_other_with_many", lambda *given: ["two_phase"])
     assert difference(own(), 64, torch.float32, CPU) is None
     backend = own()
-    right, many = backend.open_group, comparison.TOKENS * comparison.COPIES
+    right, many = backend.open_group, comparison.TOKENS * comparison.copies_of(64)
 
     def wrong(delta, *arguments):
         normed, answers = right(delta, *arguments)
@@ -123,9 +123,13 @@ def test_no_other_random_number_is_drawn() -> None:
 @pytest.mark.parametrize("hidden", [64, 2048, 4096, 16384])
 def test_as_many_tokens_are_compared_as_have_kernels_of_their_own(hidden: int) -> None:
     from attnres_serve.kernels.triton.open_group import by_product
+    from attnres_serve.kernels.triton.single_pass import FEW
 
-    tokens, rows = comparison.TOKENS * comparison.COPIES, comparison.BLOCKS + 1
+    tokens, rows = comparison.TOKENS * comparison.copies_of(hidden), comparison.BLOCKS + 1
     assert by_product(tokens, rows, comparison.SITES, hidden, torch.bfloat16)
     assert not by_product(comparison.TOKENS, rows, comparison.SITES, hidden, torch.bfloat16)
-    assert comparison._many_tokens_differ(torch.device("cuda", 0), torch.bfloat16)
-    assert not comparison._many_tokens_differ(torch.device("cuda", 0), torch.float16)
+    assert comparison.TOKENS <= FEW < tokens
+    cuda = torch.device("cuda", 0)
+    assert comparison._other_with_many(cuda, torch.bfloat16) == ["single_pass", "two_phase"]
+    assert comparison._other_with_many(cuda, torch.float16) == ["single_pass"]
+    assert comparison._other_with_many(CPU, torch.bfloat16) == []
