@@ -91,8 +91,11 @@ class BankState(NamedTuple):
         site, bank, backend = context.site, self.bank, context.backend
         row = context.place.row  # where the partial sum is
         if site.opens_block and site.cumulative:  # the sum so far becomes a block, and goes on
+            # Read before it is written: of a row read afterwards, inductor makes wrong code in
+            # pieces by score on write.
+            total = bank[:, row - 1] + delta
             backend.add_to_row(delta, bank, row - 1)
-            delta = bank[:, row - 1].clone()
+            delta = total
         state = self._replace(site=site.index, rows=row + 1)
         if state.queries is None:
             sites = [later.site_weights() for later in ahead]

@@ -29,7 +29,8 @@ CHOSEN = [("block", "triton", "two_phase")]  # what CUDA has by default, if bloc
 # The first piece, the one where queries are folded, the last, and one for each layer of a block.
 # By two-phase, a piece after the first block and one before the last have no equal either.
 KINDS = {"single_pass": 5, "two_phase": 7}
-BANKS = re.compile(r"= empty_strided\w*\(\(\w+, \w+, (\w+)\)")
+# Answers of a group may have the sites in front.
+BANKS = re.compile(r"= empty_strided\w*\(\(s\d+, \w+, (\w+)\)")
 
 
 def run(root: Path, rows: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], Any]:
@@ -78,8 +79,19 @@ def test_a_model_in_pieces(chosen, row):
     check(*chosen[row])
 
 
+COPIED = [("cumulative", backend, "score_on_write") for backend in ("cpp", "triton")]
+copied = pytest.mark.xfail(reason="inductor copies the bank where its row is read", strict=True)
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("row", [row for row in EVERY if row not in CHOSEN], ids="-".join)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=[copied] if row in COPIED else [], id="-".join(row))
+        for row in EVERY
+        if row not in CHOSEN
+    ],
+)
 def test_every_model_in_pieces(others, row):
     check(*others[row])
 
