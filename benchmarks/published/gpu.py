@@ -36,8 +36,8 @@ def sites(rows: Rows) -> list[str]:
     cells = []
     for (hidden, _, count, tokens), found in sorted(by_cell(rows).items()):
         us = {name: found[name]["block_us"]["median"] for name in names}
-        speed = f"{found['single_pass']['bytes'] / us['single_pass'] / 1e6:.2f}"
-        speed = speed if tokens > 1 else ""
+        moved = found["single_pass"]["bytes"]
+        speed = f"{moved / us['single_pass'] / 1e6:.2f}" if tokens > 1 else ""
         theirs = us["vllm_kimi_k3"]
         ratios = [f"{us[name] / theirs:.2f}" for name in names[:2]]
         shown = [f"{us[name]:.0f}" for name in names]
@@ -69,24 +69,18 @@ def whole_models(rows: Rows) -> dict[tuple[int, tuple[int, int]], dict[int, floa
     Returns:
         By hidden size and plan, ratios by number of tokens.
     """
-    times: dict[tuple[int, int, int, str], dict[int, float]] = {}
+    names = ("two_phase", "single_pass")
+    times: dict[tuple[int, int, int], dict[str, dict[int, float]]] = {}
     for (hidden, size, count, tokens), found in by_cell(rows).items():
-        for name in ("single_pass", "two_phase"):
-            of = times.setdefault((hidden, size, tokens, name), {})
-            of[count] = min(found[name]["block_us_rounds"])
+        of = times.setdefault((hidden, size, tokens), {name: {} for name in names})
+        for name in names:
+            of[name][count] = min(found[name]["block_us_rounds"])
     ratios: dict[tuple[int, tuple[int, int]], dict[int, float]] = {}
-    for hidden, size, tokens, name in times:
-        if name == "single_pass":
-            continue
+    for (hidden, size, tokens), of in times.items():
         for plan in PLANS:
             if plan[1] == size:
-                two, one = (
-                    sum(
-                        _at(times[hidden, size, tokens, of], count)
-                        for count in range(2, plan[0] + 1)
-                    )
-                    for of in (name, "single_pass")
-                )
+                counts = range(2, plan[0] + 1)
+                two, one = (sum(_at(of[name], count) for count in counts) for name in names)
                 ratios.setdefault((hidden, plan), {})[tokens] = two / one
     return ratios
 
@@ -124,10 +118,10 @@ class Edit(NamedTuple):
     rows: int = 8
 
 
-FEW = "single pass, 4 rows at once; {} before"
+FEW = "single pass, 4 rows at once; 2 before"
 EDITS = (
-    Edit(FEW.format(2), "single_pass/site2x2", "single_pass", "block_us", 1024, (1, 128)),
-    Edit(FEW.format(2), "single_pass/site2x8", "single_pass", "block_us", 4096, (1, 128)),
+    Edit(FEW, "single_pass/site2x2", "single_pass", "block_us", 1024, (1, 128)),
+    Edit(FEW, "single_pass/site2x8", "single_pass", "block_us", 4096, (1, 128)),
     Edit(
         *("single pass, 2 rows at once; 1 before", "single_pass/site1x8", "single_pass"),
         *("block_us", 7168, (1, 128)),

@@ -2,7 +2,8 @@
 
     python -m benchmarks.published.tables                       those of benchmarks/results/
 
-Nothing is measured here.  ``test_serving.py`` holds the documentation to these lines.
+Nothing is measured here.  ``test_serving.py`` and ``test_gpu_figures.py`` hold
+the documentation to these lines.
 """
 
 import json

@@ -45,14 +45,14 @@ CONFIGS = {
 }
 
 
-def config_for(hidden_size: int, others: Mapping[int, Config] | None = None) -> Config:
-    """The config of a hidden size, at most ``MAX_HIDDEN``; where ``others`` has one, that."""
-    return entry(CONFIGS | dict(others or {}), hidden_size)
+def config_for(hidden_size: int) -> Config:
+    """The config of a hidden size, at most ``MAX_HIDDEN``."""
+    return entry(CONFIGS, hidden_size)
 
 
-def entry(table: Mapping[int, Value], hidden_size: int) -> Value:
-    """What a table by the largest hidden size has for one, at most ``MAX_HIDDEN``."""
-    return table[min(limit for limit in table if hidden_size <= limit)]
+def entry(table: Mapping[int, Value], size: int) -> Value:
+    """What a table by the largest size, of channels or of sites, has for one within it."""
+    return table[min(limit for limit in table if size <= limit)]
 
 
 def launch_options(early: bool) -> dict[str, Any]:

@@ -247,8 +247,8 @@ def turns_of(tokens: int, sites: int, hidden: int, config: GroupConfig | None = 
 def by_product(tokens: int, rows: int, sites: int, hidden: int, dtype: torch.dtype) -> bool:
     """Whether the logits of a group that reads so many rows come from tensor cores."""
     least = entry(LEAST, hidden)
-    many = tokens * rows * sites >= least.logits
-    many = many and least.sites <= sites <= score_group.MAX_SITES
+    several = least.sites <= sites <= score_group.MAX_SITES
+    many = several and tokens * rows * sites >= least.logits
     return many and dtype == torch.bfloat16 and not takes_each_token_alone()
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnres_serve.kernels.triton.common import INTERPRETED, launch_options, starts_early
+from attnres_serve.kernels.triton.common import INTERPRETED, entry, launch_options, starts_early
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 # The most sites that a program scores; it forms the row of its tokens, so none may take the others.
@@ -52,7 +52,7 @@ def padded_sites(sites: int) -> int:
 
 def config_for(sites: int) -> ProductConfig:
     """The config of a number of sites, at most ``MAX_SITES``."""
-    return CONFIGS[min(limit for limit in CONFIGS if sites <= limit)]
+    return entry(CONFIGS, sites)
 
 
 def room_for(sites: int) -> int:

@@ -20,6 +20,7 @@ from attnres_serve.kernels.triton.common import (
     check_hidden,
     check_memory,
     check_query,
+    entry,
     launch_options,
     starts_early,
 )
@@ -113,8 +114,7 @@ def score_arguments(
     """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
     tokens, _, hidden = bank.shape
     count = queries.shape[0]
-    limit = min(limit for limit in SCORE_CONFIGS if hidden <= limit)
-    sites, num_warps = config or SCORE_CONFIGS[limit]
+    sites, num_warps = config or entry(SCORE_CONFIGS, hidden)
     return {
         "p_bank": bank,
         "p_queries": queries,

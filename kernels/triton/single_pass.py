@@ -17,9 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from attnres_serve.kernels.triton.common import (
+    CONFIGS,
     Config,
     check_site,
     config_for,
+    entry,
     launch_options,
     starts_early,
     takes_each_token_alone,
@@ -29,15 +31,15 @@ from attnres_serve.kernels.triton.common import (
 # sooner, though fewer of them fit on an SM.  Measured on an H100 at 1024, 4096 and 7168, and at
 # 2048 in one cell (docs/measure/gpu.md).
 FEW = 128
-# Largest padded hidden size -> config for them, where ``common.CONFIGS`` has another.
-FEW_CONFIGS = {
+# Largest padded hidden size -> config for them.
+FEW_CONFIGS = CONFIGS | {
     1024: Config(tile=4, num_warps=4),
     2048: Config(tile=4, num_warps=8),
     4096: Config(tile=4, num_warps=8),
     8192: Config(tile=2, num_warps=8),
 }
 # The same, for any number of tokens, of a merge that reads no row besides the answer.
-MERGE_CONFIGS = {8192: Config(tile=1, num_warps=16)}
+MERGE_CONFIGS = CONFIGS | {8192: Config(tile=1, num_warps=16)}
 # Up to this hidden size the square of a merge's mix follows from sums over its two sources, all of
 # one reduction.  The sums take registers: beyond, a program less fits on an SM of two or three.
 ONE_REDUCTION = 4096
@@ -161,9 +163,9 @@ def site_kernel(
 def site_config(hidden: int, tokens: int, loop: bool) -> Config:
     """The config of a launch; ``loop``: whether it reads rows of the bank besides its own."""
     if not loop:
-        return config_for(hidden, MERGE_CONFIGS)
+        return entry(MERGE_CONFIGS, hidden)
     few = tokens <= FEW and not takes_each_token_alone()
-    return config_for(hidden, FEW_CONFIGS if few else None)
+    return entry(FEW_CONFIGS, hidden) if few else config_for(hidden)
 
 
 def launch_arguments(

@@ -260,20 +260,13 @@ def test_out_is_allocated_dense() -> None:
 
 def test_one_launch_and_none_for_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site is one launch of one program per token; no tokens, no launch."""
-    grids = []
-
-    class Spy:
-        def __getitem__(self, grid: tuple[int, ...]):
-            grids.append(grid)
-            return lambda **arguments: None
-
-    monkeypatch.setattr(triton_single_pass, "site_kernel", Spy())
+    monkeypatch.setattr(triton_single_pass, "site_kernel", spy := Spy())
     single_pass(**_arguments())
-    assert grids == [(4,)]
+    assert spy.grids == [(4,)]
     empty = _arguments()
     empty["delta"], empty["bank"] = empty["delta"][:0], empty["bank"][:0]
     assert single_pass(**empty).shape == (0, 96)
-    assert grids == [(4,)]
+    assert spy.grids == [(4,)]
 
 
 @pytest.mark.parametrize("hidden", [96, 1024, 4096, 7168, MAX_HIDDEN])
