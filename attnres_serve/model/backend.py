@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MANY_BLOCKS = 32
 # With so many blocks or more, of so many sublayers, and a hidden size up to this one, the sites of
 # two-phase were 6 % faster or more for one token on an H100, and with 64, 256, 1024 and 8192 tokens
-# never more than 4 % slower (docs/measure/gpu.md).
+# never more than 4 % slower, summed from blocks on 2, 4 and 8 rows (docs/measure/gpu.md).
 BLOCKS_ON_GPU, SUBLAYERS_ON_GPU, HIDDEN_ON_GPU = 6, 6, 7168
 TRITON_SINCE = (8, 0)  # compute capability; the kernels are compiled and read for no older one
 

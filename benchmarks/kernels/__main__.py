@@ -32,14 +32,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from tqdm import tqdm
 
+from attnres_serve import __version__
 from attnres_serve.bench.machine import command_line, hardware
+from attnres_serve.kernels import fingerprint
 from benchmarks.kernels import cells as kernel_cells
 from benchmarks.kernels import configs as kernel_configs
 from benchmarks.kernels import contenders as kernel_contenders
@@ -146,12 +148,13 @@ def examine_cell(
 
 def environment(device: str) -> dict[str, Any]:
     """Device, driver and the versions that compile the kernels; the machine without its name."""
-    found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("triton", "attnres-serve"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "attnres_serve": __version__,
+        "attnres_serve_source": fingerprint.source(),
+    }
     if device == "cpu":
         return {"device": "cpu, Triton's interpreter", "versions": found}
     properties = torch.cuda.get_device_properties(device)

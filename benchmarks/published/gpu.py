@@ -1,6 +1,7 @@
 """The tables of what was measured on a GPU: ``benchmarks.kernels`` and ``benchmarks.stack``."""
 
 from collections.abc import Mapping, Sequence
+from statistics import quantiles
 from typing import Any, NamedTuple
 
 from benchmarks.kernels.contenders import BASELINE
@@ -55,6 +56,26 @@ def by_cell(rows: Rows) -> dict[Cell, dict[str, Mapping[str, Any]]]:
     return found
 
 
+HELD_UP = 1.2  # times the least round
+
+
+def scatter(documents: Mapping[str, Rows]) -> list[str]:
+    """How far the rounds of one time lie apart, over all times of each document."""
+    cells = []
+    for name, rows in documents.items():
+        apart, held = [], 0
+        for row in rows:
+            rounds = row["block_us_rounds"]
+            low, middle, high = quantiles(rounds, n=4, method="inclusive")
+            apart.append((high - low) / middle)
+            held += max(rounds) > HELD_UP * min(rounds)
+        tenths = quantiles(apart, n=10, method="inclusive")
+        shares = (f"{share:.1%}".replace("%", " %") for share in (tenths[4], tenths[8]))
+        cells.append([name, str(len(rows)), *shares, str(held)])
+    head = ["times of", "number", "quartiles apart, half of the times", "nine of ten"]
+    return table([*head, f"with a round above {HELD_UP} times the least"], cells)
+
+
 # Blocks of sublayers.
 PLANS = ((12, 6), (8, 6), (6, 6), (12, 12), (8, 12), (6, 12), (4, 12), (8, 24), (6, 24), (4, 24))
 
@@ -64,7 +85,7 @@ def whole_models(rows: Rows) -> dict[tuple[int, tuple[int, int]], dict[int, floa
 
     A block on another number of rows than was measured takes what lies on the line through the two
     nearest.  The first block's sites are single passes by both.  Of the rounds the least counts: in
-    one cell something else held up every contender for milliseconds.
+    one cell something else held up most rounds of every contender for milliseconds.
 
     Returns:
         By hidden size and plan, ratios by number of tokens.

@@ -42,6 +42,13 @@ def test_the_documentation_has_the_figures_on_file(name: str) -> None:
     assert "\n".join(found[0]) in page
 
 
+def test_the_documentation_says_how_far_rounds_lie_apart() -> None:
+    named = {"a block of sites": "kernels", "plans": "plans", "configs": "configs"}
+    named["logits by a product"] = "products"
+    lines = gpu.scatter({what: ON_FILE[name]["results"] for what, name in named.items()})
+    assert "\n".join(lines) in (ROOT / "docs" / "measure" / "gpu.md").read_text()
+
+
 def test_the_documentation_has_the_rule_of_auto() -> None:
     docs = ROOT / "docs"
     plan = f"{backend.BLOCKS_ON_GPU} blocks of {backend.SUBLAYERS_ON_GPU} sublayers on"
@@ -57,7 +64,10 @@ def test_tensor_parallelism_is_reckoned_from_what_was_measured() -> None:
     step = of["residual"]["us"]["median"]
     added = (of["two_phase_late"]["ratio"] - 1) * step
     page = (ROOT / "docs" / "use" / "scaling.md").read_text()
-    norms = 65 * 1.6  # us, of as many additions and norms
+    norm = gpu.by_cell(ON_FILE["kernels"]["results"])[(4096, 8, 4, 1)]["add_rms_norm"]
+    each = round(norm["site_us"] - ON_FILE["kernels"]["method"]["launch_us"], 1)
+    assert f"{each} us each" in page
+    norms = 65 * each
     for workers in (1, 2, 4, 8):
         part = step / workers
         row = f"| {added:.0f} us, {added / part:.1%} | ".replace("%", " %")
