@@ -280,7 +280,7 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 4096, 7168])
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"])
     parser.add_argument(
-        "--tile", type=int, help="of single_pass and mix_scored, in place of the table's"
+        "--tile", type=int, help="of single passes and mix_scored, in place of the table's"
     )
     parser.add_argument("--sites", type=int, help="of phase 1, score; not the table's")
     parser.add_argument("--num-warps", type=int, help="with --tile or --sites")
@@ -292,7 +292,7 @@ def main() -> int:
     configs: dict[str, Any] = {}
     if options.tile is not None:
         tile = common.Config(options.tile, options.num_warps)
-        configs |= {"single_pass": tile, "mix_scored": tile}
+        configs |= dict.fromkeys(("single_pass", "single_pass_few", "mix_scored"), tile)
     if options.sites is not None:
         group = two_phase.GroupConfig(options.sites, options.num_warps)
         configs |= {"inter_block": group, "open_group": group, "score": group}
