@@ -1,4 +1,4 @@
-"""``attnres-serve verify``: is a checkpoint served as it was trained?
+"""The comparison of a checkpoint as served with its float64 model.
 
 The checkpoint is served in float32 by an engine in this process, and evaluated in float64 by a
 model that shares no code with the engine (``oracle``).  They are compared in two ways:

@@ -1,6 +1,6 @@
-"""The goldens, served: both algorithms, eager and compiled, through vLLM's own API server, through
-ours and through the engine; alone, batched, cached and chunked; and over HTTP
-traced while they are served."""
+"""The goldens, served: by single pass, two-phase and score on write, eager and compiled, through
+vLLM's own API server, through ours and through the engine; alone, batched, cached and chunked; and
+over HTTP traced while they are served."""
 
 import itertools
 import json
