@@ -24,6 +24,18 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 DOORS = ("__init__", "__main__")
 LONGEST = 400  # lines of a file
+# Rooms that import vLLM, and the one other file: the baseline of `bench` runs without the plugin.
+ASKERS = ("compat.", "model.", "bench.engine")
+# Files beside these rooms that read attributes of vLLM's configuration.
+READERS = {
+    "bench.engine",
+    "inspect.ask",
+    "inspect.lens",
+    "plugin",
+    "server.endpoints",
+    "server.routes.info",
+    "server.routes.trace",
+}
 
 
 def files(package: Path = PACKAGE) -> Iterator[tuple[str, Path]]:
@@ -50,6 +62,14 @@ def imported(path: Path) -> set[str]:
                 if name.name.startswith("attnres_serve.")
             }
     return found
+
+
+def packages(path: Path) -> set[str]:
+    """Top-level packages that a file imports, wherever it does."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    return {name.partition(".")[0] for name in names}
 
 
 def room(module: str) -> str:
@@ -125,6 +145,23 @@ def test_both_are_found_where_they_are(modules: dict, up: int, around: int) -> N
 def test_every_room_has_its_floor() -> None:
     rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert rooms - {"__pycache__"} == {*FLOOR, *DOORS}
+
+
+def test_vllm_is_imported_where_the_floors_say() -> None:
+    found = {module for module, path in files() if "vllm" in packages(path)}
+    assert {module for module in found if not module.startswith(ASKERS)} == set()
+    assert "bench.engine" in found
+
+
+def test_vllms_configuration_is_read_where_the_floors_say() -> None:
+    found = {
+        module
+        for module, path in files()
+        if not module.startswith(("compat.", "model."))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("model_config", "hf_config")
+    }
+    assert found == READERS
 
 
 def test_files_stay_small() -> None:
