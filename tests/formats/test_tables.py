@@ -1,0 +1,64 @@
+"""Every served format stands in the tables that are kept by hand."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import GOLDENS, write_kimi_names, write_titan
+from safetensors import safe_open
+
+from attnres_serve import plugin
+from attnres_serve.checkpoints.validate import validate
+from attnres_serve.formats import SERVED, by_name
+from attnres_serve.verify import own_class
+
+FAMILY_GOLDENS = GOLDENS.parent / "family_goldens"
+# Of formats without a golden.
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "qwen3_ar": lambda folder: write_kimi_names(folder, block_layers=2),
+    "torchtitan": write_titan,
+}
+NAMES = sorted(module.NAME for module in SERVED)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Checkpoints of every format."""
+    root = tmp_path_factory.mktemp("formats")
+    for name, write in WRITERS.items():
+        write(root / name)
+    return [folder for place in (GOLDENS, FAMILY_GOLDENS, root) for folder in place.iterdir()]
+
+
+def renamed(folder: Path, format_name: str) -> Iterator[str]:
+    """Matrices inside of layers, without queries, whose names are not the base family's."""
+    with safe_open(folder / "model.safetensors", "pt") as stored:
+        for name in stored.keys():
+            ours = by_name(format_name).rename(name)
+            is_linear = ".layers." in ours and "_res_" not in ours
+            if is_linear and ours != name and len(stored.get_slice(name).get_shape()) == 2:
+                yield name
+
+
+def test_adapters_are_refused_where_linear_layers_have_other_names(folders: list[Path]) -> None:
+    formats = {folder: validate(folder).translated(folder.name).format for folder in folders}
+    assert sorted(set(formats.values())) == NAMES
+    odd = {name for folder, name in formats.items() if any(renamed(folder, name))}
+    assert odd == set(plugin.OWN_NAMES)
+
+
+def test_verify_says_for_every_format_which_class_wrote_it() -> None:
+    assert sorted([*own_class.MODULES, *own_class.NO_CLASS]) == NAMES
+
+
+def test_every_golden_has_the_fields_of_an_answer() -> None:
+    """As docs/build/add-a-format.md states them."""
+    for path in (*GOLDENS.glob("*/expected.json"), *FAMILY_GOLDENS.glob("*/expected.json")):
+        for case in json.loads(path.read_text()):
+            answers = ("output", "output_logprobs", "output_gap")
+            assert set(case) == {"prompt", "prompt_logprobs", *answers}
+            assert len(case["prompt"]) == len(case["prompt_logprobs"])
+            assert case["prompt_logprobs"][0] is None
+            assert len({len(case[name]) for name in answers}) == 1
