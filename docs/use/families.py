@@ -5,6 +5,7 @@ python docs/use/families.py
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,17 @@ def cell(family: Family, column: str, shown: Mapping[str, Any]) -> str:
     return "no experts" if column == "EP" and not has_experts(family) else "."
 
 
+def versions(shown: Mapping[str, Mapping[str, str]]) -> str:
+    """The versions of the results: those of most, and others with their families."""
+    found = Counter(what for columns in shown.values() for what in columns.values())
+    (usual, _), *others = found.most_common()
+    parts = [usual]
+    for what, _ in others:
+        titles = [FAMILIES[name].title for name in shown if what in shown[name].values()]
+        parts.append(f"with {what} in part: {', '.join(titles)}")
+    return "; ".join(parts)
+
+
 def text() -> str:
     """The page."""
     shown = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -100,8 +112,8 @@ def text() -> str:
         if family.is_stock
     ]
     lines = (f"| {' | '.join(row)} |\n" for row in table)
-    (versions,) = {what for columns in shown.values() for what in columns.values()}
-    return HEAD + "".join(names) + NAMES + "".join(lines) + TAIL.format(versions=versions)
+    tail = TAIL.format(versions=versions(shown))
+    return HEAD + "".join(names) + NAMES + "".join(lines) + tail
 
 
 if __name__ == "__main__":

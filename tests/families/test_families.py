@@ -119,6 +119,14 @@ def test_the_page_lists_them() -> None:
     assert page["PAGE"].read_text(encoding="utf-8") == page["text"]()
 
 
+def test_the_page_names_the_families_that_other_versions_ran() -> None:
+    (script,) = ROOT.glob("docs/**/families.py")
+    versions = runpy.run_path(str(script))["versions"]
+    shown = {"llama": {"exact": "A", "twin": "A"}, "mixtral": {"exact": "B"}}
+    assert versions(shown) == "A; with B in part: Mixtral"
+    assert versions({"llama": shown["llama"]}) == "A"
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_configurations_reach_other_processes(name: str) -> None:
     """By the name of their class, which is called as Hugging Face's own, with its model type."""

@@ -14,6 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 from serving import DEMO, Server, running_demo
 
+from attnres_serve.families import FAMILIES
 from attnres_serve.server.routes import page
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,11 @@ def test_the_readme_is_short():
     text = README.read_text()
     assert len(text.splitlines()) <= 130
     assert len(text.split()) <= 900
+
+
+def test_the_readme_counts_the_decoders() -> None:
+    stock = [family for family in FAMILIES.values() if family.is_stock]
+    assert f"[{len(stock)} of vLLM's decoders]" in README.read_text()
 
 
 def test_the_readme_has_its_parts_in_order():
