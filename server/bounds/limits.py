@@ -22,7 +22,7 @@ from attnres_serve.server.refusal import refuse
 
 BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
-ASKING = "/v1/attn_res"  # except this one, which asks the workers
+ASKING = frozenset({"/v1/attn_res"})  # except these, which ask the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
 INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
@@ -157,7 +157,7 @@ def _counts(scope: Scope) -> bool:
     if scope["type"] != "http":
         return False
     path = get_route_path(scope)
-    return path == ASKING or (scope["method"] not in READING and path not in PROBES)
+    return path in ASKING or (scope["method"] not in READING and path not in PROBES)
 
 
 def is_deep(value: Any) -> bool:
