@@ -1,11 +1,32 @@
 """Backends by name.  Algorithm and backend are separate choices."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attnres_serve.kernels.interface import Backend, BankBackend, TensorBackend
 
-BACKENDS = ("cpp", "torch", "triton")
+
+def _cpp() -> "BankBackend":
+    from attnres_serve.kernels.cpp import backend
+
+    return backend
+
+
+def _torch() -> "TensorBackend":
+    from attnres_serve.kernels.torch import backend
+
+    return backend
+
+
+def _triton() -> "BankBackend":
+    from attnres_serve.kernels.triton import backend
+
+    return backend
+
+
+_MODULES: dict[str, Callable[[], "Backend"]] = {"cpp": _cpp, "torch": _torch, "triton": _triton}
+BACKENDS = tuple(_MODULES)
 
 
 def load(name: str) -> "Backend":
@@ -16,23 +37,8 @@ def load(name: str) -> "Backend":
 
     Raises:
         BackendError: it cannot run on this machine.
+        KeyError: there is none of that name.
     """
-    backend = _separate() if name == "torch" else _in_place(name)
+    backend = _MODULES[name]()
     backend.prepare()
     return backend
-
-
-def _separate() -> "TensorBackend":
-    from attnres_serve.kernels.torch import backend
-
-    return backend
-
-
-def _in_place(name: str) -> "BankBackend":
-    if name == "cpp":
-        from attnres_serve.kernels.cpp import backend as cpp
-
-        return cpp
-    from attnres_serve.kernels.triton import backend as triton
-
-    return triton

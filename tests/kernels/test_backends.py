@@ -27,7 +27,7 @@ from attnres_serve.kernels.interface import Place, SiteWeights, place_of
 LOGIT_SCALE = 1.25
 
 
-@pytest.fixture(params=["cpp", "torch"])  # triton's has the same state as cpp, see test_residual.py
+@pytest.fixture(params=["cpp", "torch"])  # triton's are in triton/test_backend.py
 def backend(request: pytest.FixtureRequest) -> "Functions":
     return Functions(backends.load(request.param))
 

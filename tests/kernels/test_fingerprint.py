@@ -37,6 +37,13 @@ def test_every_change_of_the_source_is_another_source(
     assert {"plugin.py", "kernels"} <= names
 
 
+def test_every_file_of_the_kernels_is_source() -> None:
+    """Or an edit of it would run what was compiled before; see ``fingerprint.SUFFIXES``."""
+    files = [path for path in (fingerprint.PACKAGE / "kernels").resolve().rglob("*.*")]
+    suffixes = {path.suffix for path in files if "__pycache__" not in path.parts}
+    assert suffixes == set(fingerprint.SUFFIXES)
+
+
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="no narrower vectors to ask for"
 )
