@@ -60,6 +60,8 @@ KERNELS = {
     "score": score_rows.score_kernel,
     "mix_scored": mix_scored.mix_scored_kernel,
     "score_group": score_group.score_group_kernel,
+    "score_group_few": score_group.score_group_kernel,
+    "score_group_most": score_group.score_group_kernel,
     "weigh_group": mix_group.weigh_group_kernel,
     "mix_group": mix_group.mix_group_kernel,
     "merge": single_pass.site_kernel,
@@ -68,12 +70,15 @@ KERNELS = {
 }
 # Those that may begin a block.
 BEGINNING = (
-    *("single_pass", "single_pass_few", "open_group", "mix_scored", "score_group"),
+    *("single_pass", "single_pass_few", "open_group", "mix_scored"),
+    *("score_group", "score_group_few", "score_group_most"),
     *("merge", "merge_rows", "merge_rows_few"),
 )
+# Sites of those that are compiled for one number of them.
+SITES = {"score_group_few": 16, "score_group_most": score_group.MAX_SITES}
 REGISTER_FILE = 65536  # 32-bit registers of an SM, sm_80 to sm_120
 # Of an SM; a program takes a KiB more than it asks for.
-SHARED_MEMORY = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10, 120: 100 << 10}
+SHARED_MEMORY = {80: 164 << 10, 89: 100 << 10, 90: 228 << 10, 100: 228 << 10, 120: 100 << 10}
 ACCESS = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*)")
 
 
@@ -170,18 +175,21 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def launches(
-    kernel: str, hidden: int, dtype: torch.dtype, fresh: bool, config: Any
+    kernel: str, arch: int, hidden: int, dtype: torch.dtype, fresh: bool, config: Any
 ) -> Iterator[dict[str, Any]]:
     """Arguments of launches on dense, aligned tensors, which one binary should serve.
 
     Args:
-        kernel: a name of ``KERNELS``; a site of few tokens has a name and a config of its own.
+        kernel: a name of ``KERNELS``; a site of few tokens has a name and a config of its own, and
+            so have products of few sites and of the most.
+        arch: compute capability times ten, on which the config of a product depends.
         fresh: whether a block begins; of the ``BEGINNING`` only.
         config: in place of the kernel's table; None for the table.
     """
     query = _empty(hidden)
     weight = query.to(dtype)
-    kernel, few = kernel.removesuffix("_few"), kernel.endswith("_few")
+    only, few = SITES.get(kernel), kernel.endswith("_few")
+    kernel = kernel.removesuffix("_few").removesuffix("_most")
     sizes = [(tokens + (not few) * single_pass.FEW, *others) for tokens, *others in SIZES]
     if kernel == "single_pass":
         for (tokens, *_), row in zip(sizes, ROWS, strict=True):
@@ -195,7 +203,8 @@ def launches(
                 config=config,
             )
         return
-    for tokens, sites, count in sizes:
+    for tokens, any_sites, count in sizes:
+        sites = only or any_sites
         vectors = _empty(tokens, hidden, dtype=dtype)
         bank = _empty(tokens, count + 1, hidden, dtype=dtype)
         # As ``inter_block`` allocates them.
@@ -226,7 +235,7 @@ def launches(
                 yield score_group.score_group_arguments(
                     *(vectors, bank, _empty(sites, hidden), scores),
                     **{"row": count, "fresh": fresh, "key_eps": EPS["key_eps"]},
-                    config=config,
+                    config=config or score_group.config_for(sites, divmod(arch, 10)),
                 )
             elif kernel == "weigh_group":
                 yield mix_group.weigh_group_arguments(
@@ -304,7 +313,7 @@ def main() -> int:
         for fresh in (False, True) if kernel in BEGINNING else (None,):
             variants = {}
             for arguments in launches(
-                kernel, hidden, DTYPES[dtype], bool(fresh), configs.get(kernel)
+                kernel, arch, hidden, DTYPES[dtype], bool(fresh), configs.get(kernel)
             ):
                 arguments |= common.launch_options(arch >= 90)
                 source, target, launch = specialise(KERNELS[kernel], arguments, arch)

@@ -85,15 +85,16 @@ def forbid_early_launches(forbidden: bool) -> None:
 
 def starts_early(device: torch.device) -> bool:
     """Whether launches on a device start early: sm_90 and later, unless that is forbidden."""
-    return not _early_is_forbidden and _has_early_launches(device)
+    return not _early_is_forbidden and (capability(device) or (0, 0)) >= (9, 0)
 
 
 @cache
-def _has_early_launches(device: torch.device) -> bool:
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a device of CUDA's; None of others, and in the interpreter."""
     if INTERPRETED or device.type != "cuda" or torch.version.cuda is None:
-        return False
-    capability: tuple[int, int] = torch.cuda.get_device_capability(device)
-    return capability >= (9, 0)
+        return None
+    found: tuple[int, int] = torch.cuda.get_device_capability(device)
+    return found
 
 
 _each_token_alone = False

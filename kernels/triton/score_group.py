@@ -16,7 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnres_serve.kernels.triton.common import INTERPRETED, entry, launch_options, starts_early
+from attnres_serve.kernels.triton.common import (
+    INTERPRETED,
+    capability,
+    entry,
+    launch_options,
+    starts_early,
+)
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 # The most sites that a program scores; it forms the row of its tokens, so none may take the others.
@@ -32,16 +38,19 @@ class ProductConfig(NamedTuple):
     num_warps: int
 
 
-# Most sites, padded -> config; up to 32 measured on an H100 (docs/measure/gpu.md).  Of 17 to 32
-# sites a thread spills up to 104 bytes on sm_90, and with 24 phase 1 took 0.69 to 1.01 of the time
-# that it takes by the config below, which spills none there.  With four warps Triton would take
-# sm_90's own product, of whole warp groups: of 64 tokens by 64 elements it was a tenth faster, and
-# the emulator of the tests does not know it.
+# Most sites, padded -> config on sm_90; up to 32 measured on an H100 (docs/measure/gpu.md).  Of 17
+# to 32 sites a thread spills up to 104 bytes, and with 24 phase 1 took 0.69 to 1.01 of the time
+# that it takes by the config below, which spills none of so few.  Of more that one spills up to 72.
+# With four warps Triton would take sm_90's own product, of whole warp groups: of 64 tokens by 64
+# elements it was a tenth faster, and the emulator of the tests does not know it.
 CONFIGS = {
     16: ProductConfig(tokens=32, chunk=64, num_warps=2),
     32: ProductConfig(tokens=32, chunk=128, num_warps=2),
     MAX_SITES: ProductConfig(tokens=64, chunk=32, num_warps=2),
 }
+# Elsewhere nothing was measured.  Of 17 to 32 sites the entry above spills up to 264 bytes there
+# (sm_120), and none of these spills on sm_80, 89, 100 or 120.
+OTHER_CONFIGS = {sites: CONFIGS[sites] for sites in (16, MAX_SITES)}
 
 
 def padded_sites(sites: int) -> int:
@@ -50,9 +59,9 @@ def padded_sites(sites: int) -> int:
     return max(8, columns)
 
 
-def config_for(sites: int) -> ProductConfig:
-    """The config of a number of sites, at most ``MAX_SITES``."""
-    return entry(CONFIGS, sites)
+def config_for(sites: int, at: tuple[int, int] | None) -> ProductConfig:
+    """The config of a number of sites, at most ``MAX_SITES``, at a compute capability."""
+    return entry(CONFIGS if at == (9, 0) else OTHER_CONFIGS, sites)
 
 
 def room_for(sites: int) -> int:
@@ -165,7 +174,7 @@ def score_group_arguments(
 ) -> dict[str, Any]:
     """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
     sites = queries.shape[0]
-    tokens, chunk, num_warps = config or config_for(sites)
+    tokens, chunk, num_warps = config or config_for(sites, capability(delta.device))
     return {
         "p_delta": delta,
         "p_bank": bank,

@@ -743,7 +743,7 @@ def test_early_launches_can_be_turned_off(
 ) -> None:
     from attnres_serve.kernels.triton import common
 
-    monkeypatch.setattr(common, "_has_early_launches", lambda device: True)
+    monkeypatch.setattr(common, "capability", lambda device: (9, 0))
     monkeypatch.setattr(common, "_early_is_forbidden", False)
     gpu.config.additional_config = {"attnres_early_launch": chosen} if chosen else None
     backend_choice.choose(gpu.config)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[3]
 ARCHS = ("sm_80", "sm_90")
+OTHERS = ("sm_89", "sm_100", "sm_120")
 # A compilation takes seconds; one architecture shows what a change does to a kernel.
 IN_BOTH = [pytest.param("sm_80", marks=pytest.mark.exhaustive), "sm_90"]
 HIDDEN = (1024, 4096, 7168)
@@ -26,6 +27,8 @@ BEGINNINGS = {
     "score": (None,),
     "mix_scored": (False, True),
     "score_group": (False, True),
+    "score_group_few": (False, True),
+    "score_group_most": (False, True),
     "weigh_group": (None,),
     "mix_group": (None,),
     "merge": (False, True),
@@ -35,21 +38,26 @@ BEGINNINGS = {
 # Kernels with a binary for each power of two of sites (from 8), or of sixteens of them: a model has
 # a few, and its first step, of as many tokens as there may be, launches all.
 BINARIES = {"score_group": 3, "weigh_group": 2}
+PRODUCTS = ("score_group", "score_group_few", "score_group_most")
+ALIKE = (*PRODUCTS, "weigh_group")  # at every hidden size
 SHAPES = [
     (kernel, arch, hidden, fresh)
     for kernel, beginnings in BEGINNINGS.items()
-    for arch in ARCHS
-    for hidden in HIDDEN
+    for arch in (*ARCHS, *(OTHERS if kernel in PRODUCTS else ()))
+    for hidden in (HIDDEN[-1:] if kernel in ALIKE else HIDDEN)
     for fresh in beginnings
 ]
 Shape = tuple[str, str, int, bool | None]
+# Bytes and instructions, where spilling was faster than the config that spills none, and where no
+# other config was measured.
+SPILLS = {("score_group", "sm_90"): (104, 78), ("score_group_most", "sm_90"): (72, 39)}
 
 every_shape = pytest.mark.parametrize(
     "shape",
     [
         pytest.param(
             shape,
-            marks=[pytest.mark.exhaustive] if shape[1] == "sm_80" or shape[2] == 4096 else [],
+            marks=[pytest.mark.exhaustive] if shape[1] != "sm_90" or shape[2] == 4096 else [],
         )
         for shape in SHAPES
     ],
@@ -66,7 +74,8 @@ def _all_of(arch: str, hidden: int) -> dict[Shape, dict[str, Any]]:
     """Everything compiled once, in a process where Triton is not interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.kernels.compile_ahead"]
-    command += ["--arch", arch.removeprefix("sm_")]
+    command += ["--arch", arch.removeprefix("sm_"), "--kernel"]
+    command += [name for name in BEGINNINGS if any(s[:3] == (name, arch, hidden) for s in SHAPES)]
     done = subprocess.run(
         [*command, "--hidden", str(hidden), "--dtype", "bfloat16"],
         cwd=ROOT,
@@ -82,22 +91,16 @@ def _all_of(arch: str, hidden: int) -> dict[Shape, dict[str, Any]]:
 
 @every_shape
 def test_nothing_spills(shape: Shape) -> None:
-    """No stack and no access to local memory: a token's rows live in registers.
-
-    Except where spilling a little was measured to be faster.
-    """
-    kernel = _compiled(shape)
-    if shape[:2] == ("score_group", "sm_90"):
-        assert kernel["spill_bytes"] <= 104
-    else:
-        assert kernel["spill_bytes"] == 0 and kernel["local_accesses"] == 0
+    """No stack and no access to local memory: a token's rows live in registers."""
+    kernel, (most, accesses) = _compiled(shape), SPILLS.get(shape[:2], (0, 0))
+    assert kernel["spill_bytes"] <= most and kernel["local_accesses"] <= accesses
 
 
 @every_shape
 def test_every_access_is_128_bits_wide(shape: Shape) -> None:
     """Aligned pointers and strides reach the compiler: no narrower load or store is left."""
     name, _, hidden, fresh = shape
-    name, kernel = name.removesuffix("_few"), _compiled(shape)
+    name, kernel = name.removesuffix("_few").removesuffix("_most"), _compiled(shape)
     block = 1 << (hidden - 1).bit_length()
     pieces = block // (32 * kernel["num_warps"]) // 8  # of bf16, per thread and row
     # A row takes one of these pieces, a float32 query two.
@@ -142,8 +145,8 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         # All of the site (there are nine slots), and a tile's before and in the loop: once for the
         # predicate and once for the sum, unless a tile is one row.
         "mix_scored": lambda: (1 + (2 if kernel["tile"] == 1 else 8), 0),
-        # Of 32 sites: a thread has a part of a program's tokens, or of nine rows' room, 16.
-        "score_group": lambda: (0, 32 * kernel["tokens"] // (32 * kernel["num_warps"])),
+        # A thread has a part of a program's tokens, or of nine rows' room, 16.
+        "score_group": lambda: (0, kernel["sites"] * kernel["tokens"] // 32 // kernel["num_warps"]),
         "weigh_group": lambda: (32 * 16 // 32, 1),
         "mix_group": lambda: (1, 0),
         "merge": lambda: (1, 0),
@@ -167,7 +170,7 @@ def test_one_binary_for_every_number_of_sources(shape: Shape) -> None:
 def test_an_early_launch_waits_before_it_touches_memory(shape: Shape) -> None:
     """Read off the machine code, because a compiler may move loads; before sm_90 there is none."""
     kernel = _compiled(shape)
-    early = shape[1] == "sm_90"
+    early = shape[1] not in ("sm_80", "sm_89")
     assert kernel["starts_early"] == early
     # And it never releases its followers ("launch_dependents").
     assert kernel["grid_control"] == (["wait"] if early else [])

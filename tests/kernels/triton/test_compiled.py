@@ -20,6 +20,7 @@ from triton_interpreter import bits  # it chooses the interpreter before Triton 
 
 from attnres_serve.kernels import reference, traffic
 from attnres_serve.kernels.triton import open_group as triton_open_group
+from attnres_serve.kernels.triton import score_group
 from attnres_serve.kernels.triton import single_pass as triton_single_pass
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.mix_scored import mix_scored
@@ -322,6 +323,21 @@ def test_an_offset_of_32_bits_is_noticed(emulator: Emulator) -> None:
 def test_weights_of_many_rows_and_sites(emulator: Emulator) -> None:
     """Several warps share them."""
     _compare(emulator, "open_group, by a product", Case(hidden=64, count=70, sites=20))
+
+
+@pytest.mark.parametrize(
+    ("sites", "arch"),
+    [
+        (20, 90),
+        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in ((20, 80), (40, 90))),
+        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in ((20, 120), (16, 90))),
+    ],
+)
+def test_rounds_of_a_product_of_many_sites(sites: int, arch: int, emulator: Emulator) -> None:
+    """Each config copies the next rounds while it multiplies one; the last is not whole."""
+    case = Case(hidden=472, count=2, sites=sites, arch=arch)
+    assert case.hidden > 3 * score_group.config_for(sites, divmod(arch, 10)).chunk
+    _compare(emulator, "open_group, by a product", case)
 
 
 BARRIER = re.compile(r"bar\.sync\s+0;")

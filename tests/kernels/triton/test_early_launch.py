@@ -35,7 +35,8 @@ def test_devices_from_hopper_on_start_early(
     monkeypatch.setattr(
         torch.cuda, "get_device_capability", lambda which: asked.append(which) or capability
     )
-    assert common._has_early_launches.__wrapped__(torch.device(device)) is early
+    monkeypatch.setattr(common, "capability", common.capability.__wrapped__)
+    assert common.starts_early(torch.device(device)) is early
     assert asked == ([torch.device(device)] if capability else [])
 
 
@@ -49,7 +50,8 @@ def test_neither_the_interpreter_nor_another_vendor_starts_early(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda which: (9, 4))
     owner = common if name == "INTERPRETED" else torch.version
     monkeypatch.setattr(owner, name, value)
-    assert not common._has_early_launches.__wrapped__(torch.device("cuda:0"))
+    monkeypatch.setattr(common, "capability", common.capability.__wrapped__)
+    assert not common.starts_early(torch.device("cuda:0"))
 
 
 def test_this_triton_has_the_option() -> None:

@@ -255,6 +255,32 @@ def test_large_rows_are_many_sooner(hidden: int, logits: int, sites: int) -> Non
     assert not chosen(tokens, score_group.MAX_SITES + 1)
 
 
+@pytest.mark.parametrize("at", [None, (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)], ids=str)
+def test_a_product_spills_where_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, at: tuple[int, int] | None
+) -> None:
+    """The config of 17 to 32 sites is another one on a Hopper GPU; the others are the same."""
+    asked = []
+    monkeypatch.setattr(score_group, "capability", lambda device: asked.append(device) or at)
+    shared = [score_group.CONFIGS[16], score_group.CONFIGS[64]]
+    found = {
+        sites: score_group.score_group_arguments(
+            *(zeros(4, 96), zeros(4, 5, 96), floats(sites, 96), floats(4, 4, 64)),
+            **{"row": 3, "fresh": False, "key_eps": KEY_EPS},
+        )
+        for sites in (1, 16, 17, 32, 33, 64)
+    }
+    of_32 = score_group.CONFIGS[32] if at == (9, 0) else shared[1]
+    for sites, config in ((1, shared[0]), (16, shared[0]), (17, of_32), (32, of_32)):
+        assert _product_config(found[sites]) == config
+    assert _product_config(found[33]) == _product_config(found[64]) == shared[1]
+    assert {device.type for device in asked} == {torch.device(DEVICE).type}
+
+
+def _product_config(arguments: dict[str, object]) -> tuple[object, ...]:
+    return arguments["TOKENS"], arguments["CHUNK"], arguments["num_warps"]
+
+
 def _run(case: Case, **changes: object) -> tuple[tuple[Tensor, ...], Tensor]:
     """Results and bank of a launch with one random row to add to."""
     inputs = make_inputs(replace(case, spare=1))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from attnres_serve.kernels.triton import common
+from attnres_serve.kernels.triton import common, score_group
 from ptx.block import Block, Code
 from ptx.compile import ROOM, Pointer, compiled
 from ptx.memory import Tensors
@@ -56,6 +56,8 @@ class Emulator:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put it in the place of all kernels while a test runs."""
         monkeypatch.setattr(common, "INTERPRETED", True)  # tensors of the host are let through
+        # Where a table depends on it, the config is that of what is emulated.
+        monkeypatch.setattr(score_group, "capability", lambda device: divmod(self.arch, 10))
         for module, name in KERNELS:
             stand_in = _Kernel(self, module, name)
             monkeypatch.setattr(import_module(f"{ROOM}.{module}"), name, stand_in)
