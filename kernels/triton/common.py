@@ -1,6 +1,6 @@
 """What the Triton kernels share: constants, and the contracts that are checked before a launch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,6 +109,25 @@ def take_each_token_alone(alone: bool) -> None:
 def takes_each_token_alone() -> bool:
     """Whether there is no launch whose sums have another order by the number of tokens."""
     return _each_token_alone
+
+
+_compiled: set[tuple[object, ...]] = set()
+
+
+def compile_once(kernel: Any, kind: tuple[object, ...], arguments: Callable[[], Any]) -> None:
+    """Compile a launch by one for no tokens, unless that was done for one of its kind.
+
+    Else it might be compiled during a request: the first launches of a server are of many tokens,
+    and those of few have another config or kernel.
+
+    Args:
+        kernel: as Triton has it.
+        kind: what tells the binaries apart that a model needs, the kernel included.
+        arguments: gives those of the launch.
+    """
+    if kind not in _compiled:
+        kernel[(0,)](**arguments())
+        _compiled.add(kind)
 
 
 def check_site(

@@ -31,6 +31,7 @@ from attnres_serve.kernels.triton.common import (
     check_like,
     check_query,
     check_site,
+    compile_once,
     entry,
     launch_options,
     starts_early,
@@ -252,9 +253,6 @@ def by_product(tokens: int, rows: int, sites: int, hidden: int, dtype: torch.dty
     return many and dtype == torch.bfloat16 and not takes_each_token_alone()
 
 
-_compiled: set[tuple[object, ...]] = set()  # kinds of launches, though none of theirs was needed
-
-
 def open_group(
     delta: Tensor,
     bank: Tensor,
@@ -345,10 +343,9 @@ def open_group(
 
     with torch.cuda.device_of(delta):
         if config is None and by_product(tokens, row + 1, later + 1, hidden, delta.dtype):
-            kind = delta.device, hidden, fresh, completes, bias is None
-            if kind not in _compiled:  # else a request of few tokens might have to wait for it
-                open_group_kernel[(0,)](**arguments())
-                _compiled.add(kind)
+            constants = hidden, fresh, completes, bias is None, starts_early(delta.device)
+            kind = "open_group", delta.device, norm_weight.dtype, *constants
+            compile_once(open_group_kernel, kind, arguments)
             scores = score_group.score_group(delta, bank, queries, **state)
             mix_group.mix_group(bank, scores, norm_weight, bias, results, row=row, **rest)
             return results

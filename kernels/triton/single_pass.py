@@ -9,6 +9,7 @@ Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program ho
 ``TRITON_INTERPRET=1``, set before Triton is imported, runs it on CPU.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from attnres_serve.kernels.triton.common import (
     CONFIGS,
     Config,
     check_site,
+    compile_once,
     config_for,
     entry,
     launch_options,
@@ -223,14 +225,10 @@ def launch_arguments(
     }
 
 
-_compiled: set[tuple[object, ...]] = set()  # kinds of launches, though none of few tokens
-
-
 def launch(*given: Any, **rest: Any) -> None:
     """Launch the kernel, by the arguments of ``launch_arguments``, on the device of the first.
 
-    The first launch of many tokens compiles that of few as well, else a request of few tokens might
-    have to wait for it.
+    The first launch of many tokens compiles that of few as well.
     """
     delta = given[0]
     tokens, hidden = delta.shape
@@ -238,11 +236,12 @@ def launch(*given: Any, **rest: Any) -> None:
         own = launch_arguments(*given, **rest)
         few = site_config(hidden, FEW, own["LOOP"])
         if tokens > FEW and few != (own["TILE"], own["num_warps"]):
-            answers, bias = own["p_answers"] is None, own["p_bias"] is None
-            kind = delta.device, delta.dtype, hidden, own["LOOP"], own["FRESH"], answers, bias
-            if kind not in _compiled:
-                site_kernel[(0,)](**launch_arguments(*given, **(rest | {"config": few})))
-                _compiled.add(kind)
+            kind = (
+                *("site", delta.device, delta.dtype, own["p_weight"].dtype, hidden),
+                *(own["p_answers"] is None, own["p_bias"] is None, own["FRESH"], own["EARLY"]),
+            )
+            arguments = partial(launch_arguments, *given, **(rest | {"config": few}))
+            compile_once(site_kernel, kind, arguments)
         site_kernel[(tokens,)](**own)
 
 

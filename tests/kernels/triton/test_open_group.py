@@ -220,7 +220,7 @@ def test_many_tokens_in_bfloat16_are_scored_by_a_product(monkeypatch: pytest.Mon
     monkeypatch.setattr(mix_group, "weigh_group_kernel", launched)
     monkeypatch.setattr(mix_group, "mix_group_kernel", launched)
     monkeypatch.setattr(triton_open_group, "open_group_kernel", otherwise := Spy())
-    monkeypatch.setattr(triton_open_group, "_compiled", set())
+    monkeypatch.setattr(common, "_compiled", set())
     many, queries = 6144, floats(16, 96)  # of four rows
     for _ in range(2):
         launched.grids.clear()
@@ -238,6 +238,43 @@ def test_many_tokens_in_bfloat16_are_scored_by_a_product(monkeypatch: pytest.Mon
     monkeypatch.setattr(common, "_each_token_alone", True)
     open_group(**_arguments(tokens=many, queries=queries))
     assert len(otherwise.grids) == 4 and not launched.grids
+
+
+@pytest.mark.usefixtures("by_product")
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"delta": zeros(4, 97), "bank": zeros(4, 5, 97), "queries": floats(3, 97)}
+        | {"norm_weight": zeros(97)},
+        {"norm_weight": floats(96)},
+        {"bias": floats(1)},
+        {"fresh": True},
+        {"completes": False},
+        {"early": True},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_product_compiles_what_fewer_tokens_need(
+    monkeypatch: pytest.MonkeyPatch, other: dict[str, object]
+) -> None:
+    """Once for each kind of launch, and without a launch."""
+    for module, name in (
+        *((score_group, "score_group_kernel"), (mix_group, "weigh_group_kernel")),
+        (mix_group, "mix_group_kernel"),
+    ):
+        monkeypatch.setattr(module, name, Spy())
+    monkeypatch.setattr(triton_open_group, "open_group_kernel", spy := Spy())
+    monkeypatch.setattr(common, "_compiled", set())
+
+    def run(early: bool = False, **changes: object) -> list[tuple[int, ...]]:
+        spy.grids.clear()
+        monkeypatch.setattr(triton_open_group, "starts_early", lambda device: early)
+        open_group(**_arguments(**changes))
+        return spy.grids
+
+    for kind in ({}, other):
+        assert run(**kind) == [(0,)] and run(**kind) == []
+    assert run() == []
 
 
 @pytest.mark.parametrize(

@@ -282,18 +282,54 @@ def test_few_tokens_have_configs_of_their_own(monkeypatch: pytest.MonkeyPatch, h
     assert triton_single_pass.site_config(hidden, 128, True) == many
 
 
-def test_many_tokens_compile_what_few_need(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": torch.float16},
+        {"weight_dtype": torch.float32},
+        {"hidden": 2048},
+        {"answers": True},
+        {"bias": True},
+        {"fresh": True},
+        {"early": True},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_many_tokens_compile_what_few_need(
+    monkeypatch: pytest.MonkeyPatch, other: dict[str, object]
+) -> None:
     """Once for each kind of launch, and without a launch."""
     monkeypatch.setattr(triton_single_pass, "site_kernel", spy := Spy())
-    monkeypatch.setattr(triton_single_pass, "_compiled", set())
-    bank = _zeros(129, 5, 1024)
-    wide = {"query": _zeros(1024, dtype=torch.float32), "norm_weight": _zeros(1024)}
-    for fresh in (False, True, True):
-        for tokens in (129, 128):
-            given = _arguments(delta=bank[:tokens, 4].clone(), bank=bank[:tokens], **wide)
-            single_pass(**(given | {"fresh": fresh}))
-    first = [(0,), (129,), (128,)]
-    assert spy.grids == [*first, *first, (129,), (128,)]
+    monkeypatch.setattr(common, "_compiled", set())
+
+    def run(
+        tokens: int = 129,
+        hidden: int = 1024,
+        dtype: torch.dtype = torch.bfloat16,
+        weight_dtype: torch.dtype = torch.bfloat16,
+        answers: bool = False,
+        bias: bool = False,
+        fresh: bool = False,
+        early: bool = False,
+    ) -> list[tuple[int, ...]]:
+        spy.grids.clear()
+        monkeypatch.setattr(triton_single_pass, "starts_early", lambda device: early)
+        bank = _zeros(tokens, 5, hidden, dtype=dtype)
+        triton_single_pass.launch(
+            *(bank[:, 4].clone(), bank, _zeros(hidden, dtype=torch.float32)),
+            _zeros(hidden, dtype=weight_dtype),
+            _zeros(1, dtype=torch.float32) if bias else None,
+            torch.empty_like(bank[:, 4]),
+            answers=(bank.transpose(0, 1), _zeros(5, tokens)) if answers else None,
+            **{"row": 3, "fresh": fresh, "key_eps": KEY_EPS, "norm_eps": NORM_EPS},
+        )
+        return spy.grids
+
+    assert run(tokens=128) == [(128,)]
+    for kind in ({}, other):
+        assert run(**kind) == [(0,), (129,)] and run(**kind) == [(129,)]
+        assert run(tokens=128, **kind) == [(128,)]
+    assert run() == [(129,)]
 
 
 def _zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
