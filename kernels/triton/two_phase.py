@@ -300,7 +300,8 @@ def merge(
     The state update is exact, as in ``single_pass``; no other row is written, and only rows
     ``first..row-1`` are read besides.  Scores, softmax, mix and norm are in float32 with one
     rounding into the result.  Up to ``ONE_REDUCTION`` channels the square under the norm may lose
-    three binary digits where answer and partial sum cancel.
+    three binary digits where answer and partial sum cancel.  Where rows are read besides, ``FEW``
+    tokens or fewer have them summed in another order, as in ``single_pass``.
 
     Args:
         delta: ``[T, d]`` output of the previous sublayer, float32, float16 or bfloat16; any token
