@@ -54,9 +54,7 @@ def difference(
     ]
     expected, partial = _by_reference(blocks, deltas, sites)
     bound = max(UNITS * torch.finfo(dtype).eps, LEAST) * float(expected.abs().max())
-    runs = [(name, 1) for name in ALGORITHMS]
-    runs += [(name, copies_of(hidden)) for name in _other_with_many(device, dtype)]
-    for name, copies in runs:
+    for name, copies in runs_of(hidden, dtype, device):
         tokens = copies * TOKENS
         bank = torch.full((tokens, BLOCKS + 2, hidden), torch.nan, dtype=dtype, device=device)
         bank[:, :BLOCKS] = blocks.transpose(0, 1).repeat(copies, 1, 1)
@@ -76,16 +74,20 @@ def difference(
     return None
 
 
-def copies_of(hidden: int) -> int:
-    """Of the tokens: so many that every kernel of many tokens is among those that run."""
-    return (8192 if hidden <= 2048 else 2048) // TOKENS + 1
+def runs_of(hidden: int, dtype: torch.dtype, device: torch.device) -> list[tuple[str, int]]:
+    """Algorithms, and how many copies of the tokens each runs with.
 
-
-def _other_with_many(device: torch.device, dtype: torch.dtype) -> list[str]:
-    """Algorithms that have other binaries for many tokens."""
-    if device.type != "cuda":
-        return []
-    return ["single_pass", "two_phase"] if dtype == torch.bfloat16 else ["single_pass"]
+    Triton's have other configs and kernels for more tokens.  Groups of more sites have others yet,
+    which are not compared: most models would have them compiled for nothing else.
+    """
+    runs = [(name, 1) for name in ALGORITHMS]
+    if device.type == "cuda":
+        # The config of many tokens, and programs that take a token's turns one after the other.
+        some = (512 if hidden <= 1024 else 128) // TOKENS + 1
+        runs += [("single_pass", some), ("two_phase", some)]
+        if dtype == torch.bfloat16:  # a group by tensor cores
+            runs.append(("two_phase", (8192 if hidden <= 2048 else 2048) // TOKENS + 1))
+    return runs
 
 
 def _by_reference(

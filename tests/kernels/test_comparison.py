@@ -93,10 +93,10 @@ def test_a_fault_is_named(name, fault, said) -> None:
 
 
 def test_many_tokens_are_compared_where_they_differ(monkeypatch) -> None:
-    monkeypatch.setattr(comparison, "_other_with_many", lambda *given: ["two_phase"])
+    monkeypatch.setattr(comparison, "runs_of", lambda *given: [("two_phase", 1), ("two_phase", 9)])
     assert difference(own(), 64, torch.float32, CPU) is None
     backend = own()
-    right, many = backend.open_group, comparison.TOKENS * comparison.copies_of(64)
+    right, many = backend.open_group, comparison.TOKENS * 9
 
     def wrong(delta, *arguments):
         normed, answers = right(delta, *arguments)
@@ -120,16 +120,25 @@ def test_no_other_random_number_is_drawn() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("hidden", [64, 2048, 4096, 16384])
-def test_as_many_tokens_are_compared_as_have_kernels_of_their_own(hidden: int) -> None:
-    from attnres_serve.kernels.triton.open_group import by_product
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [64, 1024, 1025, 2048, 2049, 4096, 16384])
+def test_as_many_tokens_are_compared_as_have_kernels_of_their_own(
+    hidden: int, dtype: torch.dtype
+) -> None:
+    """Each way that a group and a single pass are launched, once."""
+    from attnres_serve.kernels.triton.open_group import by_product, turns_of
     from attnres_serve.kernels.triton.single_pass import FEW
 
-    tokens, rows = comparison.TOKENS * comparison.copies_of(hidden), comparison.BLOCKS + 1
-    assert by_product(tokens, rows, comparison.SITES, hidden, torch.bfloat16)
-    assert not by_product(comparison.TOKENS, rows, comparison.SITES, hidden, torch.bfloat16)
-    assert comparison.TOKENS <= FEW < tokens
-    cuda = torch.device("cuda", 0)
-    assert comparison._other_with_many(cuda, torch.bfloat16) == ["single_pass", "two_phase"]
-    assert comparison._other_with_many(cuda, torch.float16) == ["single_pass"]
-    assert comparison._other_with_many(CPU, torch.bfloat16) == []
+    sites, rows = comparison.SITES, comparison.BLOCKS + 1
+    runs = comparison.runs_of(hidden, dtype, torch.device("cuda", 0))
+    tokens = [(name, comparison.TOKENS * copies) for name, copies in runs]
+    assert tokens[: len(ALGORITHMS)] == [(name, comparison.TOKENS) for name in ALGORITHMS]
+    assert runs[: len(ALGORITHMS)] == comparison.runs_of(hidden, dtype, CPU)
+    groups = [
+        (by_product(count, rows, sites, hidden, dtype), turns_of(count, sites, hidden) > 1)
+        for name, count in tokens
+        if name == "two_phase"
+    ]
+    in_turn = [(False, True), (False, False)]
+    assert groups == in_turn + [(True, False)] * (dtype == torch.bfloat16)
+    assert [count > FEW for name, count in tokens if name == "single_pass"] == [False, True]
