@@ -5,6 +5,7 @@ wrong answers.
 """
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch import Tensor
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights, place_of
 
-TOKENS, BLOCKS, SITES = 5, 3, 16
+TOKENS, SITES = 5, 16
+BLOCKS = 3  # the first site completes the last of them, the second begins another
 EPS = 1e-6
 # Of the largest value.  Rounding to the dtype, of an answer and of the result, takes less than four
 # units; in float32 the rounding of logits does, which are sums over the hidden size.
@@ -52,7 +54,7 @@ def difference(
         )
         for _ in range(SITES)
     ]
-    expected, partial = _by_reference(blocks, deltas, sites)
+    expected, sums = _by_reference(blocks, deltas, sites)
     bound = max(UNITS * torch.finfo(dtype).eps, LEAST) * float(expected.abs().max())
     for name, copies in runs_of(hidden, dtype, device):
         tokens = copies * TOKENS
@@ -69,7 +71,7 @@ def difference(
             worst = float(off.abs_().nan_to_num_(torch.inf).max())
             if worst > bound:
                 return f"a site {at} is off by {worst:.2g}, where {bound:.2g} is allowed"
-        if not torch.equal(bank[:, BLOCKS], partial.repeat(copies, 1)):
+        if not torch.equal(bank[:, BLOCKS - 1 : BLOCKS + 1], sums.repeat(copies, 1, 1)):
             return f"a partial sum {at} is not the reference's"
     return None
 
@@ -93,14 +95,18 @@ def runs_of(hidden: int, dtype: torch.dtype, device: torch.device) -> list[tuple
 def _by_reference(
     blocks: Tensor, deltas: Tensor, sites: list[SiteWeights]
 ) -> tuple[Tensor, Tensor]:
-    """The normed mixes ``[S, T, d]`` in float64, and the partial sum after them."""
-    partial, found = None, []
-    for delta, site in zip(deltas, sites, strict=True):
+    """The normed mixes ``[S, T, d]`` in float64; the completed block and the sum begun after it."""
+    *finished, last = blocks
+    partial: Tensor | None = last
+    found = []
+    for number, (delta, site) in enumerate(zip(deltas, sites, strict=True)):
+        if number == 1:
+            finished, partial = [*finished, cast("Tensor", partial)], None
         query = site.query * site.key_norm * site.logit_scale
         normed, partial = reference.site(
             delta,
             partial,
-            [*blocks],
+            finished,
             query,
             site.norm_weight,
             site.key_eps,
@@ -110,11 +116,13 @@ def _by_reference(
         )
         found.append(normed)
     assert partial is not None
-    return torch.stack(found), partial
+    return torch.stack(found), torch.stack((finished[-1], partial), 1)
 
 
 def _place(number: int) -> Place:
-    return place_of(BLOCKS, fresh=number == 0, position=number, first=BLOCKS, number=number - 1)
+    if number == 0:
+        return place_of(BLOCKS - 1, fresh=False)
+    return place_of(BLOCKS, fresh=number == 1, position=number, first=BLOCKS, number=number - 1)
 
 
 def _single_pass(
@@ -129,7 +137,7 @@ def _two_phase(
     backend: BankBackend, deltas: Tensor, bank: Tensor, sites: list[SiteWeights]
 ) -> Iterator[Tensor]:
     queries = backend.queries_of(sites)
-    group = queries, len(sites), sites[0], _place(0), False
+    group = queries, len(sites), sites[0], _place(0), True
     normed, answers = backend.open_group(deltas[0], bank, *group)
     yield normed
     for number, site in enumerate(sites[1:], 1):
@@ -143,8 +151,11 @@ def _score_on_write(
     queries = backend.queries_of(sites)
     shape = TOKENS, len(sites), bank.shape[1]
     scores = torch.full(shape, torch.nan, dtype=torch.float32, device=bank.device)
-    backend.score_rows(bank, scores, queries, BLOCKS, sites[0], place_of(0, fresh=True))
+    backend.score_rows(bank, scores, queries, BLOCKS - 1, sites[0], _place(0))
     for number, site in enumerate(sites):
+        if number == 1:
+            new = place_of(BLOCKS, fresh=True, position=1, first=BLOCKS - 1)
+            backend.score_rows(bank, scores, queries, 1, site, new)
         known = scores, queries, site, _place(number)
         yield backend.mix_scored(deltas[number], bank, *known)
 

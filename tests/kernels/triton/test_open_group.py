@@ -31,7 +31,7 @@ from triton_interpreter import (
     poisoned,
 )
 
-from attnres_serve.kernels import reference
+from attnres_serve.kernels import backends, comparison, reference
 from attnres_serve.kernels.triton import common, mix_group, score_group
 from attnres_serve.kernels.triton import open_group as triton_open_group
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
@@ -469,6 +469,35 @@ def test_groups_of_sites_in_order(block: int, sites: int, dtype: torch.dtype) ->
         if position and answered:
             error = error + rounding_of_the_answer(sources, query, weight, dtype, answered)
         close(out, expected, half_ulp(expected, dtype) + error)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        *(pytest.param(t, marks=pytest.mark.exhaustive) for t in (torch.float16, torch.float32)),
+    ],
+    ids=str,
+)
+def test_the_comparison_at_the_start_launches_each_way(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """It finds nothing, with turns side by side, in turn, and with a product."""
+    few, some, many = (copies * comparison.TOKENS for copies in (1, 2, 3))
+    monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
+    logits = many * comparison.BLOCKS * comparison.SITES
+    monkeypatch.setattr(triton_open_group, "LEAST", {MAX_HIDDEN: Least(logits, sites=2)})
+    runs = [(name, 1) for name in comparison.ALGORITHMS]
+    runs += [("two_phase", some // few), ("two_phase", many // few)]
+    monkeypatch.setattr(comparison, "runs_of", lambda *given: runs)
+    backend = backends.load("triton")
+    backend.prepare()
+    assert comparison.difference(backend, 64, dtype, torch.device(DEVICE)) is None
+    shape = comparison.BLOCKS, comparison.SITES, 64, dtype
+    assert [triton_open_group.by_product(tokens, *shape) for tokens in (some, many)] == [
+        False,
+        dtype == torch.bfloat16,
+    ]
 
 
 # Contracts
