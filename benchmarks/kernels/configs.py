@@ -78,9 +78,10 @@ def candidates() -> dict[str, Contender]:
             name = f"two_phase/group{shape[0]}x{shape[1]}"
             _add(found, name, "two_phase", [NEVER, other], _near(limit))
     for product in PRODUCTS:
-        other = Other(score_group, "CONFIGS", {MAX_SITES: ProductConfig(*product)})
+        table = {MAX_SITES: ProductConfig(*product)}
+        others = [Other(score_group, name, table) for name in ("CONFIGS", "OTHER_CONFIGS")]
         name = "x".join(map(str, product))
-        _add(found, f"two_phase/product{name}", "two_phase", [ALWAYS, other], _many)
+        _add(found, f"two_phase/product{name}", "two_phase", [ALWAYS, *others], _many)
     for part in PARTS:
         other = Other(mix_group, "CONFIGS", {MAX_HIDDEN: PartConfig(*part)})
         name = "x".join(map(str, part))

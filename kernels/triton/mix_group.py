@@ -24,7 +24,7 @@ class PartConfig(NamedTuple):
     num_warps: int
 
 
-# Largest padded hidden size -> config; measured on an H100 (docs/measure/gpu.md).
+# Largest padded hidden size -> config; of 1024 and 8192 measured on an H100 (docs/measure/gpu.md).
 CONFIGS = {
     512: PartConfig(sites=8, chunk=256, num_warps=1),
     1024: PartConfig(sites=8, chunk=1024, num_warps=4),

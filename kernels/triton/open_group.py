@@ -61,8 +61,8 @@ class Least(NamedTuple):
     sites: int
 
 
-# Largest hidden size -> from where on that was faster, or about as fast, on an H100
-# (docs/measure/gpu.md).
+# Largest hidden size -> from where on that was faster, or about as fast, on an H100 with 6 and 24
+# sites (docs/measure/gpu.md).  8 and 16 lie between these and were not measured.
 LEAST = {
     2048: Least(logits=3 << 17, sites=16),
     4096: Least(logits=3 << 15, sites=8),

@@ -40,7 +40,8 @@ FEW_CONFIGS = CONFIGS | {
     4096: Config(tile=4, num_warps=8),
     8192: Config(tile=2, num_warps=8),
 }
-# The same, for any number of tokens, of a merge that reads no row besides the answer.
+# The same, for any number of tokens (measured: 1 and 512), of a merge that reads no row besides the
+# answer.
 MERGE_CONFIGS = CONFIGS | {8192: Config(tile=1, num_warps=16)}
 # Up to this hidden size the square of a merge's mix follows from sums over its two sources, all of
 # one reduction.  The sums take registers: beyond, a program less fits on an SM of two or three.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attnres_serve.kernels.triton import common, open_group, single_pass, two_phase
+from attnres_serve.kernels.triton import common, open_group, score_group, single_pass, two_phase
 from attnres_serve.model import backend
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.kernels import configs
@@ -117,6 +117,7 @@ def test_a_candidate_runs_with_its_own_tables(monkeypatch: pytest.MonkeyPatch) -
             two_phase.group_config_for(4096),
             open_group.LEAST,
             open_group.SIDE_BY_SIDE,
+            *(score_group.config_for(20, at) for at in (None, (9, 0))),
         )
 
     class Run:
@@ -136,7 +137,8 @@ def test_a_candidate_runs_with_its_own_tables(monkeypatch: pytest.MonkeyPatch) -
     assert run("single_pass/site1x4") == (own, own, *before[2:])
     assert run("two_phase/group1x2")[2] == (1, 2)
     assert run("two_phase/product")[3] == configs.ALWAYS.value
-    assert run("two_phase/one_by_one")[3:] == (configs.NEVER.value, {common.MAX_HIDDEN: 0})
+    assert run("two_phase/one_by_one")[3:5] == (configs.NEVER.value, {common.MAX_HIDDEN: 0})
+    assert run("two_phase/product16x128x1")[5:] == ((16, 128, 1), (16, 128, 1))
     assert in_use() == before
 
 
