@@ -27,12 +27,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put modules that start engines first: one that began last would leave a process idle.
-
-    Two of them wait for servers more than they compute, and one beside the other leave a core idle.
-    """
+    """Put modules that start engines first: one that began last would leave a process idle."""
     slow = {item.path for item in items if item.get_closest_marker("engine")}
-    items.sort(key=lambda item: (item.path.name != "test_start.py", item.path not in slow))
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True)
