@@ -223,7 +223,8 @@ def tokens_after_leaving(server, stream) -> float:
     until(lambda: idle(server), BUSY)
     before = value(metrics(server), "vllm:generation_tokens_total")
     body = {**LONG, "n": 8, "temperature": 1.0, "stream": stream}
-    with httpx.Client(base_url=server.url, timeout=0.5) as client:
+    patience = httpx.Timeout(BUSY, read=BUSY if stream else 0.1)  # all may take half a second
+    with httpx.Client(base_url=server.url, timeout=patience) as client:
         if stream:
             with client.stream("POST", "/v1/completions", json=body) as answer:
                 lines = answer.iter_lines()
