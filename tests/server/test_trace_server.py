@@ -134,8 +134,7 @@ def test_bad_requests(server, status, body, said):
 def test_a_client_that_goes_away_leaves_nothing(server, model):
     """Its generation is aborted, which is counted, and the next trace is answered.
 
-    Counters alone are read: a state that passes may be over before a busy machine asks for it.  The
-    server may hear late of a client as well, but not of each.
+    Counters alone are read: a state that passes may be over before a busy machine asks for it.
     """
 
     def counts() -> tuple[float, float, float]:
@@ -149,18 +148,16 @@ def test_a_client_that_goes_away_leaves_nothing(server, model):
     asked = json.dumps({"prompt": [3, 4, 5], "max_tokens": LONG})
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
     began = cancelled, served, generated = counts()
-    made = []
     while cancelled - began[0] < CLIENTS:
         assert served - began[1] <= CLIENTS, "answers are complete before clients can go away"
         with closing(HTTPConnection("127.0.0.1", server.client.base_url.port)) as client:
             client.request("POST", URL, asked, headers)
             until(lambda before=generated: counts()[2] > before, 30)
         until(lambda before=cancelled + served: sum(counts()[:2]) > before, 30)
-        before = generated
         cancelled, served, generated = counts()
-        made.append(generated - before)
     check(trace(server, prompt=[3, 4, 5]), model)
-    assert min(made) < 0.9 * LONG
+    late = served - began[1]  # whose answers were complete
+    assert generated - began[2] < (CLIENTS / 2 + late) * LONG
 
 
 def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
