@@ -65,9 +65,8 @@ def scatter(documents: Mapping[str, Rows]) -> list[str]:
     for name, rows in documents.items():
         apart, held = [], 0
         for row in rows:
-            rounds = row["block_us_rounds"]
-            low, middle, high = quantiles(rounds, n=4, method="inclusive")
-            apart.append((high - low) / middle)
+            rounds, us = row["block_us_rounds"], row["block_us"]
+            apart.append((us["q3"] - us["q1"]) / us["median"])
             held += max(rounds) > HELD_UP * min(rounds)
         tenths = quantiles(apart, n=10, method="inclusive")
         shares = (f"{share:.1%}".replace("%", " %") for share in (tenths[4], tenths[8]))

@@ -11,7 +11,7 @@ from checkpoints import write_alice_ai, write_standard
 from facts import FACTS
 from goldens import bound, check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine, run_named, run_verify
-from serving import TESTS
+from serving import FAMILY_GOLDENS
 
 from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.settings import ALGORITHMS
@@ -20,7 +20,7 @@ from tests.end_to_end.test_family_ways import check_every_way
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
-GOLDEN = TESTS / "family_goldens" / "alice_ai"
+GOLDEN = FAMILY_GOLDENS / "alice_ai"
 LINEAR, FULL = "linear_attention", "full_attention"
 VARIANTS = FACTS["alice_ai"].variants
 # Layers, layers of a block, and further keys of config.json.

@@ -3,16 +3,14 @@
 import pytest
 from facts import FACTS
 from goldens import check_executed, check_golden_over_http
-from serving import OURS, TESTS, running
+from serving import FAMILY_GOLDENS, OURS, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
-
-GOLDENS = TESTS / "family_goldens"
 
 
 def test_every_golden_is_served():
     served = {"qwen3_moe", "deepseek_v3", "qwen3_next", "kimi_linear", "alice_ai"}
-    assert {path.name for path in GOLDENS.iterdir()} == served
+    assert {path.name for path in FAMILY_GOLDENS.iterdir()} == served
 
 
 @pytest.mark.parametrize(
@@ -34,6 +32,6 @@ def test_a_golden_of_a_family(name, algorithm, tmp_path):
     """Alone, in a batch and, if vLLM has one on CPU, from the prefix cache."""
     flags = ("--dtype", "float32", "--max-model-len", "256", "--enforce-eager")
     flags += ("--enable-prompt-tokens-details", "--attnres-algorithm", algorithm)
-    with running(OURS, GOLDENS / name, tmp_path / "log", *flags) as server:
-        check_golden_over_http(server, GOLDENS / name, FACTS[name].caches_prefixes)
+    with running(OURS, FAMILY_GOLDENS / name, tmp_path / "log", *flags) as server:
+        check_golden_over_http(server, FAMILY_GOLDENS / name, FACTS[name].caches_prefixes)
         check_executed(server.info, algorithm, compiled=False)

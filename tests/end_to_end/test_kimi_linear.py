@@ -13,13 +13,13 @@ from checkpoints import write_house
 from facts.kimi_linear import KIMI_LAYERS
 from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_named, run_verify
-from serving import TESTS
+from serving import FAMILY_GOLDENS
 
 from attnres_serve.settings import ALGORITHMS
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
-GOLDEN = TESTS / "family_goldens" / "kimi_linear"
+GOLDEN = FAMILY_GOLDENS / "kimi_linear"
 FULL = [*range(4, 27, 4), 27]  # of the paper's 27 layers, those of full attention
 # Layers, layers of a block, and those of full attention.
 SHAPES = {

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import GOLDENS, write_kimi_names, write_titan
+from checkpoints import write_kimi_names, write_titan
 from safetensors import safe_open
+from serving import FAMILY_GOLDENS, GOLDENS
 
 from attnres_serve import plugin
 from attnres_serve.checkpoints.validate import validate
 from attnres_serve.formats import SERVED, by_name
 from attnres_serve.verify import own_class
 
-FAMILY_GOLDENS = GOLDENS.parent / "family_goldens"
 # Of formats without a golden.
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "qwen3_ar": lambda folder: write_kimi_names(folder, block_layers=2),

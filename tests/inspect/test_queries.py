@@ -11,12 +11,11 @@ import pytest
 from checkpoints import write_fla, write_house, write_standard
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from serving import DEMO, GOLDENS
+from serving import DEMO, FAMILY_GOLDENS, GOLDENS
 
 from attnres_serve import cli
 from attnres_serve.inspect import queries, queries_figure
 
-FAMILY_GOLDENS = GOLDENS.parent / "family_goldens"
 # Queries and key norms of attention, MLP and final site by the names of the formats.
 FLA = (
     ("model.layers.{}.attn_res_proj.weight", "model.layers.{}.attn_res_norm.weight"),

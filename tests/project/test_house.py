@@ -48,10 +48,15 @@ def files(package: Path = PACKAGE) -> Iterator[tuple[str, Path]]:
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
+def nodes(path: Path) -> Iterator[ast.AST]:
+    """All that the source of a file consists of."""
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
 def imported(path: Path) -> set[str]:
     """Modules of ours that a file imports, wherever it does, by their names below the package."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnres_serve"):
             below = (node.module or "").partition(".")[2]
             found |= {f"{below}.{name.name}".strip(".") for name in node.names}
@@ -66,9 +71,12 @@ def imported(path: Path) -> set[str]:
 
 def packages(path: Path) -> set[str]:
     """Top-level packages that a file imports, wherever it does."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    names += [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names = set()
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            names |= {name.name for name in node.names}
     return {name.partition(".")[0] for name in names}
 
 
@@ -158,7 +166,7 @@ def test_vllms_configuration_is_read_where_the_floors_say() -> None:
         module
         for module, path in files()
         if not module.startswith(("compat.", "model."))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("model_config", "hf_config")
     }
     assert found == READERS

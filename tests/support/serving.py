@@ -20,6 +20,7 @@ TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 DEMO = TESTS.parent / "examples" / "demo" / "checkpoint"
 GOLDENS = TESTS / "goldens"
+FAMILY_GOLDENS = TESTS / "family_goldens"
 START_TIMEOUT = 420  # seconds; a compiled start takes 40 to 100 on two cores
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, half_ulp
 from torch import Tensor
-from triton_cases import Spy, cases
+from triton_cases import Spy, cases, zeros
 from triton_interpreter import (
     DEVICE,
     ON_GPU,
@@ -314,13 +314,13 @@ def test_many_tokens_compile_what_few_need(
     ) -> list[tuple[int, ...]]:
         spy.grids.clear()
         monkeypatch.setattr(triton_single_pass, "starts_early", lambda device: early)
-        bank = _zeros(tokens, 5, hidden, dtype=dtype)
+        bank = zeros(tokens, 5, hidden, dtype=dtype)
         triton_single_pass.launch(
-            *(bank[:, 4].clone(), bank, _zeros(hidden, dtype=torch.float32)),
-            _zeros(hidden, dtype=weight_dtype),
-            _zeros(1, dtype=torch.float32) if bias else None,
+            *(bank[:, 4].clone(), bank, zeros(hidden, dtype=torch.float32)),
+            zeros(hidden, dtype=weight_dtype),
+            zeros(1, dtype=torch.float32) if bias else None,
             torch.empty_like(bank[:, 4]),
-            answers=(bank.transpose(0, 1), _zeros(5, tokens)) if answers else None,
+            answers=(bank.transpose(0, 1), zeros(5, tokens)) if answers else None,
             **{"row": 3, "fresh": fresh, "key_eps": KEY_EPS, "norm_eps": NORM_EPS},
         )
         return spy.grids
@@ -332,77 +332,73 @@ def test_many_tokens_compile_what_few_need(
     assert run() == [(129,)]
 
 
-def _zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.zeros(*shape, dtype=dtype, device=DEVICE)
-
-
 REFUSALS = {
     "delta of three dimensions": (
-        lambda: {"delta": _zeros(4, 1, 96)},
+        lambda: {"delta": zeros(4, 1, 96)},
         r"delta must be \[tokens, hidden\] and bank \[tokens, slots, hidden\], not \[4, 1, 96\]",
     ),
-    "other tokens": (lambda: {"bank": _zeros(3, 5, 96)}, r"bank \[3, 5, 96\] does not fit delta"),
-    "other hidden size": (lambda: {"bank": _zeros(4, 5, 95)}, "does not fit delta"),
+    "other tokens": (lambda: {"bank": zeros(3, 5, 96)}, r"bank \[3, 5, 96\] does not fit delta"),
+    "other hidden size": (lambda: {"bank": zeros(4, 5, 95)}, "does not fit delta"),
     "hidden size zero": (
-        lambda: {"delta": _zeros(4, 0), "bank": _zeros(4, 5, 0)},
+        lambda: {"delta": zeros(4, 0), "bank": zeros(4, 5, 0)},
         "hidden size 0 is outside",
     ),
     "hidden size too large": (
-        lambda: {"delta": _zeros(1, MAX_HIDDEN + 1), "bank": _zeros(1, 4, MAX_HIDDEN + 1)},
+        lambda: {"delta": zeros(1, MAX_HIDDEN + 1), "bank": zeros(1, 4, MAX_HIDDEN + 1)},
         f"hidden size {MAX_HIDDEN + 1} is outside 1..{MAX_HIDDEN}",
     ),
     "row behind the bank": (lambda: {"row": 5}, "row 5 is outside the 5 slots of the bank"),
     "negative row": (lambda: {"row": -1}, "row -1 is outside"),
-    "integer delta": (lambda: {"delta": _zeros(4, 96, dtype=torch.int32)}, "delta is torch.int32"),
-    "double delta": (lambda: {"delta": _zeros(4, 96, dtype=torch.float64)}, "torch.float64, not"),
+    "integer delta": (lambda: {"delta": zeros(4, 96, dtype=torch.int32)}, "delta is torch.int32"),
+    "double delta": (lambda: {"delta": zeros(4, 96, dtype=torch.float64)}, "torch.float64, not"),
     "bank of another dtype": (
-        lambda: {"bank": _zeros(4, 5, 96, dtype=torch.float16)},
+        lambda: {"bank": zeros(4, 5, 96, dtype=torch.float16)},
         "bank is torch.float16 but delta is torch.bfloat16",
     ),
-    "query not in float32": (lambda: {"query": _zeros(96)}, "query is torch.bfloat16; it is fold"),
+    "query not in float32": (lambda: {"query": zeros(96)}, "query is torch.bfloat16; it is fold"),
     "bias of another size": (
-        lambda: {"bias": _zeros(2, dtype=torch.float32)},
+        lambda: {"bias": zeros(2, dtype=torch.float32)},
         r"bias is \[2\] torch.float32, not \[1\] torch.float32",
     ),
-    "bias in a half": (lambda: {"bias": _zeros(1)}, r"bias is \[1\] torch.bfloat16, not"),
+    "bias in a half": (lambda: {"bias": zeros(1)}, r"bias is \[1\] torch.bfloat16, not"),
     "integer weight": (
-        lambda: {"norm_weight": _zeros(96, dtype=torch.int8)},
+        lambda: {"norm_weight": zeros(96, dtype=torch.int8)},
         "norm_weight is torch.int8",
     ),
     "query of another size": (
-        lambda: {"query": _zeros(95, dtype=torch.float32)},
+        lambda: {"query": zeros(95, dtype=torch.float32)},
         r"query is \[95\], not \[96\]",
     ),
     "weight of two dimensions": (
-        lambda: {"norm_weight": _zeros(1, 96)},
+        lambda: {"norm_weight": zeros(1, 96)},
         r"norm_weight is \[1, 96\], not \[96\]",
     ),
-    "out of another shape": (lambda: {"out": _zeros(4, 95)}, r"out is \[4, 95\] torch.bfloat16"),
+    "out of another shape": (lambda: {"out": zeros(4, 95)}, r"out is \[4, 95\] torch.bfloat16"),
     "out of another dtype": (
-        lambda: {"out": _zeros(4, 96, dtype=torch.float32)},
+        lambda: {"out": zeros(4, 96, dtype=torch.float32)},
         r"out is \[4, 96\] torch.float32 but delta",
     ),
     "query elsewhere": (
         lambda: {"query": torch.empty(96, device="meta")},
         f"query is on meta but delta on {DEVICE}",
     ),
-    "strided delta": (lambda: {"delta": _zeros(4, 192)[:, ::2]}, "delta must have unit stride"),
-    "strided bank": (lambda: {"bank": _zeros(4, 5, 192)[..., ::2]}, "bank must have unit stride"),
+    "strided delta": (lambda: {"delta": zeros(4, 192)[:, ::2]}, "delta must have unit stride"),
+    "strided bank": (lambda: {"bank": zeros(4, 5, 192)[..., ::2]}, "bank must have unit stride"),
     "strided query": (
-        lambda: {"query": _zeros(192, dtype=torch.float32)[::2]},
+        lambda: {"query": zeros(192, dtype=torch.float32)[::2]},
         "query must have unit stride",
     ),
-    "strided out": (lambda: {"out": _zeros(4, 192)[:, ::2]}, "out must have unit stride"),
+    "strided out": (lambda: {"out": zeros(4, 192)[:, ::2]}, "out must have unit stride"),
     "expanded bank": (
-        lambda: {"bank": _zeros(1, 5, 96).expand(4, 5, 96)},
+        lambda: {"bank": zeros(1, 5, 96).expand(4, 5, 96)},
         "bank is written and its rows overlap",
     ),
     "overlapping slots": (
-        lambda: {"bank": _zeros(4 * 5 * 96).as_strided((4, 5, 96), (480, 95, 1))},
+        lambda: {"bank": zeros(4 * 5 * 96).as_strided((4, 5, 96), (480, 95, 1))},
         "bank is written and its rows overlap",
     ),
     "expanded out": (
-        lambda: {"out": _zeros(1, 96).expand(4, 96)},
+        lambda: {"out": zeros(1, 96).expand(4, 96)},
         "out is written and its rows overlap",
     ),
 }
