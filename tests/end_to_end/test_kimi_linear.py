@@ -21,12 +21,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.families]
 
 GOLDEN = FAMILY_GOLDENS / "kimi_linear"
 FULL = [*range(4, 27, 4), 27]  # of the paper's 27 layers, those of full attention
-# Layers, layers of a block, and those of full attention.
+# Layers, layers of a block, those of full attention, and experts of 8 that a token has.  In a deep
+# random model float32 moves a router's scores by 1e-5, and two experts in 4000 choices lie closer:
+# there every token has all, and the shallow shapes tell whether the right ones are chosen.
 SHAPES = {
-    "the paper's": (27, 3, FULL),
-    "a block for each layer": (3, 1, [1]),
-    "a short last block": (5, 2, [3, 5]),
-    "one block": (4, 6, [2, 3]),
+    "the paper's": (27, 3, FULL, 8),
+    "a block for each layer": (3, 1, [1], 2),
+    "a short last block": (5, 2, [3, 5], 2),
+    "one block": (4, 6, [2, 3], 2),
 }
 # What Kimi K3 has beside: dense with everything, and with experts all that they allow.
 GATES = {"use_full_rank_gate": True, "gate_lower_bound": -5.0}
@@ -56,9 +58,11 @@ def layers_of(count: int, full: list[int]) -> dict[str, Any]:
     return {"linear_attn_config": {"kda_layers": kda, "full_attn_layers": full, **sizes}}
 
 
-def write_own(folder: Path, layers: int, block_layers: int, full: list[int], seed: int) -> Path:
+def write_own(
+    folder: Path, layers: int, block_layers: int, full: list[int], experts: int, seed: int
+) -> Path:
     """A checkpoint of the house format in Kimi Linear's own. Returns its folder."""
-    changes = layers_of(layers, full)
+    changes = layers_of(layers, full) | {"num_experts_per_token": experts}
     write_house(
         folder,
         "kimi_linear",
