@@ -34,6 +34,7 @@ class Command:
 
     def __init__(self, folder: Path, flags: tuple[str, ...], variables: dict[str, str]) -> None:
         self.port = free_port()
+        self.before = set(os.listdir("/dev/shm"))  # of killed processes whose numbers come again
         self.files = folder / "out", folder / "err"
         # An engine that ran in this process has set LD_PRELOAD for the processes after it.
         gone = ("VLLM_LOGGING", "LD_PRELOAD")
@@ -85,7 +86,7 @@ class Command:
             assert time.monotonic() < end, left
             time.sleep(0.02)
         names = [f"__KMP_REGISTERED_LIB_{process.pid}_{os.getuid()}" for process in processes]
-        assert not [name for name in names if Path("/dev/shm", name).exists()]
+        assert not {*names} & {*os.listdir("/dev/shm")} - self.before
         return status, seconds
 
 
