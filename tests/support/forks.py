@@ -16,7 +16,12 @@ from attnres_serve.server.start import preload
 ROOT = Path(__file__).parents[2]
 # Tiny models gain nothing by a second thread, and two engines side by side would wait for each
 # other's at every operator.  OpenMP reads it when it is loaded, which is before a fork.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Intel's OpenMP would bind the first thread of every fork to the first core, one for all.
+    "KMP_AFFINITY": "none",
+}
 # Variables that are read late enough, with the values that do not say what is imported.
 LATE = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_PLUGINS": "attnres"}
 LATE_ANY = {  # whatever the value
