@@ -21,9 +21,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.families]
 
 GOLDEN = FAMILY_GOLDENS / "kimi_linear"
 FULL = [*range(4, 27, 4), 27]  # of the paper's 27 layers, those of full attention
-# Layers, layers of a block, those of full attention, and experts of 8 that a token has.  In a deep
-# random model float32 moves a router's scores by 1e-5, and two experts in 4000 choices lie closer:
-# there every token has all, and the shallow shapes tell whether the right ones are chosen.
+# Layers, layers of a block, those of full attention, and how many of 8 experts a token has.
+# In 27 random layers float32 moves a router's scores by up to 1e-5.  Among some 4000 choices one is
+# often closer than that and falls the other way.  So every token there has all experts, and the
+# shallow shapes test the choice.
 SHAPES = {
     "the paper's": (27, 3, FULL, 8),
     "a block for each layer": (3, 1, [1], 2),

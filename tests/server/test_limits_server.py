@@ -10,7 +10,7 @@ from threading import Thread
 
 import httpx
 import pytest
-from faults import find
+from faults import find, suspended, value
 from serving import running_demo
 
 pytestmark = pytest.mark.engine
@@ -263,27 +263,28 @@ def test_bounds_of_a_request(client, path, asked, said):
 
 
 def test_requests_at_a_time(server, client):
-    """Streams hold their places; a client that leaves frees its own at once."""
+    """Streams hold their places; a client that leaves frees its own at once.
+
+    The engine says nothing meanwhile: it might be done before clients of a busy machine have asked.
+    ``test_limits`` has streams in their middle.
+    """
     long = {**COMPLETION, "max_tokens": 500, "ignore_eos": True, "stream": True}
-    engine = find(server.process.pid, "EngineCore")
-    engine.suspend()  # it may be done before clients of a busy machine have asked
-    try:
-        with client.stream("POST", "/v1/completions", json=long) as first:
-            with client.stream("POST", "/v1/completions", json=long):
-                for path in ("/v1/completions", "/v1/attn_res/trace", "/tokenize"):
-                    refused = client.post(path, json=COMPLETION)
-                    assert "2 requests" in error_of(refused, 429)
-                    assert int(refused.headers["retry-after"]) > 0
-                assert client.get("/health").status_code == 200
-                assert client.get("/v1/models").status_code == 200
-                error_of(client.get("/v1/attn_res"), 429)
-            # The second client has left before the engine said a word.
-            assert soon(lambda: client.post("/tokenize", json=COMPLETION).status_code == 200)
-            engine.resume()
-            assert b"[DONE]" in first.read()
-    finally:
+    engine, before = find(server.process.pid, "EngineCore"), generated(client)
+    with suspended(engine), client.stream("POST", "/v1/completions", json=long) as first:
+        with client.stream("POST", "/v1/completions", json=long):
+            for path in ("/v1/completions", "/v1/attn_res/trace", "/tokenize"):
+                refused = client.post(path, json=COMPLETION)
+                assert "2 requests" in error_of(refused, 429)
+                assert int(refused.headers["retry-after"]) > 0
+            assert client.get("/health").status_code == 200
+            assert client.get("/v1/models").status_code == 200
+            error_of(client.get("/v1/attn_res"), 429)
+        # The second client has left.
+        assert soon(lambda: client.post("/tokenize", json=COMPLETION).status_code == 200)
         engine.resume()
+        assert b"[DONE]" in first.read()
     assert soon(lambda: running_requests(client) == 0)
+    assert generated(client) - before < 2 * 500, "what it asked for was generated"
     answers = [client.post("/v1/completions", json=COMPLETION).status_code for _ in range(4)]
     assert answers == [200] * 4
 
@@ -299,8 +300,11 @@ def soon(condition) -> bool:
 
 
 def running_requests(client) -> float:
-    metrics = client.get("/metrics").text
-    return float(re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", metrics, re.M)[1])
+    return value(client.get("/metrics").text, "vllm:num_requests_running")
+
+
+def generated(client) -> float:
+    return value(client.get("/metrics").text, "vllm:generation_tokens_total")
 
 
 # --- text only

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import serving
 from bodies import BODIES, PATHS, post_malformed
-from faults import Watched, find, metrics, until, value
+from faults import Watched, find, in_slices, metrics, suspended, until, value
 from hypothesis import HealthCheck, given, settings
 from load import load, slopes, watched_memory
 from serving import DEMO, OURS, VLLMS, Server, free_port, tail
@@ -343,23 +343,19 @@ def test_sigterm_lets_requests_end(server):
                     begun[number].set()
         return lines
 
-    with ThreadPoolExecutor(9) as threads:
-        engine = find(server.process.pid, "EngineCore")
-        # They begin together and end 1000 tokens later, however long this test waits for its turn.
-        engine.suspend()
+    engine = find(server.process.pid, "EngineCore")
+    # They begin together and end 1000 tokens later, however long this test waits for its turn.
+    with ThreadPoolExecutor(9) as threads, suspended(engine):
         streams = [threads.submit(stream, number) for number in range(8)]
         trace = threads.submit(
             server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 1000}
         )
         time.sleep(3)  # the server, which has nothing else to do, has read them by then
-        engine.resume()
-        # The trace generates beside them or behind them.  Nothing is asked of the server meanwhile,
-        # which is busy with 8000 events: the engine would be done before it answered.
-        has_begun = [one.wait(BUSY) for one in begun]
-        engine.suspend()
+        # The trace generates beside them or behind them.
+        in_slices(engine, lambda: all(one.is_set() for one in begun), BUSY)
         time.sleep(1)  # what the engine said before, has arrived
         ended = [each.result() for each in (*streams, trace) if each.done()]
-        assert all(has_begun) and not ended, f"{has_begun} have begun, {ended} ended"
+        assert not ended, f"too short to tell: {ended}"
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, BUSY)
         assert server.client.get("/health").status_code == 200

@@ -34,7 +34,8 @@ class Command:
 
     def __init__(self, folder: Path, flags: tuple[str, ...], variables: dict[str, str]) -> None:
         self.port = free_port()
-        self.before = set(os.listdir("/dev/shm"))  # of killed processes whose numbers come again
+        # Among them files of killed processes, whose numbers may be given again.
+        self.before = set(os.listdir("/dev/shm"))
         self.files = folder / "out", folder / "err"
         # An engine that ran in this process has set LD_PRELOAD for the processes after it.
         gone = ("VLLM_LOGGING", "LD_PRELOAD")

@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ from load import tree
 from serving import Server
 
 SHARED = "/dev/shm/"
+SLICE, PAUSE = 0.02, 0.2  # seconds
 
 
 def find(pid: int, title: str) -> psutil.Process:
@@ -53,6 +55,33 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < end, f"it did not happen in {seconds} s"
         time.sleep(0.02)
+
+
+@contextmanager
+def suspended(process: psutil.Process) -> Iterator[None]:
+    """Hold a process still. It goes on at the end, if it has not ended."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def in_slices(process: psutil.Process, condition: Callable[[], bool], seconds: float) -> None:
+    """Let a suspended process go on a little at a time until the condition holds.
+
+    A fast engine may be done with a whole answer before a client of a busy machine looks.
+    """
+
+    def holds() -> bool:
+        process.resume()
+        time.sleep(SLICE)
+        process.suspend()
+        time.sleep(PAUSE)  # what it said arrives
+        return condition()
+
+    until(holds, seconds)
 
 
 def metrics(server: Server) -> str:

@@ -16,12 +16,7 @@ from attnres_serve.server.start import preload
 ROOT = Path(__file__).parents[2]
 # Tiny models gain nothing by a second thread, and two engines side by side would wait for each
 # other's at every operator.  OpenMP reads it when it is loaded, which is before a fork.
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Intel's OpenMP would bind the first thread of every fork to the first core, one for all.
-    "KMP_AFFINITY": "none",
-}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # Variables that are read late enough, with the values that do not say what is imported.
 LATE = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_PLUGINS": "attnres"}
 LATE_ANY = {  # whatever the value
@@ -64,8 +59,12 @@ class Forked:
 
 class _Zygote:
     def __init__(self) -> None:
-        # As `serve` begins again, which a fork cannot.
-        self.env = {"LD_PRELOAD": ":".join(map(str, preload.libraries()))} | LATE | ONE_THREAD
+        self.own = {
+            # As `serve` begins again, which a fork cannot.
+            "LD_PRELOAD": ":".join(map(str, preload.libraries())),
+            # Intel's OpenMP would bind the first thread of every fork to the first core.
+            "KMP_AFFINITY": "none",
+        }
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("zygote.py"))],
             stdin=subprocess.PIPE,
@@ -73,7 +72,7 @@ class _Zygote:
             text=True,
             bufsize=1,
             cwd=ROOT,
-            env=os.environ | self.env,
+            env=os.environ | self.own | LATE | ONE_THREAD,
         )
         self.forked: list[Forked] = []
         atexit.register(self.end)
@@ -82,7 +81,7 @@ class _Zygote:
     def fork(self, argv: list[str], env: dict[str, str], out: Path, err: Path) -> Forked:
         forked = Forked()
         self.forked.append(forked)
-        env = {"LD_PRELOAD": self.env["LD_PRELOAD"]} | env
+        env = self.own | env
         request = {"id": len(self.forked) - 1, "argv": argv, "env": env}
         request |= {"out": str(out), "err": str(err)}
         self.process.stdin.write(json.dumps(request) + "\n")

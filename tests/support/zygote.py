@@ -98,7 +98,6 @@ def become(id: int, argv: list[str], env: dict[str, str], out: str, err: str) ->
         os.dup2(1, 2)  # one place in the file for both
     os.environ.clear()
     os.environ.update(env)
-    os.nice(5)  # behind the tests, whose clients leave and ask at moments of an engine's work
     sys.path[1:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     if argv[0] == "-m":
         sys.argv[:] = ["-m", *argv[2:]]
