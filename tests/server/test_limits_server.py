@@ -5,7 +5,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from threading import Thread
 
 import httpx
@@ -270,18 +270,19 @@ def test_requests_at_a_time(server, client):
     """
     long = {**COMPLETION, "max_tokens": 500, "ignore_eos": True, "stream": True}
     engine, before = find(server.process.pid, "EngineCore"), generated(client)
-    with suspended(engine), client.stream("POST", "/v1/completions", json=long) as first:
-        with client.stream("POST", "/v1/completions", json=long):
-            for path in ("/v1/completions", "/v1/attn_res/trace", "/tokenize"):
-                refused = client.post(path, json=COMPLETION)
-                assert "2 requests" in error_of(refused, 429)
-                assert int(refused.headers["retry-after"]) > 0
-            assert client.get("/health").status_code == 200
-            assert client.get("/v1/models").status_code == 200
-            error_of(client.get("/v1/attn_res"), 429)
-        # The second client has left.
-        assert soon(lambda: client.post("/tokenize", json=COMPLETION).status_code == 200)
-        engine.resume()
+    with ExitStack() as stack:
+        with suspended(engine):
+            first = stack.enter_context(client.stream("POST", "/v1/completions", json=long))
+            with client.stream("POST", "/v1/completions", json=long):
+                for path in ("/v1/completions", "/v1/attn_res/trace", "/tokenize"):
+                    refused = client.post(path, json=COMPLETION)
+                    assert "2 requests" in error_of(refused, 429)
+                    assert int(refused.headers["retry-after"]) > 0
+                assert client.get("/health").status_code == 200
+                assert client.get("/v1/models").status_code == 200
+                error_of(client.get("/v1/attn_res"), 429)
+            # The second client has left.
+            assert soon(lambda: client.post("/tokenize", json=COMPLETION).status_code == 200)
         assert b"[DONE]" in first.read()
     assert soon(lambda: running_requests(client) == 0)
     assert generated(client) - before < 2 * 500, "what it asked for was generated"

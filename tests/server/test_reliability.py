@@ -345,27 +345,27 @@ def test_sigterm_lets_requests_end(server):
 
     engine = find(server.process.pid, "EngineCore")
     # They begin together and end 1000 tokens later, however long this test waits for its turn.
-    with ThreadPoolExecutor(9) as threads, suspended(engine):
-        streams = [threads.submit(stream, number) for number in range(8)]
-        trace = threads.submit(
-            server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 1000}
-        )
-        time.sleep(3)  # the server, which has nothing else to do, has read them by then
-        # The trace generates beside them or behind them.
-        in_slices(engine, lambda: all(one.is_set() for one in begun), BUSY)
-        time.sleep(1)  # what the engine said before, has arrived
-        ended = [each.result() for each in (*streams, trace) if each.done()]
-        assert not ended, f"too short to tell: {ended}"
-        server.process.send_signal(signal.SIGTERM)
-        until(lambda: server.client.get("/ready").status_code == 503, BUSY)
-        assert server.client.get("/health").status_code == 200
-        assert "vllm:" in metrics(server)
-        refused = server.client.post("/v1/completions", json={"prompt": "x"})
-        assert refused.status_code == 503
-        assert int(refused.headers["retry-after"]) > 0
-        assert "stopping" in refused.json()["error"]["message"]
-        assert not any(each.done() for each in (*streams, trace))
-        engine.resume()
+    with ThreadPoolExecutor(9) as threads:
+        with suspended(engine):
+            streams = [threads.submit(stream, number) for number in range(8)]
+            trace = threads.submit(
+                server.client.post, "/v1/attn_res/trace", json={**TRACE, "max_tokens": 1000}
+            )
+            time.sleep(3)  # the server, which has nothing else to do, has read them by then
+            # The trace generates beside them or behind them.
+            in_slices(engine, lambda: all(one.is_set() for one in begun), BUSY)
+            time.sleep(1)  # what the engine said before, has arrived
+            ended = [each.result() for each in (*streams, trace) if each.done()]
+            assert not ended, f"too short to tell: {ended}"
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: server.client.get("/ready").status_code == 503, BUSY)
+            assert server.client.get("/health").status_code == 200
+            assert "vllm:" in metrics(server)
+            refused = server.client.post("/v1/completions", json={"prompt": "x"})
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert "stopping" in refused.json()["error"]["message"]
+            assert not any(each.done() for each in (*streams, trace))
         for each in streams:
             lines = each.result()
             assert lines[-1] == "data: [DONE]"
