@@ -16,7 +16,10 @@ PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 export VENV
 # Tests start hundreds of processes, which would each compile our modules.
 unexport PYTHONDONTWRITEBYTECODE
+# Tests and measurements start several engines at once.  `serve` takes what the model needs.
+ifeq (,$(filter serve,$(MAKECMDGOALS)))
 export VLLM_CPU_KVCACHE_SPACE ?= 1
+endif
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' attnres_serve/__init__.py)
 CONTAINER ?= $(shell for tool in docker podman; do $$tool info >/dev/null 2>&1 && echo $$tool && break; done)

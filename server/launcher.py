@@ -16,7 +16,7 @@ from typing import Any
 
 import attnres_serve
 from attnres_serve import settings
-from attnres_serve.checkpoints import hub, needs
+from attnres_serve.checkpoints import cache, hub, needs
 from attnres_serve.checkpoints.validate import validate_model
 from attnres_serve.compat import compiler, openai_server, start_events
 from attnres_serve.errors import CheckpointError, SettingError
@@ -82,7 +82,10 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
             f"found the model {other!r} among the flags; give the checkpoint once, right after "
             "`serve`."
         )
-    model = check_checkpoint(name, words)
+    model, kept = check_checkpoint(name, words)
+    chosen = {"kv_cache_memory_bytes": kept.size} if kept and kept.is_chosen else {}
+    if not os.environ.get(cache.VARIABLE, "").strip():
+        os.environ.pop(cache.VARIABLE, None)  # vLLM reads no number in an empty one
     backend_choice.require(own.attnres_backend)
     compiler.require(words)
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
@@ -110,7 +113,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     )
     openai_server.run_server(
         model,
-        DEFAULTS | SERVER_DEFAULTS,
+        DEFAULTS | SERVER_DEFAULTS | chosen,
         [*address, *vllm_arguments],
         settings.given(own),
         keys,
@@ -151,13 +154,16 @@ def bundled_demo() -> str:
     return str(folder)
 
 
-def check_checkpoint(name: str, words: list[str] | None = None) -> str:
-    """Validate a checkpoint by its files; return the name to pass to vLLM as the model.
+def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, cache.Cache | None]:
+    """Validate a checkpoint by its files.
 
     Args:
         name: a folder, or a Hugging Face model id.
         words: flags of vLLM's, with those of a file.  ``--revision`` is that of a model id; with
             ``--load-format dummy`` no weights are read, and config.json alone must fit.
+
+    Returns:
+        The name to pass to vLLM as the model, and the cache that it will have on a CPU.
 
     Raises:
         CheckpointError: it cannot be served exactly as it was trained, or lacks what it needs.
@@ -169,8 +175,9 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> str:
     folder = hub.local_path(name)
     translation = found.translated(name)
     needs.validate(name, translation, folder, words)
-    start_events.tell("model", facts=facts.of_checkpoint(name, translation))
-    return str(folder or name)
+    kept = cache.of(name, translation, words)
+    start_events.tell("model", facts=facts.of_checkpoint(name, translation, kept))
+    return str(folder or name), kept
 
 
 def check_port(host: str, port: int) -> None:

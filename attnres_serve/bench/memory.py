@@ -11,18 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
+from attnres_serve.compat import memory
 
 SMALL = 2**21  # bytes: below a huge page
 SHARE = 4  # at most this part of the memory that is left is held
 BUDDIES = Path("/proc/buddyinfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @contextmanager
 def pieces_held() -> Iterator[int]:
     """Hold the small pieces for the time of the context; gives how many bytes that are."""
-    size = min(in_pieces(), left() // SHARE) // mmap.PAGESIZE * mmap.PAGESIZE
+    size = min(in_pieces(), memory.left() // SHARE) // mmap.PAGESIZE * mmap.PAGESIZE
     if not size:
         yield 0
         return
@@ -42,12 +41,3 @@ def in_pieces() -> int:
                 piece = mmap.PAGESIZE << order
                 total += int(count) * piece if piece < SMALL else 0
     return total
-
-
-def left() -> int:
-    """Bytes that may still be taken, by the machine and by the limit of a container."""
-    found = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):  # no limit: no such file, or "max"
-        limit, used = (int((CGROUP / f"memory.{what}").read_text()) for what in ("max", "current"))
-        found = min(found, max(limit - used, 0))
-    return found

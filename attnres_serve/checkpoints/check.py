@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnres_serve import formats
-from attnres_serve.checkpoints import hub, needs
+from attnres_serve.checkpoints import cache, hub, needs
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import is_draft, is_left_over, site_of
 from attnres_serve.checkpoints.validate import Checkpoint, validate
@@ -44,6 +44,7 @@ def check(name: str, as_json: bool) -> None:
         facts = describe(checkpoint) | needs.facts(folder)
         needs.validate(name, translation, folder)
         needs.validate_quantized(name, checkpoint.inventory)
+        facts |= _cache(cache.of(name, translation))
     except CheckpointError as error:
         if as_json:
             print(json.dumps({"checkpoint": name, "served": False, "reason": str(error), **facts}))
@@ -109,6 +110,13 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "kv_cache_bytes_per_token": family.cache_elements(config) * BYTES[dtype],
         "state_bytes_per_sequence": family.state_bytes(config, BYTES[dtype]),
     }
+
+
+def _cache(found: cache.Cache | None) -> dict[str, Any]:
+    """The facts about the cache that ``serve`` would take on this machine, if that can be told."""
+    if found is None:
+        return {}
+    return {"cache": str(found), "cache_bytes": found.size, "cache_tokens": found.tokens}
 
 
 def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header], int]:
@@ -190,6 +198,8 @@ def render(facts: Mapping[str, Any]) -> str:
     ):
         if not facts[fact]:
             del lines[name]
+    if "cache" in facts:
+        lines["cache here"] = f"{facts['cache']}, which `serve` takes"
     if facts["left_aside"]:
         lines["left aside"] = f"{facts['left_aside']} tensors that predict further tokens"
     if not facts["blocks"]:

@@ -22,7 +22,10 @@ TOKENIZERS = (
     *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece*.model", "tokenization_*.py"),
 )
 WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # tokens are bytes
-SUFFIXES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}  # that vLLM takes in numbers of tokens
+SUFFIXES = {  # that vLLM takes in numbers of tokens and bytes
+    **{"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
+    **{"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
+}
 UNSTATED = 2048  # tokens that vLLM takes for the context of a recurrent model that states none
 # Flags and variables with which vLLM takes more tokens than config.json states, or fewer.
 OTHER_CONTEXT = ("--hf-overrides", "--disable-sliding-window", "--rope-scaling")
@@ -127,7 +130,7 @@ def validate_context(name: str, translation: Translation, words: list[str]) -> N
     Raises:
         SettingError: it is longer than the model's context.
     """
-    asked = _tokens(value_of("--max-model-len", words))
+    asked = number(value_of("--max-model-len", words))
     free = os.environ.get(LONGER, "0").strip().lower() in ("1", "true")
     others = [word for word in map(usual, words) if word.startswith(OTHER_CONTEXT)]
     config = translation.config
@@ -183,9 +186,9 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
-def _tokens(value: str | None) -> int | None:
-    """A number of tokens as vLLM reads it; None where it is none, or left to vLLM."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmKM]?)", (value or "").strip())
+def number(value: str | None) -> int | None:
+    """A number of tokens or bytes as vLLM reads it; None where it is none, or left to vLLM."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", (value or "").strip())
     return int(float(found[1]) * SUFFIXES.get(found[2], 1)) if found else None
 
 

@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from attnres_serve import __version__
+from attnres_serve.checkpoints.cache import Cache
 from attnres_serve.compat import source
 from attnres_serve.depth.sites import sites
 from attnres_serve.formats.translation import Translation
@@ -23,8 +24,8 @@ def _installed(package: str) -> str:
         return ""
 
 
-def of_checkpoint(name: str, translation: Translation) -> dict[str, str]:
-    """The name that was given for a checkpoint, and the layout of its residuals."""
+def of_checkpoint(name: str, translation: Translation, cache: Cache | None) -> dict[str, str]:
+    """The name that was given for a checkpoint, the layout of its residuals, and its cache."""
     spec = translation.spec
     layout = f"format {translation.format}, family {translation.base}, "
     if spec is None:
@@ -35,4 +36,4 @@ def of_checkpoint(name: str, translation: Translation) -> dict[str, str]:
             f"{spec.num_blocks} blocks over {spec.num_sublayers} sublayers{full}, "
             f"{len(sites(spec))} sites"
         )
-    return {"model": name, "layout": layout}
+    return {"model": name, "layout": layout} | ({"KV cache": str(cache)} if cache else {})

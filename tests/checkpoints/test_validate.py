@@ -84,7 +84,7 @@ def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.Monkey
     read = []
     original = validate.read_config
     monkeypatch.setattr(validate, "read_config", lambda path: read.append(path) or original(path))
-    assert launcher.check_checkpoint(str(folder)) == str(folder)
+    assert launcher.check_checkpoint(str(folder))[0] == str(folder)
     assert read == [folder]
 
 

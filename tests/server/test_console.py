@@ -551,7 +551,7 @@ def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, capfd, is_give
         monkeypatch.delenv(name)
     monkeypatch.setenv("VLLM_PLUGINS", "attnres")
     monkeypatch.setenv(start_events.VARIABLE, "1")
-    monkeypatch.setattr(launcher, "check_checkpoint", lambda name, words: name)
+    monkeypatch.setattr(launcher, "check_checkpoint", lambda name, words: (name, None))
     monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
     monkeypatch.setattr(launcher.openai_server, "run_server", lambda *_: None)
     own = cli.build_parser().parse_args(["serve"])

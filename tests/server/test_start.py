@@ -168,7 +168,8 @@ def server(tmp_path_factory) -> Iterator[Command]:
     folder = tmp_path_factory.mktemp("server")
     keys = folder / "keys"
     keys.write_text(KEY)
-    with begun(folder, "--api-key-file", str(keys), *EAGER) as command:
+    variables = {"VLLM_CPU_KVCACHE_SPACE": ""}  # the size is the command's own choice
+    with begun(folder, "--api-key-file", str(keys), *EAGER, **variables) as command:
         command.wait_for("metrics")
         time.sleep(0.5)
         yield command
@@ -181,6 +182,7 @@ def test_a_start_says_what_is_served_how_and_where(server):
     for fact in (
         *("format house", "family llama", "4 blocks", "17 sites"),
         *("algorithm single_pass", "backend cpp"),
+        "KV cache  1.0 GiB, 262,144 tokens",
     ):
         assert fact in text
     for phase in ("import vLLM", "load the weights", "compile, warm up"):

@@ -1,0 +1,67 @@
+"""Memory that may still be taken, by the machine and by the limits of control groups."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+SYSTEM = Path("/sys/fs/cgroup")
+GROUPS = Path("/proc/self/cgroup")
+NODES = Path("/sys/devices/system/node")
+# Of each version of control groups: where they are, the files of the limit and of the use, and the
+# part of the use that the kernel takes back when memory is short (files that were read).
+_VERSIONS = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def left() -> int:
+    """Bytes that the machine and every limit of a container or a service leave."""
+    import psutil  # vLLM requires it, and nothing asks without vLLM
+
+    return max(min([psutil.virtual_memory().available, *_left_in_groups()]), 0)
+
+
+def left_on_a_node() -> int:
+    """Bytes that are left on the memory node with processors that has the fewest of them.
+
+    A worker on CPU takes its memory from one node.  Without nodes this is what is left.
+    """
+    found = []
+    for node in NODES.glob("node[0-9]*"):
+        with suppress(OSError, ValueError, KeyError):
+            lines = (line.split() for line in (node / "meminfo").read_text().splitlines())
+            sizes = {words[2].rstrip(":"): int(words[3]) * 1024 for words in lines}
+            if (node / "cpulist").read_text().strip():
+                files = sizes["Active(file)"] + sizes["Inactive(file)"]
+                found.append(sizes["MemFree"] + files + sizes["SReclaimable"])
+    return min([*found, left()])
+
+
+def _left_in_groups() -> Iterator[int]:
+    """What each group that this process is in may still take; nothing of a group without limit."""
+    try:
+        groups = [line.split(":", 2) for line in GROUPS.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in groups:
+        for version in {*controllers.split(",")} & {*_VERSIONS}:
+            folder, limit, used, reclaimed = _VERSIONS[version]
+            top = SYSTEM / folder
+            # A container may see its own group as the top, whatever its path is called.
+            here = Path(os.path.normpath(f"{top}/{path}"))
+            for group in {top, here, *here.parents}:
+                if group == top or top in group.parents:
+                    with suppress(OSError, ValueError):  # no limit: no such file, or "max"
+                        sizes = (group / name for name in (limit, used))
+                        most, taken = (int(size.read_text()) for size in sizes)
+                        yield most - taken + _counted(group / "memory.stat", reclaimed)
+
+
+def _counted(statistics: Path, name: str) -> int:
+    with suppress(OSError):
+        for line in statistics.read_text().splitlines():
+            if line.partition(" ")[0] == name:
+                return int(line.split()[1])
+    return 0
