@@ -31,6 +31,21 @@ def value_of(flag: str, words: list[str]) -> str | None:
     return value  # of several the last counts, as for vLLM's parser
 
 
+def values_of(flag: str, words: list[str]) -> list[str]:
+    """The values of a flag of vLLM's that takes several, up to the next flag."""
+    found: list[str] = []
+    is_value = False
+    for word in words:
+        name, equals, given = usual(word).partition("=")
+        if name == flag:
+            found, is_value = [given] if equals else [], not equals
+        elif word.startswith("-"):
+            is_value = False
+        elif is_value:
+            found.append(word)
+    return found
+
+
 def names(add_arguments: Callable[[argparse.ArgumentParser], None]) -> frozenset[str]:
     """The names of the flags that a function adds to a parser."""
     parser = argparse.ArgumentParser()

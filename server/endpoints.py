@@ -42,6 +42,7 @@ class EndpointPlugin:
         openai_app.read_http_by("attnres_serve.server.bounds.headers:BoundedHeaders")
         protect(app)
         read_to_first_error(app)
+        prepare.routes()
 
     async def init_state(self, engine_client, state, args) -> None:
         """The routes reach the engine through ``state.engine_client``."""

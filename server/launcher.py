@@ -22,6 +22,8 @@ from attnres_serve.compat import compiler, openai_server, start_events
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
 from attnres_serve.model import backend as backend_choice
+from attnres_serve.plugin import OWN_NAMES
+from attnres_serve.server import adapters
 from attnres_serve.server.bounds import policy
 from attnres_serve.server.start import facts
 from attnres_serve.server.start.console import wants_log
@@ -175,6 +177,8 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
     folder = hub.local_path(name)
     translation = found.translated(name)
     needs.validate(name, translation, folder, words)
+    if translation.format not in OWN_NAMES:  # whose adapters are refused when vLLM is configured
+        adapters.check(words, found)
     kept = cache.of(name, translation, words)
     start_events.tell("model", facts=facts.of_checkpoint(name, translation, kept))
     return str(folder or name), kept

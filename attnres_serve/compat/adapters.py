@@ -1,7 +1,10 @@
 """LoRA adapters: what vLLM's layers do not take, known before an engine starts.
 
-What only an adapter itself shows is refused when it is loaded, see ``workarounds.whole_adapters``.
+What only an adapter's own files show is in ``adapter_files``, and what only the model that takes it
+in ``workarounds.whole_adapters``.
 """
+
+import re
 
 from attnres_serve.compat import host
 from attnres_serve.compat.backbone_limits import DELTA_NETS, OWN_MODULES, is_one_of
@@ -48,3 +51,19 @@ def problem(vllm_config, module: str, has_experts: bool) -> str | None:
         f"--lora-target-modules {named}; name layers beside the experts with it, for example "
         f"q_proj k_proj v_proj o_proj, or {REMEDY}"
     )
+
+
+def name_of(adapter: str) -> str:
+    """How the sentence begins that refuses an adapter."""
+    return f"the LoRA adapter {adapter!r}"
+
+
+def refusal_in(message: str, adapter: str) -> str | None:
+    """The sentence that refuses an adapter, out of what vLLM's engine says of it; None without one.
+
+    Args:
+        message: of the error that the engine's client raises.
+        adapter: its name.
+    """
+    found = re.search(rf"{re.escape(name_of(adapter))} .*\.(?=', please check|$)", message)
+    return found[0] if found else None

@@ -2,6 +2,7 @@
 
 from attnres_serve.compat import host, start_events
 from attnres_serve.compat.workarounds import (
+    adapter_refusals,
     amx,
     compiled_code,
     expert_map,
@@ -71,6 +72,11 @@ def worker(vllm_config) -> None:
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.
         if host.on_cpu() and not host.untested_version():
             compiled_code.accept()
+
+
+def routes() -> None:
+    """Called where a server's routes are made, before adapters are loaded (idempotent)."""
+    adapter_refusals.answer_in_a_sentence()
 
 
 def server(client) -> None:

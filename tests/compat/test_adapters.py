@@ -1,7 +1,9 @@
 """LoRA adapters that a model does not take, or not whole."""
 
 import importlib
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 from attnres_serve.compat import adapters, backbone_limits, host
 from attnres_serve.compat.workarounds import experts_beside_adapters, whole_adapters
+from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES, footprint
 from attnres_serve.families.family import Family
 
@@ -211,19 +214,68 @@ def test_names_of_vllm() -> None:
     assert "has the shapes" in (whole_adapters.problem({name: layer(12, 4)}, own, needed) or "")
 
 
-def test_adapters_of_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Loads an adapter into a worker of a model, as vLLM does, by what vLLM makes of its files."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
+    found: dict[str, Any] = {}
+
+    def of_vllm(self, request):
+        if isinstance(found["adapter"], Exception):
+            raise found["adapter"]
+        return found["adapter"]
+
+    monkeypatch.setattr(WorkerLoRAManager, "_load_adapter", of_vllm)
+    whole_adapters.require()
+    whole_adapters.require()
+    config = SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32)
+    request = SimpleNamespace(lora_name="mine", lora_path=str(tmp_path / "nowhere"))
+
+    def load(adapter: Any, own: SimpleNamespace, path: Path | None = None) -> Any:
+        found["adapter"] = adapter
+        worker: Any = SimpleNamespace(_adapter_manager=own, lora_config=config)
+        request.lora_path = str(path or tmp_path / "nowhere")
+        return WorkerLoRAManager._load_adapter(worker, request)  # type: ignore[arg-type]
+
+    return load
+
+
+def test_adapters_of_other_models_are_left_alone(loads) -> None:
     adapter = SimpleNamespace(loras={f"{ATTENTION}.o_proj": layer(8, 12)})
-    monkeypatch.setattr(WorkerLoRAManager, "_load_adapter", lambda self, request: adapter)
-    whole_adapters.require()
-    whole_adapters.require()
     own = manager()
-    worker = SimpleNamespace(_adapter_manager=own)
-    request = SimpleNamespace(lora_name="mine")
-    assert WorkerLoRAManager._load_adapter(worker, request) is adapter  # type: ignore[arg-type]
+    assert loads(adapter, own) is adapter
     own.model.attn_res_base = SimpleNamespace(needed=NEEDED)
     with pytest.raises(
         ValueError, match=r"the LoRA adapter 'mine' changes model.*o_proj, to which"
     ):
-        WorkerLoRAManager._load_adapter(worker, request)  # type: ignore[arg-type]
+        loads(adapter, own)
+
+
+def test_files_are_checked_before_vllm_reads_them(loads, tmp_path: Path) -> None:
+    own = manager()
+    own.model.attn_res_base = SimpleNamespace(needed=NEEDED)
+    with pytest.raises(SettingError, match=r"^the LoRA adapter 'mine' has no adapter_config"):
+        loads(RuntimeError("read"), own, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        (
+            "While loading /x, expected target modules in {'q_proj', 'v_proj'} but received "
+            "['model.layers.0.router', 'model.layers.0.router']. Please verify that the loaded "
+            "LoRA module is correct",
+            "changes model.layers.0.router, to which vLLM applies no adapter in this model;",
+        ),
+        ("Two\nlines", "cannot be loaded (Two); merge it into the weights."),
+        ("One line.", "cannot be loaded (One line); merge it into the weights."),
+    ],
+)
+def test_what_vllm_refuses_is_one_sentence(loads, reason: str, says: str) -> None:
+    own = manager()
+    own.model.attn_res_base = SimpleNamespace(needed=NEEDED)
+    with pytest.raises(SettingError) as caught:
+        loads(ValueError(reason), own)
+    assert str(caught.value).startswith(f"the LoRA adapter 'mine' {says}")
+    assert "\n" not in str(caught.value)

@@ -1,24 +1,31 @@
 """LoRA adapters of which vLLM would leave a part out without a word.
 
-vLLM 0.32 asks of an adapter's tensors whether the model has some layer of that last name, and
-nothing more.  What reaches no layer is left out: a layer of a number that the model does not have,
-one that ``--lora-target-modules`` leaves out, one that no wrapper fits, one that is run under a
-second name (``shared_expert_gate`` of Qwen2-MoE and Qwen3-Next is their experts' ``expert_gate``).
-What is smaller than its layer is filled up with zeros.  An adapter of ``kv_b_proj`` in latent
-attention changes nothing on a CPU, and at most the prefill on a GPU, as the weight is folded into
-others when it is loaded.  Those of ``q_proj`` and ``k_proj`` in Llama 4 are added in the order of
-rows that the weights had before it was changed for vLLM's rotary embedding.
+What the files of an adapter hold is checked first (``adapter_files``).  vLLM 0.32 asks of its
+tensors whether the model has some layer of that last name, and nothing more.  What reaches no layer
+is left out: a layer of a number that the model does not have, one that ``--lora-target-modules``
+leaves out, one that no wrapper fits, one that is run under a second name (``shared_expert_gate`` of
+Qwen2-MoE and Qwen3-Next is their experts' ``expert_gate``).  What is smaller than its layer is
+filled up with zeros.  An adapter of ``kv_b_proj`` in latent attention changes nothing on a CPU, and
+at most the prefill on a GPU, as the weight is folded into others when it is loaded.  Those of
+``q_proj`` and ``k_proj`` in Llama 4 are added in the order of rows that the weights had before it
+was changed for vLLM's rotary embedding.
 
 This can go with a vLLM whose ``WorkerLoRAManager._load_adapter`` raises for all of these.
 """
 
+import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import decoder
+from attnres_serve.compat import adapter_files, adapters, decoder
 from attnres_serve.errors import SettingError
 
 Shape = tuple[int, ...]
+UNAPPLIED = (
+    "changes {}, to which vLLM applies no adapter in this model; name the layer in "
+    "--lora-target-modules if that is given, and otherwise merge the adapter into the weights."
+)
 
 
 def require() -> None:
@@ -26,6 +33,7 @@ def require() -> None:
 
     The models of vLLM's own in this process take what they took before.
     """
+    from vllm.lora.utils import get_adapter_absolute_path
     from vllm.lora.worker_manager import WorkerLoRAManager
 
     own: Any = WorkerLoRAManager._load_adapter
@@ -33,16 +41,66 @@ def require() -> None:
         return
 
     def _load_adapter(self, lora_request):
-        adapter, manager = own(self, lora_request), self._adapter_manager
+        manager = self._adapter_manager
         base = getattr(manager.model, "attn_res_base", None)
-        if base is not None:
-            found = problem(adapter.loras, manager, base.needed)
-            if found is not None:
-                raise SettingError(f"the LoRA adapter {lora_request.lora_name!r} {found}")
+        if base is None:
+            return own(self, lora_request)
+        folder = Path(get_adapter_absolute_path(lora_request.lora_path))
+        found, adapter = None, None
+        if folder.is_dir():  # vLLM says what is not there
+            found = adapter_files.problem(folder, _described(self, base.needed))
+        if found is None:
+            try:
+                adapter = own(self, lora_request)
+            except (ValueError, RuntimeError) as error:
+                found = _in_one_sentence(str(error))
+            else:
+                found = problem(adapter.loras, manager, base.needed)
+        if found is not None:
+            raise SettingError(f"{adapters.name_of(lora_request.lora_name)} {found}")
         return adapter
 
     _load_adapter.requires_whole = True  # type: ignore[attr-defined]
     WorkerLoRAManager._load_adapter = _load_adapter  # type: ignore[method-assign]
+
+
+def _in_one_sentence(reason: str) -> str:
+    """What vLLM says of an adapter that it does not load, as the end of a sentence."""
+    unexpected = re.search(r"but received \['([^']+)'", reason)
+    if unexpected:
+        return UNAPPLIED.format(unexpected[1])
+    return (
+        f"cannot be loaded ({reason.partition(chr(10))[0].rstrip('.')}); merge it into the weights."
+    )
+
+
+def _described(worker: Any, needed: Mapping[str, Shape]) -> adapter_files.Model:
+    """What a worker of vLLM's knows of its model; adapters may use vLLM's names of layers."""
+    model, config = worker._adapter_manager.model, worker.lora_config
+    by_vllm = _by_names_of_vllm(model, needed)
+    return adapter_files.Model(
+        needed={**needed, **{f"{name}.weight": shape for name, shape in by_vllm.items()}},
+        most_rank=config.max_lora_rank,
+        has_table=lambda leaf, table: _has_table(model, leaf, table),
+        dtype=config.lora_dtype,
+    )
+
+
+def _has_table(model: Any, leaf: str, table: Any) -> bool:
+    """Whether a table equals the rows of it that this worker has, as they are served."""
+    import torch
+
+    # A tied head is the embedding under a second name.
+    every = model.named_modules(remove_duplicate=False)
+    found = next((module for name, module in every if name.rpartition(".")[2] == leaf), None)
+    layer = getattr(found, "base_layer", found)
+    if layer is None or decoder.is_elsewhere(layer):
+        return layer is not None
+    rows, weight = layer.shard_indices, layer.weight
+    first, last = rows.org_vocab_start_index, rows.org_vocab_end_index
+    if table.shape != (layer.org_vocab_size, weight.shape[-1]) or not weight.is_floating_point():
+        return False
+    return torch.equal(table[first:last].to(weight), weight[: last - first])
 
 
 def problem(layers: Mapping[str, Any], manager: Any, needed: Mapping[str, Shape]) -> str | None:
@@ -64,11 +122,7 @@ def problem(layers: Mapping[str, Any], manager: Any, needed: Mapping[str, Shape]
                 "not fit it; train it without that layer, or merge it into the weights."
             )
         if not _is_read(name, read):
-            return (
-                f"changes {name}, to which vLLM applies no adapter in this model; name the layer "
-                "in --lora-target-modules if that is given, and otherwise merge the adapter into "
-                "the weights."
-            )
+            return UNAPPLIED.format(name)
         weight = weights.get(name, ())
         if len(weight) > 2 and ".experts" not in name:
             return (

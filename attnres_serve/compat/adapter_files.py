@@ -1,0 +1,293 @@
+"""The folder of a LoRA adapter as PEFT saves it: whether all of it would be applied.
+
+vLLM leaves out tables that PEFT saved beside an adapter, scales by ranks that the tensors do not
+have, and does not look at values.  Every tensor of the file is used, or refused by its name.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+Shape = tuple[int, ...]
+CONFIG = "adapter_config.json"
+# The files of tensors that vLLM looks for, in its order.
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+# Keys of adapter_config.json that change what an adapter computes, which vLLM does not do.
+UNSUPPORTED = {
+    "modules_to_save": "whole layers that were trained beside it",
+    "trainable_token_indices": "rows of the embedding that were trained beside it",
+    "use_dora": "DoRA",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "lora_bias": "biases",
+    "alora_invocation_tokens": "activated LoRA",
+    "arrow_config": "Arrow routing",
+    "layer_replication": "layers that are replicated",
+}
+# What only gives an adapter its first values; the others change the base's weights as well.
+PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+MERGE = "merge it into the weights"
+_PREFIX = "base_model.model."
+_PART = re.compile(r"(?P<layer>.+)\.(?:lora_(?P<part>[AB])\.weight|lora_embedding_(?P<row>[AB]))")
+_TABLE = re.compile(r"(?:.*\.)?(?P<leaf>embed_tokens|lm_head)\.base_layer\.weight")
+_DEPTH = re.compile(r"_res_(proj|norm)$")
+_EXPERTS = ".experts"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of the model that an adapter is for.
+
+    Attributes:
+        needed: shapes of its weights by their names; empty if they are not known.
+        most_rank: the value of --max-lora-rank.
+        has_table: whether a table of an adapter's file, which belongs to ``embed_tokens`` or
+            ``lm_head``, equals the model's.
+        dtype: in which the adapter is run; None if that is not known.
+    """
+
+    needed: Mapping[str, Shape]
+    most_rank: int
+    has_table: Callable[[str, "Tensor"], bool]
+    dtype: "dtype | None" = None
+
+
+def problem(folder: Path, model: Model) -> str | None:
+    """Why an adapter would not be applied whole, as the end of a sentence; None if it would be.
+
+    Args:
+        folder: where PEFT saved it.
+        model: what is known of the model.
+    """
+    try:
+        config = _read_config(folder)
+        _check_config(config, model.most_rank)
+        _check_tensors(_read_tensors(folder), config, model)
+    except _NotWholeError as error:
+        return str(error)
+    return None
+
+
+class _NotWholeError(Exception):
+    """Holds the end of a sentence that begins with the adapter's name."""
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise _NotWholeError(f"has no {CONFIG} in {folder}; give the folder that PEFT saved.")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise _NotWholeError(
+            f"has an {CONFIG} that cannot be read as JSON ({error}); copy or save it again."
+        ) from None
+    if not isinstance(config, dict):
+        raise _NotWholeError(f"has an {CONFIG} that is no JSON object; copy or save it again.")
+    return config
+
+
+def _check_config(config: Mapping[str, Any], most_rank: int) -> None:
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise _NotWholeError(f"is of PEFT's type {kind!r}, and vLLM applies LORA alone; {MERGE}.")
+    for key in ("r", "lora_alpha", "target_modules"):
+        if key not in config:
+            raise _NotWholeError(f"has no {key} in {CONFIG}; copy or save it again.")
+    _require(_is_rank(config["r"]), "r", config["r"], "a whole number above 0")
+    _require(_is_number(config["lora_alpha"]), "lora_alpha", config["lora_alpha"], "a number")
+    for name, fits, wanted in (
+        ("rank_pattern", _is_rank, "whole numbers above 0"),
+        ("alpha_pattern", _is_number, "numbers"),
+    ):
+        pattern = config.get(name) or {}
+        is_table = isinstance(pattern, dict) and all(map(fits, pattern.values()))
+        _require(is_table, name, pattern, f"an object from names of layers to {wanted}")
+        for key in pattern:
+            _require(_is_expression(key), f"a key of {name}", key, "a regular expression")
+    for key, value in config.items():
+        if value and key in UNSUPPORTED:
+            raise _NotWholeError(
+                f"has {UNSUPPORTED[key]} ({key} in {CONFIG}), which vLLM does not apply; {MERGE}."
+            )
+        if value and key.startswith("use_") and key != "use_rslora":
+            raise _NotWholeError(
+                f"has {key} in {CONFIG}, of which is not known what it changes; {MERGE}."
+            )
+    bias = config.get("bias") or "none"
+    if bias != "none":
+        raise _NotWholeError(
+            f"has biases (bias is {bias!r} in {CONFIG}), which vLLM does not apply; {MERGE}."
+        )
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower() not in PLAIN_INITS:
+        raise _NotWholeError(
+            f"has init_lora_weights {start!r} in {CONFIG}, with which PEFT changed the weights of "
+            "the model as well; save it with path_initial_model_for_weight_conversion of PEFT."
+        )
+    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    if rank > most_rank:
+        raise _NotWholeError(
+            f"has the rank {rank} by {CONFIG}, and --max-lora-rank is {most_rank}; start the "
+            "server with a larger one."
+        )
+
+
+def _require(holds: bool, key: str, value: Any, wanted: str) -> None:
+    if not holds:
+        raise _NotWholeError(
+            f"has {json.dumps(value)} as {key} in {CONFIG}; expected {wanted}, so copy or save it "
+            "again."
+        )
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_expression(value: str) -> bool:
+    try:
+        re.compile(value)
+    except re.error:
+        return False
+    return True
+
+
+def _read_tensors(folder: Path) -> dict[str, "Tensor"]:
+    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if path is None:
+        raise _NotWholeError(f"has no {WEIGHTS[0]} in {folder}; give the folder that PEFT saved.")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            tensors = load_file(path)
+        else:
+            import torch
+
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # each reader has kinds of its own
+        reason = str(error).partition("\n")[0]
+        raise _NotWholeError(
+            f"has a damaged or truncated {path.name} ({reason}); copy or save it again."
+        ) from None
+    if not tensors:
+        raise _NotWholeError(f"has no tensor in {path.name}; copy or save it again.")
+    return tensors
+
+
+def _check_tensors(
+    tensors: Mapping[str, "Tensor"], config: Mapping[str, Any], model: Model
+) -> None:
+    pairs: dict[str, dict[str, Tensor]] = {}
+    embeddings = set()
+    for name, tensor in tensors.items():
+        own = name.removeprefix(_PREFIX)
+        found, table = _PART.fullmatch(own), _TABLE.fullmatch(own)
+        if found:
+            _check_values(own, tensor, model.dtype)
+            pairs.setdefault(found["layer"], {})[found["part"] or found["row"]] = tensor
+            if found["row"]:
+                embeddings.add(found["layer"])
+        elif table is None:
+            raise _NotWholeError(
+                f"holds the tensor {own}, and vLLM applies lora_A and lora_B alone; save it "
+                f"without that, or {MERGE}."
+            )
+        elif not model.has_table(table["leaf"], tensor):
+            raise _NotWholeError(
+                f"holds {own}, a table other than the model's, which vLLM would leave out; save it "
+                f"with save_embedding_layers=False if that was not trained, or {MERGE}."
+            )
+    for layer, pair in pairs.items():
+        _check_pair(layer, pair, config)
+        _check_layer(layer, pair, layer in embeddings, model.needed)
+
+
+def _check_values(name: str, tensor: "Tensor", dtype: "dtype | None") -> None:
+    import torch
+
+    if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        raise _NotWholeError(
+            f"holds {name} as {tensor.dtype}; expected float32, bfloat16 or float16, as PEFT "
+            "saves it."
+        )
+    if not torch.isfinite(tensor).all():
+        raise _NotWholeError(f"holds {name} with NaN or infinity; train or save it again.")
+    if dtype is not None and not torch.isfinite(tensor.to(dtype)).all():
+        raise _NotWholeError(
+            f"holds {name} with numbers that are infinite in {str(dtype).removeprefix('torch.')}; "
+            "serve the model with --dtype bfloat16 or float32."
+        )
+
+
+def _check_pair(layer: str, pair: Mapping[str, "Tensor"], config: Mapping[str, Any]) -> None:
+    """Check that both matrices are there, of the rank that adapter_config.json states."""
+    for part, other in (("A", "B"), ("B", "A")):
+        if part not in pair:
+            raise _NotWholeError(
+                f"holds lora_{other} of {layer} without lora_{part}; copy or save it again."
+            )
+    down, up = pair["A"], pair["B"]
+    if down.dim() != 2 or up.dim() != 2:
+        raise _NotWholeError(
+            f"has the shapes {_shapes(pair)} for {layer}; expected two matrices, so copy or save "
+            "it again."
+        )
+    stated, ranks = _stated_rank(layer, config), {down.shape[0], up.shape[1]}
+    # PEFT saves the matrices of all experts of a layer as one.
+    is_of_experts = _EXPERTS in layer and len(ranks) == 1 and min(ranks) % stated == 0
+    if ranks != {stated} and not is_of_experts:
+        raise _NotWholeError(
+            f"has the rank {' and '.join(map(str, sorted(ranks)))} in its tensors of {layer}, and "
+            f"{CONFIG} states {stated} (r, rank_pattern); correct it, or copy or save it again."
+        )
+
+
+def _check_layer(
+    layer: str, pair: Mapping[str, "Tensor"], is_embedding: bool, needed: Mapping[str, Shape]
+) -> None:
+    """Check that the model has the layer, in the adapter's size."""
+    if _DEPTH.search(layer):
+        raise _NotWholeError(
+            f"changes {layer}, a part of depth attention, to which vLLM applies no adapter; train "
+            f"it without that layer, or {MERGE}."
+        )
+    if not needed or _EXPERTS in layer:
+        return
+    weight = needed.get(f"{layer}.weight")
+    if weight is None:
+        if layer.endswith("lm_head"):  # tied to the embedding
+            return
+        raise _NotWholeError(
+            f"changes {layer}, which the model does not have; give the adapter of this model."
+        )
+    shape = (pair["B"].shape[0], pair["A"].shape[1])
+    if len(weight) == 2 and tuple(weight) != (shape[::-1] if is_embedding else shape):
+        raise _NotWholeError(
+            f"has the shapes {_shapes(pair)} for {layer}, whose weight is {list(weight)} by "
+            "config.json; give the adapter of this model."
+        )
+
+
+def _shapes(pair: Mapping[str, "Tensor"]) -> str:
+    return " and ".join(str(list(pair[part].shape)) for part in "AB")
+
+
+def _stated_rank(layer: str, config: Mapping[str, Any]) -> int:
+    """The rank of a layer by PEFT's rule: the first key that its name ends with."""
+    for key, rank in (config.get("rank_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({key})$", layer):
+            return int(rank)
+    return int(config["r"])

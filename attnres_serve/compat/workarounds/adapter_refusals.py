@@ -1,0 +1,60 @@
+"""Refusals of LoRA adapters over HTTP, which are the client's to mend.
+
+vLLM 0.32 answers a file that it cannot load with the status 500 and with the sentence inside of
+two others, and its engine logs a traceback.  What the files show is checked before the engine is
+asked, and a refusal of the workers is answered by its own sentence.
+
+This can go with a vLLM whose ``OpenAIServingModels.load_lora_adapter`` answers both with 400.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.compat import adapter_files, adapters
+from attnres_serve.families import BY_ARCHITECTURE
+
+
+def answer_in_a_sentence() -> None:
+    """Have a server of an AttnRes model refuse adapters with 400 and one sentence (idempotent)."""
+    from vllm.entrypoints.openai.models import serving
+
+    cls: Any = serving.OpenAIServingModels
+    own = cls.load_lora_adapter
+    if getattr(own, "answers_in_a_sentence", False):
+        return
+
+    async def load_lora_adapter(self, request, base_model_name=None):
+        config, name = self.engine_client.vllm_config, request.lora_name
+        reason = await asyncio.to_thread(_problem, config, name, request.lora_path)
+        if reason is None:
+            answer = await own(self, request, base_model_name)
+            if isinstance(answer, str):  # it was loaded
+                return answer
+            reason = adapters.refusal_in(answer.error.message, name)
+            if reason is None:
+                return answer
+        return serving.create_error_response(reason[0].upper() + reason[1:])
+
+    load_lora_adapter.answers_in_a_sentence = True  # type: ignore[attr-defined]
+    cls.load_lora_adapter = load_lora_adapter
+
+
+def _problem(vllm_config: Any, name: str, place: str) -> str | None:
+    """The sentence that refuses an adapter by its files; None if it is left to the engine."""
+    config, folder = vllm_config.model_config.hf_config, Path(place).expanduser()
+    if not hasattr(config, "attn_res_config"):
+        return None
+    if vllm_config.lora_config is None:
+        return f"{adapters.name_of(name)} needs a server that was started with --enable-lora."
+    if not folder.is_dir():  # a model id, or vLLM says that it is not there
+        return None
+    (architecture,) = config.architectures
+    model = adapter_files.Model(
+        needed=BY_ARCHITECTURE[architecture].shapes(config.attn_res_config),
+        most_rank=vllm_config.lora_config.max_lora_rank,
+        has_table=lambda *_: True,  # the workers have the table
+        dtype=vllm_config.lora_config.lora_dtype,
+    )
+    found = adapter_files.problem(folder, model)
+    return found and f"{adapters.name_of(name)} {found}"

@@ -1,0 +1,396 @@
+"""The folder of a LoRA adapter: every tensor of it is used, or refused by its name."""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from adapters import WEIGHTS, write_adapter
+from checkpoints import write_house
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from attnres_serve.compat import adapter_files
+from attnres_serve.compat.workarounds import adapter_refusals, whole_adapters
+from attnres_serve.errors import SettingError
+from attnres_serve.server import launcher
+
+QUERY, VALUE = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"
+EMBEDDING = "model.embed_tokens"
+NEEDED = {f"{QUERY}.weight": (12, 8), f"{VALUE}.weight": (6, 8), f"{EMBEDDING}.weight": (20, 8)}
+STEM = f"base_model.model.{QUERY}"
+A, B = f"{STEM}.lora_A.weight", f"{STEM}.lora_B.weight"
+TABLE = f"base_model.model.{EMBEDDING}.base_layer.weight"
+HEAD_TABLE = "base_model.model.lm_head.base_layer.weight"
+OWN_TABLE = torch.arange(160.0).reshape(20, 8)
+Tensors = dict[str, Tensor]
+
+
+def write(folder: Path, edit: Callable[[Tensors], Any], **config: object) -> Path:
+    """An adapter of two matrices and of the embedding, with other tensors and keys."""
+    weights = {name: torch.zeros(shape) for name, shape in NEEDED.items()}
+    write_adapter(folder, weights, [QUERY, VALUE, EMBEDDING])
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+def problem(folder: Path, **known: Any) -> str | None:
+    model = adapter_files.Model(
+        **{
+            "needed": NEEDED,
+            "most_rank": 16,
+            "has_table": lambda leaf, table: torch.equal(table, OWN_TABLE),
+        }
+        | known
+    )
+    return adapter_files.problem(folder, model)
+
+
+def keep(tensors: Tensors) -> None:
+    """Change nothing."""
+
+
+def with_(name: str, tensor: Tensor) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+def without(*names: str) -> Callable[[Tensors], Any]:
+    return lambda tensors: [tensors.pop(name) for name in names]
+
+
+def spoilt(name: str, value: float) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors[name].view(-1)[3:4].fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "config"),
+    [
+        (keep, {}),
+        (keep, {"rank_pattern": {}, "alpha_pattern": None, "use_rslora": True, "lora_alpha": 3.5}),
+        (keep, {"init_lora_weights": "gaussian", "task_type": "CAUSAL_LM"}),
+        (with_(A, torch.ones(2, 8)), {"rank_pattern": {"q_proj": 2}}),
+        (with_(TABLE, OWN_TABLE), {}),
+        (with_(HEAD_TABLE, OWN_TABLE), {}),
+    ],
+)
+def test_an_adapter_whose_tensors_are_all_applied(edit, config, tmp_path):
+    def whole(tensors: Tensors) -> None:
+        edit(tensors)
+        if config.get("rank_pattern"):
+            tensors[B] = torch.ones(12, 2)
+
+    assert problem(write(tmp_path / "adapter", whole, **config)) is None
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        # tables that PEFT saved
+        (with_(TABLE, OWN_TABLE + 1), f"holds {EMBEDDING}.base_layer.weight, a table other than"),
+        (with_(TABLE, torch.zeros(24, 8)), f"holds {EMBEDDING}.base_layer.weight, a table other"),
+        (with_(HEAD_TABLE, OWN_TABLE * 2), "holds lm_head.base_layer.weight, a table other than"),
+        (
+            with_(f"base_model.model.{EMBEDDING}.weight", OWN_TABLE),
+            f"tensor {EMBEDDING}.weight",
+        ),
+        # tensors of another kind
+        (with_(f"{STEM}.lora_magnitude_vector", torch.ones(12)), f"{QUERY}.lora_magnitude_vector"),
+        (with_(f"{STEM}.lora_B.bias", torch.ones(12)), f"the tensor {QUERY}.lora_B.bias"),
+        (with_(f"{STEM}.base_layer.weight", torch.ones(12, 8)), f"{QUERY}.base_layer.weight"),
+        (
+            with_("base_model.model.model.norm.weight", torch.ones(8)),
+            "the tensor model.norm.weight, and vLLM applies lora_A and lora_B alone",
+        ),
+        (
+            with_(f"base_model.model.{EMBEDDING}.token_adapter.trainable_tokens_delta", OWN_TABLE),
+            "token_adapter.trainable_tokens_delta",
+        ),
+        # halves
+        (without(B), f"holds lora_A of {QUERY} without lora_B"),
+        (without(A), f"holds lora_B of {QUERY} without lora_A"),
+        (
+            without(f"base_model.model.{EMBEDDING}.lora_embedding_B"),
+            f"holds lora_A of {EMBEDDING} without lora_B",
+        ),
+        # ranks that adapter_config.json does not state
+        (with_(A, torch.ones(8, 8)), f"has the rank 4 and 8 in its tensors of {QUERY}"),
+        (
+            lambda tensors: tensors.update({A: torch.ones(2, 8), B: torch.ones(12, 2)}),
+            f"has the rank 2 in its tensors of {QUERY}, and adapter_config.json states 4",
+        ),
+        (
+            lambda tensors: tensors.update({A: torch.ones(8, 8), B: torch.ones(12, 8)}),
+            f"has the rank 8 in its tensors of {QUERY}, and adapter_config.json states 4",
+        ),
+        (with_(A, torch.ones(8)), "expected two matrices"),
+        # values
+        (spoilt(A, float("nan")), f"holds {QUERY}.lora_A.weight with NaN or infinity"),
+        (spoilt(B, float("inf")), f"holds {QUERY}.lora_B.weight with NaN or infinity"),
+        (
+            spoilt(f"base_model.model.{EMBEDDING}.lora_embedding_A", float("-inf")),
+            f"holds {EMBEDDING}.lora_embedding_A with NaN or infinity",
+        ),
+        (with_(A, torch.ones(4, 8, dtype=torch.int8)), "as torch.int8; expected float32"),
+        # layers of another model
+        (with_(A, torch.ones(4, 4)), "has the shapes [4, 4] and [12, 4] for"),
+        (
+            lambda tensors: tensors.update(
+                {key.replace("layers.1", "layers.9"): tensors.pop(key) for key in [*tensors]}
+            ),
+            "changes model.layers.9.self_attn.v_proj, which the model does not have",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {
+                    key.replace("self_attn.q_proj", "mlp_res_proj"): tensors.pop(key)
+                    for key in (A, B)
+                }
+            ),
+            "changes model.layers.0.mlp_res_proj, a part of depth attention",
+        ),
+        (lambda tensors: tensors.clear(), "has no tensor in adapter_model.safetensors"),
+    ],
+)
+def test_a_tensor_that_would_be_left_out_or_wrong(edit, says, tmp_path):
+    found = problem(write(tmp_path / "adapter", edit))
+    assert found is not None and says in found and found.endswith(".") and "\n" not in found
+
+
+def test_numbers_that_the_served_type_cannot_hold(tmp_path):
+    folder = write(tmp_path / "adapter", spoilt(A, 70000.0))
+    assert problem(folder) is None and problem(folder, dtype=torch.bfloat16) is None
+    assert "infinite in float16" in (problem(folder, dtype=torch.float16) or "")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"lora_alpha": None}, "has null as lora_alpha in adapter_config.json; expected a number"),
+        ({"lora_alpha": "16"}, 'has "16" as lora_alpha'),
+        ({"r": 0}, "has 0 as r in adapter_config.json; expected a whole number above 0"),
+        ({"r": 2.0}, "has 2.0 as r"),
+        ({"rank_pattern": {"q_proj": "4"}}, "as rank_pattern in adapter_config.json"),
+        ({"alpha_pattern": ["q_proj"]}, "as alpha_pattern in adapter_config.json"),
+        ({"alpha_pattern": {"q_proj(": 4}}, "a key of alpha_pattern"),
+        ({"use_dora": True}, "has DoRA (use_dora in adapter_config.json)"),
+        ({"modules_to_save": ["lm_head"]}, "has whole layers that were trained beside it"),
+        ({"trainable_token_indices": [3]}, "has rows of the embedding that were trained"),
+        ({"lora_bias": True}, "has biases (lora_bias"),
+        ({"bias": "lora_only"}, "has biases (bias is 'lora_only'"),
+        ({"use_something_new": True}, "has use_something_new in adapter_config.json"),
+        ({"layer_replication": [[0, 2]]}, "layers that are replicated"),
+        ({"init_lora_weights": "pissa_niter_16"}, "has init_lora_weights 'pissa_niter_16'"),
+        ({"init_lora_weights": "olora"}, "has init_lora_weights 'olora'"),
+        (
+            {"rank_pattern": {"o_proj": 32}},
+            "has the rank 32 by adapter_config.json, and --max",
+        ),
+        ({"peft_type": "IA3"}, "is of PEFT's type 'IA3'"),
+    ],
+)
+def test_a_configuration_that_says_more_than_lora(config, says, tmp_path):
+    found = problem(write(tmp_path / "adapter", keep, **config))
+    assert found is not None and says in found and found.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("adapter_config.json", None, "has no adapter_config.json in"),
+        ("adapter_config.json", b"{", "has an adapter_config.json that cannot be read as JSON"),
+        ("adapter_config.json", b"[]", "that is no JSON object"),
+        ("adapter_config.json", b"{}", "has no r in adapter_config.json"),
+        ("adapter_model.safetensors", None, "has no adapter_model.safetensors in"),
+        ("adapter_model.safetensors", b"\0" * 7, "damaged or truncated adapter_model.safetensors"),
+        ("adapter_model.safetensors", b"version https://git-lfs", "damaged or truncated"),
+    ],
+)
+def test_a_folder_that_is_not_whole(name, content, says, tmp_path):
+    folder = write(tmp_path / "adapter", keep)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    found = problem(folder)
+    assert found is not None and says in found and found.endswith(".") and "\n" not in found
+
+
+def test_a_pickle_is_read_by_its_tensors_alone(tmp_path):
+    folder = write(tmp_path / "adapter", keep)
+    weights = folder / "adapter_model.safetensors"
+    torch.save(load_file(weights), folder / "adapter_model.bin")
+    weights.unlink()
+    assert problem(folder) is None
+    torch.save({"a": tmp_path}, folder / "adapter_model.bin")
+    assert "damaged or truncated adapter_model.bin" in (problem(folder) or "")
+
+
+# --- the table of a model that runs
+
+
+@pytest.mark.parametrize("rows", [(0, 20), (8, 16), (16, 20)])
+def test_a_worker_compares_its_rows_of_a_table(rows):
+    pytest.importorskip("vllm")
+    first, last = rows
+    layer = nn.Module()
+    layer.shard_indices = SimpleNamespace(org_vocab_start_index=first, org_vocab_end_index=last)
+    layer.org_vocab_size = 20
+    padded = torch.cat([OWN_TABLE[first:last], torch.zeros(4, 8)])
+    layer.weight = nn.Parameter(padded.bfloat16(), requires_grad=False)
+    model = nn.Module()
+    model.embed_tokens = nn.Module()
+    model.embed_tokens.base_layer = layer  # vLLM's wrapper
+    model.lm_head = layer  # tied
+    for leaf in ("embed_tokens", "lm_head"):
+        assert whole_adapters._has_table(model, leaf, OWN_TABLE)
+        assert not whole_adapters._has_table(model, leaf, OWN_TABLE + 2)
+        assert not whole_adapters._has_table(model, leaf, torch.zeros(24, 8))
+    assert not whole_adapters._has_table(nn.Module(), "lm_head", OWN_TABLE)
+    model.lm_head = nn.Identity()  # of another stage
+    assert whole_adapters._has_table(model, "lm_head", OWN_TABLE + 2)
+
+
+# --- over HTTP
+
+
+def load(reason: Exception | None, folder: Path, lora: bool = True) -> Any:
+    """What vLLM answers for an adapter that its engine refuses for a reason, or takes."""
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
+    from vllm.utils.counter import AtomicCounter
+
+    asked = []
+
+    async def add_lora(request) -> None:
+        asked.append(request.lora_name)
+        if reason is not None:
+            raise reason
+
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(
+                attn_res_config={"hidden_size": 8}, architectures=["AttnResLlamaForCausalLM"]
+            )
+        ),
+        lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32) if lora else None,
+    )
+    serving = OpenAIServingModels.__new__(OpenAIServingModels)
+    serving.engine_client = SimpleNamespace(add_lora=add_lora, vllm_config=config)  # type: ignore[assignment]
+    serving.lora_resolver_lock = defaultdict(asyncio.Lock)
+    serving.lora_requests, serving.lora_id_counter = {}, AtomicCounter(0)
+    serving.registry = SimpleNamespace(is_base_model=lambda name: False)  # type: ignore[assignment]
+    request = LoadLoRAAdapterRequest(lora_name="mine", lora_path=str(folder))
+    return asyncio.run(serving.load_lora_adapter(request)), asked
+
+
+@pytest.fixture
+def over_http(monkeypatch):
+    pytest.importorskip("vllm")
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+
+    monkeypatch.setattr(
+        OpenAIServingModels, "load_lora_adapter", OpenAIServingModels.load_lora_adapter
+    )
+    family = SimpleNamespace(shapes=lambda config: NEEDED)
+    monkeypatch.setattr(adapter_refusals, "BY_ARCHITECTURE", {"AttnResLlamaForCausalLM": family})
+    adapter_refusals.answer_in_a_sentence()
+    adapter_refusals.answer_in_a_sentence()
+    return load
+
+
+WRAPPED = (
+    "Call to add_lora method failed: Worker failed with error 'the LoRA adapter 'mine' changes "
+    "model.layers.0.x, to which vLLM applies no adapter.', please check the stack trace above for "
+    "the root cause"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "edit", "status", "says"),
+    [
+        (None, keep, None, "Success"),
+        (None, without(A), 400, f"The LoRA adapter 'mine' holds lora_B of {QUERY} without lora_A;"),
+        (None, spoilt(A, float("nan")), 400, f"The LoRA adapter 'mine' holds {QUERY}.lora_A"),
+        (
+            RuntimeError(WRAPPED),
+            keep,
+            400,
+            "The LoRA adapter 'mine' changes model.layers.0.x, to which vLLM applies no adapter.",
+        ),
+        (
+            SettingError("the LoRA adapter 'mine' is none."),
+            keep,
+            400,
+            "The LoRA adapter 'mine' is none.",
+        ),
+        (RuntimeError("out of memory"), keep, 500, "out of memory"),
+    ],
+)
+def test_a_refusal_is_the_clients_and_one_sentence(over_http, reason, edit, status, says, tmp_path):
+    answer, asked = over_http(reason, write(tmp_path / "adapter", edit))
+    if status is None:
+        assert answer.startswith(says)
+        return
+    assert answer.error.code == HTTPStatus(status) and answer.error.message.startswith(says)
+    assert "\n" not in answer.error.message and "Worker failed" not in answer.error.message
+    assert bool(asked) == (reason is not None)  # what the files show costs the engine nothing
+
+
+def test_adapters_that_were_not_switched_on(over_http, tmp_path):
+    answer, _ = over_http(None, tmp_path, lora=False)
+    assert answer.error.code == 400 and answer.error.message == (
+        "The LoRA adapter 'mine' needs a server that was started with --enable-lora."
+    )
+
+
+# --- before the start
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("base")
+    return write_house(root / "base", "llama", layers=4, block_size=3, seed=1)
+
+
+def refusal(base: Path, *words: str) -> str:
+    with pytest.raises(SettingError) as caught:
+        launcher.check_checkpoint(str(base), [*words])
+    return str(caught.value)
+
+
+def test_adapters_of_flags_are_checked_before_the_start(base, tmp_path):
+    tensors = load_file(base / WEIGHTS)
+    folder = tmp_path / "adapter"
+    write_adapter(folder, tensors, [QUERY, EMBEDDING])
+    words = ["--enable-lora", "--lora-modules", f"mine={folder}"]
+    assert launcher.check_checkpoint(str(base), words)[0] == str(base)
+    assert launcher.check_checkpoint(str(base), words[1:2])[0] == str(base)
+    assert "without --enable-lora" in refusal(base, *words[1:])
+    assert "has the rank 4 by" in refusal(base, *words, "--max-lora-rank=1")
+    as_json = json.dumps({"name": "mine", "path": str(folder)})
+    assert launcher.check_checkpoint(str(base), ["--enable_lora", f"--lora_modules={as_json}"])
+    assert "expected NAME=FOLDER" in refusal(base, *words, "{}")
+    found = refusal(base, *words, f"other={tmp_path / 'nowhere'}", "--port", "1")
+    assert found.startswith("the LoRA adapter 'other' is no folder at")
+    assert launcher.check_checkpoint(str(base), [*words, "far=someone/model"])[0] == str(base)
+
+    path = folder / "adapter_model.safetensors"
+    own, saved = load_file(path), tensors[f"{EMBEDDING}.weight"]
+    for table in (saved, saved.float(), saved.double()):
+        save_file(own | {TABLE: table}, path)
+        assert launcher.check_checkpoint(str(base), words)[0] == str(base)
+    for table in (saved + 1, saved[:-1], torch.cat([saved, saved])):
+        save_file(own | {TABLE: table}, path)
+        assert f"'mine' holds {EMBEDDING}.base_layer.weight, a table other" in refusal(base, *words)
+    save_file({A: torch.ones(4, 9), B: torch.ones(12, 4)}, path)
+    assert "has the shapes [4, 9] and [12, 4]" in refusal(base, *words)
