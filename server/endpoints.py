@@ -71,6 +71,7 @@ def protect(app: FastAPI) -> None:
             "AttnRes: there is no API key and this server listens beyond loopback, so whoever "
             "reaches it may use it; set VLLM_API_KEY, or give attnres-serve --api-key-file."
         )
+    openai_app.guard_instead_of_vllm(app)
     app.user_middleware += [
         Middleware(
             Guard,

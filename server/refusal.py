@@ -27,7 +27,7 @@ class Refusal(BaseModel):
 # Of our routes, for the OpenAPI document.  An entry for 4XX takes the place of FastAPI's own 422,
 # which nothing here answers.
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    401: {"description": "no API key, or another one"},  # under /v1 the body is vLLM's
+    401: {"model": Refusal, "description": "no API key, or another one"},
     "4XX": {"model": Refusal, "description": "refused"},
     "5XX": {"model": Refusal, "description": "not answered, though the request may be right"},
 }

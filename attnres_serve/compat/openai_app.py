@@ -47,6 +47,25 @@ def on_shutdown(client, drain: Callable[[float], float]) -> None:
     client.shutdown = shutdown
 
 
+def guard_instead_of_vllm(app) -> None:
+    """Leave out vLLM's own middleware for keys, which refuses in a shape that no client reads.
+
+    To be called where another one guards every route: vLLM's covers some prefixes of paths.
+    """
+    build = app.build_middleware_stack
+
+    def build_without():
+        app.user_middleware = [one for one in app.user_middleware if not _is_vllms_guard(one.cls)]
+        return build()
+
+    app.build_middleware_stack = build_without
+
+
+def _is_vllms_guard(middleware) -> bool:
+    name = getattr(middleware, "__name__", "")
+    return name == "AuthenticationMiddleware" and middleware.__module__.startswith("vllm.")
+
+
 def outlives_engine() -> bool:
     """Whether the server is to stay when its engine is dead, as vLLM's variable says."""
     from vllm import envs

@@ -1154,6 +1154,16 @@ def test_every_route_of_vllm_asks_for_the_key(vllms_app):
                 assert ask(vllms_app, method, written).status == 401, (method, written)
 
 
+@pytest.mark.parametrize("key", [None, "Bearer another", f"Basic {KEY}", KEY])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/v1/nowhere", "/tokenize"])
+def test_who_has_no_key_is_told_how_to_send_one(vllms_app, path, key):
+    """In OpenAI's shape, also under the prefixes that vLLM's own middleware guards."""
+    headers = [] if key is None else [("Authorization", key)]
+    answer = ask(vllms_app, "POST", path, headers)
+    assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert "`Authorization: Bearer KEY`" in error_of(answer)
+
+
 def test_a_route_for_a_feature_that_is_off_is_closed(vllms_app):
     """With its flag it is vLLM's."""
     answer = ask(vllms_app, "POST", "/scale_elastic_ep", [BEARER, JSON], chunks=[b"[]"])
