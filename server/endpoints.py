@@ -12,10 +12,11 @@ from attnres_serve.compat import (
     openai_app,
     openai_server,
     prepare,
+    token_counts,
 )
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
-from attnres_serve.server import lifecycle, metrics, refusal
+from attnres_serve.server import access_log, lifecycle, metrics, refusal
 from attnres_serve.server.bounds import known_fields
 from attnres_serve.server.bounds.fail_fast import read_to_first_error
 from attnres_serve.server.bounds.guard import Guard
@@ -43,12 +44,14 @@ class EndpointPlugin:
         protect(app)
         read_to_first_error(app)
         prepare.routes()
+        log_access(app)
 
     async def init_state(self, engine_client, state, args) -> None:
         """The routes reach the engine through ``state.engine_client``."""
         state.attn_res_replays = asyncio.Lock()
         await state.attn_res_lifecycle.begin(engine_client, state)
         prepare.server(engine_client)
+        token_counts.count(engine_client)
         spec = spec_of(engine_client.vllm_config.model_config.hf_config)
         if spec is not None:
             rows = max(site.num_sources for site in sites(spec))
@@ -82,6 +85,18 @@ def protect(app: FastAPI) -> None:
         ),
         Middleware(Limits, policy, openai_app.calls_tools(args), known_fields.of_app(app)),
     ]
+
+
+def log_access(app: FastAPI) -> None:
+    """Write a line for every request; of probes and scrapes only failures, if no flag says else."""
+    is_said = openai_app.has_paths_without_access_lines(app.state.args)
+    state: lifecycle.Lifecycle = app.state.attn_res_lifecycle
+
+    def is_quiet(path: str, status: int) -> bool:
+        is_probe = path in lifecycle.ANSWERED and not is_said
+        return is_probe and (status < 500 or state.stopping)
+
+    openai_app.around(app, lambda whole: access_log.AccessLog(whole, is_quiet))
 
 
 def make_plugin() -> EndpointPlugin:

@@ -47,6 +47,16 @@ def on_shutdown(client, drain: Callable[[float], float]) -> None:
     client.shutdown = shutdown
 
 
+def around(app, wrap: Callable) -> None:
+    """Wrap an app with all of its middleware, also what vLLM adds after plugins were asked."""
+    build = app.build_middleware_stack
+
+    def build_wrapped():
+        return wrap(build())
+
+    app.build_middleware_stack = build_wrapped
+
+
 def guard_instead_of_vllm(app) -> None:
     """Leave out vLLM's own middleware for keys, which refuses in a shape that no client reads.
 
@@ -64,6 +74,11 @@ def guard_instead_of_vllm(app) -> None:
 def _is_vllms_guard(middleware) -> bool:
     name = getattr(middleware, "__name__", "")
     return name == "AuthenticationMiddleware" and middleware.__module__.startswith("vllm.")
+
+
+def has_paths_without_access_lines(args) -> bool:
+    """Whether vLLM was told which paths have no access line; it leaves those out by itself."""
+    return getattr(args, "disable_access_log_for_endpoints", None) is not None
 
 
 def outlives_engine() -> bool:

@@ -27,8 +27,7 @@ FLAGS = ("--verbose", "--log-", "--logging-config", "--uvicorn-log-", "--enable-
 VARIABLES = ("VLLM_LOG_", "VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING", "VLLM_TRACE_FUNCTION")
 COLOUR = "VLLM_LOGGING_COLOR"  # asks for no more than its name
 
-_REQUEST = re.compile(r'^\S+ - "[A-Z]+ (\S+) HTTP/[\d.]+" (\d+)')
-_PROBES = ("/health", "/ready", "/ping", "/metrics")
+_REQUEST = re.compile(r'^(?:\S+ )?\S+ - "[A-Z]+ \S+ HTTP/[\d.]+" \d+')
 # Warnings of every start on CPU, or of every stop, that ask nobody to do anything.
 _USUAL = re.compile(
     "Found ulimit of|Triton is not installed|requires Triton|Reset SSM cache type|LD_PRELOAD"
@@ -123,10 +122,8 @@ class Console:
 
     def _matters(self, level: str, text: str) -> bool:
         """True if a line of a server that is ready is to be shown."""
-        if request := _REQUEST.match(text):
-            path, status = request.groups()
-            is_probe = path.partition("?")[0] in _PROBES
-            return not is_probe or (int(status) >= 500 and not self.stopping)
+        if _REQUEST.match(text):  # those of probes are left out before (``access_log``)
+            return True
         if level in ("", *ERRORS) and self.stopping and (self._drained or self._headless):
             return False  # they wait for the exit status (``ended``)
         return level in ERRORS or (

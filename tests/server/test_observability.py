@@ -101,6 +101,34 @@ def test_the_log_is_json(server):
     assert not [line for line in lines if re.match(r"(\(.*\) )?(INFO|WARNING|ERROR)\b", line)]
 
 
+def test_access_lines_have_the_tokens_of_the_usage(server):
+    """Of streams that tell no usage, too; and nothing asked them for it."""
+    body = {"model": "demo", "prompt": "import os", "max_tokens": 7, "ignore_eos": True}
+    shapes = {"whole": {}, "two": {"n": 2}, "batch": {"prompt": ["a b", "c"]}}
+    for name, options in shapes.items():
+        usage = server.client.post("/v1/completions", json=body | options).json()["usage"]
+        for stream in (False, True):
+            options = options | {"stream": stream}
+            headers = {"X-Request-Id": f"{name}-{stream}"}
+            answer = server.client.post("/v1/completions", json=body | options, headers=headers)
+            assert answer.status_code == 200 and ("usage" in answer.text) is not stream
+            line = wait_for(lambda name=headers["X-Request-Id"]: lines_of(server, name))[0]
+            said = line["tokens_in"], line["tokens_out"]
+            assert said == (usage["prompt_tokens"], usage["completion_tokens"])
+            assert line["duration_s"] > 0 and line["tokens_per_s"] > 0
+    server.client.get("/v1/models", headers={"X-Request-Id": "none"})
+    (line,) = wait_for(lambda: lines_of(server, "none"))
+    assert (line["status"], line["path"], line["tokens_out"]) == (200, "/v1/models", None)
+
+
+def lines_of(server: Server, name: str) -> list[dict]:
+    """The access lines of a request."""
+    lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
+    said = [line for line in map(json.loads, lines) if line["name"] == "uvicorn.access"]
+    assert all("request_id" in line and line["path"] != "/health" for line in said)
+    return [line for line in said if line["request_id"] == name]
+
+
 def test_what_dashboard_and_alerts_ask_for_is_served(server):
     server.complete("import os", max_tokens=2)
     text = server.client.get("/metrics").text

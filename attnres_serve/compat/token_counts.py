@@ -1,0 +1,69 @@
+"""Tokens of an HTTP request, counted where the engine answers.
+
+So they are exact for streams, for several prompts and answers, and without a usage in the answer.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class TokenCounts:
+    """What a request gave to the engine, and what came back.
+
+    Attributes:
+        prompt: tokens of its prompts; None as long as it has asked nothing.
+        answer: tokens of its answers so far.
+        uncounted: answers of which ``answer`` lacks tokens, or has more than the client's.
+    """
+
+    prompt: int | None = None
+    answer: int = 0
+    uncounted: int = 0
+
+
+_counts: ContextVar[TokenCounts | None] = ContextVar("attn_res_token_counts", default=None)
+
+
+def begin() -> TokenCounts:
+    """The counts of what this task, and every task that it starts, asks of the engine from now."""
+    counts = TokenCounts()
+    _counts.set(counts)
+    return counts
+
+
+def count(client) -> None:
+    """Have vLLM's engine client count tokens for the requests that called ``begin``."""
+    generate: Callable[..., AsyncGenerator[Any, None]] = client.generate
+
+    def generate_and_count(prompt, sampling_params, request_id, **options):
+        answers = generate(prompt, sampling_params, request_id, **options)
+        counts = _counts.get()
+        if counts is None:
+            return answers
+        if "-beam-" in request_id:  # one request of the client's is many of the engine's
+            counts.uncounted += 1
+        return _counted(answers, counts, sampling_params)
+
+    client.generate = generate_and_count
+
+
+async def _counted(answers, counts: TokenCounts, sampling_params):
+    from vllm.sampling_params import RequestOutputKind
+
+    comes_whole = sampling_params.output_kind != RequestOutputKind.DELTA
+    counts.uncounted += comes_whole  # until it is there; before that a client may leave
+    seen: dict[int, int] = {}  # tokens of each answer
+    async with aclosing(answers):
+        async for output in answers:
+            if not seen:
+                counts.prompt = (counts.prompt or 0) + len(output.prompt_token_ids or ())
+            for answer in output.outputs:
+                before, new = seen.get(answer.index, 0), len(answer.token_ids)
+                seen[answer.index] = new if comes_whole else before + new
+                counts.answer += seen[answer.index] - before
+            counts.uncounted -= comes_whole and output.finished
+            yield output

@@ -1,0 +1,128 @@
+"""One line for every request, when it has ended: how long it took, its tokens and its id.
+
+The lines are those of uvicorn's logger, so vLLM's flags for them and a configuration of logging
+hold.  uvicorn writes its own when a response begins, and knows none of this then; they are dropped.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from starlette._utils import get_route_path
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.logging import AccessFormatter
+from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
+
+from attnres_serve.compat import token_counts
+from attnres_serve.compat.token_counts import TokenCounts
+from attnres_serve.server.request_ids import HEADER, USABLE
+
+LOGGER = logging.getLogger("uvicorn.access")
+LEFT = 499  # the status of a request whose client left, as nginx has it
+MARK = "duration_s"  # a field of our lines alone
+MESSAGE = '%s - "%s %s HTTP/%s" %d'  # uvicorn's, with arguments that vLLM's filter of paths reads
+
+
+class AccessLog:
+    """Pure ASGI, around the whole app: it sees what any middleware answers.
+
+    Args:
+        app: what answers.
+        is_quiet: tells by path and status if a request has no line.
+    """
+
+    def __init__(self, app: ASGIApp, is_quiet: Callable[[str, int], bool]) -> None:
+        self.app = app
+        self.is_quiet = is_quiet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":  # uvicorn has configured its loggers by then
+            _take_over()
+        if scope["type"] == "http" and LOGGER.hasHandlers() and LOGGER.isEnabledFor(logging.INFO):
+            await self._log(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _log(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin = time.perf_counter()
+        counts = token_counts.begin()
+        status, name = HTTPStatus.INTERNAL_SERVER_ERROR.value, None
+        is_whole = has_left = False
+
+        async def receive_watched() -> Message:
+            nonlocal has_left
+            message = await receive()
+            has_left |= message["type"] == "http.disconnect" and not is_whole
+            return message
+
+        async def send_watched(message: Message) -> None:
+            nonlocal status, name, is_whole
+            if message["type"] == "http.response.start":
+                status, name = message["status"], Headers(raw=message["headers"]).get(HEADER)
+            elif message["type"] == "http.response.body":
+                is_whole = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self.app(scope, receive_watched, send_watched)
+        finally:
+            if has_left:
+                status = LEFT
+            if not self.is_quiet(get_route_path(scope), status):
+                name = name or Headers(scope=scope).get(HEADER, "")
+                seconds = time.perf_counter() - begin
+                _write(scope, status, name, seconds, counts)
+
+
+def _write(scope: Any, status: int, name: str, seconds: float, counts: TokenCounts) -> None:
+    is_known = counts.prompt is not None and not counts.uncounted
+    fields: dict[str, Any] = {
+        "client": get_client_addr(scope),
+        "method": scope["method"],
+        "path": get_path_with_query_string(scope),
+        "status": status,
+        MARK: round(seconds, 4),
+        "tokens_in": counts.prompt,
+        "tokens_out": counts.answer if is_known else None,
+        "tokens_per_s": round(counts.answer / seconds, 1) if is_known else None,
+        "request_id": name if USABLE.fullmatch(name) else None,
+    }
+    request = [fields[key] for key in ("client", "method", "path")]
+    text = MESSAGE + _figures(fields).replace("%", "%%")
+    LOGGER.info(text, *request, scope["http_version"], status, extra=fields)
+
+
+def _figures(fields: dict[str, Any]) -> str:
+    """What a line says behind the status."""
+    said = {key: "-" if value is None else value for key, value in fields.items()}
+    return (
+        f" {said[MARK]:.3f}s in={said['tokens_in']} out={said['tokens_out']} "
+        f"tok/s={said['tokens_per_s']} id={said['request_id']}"
+    )
+
+
+class _Formatter(AccessFormatter):
+    """uvicorn's, which prints the arguments of a line and nothing else, with time and figures."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record) + _figures(record.__dict__)
+
+
+FORMAT = '%(levelprefix)s %(asctime)s %(client_addr)s - "%(request_line)s" %(status_code)s'
+DATE = "%Y-%m-%dT%H:%M:%S%z"
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return MARK in record.__dict__
+
+
+def _take_over() -> None:
+    """Drop uvicorn's own lines, and have its formatters print all of ours."""
+    if _is_ours not in LOGGER.filters:
+        LOGGER.addFilter(_is_ours)
+    for handler in LOGGER.handlers:
+        if isinstance(theirs := handler.formatter, AccessFormatter):
+            handler.setFormatter(_Formatter(FORMAT, DATE, use_colors=theirs.use_colors))
