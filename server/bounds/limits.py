@@ -25,6 +25,7 @@ READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = frozenset({"/v1/attn_res"})  # except these, which ask the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
+LONGEST_PLACE = 100  # characters of a field's place in a sentence; its names are the client's
 INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
 # Fields that hold token ids, of a body or of an object in it.
 TOKEN_IDS = (
@@ -138,6 +139,14 @@ class Limits:
             raise HTTPException(
                 400, "An integer of this request has more than 64 bits; send a smaller one."
             )
+        cut = cut_text(entries)
+        if cut is not None:
+            place = repr(cut.removeprefix(".")[:LONGEST_PLACE]) if cut else "The body"
+            raise HTTPException(
+                400,
+                f"{place} has half of a surrogate pair; send a character such as an emoji whole, "
+                "or leave it out.",
+            )
         count, limit = sequences(asked), self.policy.max_sequences
         if count > limit:
             raise HTTPException(
@@ -187,6 +196,34 @@ def has_long_integer(value: Any) -> bool:
     """True if an integer is outside of ``INTEGERS``, even where vLLM reads no types."""
     held = (entry for level in _levels([value]) for one in level for entry in _held(one))
     return any(type(entry) is int and entry not in INTEGERS for entry in held)
+
+
+def cut_text(value: Any) -> str | None:
+    """The place in a body of a text with half of a surrogate pair; None if there is none.
+
+    Empty for the body itself.  An object one of whose names is cut stands for it.
+    """
+    if isinstance(value, str):
+        return "" if is_cut(value) else None
+    if isinstance(value, dict):
+        if any(map(is_cut, value)):
+            return ""
+        below = ((f".{name}", one) for name, one in value.items())
+    else:
+        below = (
+            (f"[{at}]", one) for at, one in enumerate(value if isinstance(value, list) else ())
+        )
+    places = ((step, cut_text(one)) for step, one in below)
+    return next((f"{step}{rest}" for step, rest in places if rest is not None), None)
+
+
+def is_cut(text: str) -> bool:
+    """Whether half of a surrogate pair is in a text, which then has no bytes in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _without_ids(asked: Any) -> Any:

@@ -561,6 +561,66 @@ def test_long_integers_in_any_encoding(encoding):
     assert len(app.state.reached) == 1
 
 
+HALF = "\ud83d"
+CUT = [
+    ("/v1/completions", {"stop": HALF}, "stop"),
+    ("/v1/completions", {"stop": ["a", f"b{HALF}"], "stream": True}, "stop[1]"),
+    ("/v1/completions", {"prompt": f"a{HALF}b"}, "prompt"),
+    ("/v1/completions", {"prompt": ["\U0001f600", "\ude00"]}, "prompt[1]"),
+    ("/v1/completions", {"bad_words": [HALF]}, "bad_words[0]"),
+    ("/v1/completions", {"vllm_xargs": {"a": ["b", {"c": HALF}]}}, "vllm_xargs.a[1].c"),
+    ("/v1/completions", {"vllm_xargs": {"a": {HALF: 1}}}, "vllm_xargs.a"),
+    (
+        "/v1/completions",
+        {"structured_outputs": {"choice": ["a", HALF]}},
+        "structured_outputs.choice",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": HALF}]}]},
+        "messages[0].content[0].text",
+    ),
+    ("/v1/responses", {"input": HALF, "stream": True}, "input"),
+    ("/v1/attn_res/trace", {"prompt": HALF}, "prompt"),
+    ("/invocations", {"prompt": HALF}, "prompt"),
+    ("/tokenize", {"prompt": HALF}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "place"), CUT, ids=lambda one: ascii(one)[:60])
+def test_half_of_a_surrogate_pair_is_refused_by_its_field(vllms_app, path, asked, place):
+    """No tokenizer and no engine reads it."""
+    answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[body_of(**asked)])
+    assert answer.status == 400
+    assert error_of(answer).startswith(f"'{place}") and "half of a surrogate pair;" in error_of(
+        answer
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "begin"),
+    [
+        (body_of(**{HALF: 1}), "The body has half"),
+        (json.dumps([HALF]).encode(), "'[0]' has half"),
+        (json.dumps(HALF).encode(), "The body has half"),
+        (b'{"prompt": "\xed\xa0\xbd"}', "'prompt' has half"),  # as UTF-8 would write it
+        (body_of(**{"x" * 5000: HALF}), "'xxx"),
+    ],
+)
+def test_half_of_a_surrogate_pair_anywhere_in_a_body(body, begin):
+    app = app_of()
+    answer = ask(app, "POST", DATA[1], [BEARER, JSON], chunks=[body])
+    assert answer.status == 400 and error_of(answer).startswith(begin)
+    assert len(error_of(answer)) < 300 and not app.state.reached
+
+
+def test_whole_surrogate_pairs_are_text():
+    app = app_of()
+    body = b'{"prompt": "\\ud83d\\ude00", "stop": ["\xf0\x9f\x98\x80"], "user": "\\\\ud83d"}'
+    assert ask(app, "POST", DATA[1], [BEARER, JSON], chunks=[body]).status == 200
+    assert limits.cut_text(json.loads(body)) is None and limits.cut_text(5) is None
+
+
 def test_many_entries_are_not_looked_through_for_long_integers():
     body = body_of(bad_words=[1] * 10**6, priority=2**64)
     answer = ask(app_of(), "POST", DATA[1], [BEARER, JSON], chunks=[body])
