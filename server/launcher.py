@@ -5,10 +5,8 @@ costs a second, not a minute.
 """
 
 import argparse
-import errno
 import os
 import signal
-import socket
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,7 +23,7 @@ from attnres_serve.model import backend as backend_choice
 from attnres_serve.plugin import OWN_NAMES
 from attnres_serve.server import adapters
 from attnres_serve.server.bounds import policy
-from attnres_serve.server.start import facts
+from attnres_serve.server.start import address, facts
 from attnres_serve.server.start.console import wants_log
 
 DEFAULT_HOST = "127.0.0.1"
@@ -86,13 +84,13 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         )
     model, kept = check_checkpoint(name, words)
     chosen = {"kv_cache_memory_bytes": kept.size} if kept and kept.is_chosen else {}
-    if not os.environ.get(cache.VARIABLE, "").strip():
-        os.environ.pop(cache.VARIABLE, None)  # vLLM reads no number in an empty one
     backend_choice.require(own.attnres_backend)
     compiler.require(words)
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
-    if given or "--config" not in vllm_arguments:  # a file may name another address
-        check_port(**{**DEFAULTS, **given})
+    if socket := value_of("--uds", words):
+        address.clear_socket(socket)
+    elif given or "--config" not in vllm_arguments:  # a file may name another address
+        address.check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
     given_key = value_of("--api-key", vllm_arguments) is not None
     if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
@@ -104,7 +102,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
             file=sys.stderr,
         )
     check_plugin()
-    address = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    place = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     start_events.tell(
@@ -116,7 +114,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     openai_server.run_server(
         model,
         DEFAULTS | SERVER_DEFAULTS | chosen,
-        [*address, *vllm_arguments],
+        [*place, *vllm_arguments],
         settings.given(own),
         keys,
         policy.given(own),
@@ -182,26 +180,6 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
     kept = cache.of(name, translation, words)
     start_events.tell("model", facts=facts.of_checkpoint(name, translation, kept))
     return str(folder or name), kept
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise SettingError if the address cannot be bound."""
-    if not 0 <= port <= 65535:  # getaddrinfo would take the lower 16 bits
-        raise SettingError(f"{port} is no port; choose one from 0 to 65535 with --port.")
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = (
-            "is in use"
-            if getattr(error, "errno", None) == errno.EADDRINUSE
-            else f"cannot be bound ({error})"
-        )
-        raise SettingError(
-            f"{host}:{port} {reason}; choose another address with --host and --port."
-        ) from None
 
 
 def allowed_plugins(current: str | None) -> str:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnres_serve.checkpoints import needs
-from attnres_serve.compat import memory, source
+from attnres_serve.compat import environment, memory, source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.flags import value_of
 from attnres_serve.formats.translation import Translation
 
-VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # whole GiB for every worker
+VARIABLE = environment.CACHE  # whole GiB for every worker
 FLAG = "--kv-cache-memory-bytes"  # the variable has precedence
 LEFT_TO_VLLM = ("--gpu-memory-utilization", "--num-gpu-blocks-override")  # other ways to say it
 GIB = 2**30

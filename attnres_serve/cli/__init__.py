@@ -11,7 +11,7 @@ from attnres_serve import __version__, flags
 from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
 from attnres_serve.cli import completion
-from attnres_serve.compat import openai_server, source
+from attnres_serve.compat import environment, openai_server, source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.inspect import command as inspect
 from attnres_serve.server import launcher
@@ -227,6 +227,8 @@ def _run(arguments: list[str]) -> int:
     if others and own.command not in ("serve", "bench", "inspect"):
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
+        if own.command in ("serve", "verify", "bench", "inspect"):  # they start engines
+            environment.make_usable()
         if own.command == "serve":
             flags.require_known(
                 others, source.flags_of_server(), flags.names(launcher.add_arguments)

@@ -2,6 +2,7 @@
 
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 
 def flags_of_engine() -> frozenset[str] | None:
@@ -49,13 +50,35 @@ def _flags(path: str, without: str = "") -> frozenset[str] | None:
     return frozenset(names)
 
 
+def module(path: str) -> Any:
+    """A module of vLLM's package that needs none of the others, without the package.
+
+    Raises:
+        ImportError: there is none, or it needs others.
+    """
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    file = _file(path)
+    spec = spec_from_file_location(f"vllm_{Path(path).stem}_alone", file) if file else None
+    if spec is None or spec.loader is None:
+        raise ImportError(f"vLLM has no {path}")
+    found = module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 def _source(path: str) -> str | None:
     """The text of a file of vLLM's package, which is not imported; None if there is none."""
+    file = _file(path)
+    return file.read_text(encoding="utf-8") if file else None
+
+
+def _file(path: str) -> Path | None:
     from importlib.util import find_spec
 
     found = find_spec("vllm")
     file = Path(found.origin).parent / path if found and found.origin else None
-    return file.read_text(encoding="utf-8") if file and file.is_file() else None
+    return file if file and file.is_file() else None
 
 
 def is_cpu_build() -> bool:

@@ -33,6 +33,8 @@ _USUAL = re.compile(
     "Found ulimit of|Triton is not installed|requires Triton|Reset SSM cache type|LD_PRELOAD"
     "|Inductor compilation was disabled|Enforce eager set|Triton is installed|reduce_op. is depr"
     r"|NUMA binding: Using|\[shutdown\]"
+    # What `check` says beside the types that are stored and served; and advice for one client.
+    r"|Attempted to load weight \S+ with dtype \S*float\d+ into|template requires system-first"
     # A container's: the image has no Triton, and no capability to move pages.
     r"|^Triton not available|numa_migrate_pages failed\. errno: 1 "
 )

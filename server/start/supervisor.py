@@ -143,12 +143,14 @@ class _Supervisor:
 
     def _take(self, name: str, data: bytes) -> bool:
         """Hand lines on to the console; returns whether the stream goes on."""
-        *lines, self.rest[name] = re.split(rb"(?<=[\r\n])", self.rest[name] + data)
+        # "\r" alone is the end of a line that is written over; before "\n" it is part of the end.
+        *lines, self.rest[name] = re.split(rb"(?<=\n)|(?<=\r)(?=[^\r\n])", self.rest[name] + data)
         if not data and self.rest[name]:
             lines.append(self.rest[name])
         for raw in lines:
             line = raw.decode(errors="replace")
             end = line[len(line.rstrip("\r\n")) :]
+            end = "\n" if "\n" in end else end[:1]
             text, event = start_events.read(line.rstrip("\r\n"))
             if event is None:
                 self.console.line(text, name, end)

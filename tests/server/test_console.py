@@ -4,10 +4,13 @@ import io
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +22,11 @@ from starlette.testclient import TestClient
 from attnres_serve import cli
 from attnres_serve.compat import prepare, source, start_events
 from attnres_serve.compat.workarounds import quick_exit
+from attnres_serve.errors import SettingError
 from attnres_serve.server import launcher
 from attnres_serve.server.lifecycle import Lifecycle
 from attnres_serve.server.routes import page
-from attnres_serve.server.start import preload, supervisor
+from attnres_serve.server.start import address, preload, supervisor
 from attnres_serve.server.start.console import WARNINGS, Console, wants_log
 
 URL = "http://127.0.0.1:8000"
@@ -126,6 +130,24 @@ def test_what_every_container_warns_of_is_hidden():
     failed = "numa_migrate_pages failed. errno: 12 (f)"  # there is no memory left
     shown.console.line(f"[W1124 08:50:47.123456789 utils.cpp:76] Warning: {failed}", "err")
     assert shown.new() == [f"  warning: Warning: {failed}"]
+
+
+def test_casts_of_weights_are_quiet():
+    """`check` says in which type a checkpoint is stored and in which it is served."""
+    shown = Shown()
+    shown.checked()
+    shown.new()
+    cast = "Attempted to load weight {} with dtype {} into parameter with dtype {}"
+    for name, stored, served in (
+        ("model.norm.weight", "float32", "bfloat16"),
+        ("lm_head.weight", "torch.float32", "torch.float16"),
+        ("model.layers.0.mlp.gate_proj.weight", "bfloat16", "float32"),
+    ):
+        shown.log("WARNING", cast.format(name, stored, served))
+    shown.log("WARNING", "The chat template requires system-first ordering, so inline system")
+    assert shown.new() == []
+    shown.log("WARNING", unread := "Attempted to load weight a with dtype uint8 into a parameter")
+    assert shown.new() == [f"  warning: {unread}"]
 
 
 def test_a_server_that_is_not_ready_says_why():
@@ -558,6 +580,97 @@ def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, capfd, is_give
     told = [start_events.read(line)[1] for line in capfd.readouterr().err.split("\n")]
     (event,) = [event for event in told if event and event["event"] == "checked"]
     assert (event["log"], event["headless"]) == (is_given, is_given)
+
+
+# --- the address
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_a_socket_that_a_server_left_is_removed(sockets, monkeypatch, is_relative):
+    monkeypatch.chdir(sockets)
+    path = "s" if is_relative else str(sockets / "s")
+    address.clear_socket(path)  # there is none yet
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path)
+            server.listen()
+        assert os.path.exists(path)  # as after a stop, and after kill -9
+        address.clear_socket(path)
+        assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_a_socket_in_use_stays(sockets, monkeypatch, listens, is_relative):
+    """Also that of a server that starts, which holds it and does not listen yet."""
+    monkeypatch.chdir(sockets)
+    path = "s" if is_relative else str(sockets / "s")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        if listens:
+            server.listen()
+        with pytest.raises(SettingError, match=r"s is in use by another server; stop that one, or"):
+            address.clear_socket(path)
+        assert os.path.exists(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("file", "is a file and no socket; choose another path with --uds."),
+        ("folder", "is a folder and no socket; choose another path with --uds."),
+        ("link", "is a file and no socket"),
+        (
+            "nowhere/s",
+            r"^no socket can be made at .*nowhere/s \(No such file or directory\); choose",
+        ),
+        ("file/s", r"\(Not a directory\); choose another path"),
+        ("ä" * 60, "bytes long; a socket's path has at most 107, so choose another path"),
+    ],
+)
+def test_a_path_where_no_socket_can_be(sockets, name, said):
+    (sockets / "file").write_text("kept")
+    (sockets / "folder").mkdir()
+    (sockets / "link").symlink_to("file")
+    with pytest.raises(SettingError, match=said):
+        address.clear_socket(str(sockets / name))
+    assert (sockets / "file").read_text() == "kept"
+    assert {path.name for path in sockets.iterdir()} == {"file", "folder", "link"}
+
+
+# --- line ends
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_records_of_several_lines_keep_their_lines(cut):
+    """vLLM ends their inner lines by a carriage return and a line feed, wherever a read ends."""
+    shown = Shown()
+    shown.start()
+    shown.new()
+    keeper = supervisor._Supervisor(0, shown.console)
+    head = f"{ENGINE} ERROR 11-24 08:50:47 [core.py:133] "
+    lines = ["Traceback", "  File", "KeyError: x"]
+    data = "".join(f"{head}{line}\r\n" for line in lines).encode() + f"{head}end\r\r\n".encode()
+    step = max(len(data) * cut // 12, 1)
+    for begin in range(0, len(data), step):
+        keeper._take("err", data[begin : begin + step])
+    keeper._take("err", b"")
+    assert shown.err.getvalue() == "".join(f"{head}{line}\n" for line in [*lines, "end"])
+
+
+def test_lines_that_are_written_over_stay_apart():
+    shown = Shown(verbose=True)
+    keeper = supervisor._Supervisor(0, shown.console)
+    for data in (b"10%\r20", b"%\r", b"\nnext\n30%\r", b""):
+        keeper._take("out", data)
+    assert shown.out.getvalue() == "10%\r20%\nnext\n30%\r"
 
 
 # --- preloading

@@ -1,0 +1,99 @@
+"""Variables of the environment, read as vLLM reads them, before it is imported."""
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from attnres_serve.compat import source
+from attnres_serve.errors import SettingError
+
+SOCKETS = "VLLM_RPC_BASE_PATH"  # the folder of the sockets between vLLM's processes
+LONGEST = 107 - len("/00000000-0000-0000-0000-000000000000")  # bytes of its path
+CACHE = "VLLM_CPU_KVCACHE_SPACE"
+SHORT = ("/tmp", "/var/tmp", "/dev/shm")
+# What Python says of a value, and what is expected then.
+_EXPECTED = {
+    "invalid literal for int": "a whole number",
+    "could not convert string to float": "a number",
+}
+
+
+def make_usable() -> None:
+    """Validate what an engine needs of the environment, and correct what can be corrected.
+
+    A blank variable in which vLLM expects a value is removed.  If the folder for temporary files
+    has too long a path for sockets, vLLM puts its sockets elsewhere.
+
+    Raises:
+        SettingError: vLLM would fail, after the seconds of its start.
+    """
+    try:
+        Path.cwd()
+    except OSError:
+        raise SettingError(
+            "the working directory no longer exists; change into one that does."
+        ) from None
+    for name, read in _readers().items():
+        if name in os.environ:
+            _validate(name, os.environ[name], read)
+    if len(os.fsencode(folder := os.environ.get(SOCKETS) or tempfile.gettempdir())) > LONGEST:
+        os.environ[SOCKETS] = _short_folder(folder)
+
+
+def _readers() -> Mapping[str, Callable[[], object]]:
+    """Functions by which vLLM reads variables, by their names; empty where they cannot be told."""
+    try:
+        found: Mapping[str, Callable[[], object]] = source.module("envs.py").environment_variables
+    except (ImportError, AttributeError):  # of a version that was not seen
+        return {}
+    return found
+
+
+def _validate(name: str, value: str, read: Callable[[], object]) -> None:
+    try:
+        read()
+    except ImportError:
+        return
+    except Exception as error:
+        if not value.strip():
+            del os.environ[name]
+            return
+        raise SettingError(f"{name} is {value!r}, {_advice(name, value, str(error))}") from None
+
+
+def _advice(name: str, value: str, said: str) -> str:
+    """What to do about a value that vLLM cannot read.
+
+    Args:
+        name: of the variable.
+        value: of the variable.
+        said: what vLLM or Python says of it.
+    """
+    if re.match(r"\w+://", value):
+        service = name.partition("_")[0].lower()
+        return (
+            f"which Kubernetes sets where a Service is called {service}; unset it, rename the "
+            "Service, or set enableServiceLinks: false."
+        )
+    expected = next((what for text, what in _EXPECTED.items() if text in said), None)
+    if expected is None:
+        return f"which vLLM cannot read ({' '.join(said.split())}); correct or unset it."
+    return f"and expected is {expected}{' of GiB' if name == CACHE else ''}; correct or unset it."
+
+
+def _short_folder(given: str) -> str:
+    """A folder for sockets instead of one with a long path.
+
+    Raises:
+        SettingError: there is none, or the long one was asked for.
+    """
+    short = next((path for path in SHORT if os.access(path, os.W_OK | os.X_OK)), None)
+    if os.environ.get(SOCKETS) or short is None:
+        which = SOCKETS if os.environ.get(SOCKETS) else "the folder for temporary files (TMPDIR)"
+        raise SettingError(
+            f"{which} is {given}, {len(os.fsencode(given))} bytes long; sockets need at most "
+            f"{LONGEST}, so name a folder with a shorter path in {SOCKETS}."
+        )
+    return short

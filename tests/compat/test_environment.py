@@ -1,0 +1,112 @@
+"""The environment of an engine: what vLLM would stumble over is told, or corrected, at once."""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from serving import DEMO, OURS, environment
+
+from attnres_serve import cli
+from attnres_serve.compat import environment as variables
+from attnres_serve.compat import source
+from attnres_serve.errors import SettingError
+
+pytest.importorskip("vllm")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("VLLM_CPU_KVCACHE_SPACE", "1GiB", "and expected is a whole number of GiB; correct or"),
+        ("VLLM_CPU_KVCACHE_SPACE", "0.25", "and expected is a whole number of GiB; correct or"),
+        ("VLLM_LOG_STATS_INTERVAL", "often", "and expected is a number; correct or unset it."),
+        ("VLLM_USE_TRITON_AWQ", "yes", "and expected is a whole number; correct or unset it."),
+        ("VLLM_PORT", "tcp://10.0.0.1:80", "which Kubernetes sets where a Service is called vllm"),
+        ("VLLM_PORT", "http", "which vLLM cannot read (VLLM_PORT 'http' must be a valid integer)"),
+        ("VLLM_WORKER_MULTIPROC_METHOD", "join", "which vLLM cannot read (Invalid value 'join' "),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "verify", "bench", "inspect"])
+def test_a_value_that_vllm_cannot_read(name, value, said, command, monkeypatch, capfd) -> None:
+    """It would say so after seconds, without the variable's name, or after the weights."""
+    monkeypatch.setenv(name, value)
+    assert cli.main([command, str(DEMO)]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"attnres-serve: {name} is {value!r}, {said}")
+
+
+def test_values_that_vllm_reads_are_left_alone(monkeypatch) -> None:
+    for name, value in (
+        ("VLLM_CPU_KVCACHE_SPACE", "2"),
+        ("VLLM_LOG_STATS_INTERVAL", "0.5"),
+        ("VLLM_PORT", "9000"),
+        ("VLLM_LOGGING_PREFIX", ""),
+        ("VLLM_NOT_ONE_OF_THEM", "tcp://10.0.0.1:80"),
+    ):
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    variables.make_usable()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("name", ["VLLM_CPU_KVCACHE_SPACE", "VLLM_PORT", "VLLM_LOG_STATS_INTERVAL"])
+def test_a_blank_value_is_none(name, monkeypatch) -> None:
+    """As a compose file leaves it."""
+    monkeypatch.setenv(name, " ")
+    variables.make_usable()
+    assert name not in os.environ
+
+
+def test_another_vllm_is_not_judged(monkeypatch) -> None:
+    """One whose variables are read by other means, or none at all."""
+
+    def fail(path: str) -> None:
+        raise ImportError(path)
+
+    monkeypatch.setenv("VLLM_PORT", "x")
+    monkeypatch.setattr(source, "module", fail)
+    variables.make_usable()
+    monkeypatch.setattr(source, "module", lambda path: object())
+    variables.make_usable()
+
+
+@pytest.mark.parametrize("length", [70, 71, 200])
+def test_sockets_have_short_paths(length, monkeypatch, tmp_path) -> None:
+    folder = "/" + "x" * (length - 1)
+    monkeypatch.delenv(variables.SOCKETS, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    monkeypatch.setattr(variables, "SHORT", ("/does/not/exist", str(tmp_path)))
+    variables.make_usable()
+    assert os.environ.get(variables.SOCKETS) == (None if length == 70 else str(tmp_path))
+
+
+@pytest.mark.parametrize("given", ["ours", "theirs", "in bytes"])
+def test_a_folder_that_is_too_long_is_told(given, monkeypatch) -> None:
+    folder = "/" + ("ä" * 40 if given == "in bytes" else "x" * 99)
+    if given == "ours":
+        monkeypatch.delenv(variables.SOCKETS, raising=False)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setattr(variables, "SHORT", ())
+    else:
+        monkeypatch.setenv(variables.SOCKETS, folder)
+    what = r"the folder .* \(TMPDIR\)" if given == "ours" else variables.SOCKETS
+    with pytest.raises(SettingError, match=rf"^{what} is /.*need at most 70.* VLLM_RPC_BASE_PATH"):
+        variables.make_usable()
+
+
+@pytest.mark.parametrize("words", [["serve", str(DEMO)], ["serve", "here"], ["verify", str(DEMO)]])
+def test_a_working_directory_that_was_removed(words, tmp_path) -> None:
+    """Libraries would fail to load, in their own words."""
+    (tmp_path / "gone").mkdir()
+    script = 'cd "$0" && rmdir "$0" && exec "$@"'
+    command = ["sh", "-c", script, str(tmp_path / "gone"), *OURS[:-1], *words]
+    root = str(Path(__file__).parents[2])
+    ended = subprocess.run(
+        command, env=environment(PYTHONPATH=root), capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "attnres-serve: the working directory no longer exists; change into one that does.\n"
+    )
