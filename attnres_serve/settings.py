@@ -113,7 +113,7 @@ def _choice(additional_config: Any, wanted: str) -> str:
 
 
 # Methods that propose tokens without looking inside the target model.
-SPECULATION = ("ngram",)
+SPECULATION = ("ngram", "draft_model")
 
 
 def authorization(key: str | None = None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import attnres_serve
 from attnres_serve import settings
 from attnres_serve.checkpoints import cache, hub, needs
+from attnres_serve.checkpoints.draft import validate_draft
 from attnres_serve.checkpoints.validate import validate_model
 from attnres_serve.compat import compiler, openai_server, start_events
 from attnres_serve.errors import CheckpointError, SettingError
@@ -175,6 +176,7 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
     folder = hub.local_path(name)
     translation = found.translated(name)
     needs.validate(name, translation, folder, words)
+    validate_draft(translation, words)
     if translation.format not in OWN_NAMES:  # whose adapters are refused when vLLM is configured
         adapters.check(words, found)
     kept = cache.of(name, translation, words)

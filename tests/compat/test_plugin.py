@@ -332,7 +332,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
 
 
 @pytest.mark.parametrize(
-    "method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "medusa", "draft_model", "suffix", None]
+    "method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "medusa", "suffix", None]
 )
 def test_speculation_that_is_refused(method: str | None) -> None:
     """Whatever looks inside the target model, or was never tried, is refused by its name."""
@@ -340,7 +340,7 @@ def test_speculation_that_is_refused(method: str | None) -> None:
     if method is None:
         plugin.on_config(config)
         return
-    with pytest.raises(SettingError, match=f"by '{method}' is not supported.*supported: ngram"):
+    with pytest.raises(SettingError, match=f"by '{method}' is not supported.*: ngram, draft_model"):
         plugin.on_config(config)
     assert config.load_config.load_format == "auto"
 
@@ -355,9 +355,10 @@ def test_other_tasks_are_refused(flag: dict[str, str]) -> None:
         EngineArgs(model=str(GOLDEN), max_model_len=64, **flag).create_engine_config()
 
 
-def test_ngram_is_accepted_and_the_configuration_is_completed() -> None:
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_speculation_that_is_accepted_completes_the_configuration(method: str) -> None:
     """The weights are pinned to safetensors, and the workers get our extension."""
-    config = vllm_config(GOLDEN, speculative_config=SimpleNamespace(method="ngram"))
+    config = vllm_config(GOLDEN, speculative_config=SimpleNamespace(method=method))
     plugin.on_config(config)
     assert config.load_config.load_format == "safetensors"
     assert config.parallel_config.worker_extension_cls == "attnres_serve.worker.WorkerExtension"

@@ -1,7 +1,7 @@
-"""What vLLM does to a model besides running it: LoRA, new weights, INT8, n-gram speculation.
+"""What vLLM does to a model besides running it: LoRA, new weights, INT8.
 
 Each is compared with a float64 model for which it makes no difference: adapters merged into the
-weights, the unquantised sites, the greedy tokens.
+weights, the unquantised sites.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 from adapters import WEIGHTS, linear_layers, write_merged
 from checkpoints import GOLDENS, quantised, write_house
-from goldens import bound, check_against
+from goldens import check_against
 from jobs import engine_job, fresh_prompts, run_engine, run_verify
 from safetensors.torch import load_file
 
@@ -67,36 +67,6 @@ def test_weights_that_are_replaced_in_a_running_engine(mode, algorithms, tmp_pat
         for algorithm in algorithms
     ]
     check_results(jobs, run_engine(jobs, tmp_path / "run")["results"], second)
-
-
-@pytest.mark.parametrize(
-    "algorithm", ["two_phase", pytest.param("single_pass", marks=pytest.mark.exhaustive)]
-)
-def test_speculation(algorithm, tmp_path):
-    """Drafts of an n-gram are judged by the same model: some are accepted, some are not, and tokens
-    and logprobs are those of the engine without speculation."""
-    # A model whose greedy answers to these prompts fall into cycles of two or three tokens.
-    base = write_house(tmp_path / "base", "llama", **SHAPE | {"seed": 22})
-    prompts = [[17, 23, 5, 99] * 12, [3, 4] * 40]
-    ngram = {"method": "ngram", "num_speculative_tokens": 3}
-    ngram |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    # This one last: behind it vLLM 0.32 starts no engine in the same process, as its search through
-    # all modules stumbles over an object of numba's, which makes the drafts.
-    guided = engine_job(base, prompts, algorithm, disable_log_stats=False, speculative_config=ngram)
-    jobs = [engine_job(base, prompts, algorithm), guided]
-    results = run_engine(jobs, tmp_path / "run")["results"]
-    check_results(jobs, results, base)
-    plain, guided = results
-    drafts, proposed, accepted = (
-        guided["counters"].get(f"vllm:spec_decode_num_{what}", 0)
-        for what in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    assert drafts > 0 and 0 < accepted < proposed, guided["counters"]
-    for kind in ("alone", "batch"):
-        for wanted, answer in zip(plain[kind], guided[kind], strict=True):
-            assert answer["tokens"] == wanted["tokens"]
-            for found, want in zip(answer["logprobs"], wanted["logprobs"], strict=True):
-                assert abs(found - want) <= bound(want)
 
 
 @pytest.mark.parametrize(
