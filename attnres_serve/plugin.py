@@ -142,3 +142,16 @@ def on_config(vllm_config) -> None:
         folder = Path(source[0])
         checkpoint = validate(folder) if folder.is_dir() else validate_hub(*source)
         needs.validate_quantized(source[0], checkpoint.inventory)
+    _validate_ids(vllm_config)
+
+
+def _validate_ids(vllm_config) -> None:
+    """Refuse tokens that the model has no rows for, where no command of ours has done so."""
+    from attnres_serve.checkpoints import token_ids
+
+    model = vllm_config.model_config
+    rows = model.hf_config.attn_res_config["vocab_size"]
+    token_ids.validate_end(Path(model.model), rows)
+    name = engine_config.reads_tokenizer_from(vllm_config)
+    if name is not None and Path(name).is_dir():
+        token_ids.validate(Path(name), rows)

@@ -13,6 +13,7 @@ from attnres_serve.checkpoints.tensors import Stored
 from attnres_serve.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
+_POINTER = b"version https://git-lfs"  # the first bytes of one
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # What trainers leave beside the weights.
 _NOT_WEIGHTS = re.compile(r"training_args|trainer_state|optimizer|scheduler|scaler|rng_state")
@@ -68,13 +69,34 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} has no config.json, so it is not a checkpoint folder.")
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        CheckpointError: it holds something else.
+    """
+    refuse_pointer(path)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} holds a {type(config).__name__}; expected a JSON object.")
-    return config
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a JSON object.")
+    return content
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise CheckpointError for what `git clone` without git-lfs leaves of a large file."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_POINTER)) == _POINTER
+    if is_pointer:
+        raise CheckpointError(
+            f"{path} is a git-lfs pointer and not the file itself; run `git lfs pull` in its "
+            "folder, or download the file."
+        )
 
 
 def read_headers(folder: Path) -> dict[str, Header]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.checkpoints import quantized
+from attnres_serve.checkpoints import quantized, token_ids
 from attnres_serve.checkpoints.inventory import Inventory
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError, SettingError
@@ -49,23 +49,30 @@ def validate(
         words: flags of vLLM's server.
 
     Raises:
-        CheckpointError: there is no tokenizer, or this device computes no heads of that size.
+        CheckpointError: there is no tokenizer, it is damaged, the model has no rows for its tokens
+            or for those that end an answer, or this device computes no heads of that size.
         SettingError: ``--max-model-len`` is longer than the model's context.
     """
     words = words or []
     validate_heads(name, translation)
     validate_context(name, translation, words)
+    rows = translation.config["vocab_size"]
+    if folder is not None:
+        token_ids.validate_end(folder, rows)
     other = value_of("--tokenizer", words)
     place = folder if other is None else Path(other)
     another_kind = value_of("--tokenizer-mode", words) not in (None, "auto", "hf", "slow")
     if another_kind or "--skip-tokenizer-init" in map(usual, words):
         return
-    if place is not None and place.is_dir() and tokenizer(place) is None:
+    if place is None or not place.is_dir():
+        return
+    if tokenizer(place) is None:
         raise CheckpointError(
             f"{place} has no tokenizer, for example tokenizer.json; copy its files beside the "
             "weights, name another folder with --tokenizer, or serve token ids alone with "
             "--skip-tokenizer-init."
         )
+    token_ids.validate(place, rows)
 
 
 def validate_heads(name: str, translation: Translation) -> None:

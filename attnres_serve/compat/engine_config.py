@@ -20,6 +20,13 @@ def reads_weights_from(vllm_config) -> tuple[str, str | None] | None:
     return model.model, model.revision
 
 
+def reads_tokenizer_from(vllm_config) -> str | None:
+    """The folder or model id of the tokenizer, if vLLM reads one by Hugging Face's classes."""
+    model = vllm_config.model_config
+    usual = str(model.tokenizer_mode) in ("auto", "hf", "slow")
+    return None if model.skip_tokenizer_init or not usual else model.tokenizer
+
+
 def speculation_method(vllm_config) -> str | None:
     config = vllm_config.speculative_config
     return config.method if config is not None else None

@@ -8,6 +8,7 @@ from attnres_serve.compat.workarounds import (
     expert_map,
     experts_beside_adapters,
     hybrid_prefix_caching,
+    ids_without_row,
     inductor,
     malloc,
     mla_blocks,
@@ -81,4 +82,5 @@ def routes() -> None:
 
 def server(client) -> None:
     """Called when a server's engine runs, with vLLM's engine client."""
+    ids_without_row.refuse_ids_without_row(client)
     worker_limits.refuse_beyond_workers(client)

@@ -43,6 +43,25 @@ def values(name: str, config: Config, activations: tuple[str, ...] = ("silu",)) 
             raise CheckpointError(f"{key} is {found!r}; expected the number of a token, or null.")
 
 
+def check_ends(config: Config, file: str, rows: Any = None) -> None:
+    """Raise CheckpointError for a token that ends an answer and that the model has no logit for.
+
+    Args:
+        config: the content of ``file``.
+        file: what states the tokens, by its name.
+        rows: how many logits there are; None where ``config`` states it.
+    """
+    rows, found = rows or config.get("vocab_size"), config.get("eos_token_id")
+    ends = found if isinstance(found, list) else [found]
+    if not is_count(rows) or all(end is None or end in range(rows) for end in ends):
+        return
+    raise CheckpointError(
+        f"eos_token_id of {file} is {found!r}; expected ids from 0 to {rows - 1}, for which the "
+        f"model has logits (vocab_size {rows}), or null. State the tokens that end an answer as "
+        "the tokenizer numbers them."
+    )
+
+
 def groups(name: str, config: Config) -> None:
     """Raise CheckpointError unless heads for keys and values have as many for queries each."""
     if not (sizes := _head_sizes(config)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import FAMILIES
+from attnres_serve.families import FAMILIES, checks
 from attnres_serve.formats import refused
 from attnres_serve.formats.translation import Translation
 
@@ -38,6 +38,7 @@ def resolve(
     translations = [module.translate(config) for module in formats.SERVED if module.claims(config)]
     for translation in translations:
         FAMILIES[translation.base].check(translation.config)
+        checks.check_ends(translation.config, "config.json")
     if len(translations) > 1:
         return _told_apart(translations, config, names())
     if translations:

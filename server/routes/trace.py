@@ -169,12 +169,6 @@ async def _prompt(body: TraceRequest, raw_request: Request) -> list[int]:
     """The given tokens."""
     config = raw_request.app.state.engine_client.vllm_config.model_config
     if isinstance(body.prompt, list):
-        vocabulary = config.get_vocab_size()
-        for token in body.prompt:
-            if token >= vocabulary:
-                raise HTTPException(
-                    400, f"Token {token} is not in the vocabulary of {vocabulary} tokens."
-                )
         ids = body.prompt
     elif config.skip_tokenizer_init:
         raise HTTPException(400, "This server has no tokenizer; give token ids as `prompt`.")
@@ -185,6 +179,12 @@ async def _prompt(body: TraceRequest, raw_request: Request) -> list[int]:
         ids = found
     if not ids:
         raise HTTPException(400, "The prompt is empty; give at least one token.")
+    vocabulary = config.get_vocab_size()
+    for token in ids:  # of a text too: a tokenizer may have more than the model
+        if token >= vocabulary:
+            raise HTTPException(
+                400, f"Token {token} is not in the vocabulary of {vocabulary} tokens."
+            )
     return ids
 
 

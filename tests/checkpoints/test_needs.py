@@ -1,13 +1,15 @@
 """What a server needs besides tensors: refused at once where vLLM would fail after its start."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from adapters import linear_layers
-from checkpoints import quantised, write_house, write_standard
+from checkpoints import GOLDENS, quantised, write_house, write_standard
 from cost import command, of_a_start
 from safetensors.torch import load_file
 from serving import DEMO
@@ -132,9 +134,133 @@ def test_a_missing_tokenizer(without_tokenizer: Path) -> None:
         with pytest.raises(CheckpointError, match="has no tokenizer"):
             required(without_tokenizer, *words)
     required(without_tokenizer, "--skip_tokenizer_init")
-    required(without_tokenizer, "--tokenizer", str(DEMO))
+    required(without_tokenizer, "--tokenizer", str(GOLDENS / "nanogpt_block"))
     required(without_tokenizer, "--tokenizer", "lab/another")
     required(without_tokenizer, "--tokenizer-mode=mistral")
+
+
+TOKENIZER, GENERATION, PAD = "tokenizer.json", "generation_config.json", "[PAD]"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000\n"
+
+
+def edited(folder: Path, name: str, **changes: Any) -> None:
+    """Change keys of a file of a checkpoint, which need not be there."""
+    path = folder / name
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(content | changes))
+
+
+def with_pieces(folder: Path, count: int, **added: int) -> None:
+    """Have a tokenizer of SentencePiece instead, with tokens that were added to it."""
+    pieces = [b"\x0a" + bytes([len(text), *text]) for text in (b"%d" % n for n in range(count))]
+    trainer = b"\x12\x03\x18\x80\x02"  # its own settings, behind the pieces
+    content = b"".join(b"\x0a" + bytes([len(piece)]) + piece for piece in pieces)
+    (folder / TOKENIZER).unlink()
+    (folder / "tokenizer.model").write_bytes(content + trainer)
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+
+
+def with_ranks(folder: Path, count: int) -> None:
+    """Have a tokenizer of tiktoken instead."""
+    (folder / TOKENIZER).unlink()
+    (folder / "tiktoken.model").write_bytes(b"".join(b"YQ%d= %d\n" % (n, n) for n in range(count)))
+
+
+def with_tokens(folder: Path, *added: str) -> None:
+    """Have more tokens in tokenizer.json than its 320."""
+    content = json.loads((folder / TOKENIZER).read_text())
+    more = [{"id": 320 + number, "content": token} for number, token in enumerate(added)]
+    edited(folder, TOKENIZER, added_tokens=[*content["added_tokens"], *more])
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda f: with_tokens(f, "<a>", "<b>"), "token '<a>' with the id 320 and 1 more, and"),
+        (lambda f: edited(f, BYTES, pad_token=PAD), "token '[PAD]' with the id 320, and the"),
+        (lambda f: edited(f, BYTES, extra_special_tokens={"image_token": PAD}), "id 320, and"),
+        (lambda f: edited(f, BYTES, added_tokens_decoder={"320": {"content": PAD}}), "the id 320"),
+        (lambda f: edited(f, "added_tokens.json", **{PAD: 320}), "the token '[PAD]' with the id 3"),
+        (lambda f: with_pieces(f, 321), "token '320' with the id 320 and 3 more, and"),
+        (lambda f: with_pieces(f, 320, **{PAD: 320}), "token '[PAD]' with the id 320"),
+        (lambda f: with_ranks(f, 400), "with the id 320 and 82 more"),
+    ],
+)
+def test_tokens_without_a_row(
+    edit: Callable[[Path], Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Each ended the engine where a prompt had it."""
+    write_house(tmp_path, block_size=2)
+    required(tmp_path)
+    edit(tmp_path)
+    assert cli.main(["check", str(tmp_path)]) == 1
+    err = capfd.readouterr().err
+    assert said in err and "vocab_size 320); resize the embedding" in err
+    assert cli.main(["serve", str(tmp_path)]) == 2
+    assert capfd.readouterr().err == err
+    with pytest.raises(CheckpointError, match="remove the tokens"):
+        required(tmp_path, "--tokenizer", str(tmp_path))
+    required(tmp_path, "--skip-tokenizer-init")
+    required(tmp_path, "--tokenizer", str(GOLDENS / "nanogpt_block"))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda folder: write_house(folder, block_size=2, vocab=384),  # padded
+        lambda folder: with_tokens(folder, "<image_soft_token>"),
+        lambda folder: edited(folder, BYTES, pad_token="</s>", max_length=512),
+        lambda folder: with_pieces(folder, 317),  # before <s>, </s> and <pad>
+        lambda folder: with_ranks(folder, 256),
+    ],
+)
+def test_tokens_with_a_row_each(edit: Callable[[Path], Any], tmp_path: Path) -> None:
+    write_house(tmp_path, block_size=2)
+    edit(tmp_path)
+    required(tmp_path)
+
+
+@pytest.mark.parametrize("end", [320, [2, 99999], -1])
+@pytest.mark.parametrize("file", ["config.json", GENERATION])
+def test_an_end_of_text_without_a_logit(end: Any, file: str, tmp_path: Path) -> None:
+    write_house(tmp_path, block_size=2)
+    edited(tmp_path, file, eos_token_id=end)
+    words = "expected ids from 0 to 319, for which the model has logits"
+    said = re.escape(f"eos_token_id of {file} is {end!r}; {words}")
+    with pytest.raises(CheckpointError, match=said):
+        required(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (TOKENIZER, POINTER, "is a git-lfs pointer and not the file itself; run `git lfs pull`"),
+        (TOKENIZER, "", "cannot be read as JSON"),
+        (TOKENIZER, '{"model": {"vocab": {"a": 0, "b"', "cannot be read as JSON"),
+        (TOKENIZER, "{}", "holds no vocabulary (tokens with their ids), so it is damaged"),
+        (TOKENIZER, '{"model": {"vocab": {"a": 0}}, "added_tokens": ["b"]}', "no vocabulary"),
+        (TOKENIZER, "[]", "holds a list; expected a JSON object"),
+        (BYTES, "{", "cannot be read as JSON"),
+        (BYTES, POINTER, "is a git-lfs pointer"),
+        (GENERATION, "", "cannot be read as JSON"),
+        ("tokenizer.model", "", "holds no vocabulary"),
+        ("tokenizer.model", POINTER, "is a git-lfs pointer"),
+        ("tokenizer.model", "\n\x09\n\x07", "holds no vocabulary"),
+        ("vocab.json", '{"a": "b"}', "holds no vocabulary"),
+    ],
+)
+def test_a_damaged_tokenizer(
+    name: str, content: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    write_house(tmp_path, block_size=2)
+    if name not in (BYTES, GENERATION):
+        (tmp_path / TOKENIZER).unlink()
+    (tmp_path / name).write_text(content)
+    assert cli.main(["check", str(tmp_path)]) == 1
+    err = capfd.readouterr().err
+    assert f"{tmp_path / name} " in err and said in err and err.count("\n") == 1
+    assert cli.main(["serve", str(tmp_path)]) == 2
+    assert capfd.readouterr().err == err
 
 
 @pytest.mark.parametrize(

@@ -320,11 +320,16 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
         "model_config": SimpleNamespace(
             model=str(model),
             revision="v2",
+            tokenizer=str(model),
+            tokenizer_mode="auto",
+            skip_tokenizer_init=False,
             runner_type="generate",
             dtype=torch.bfloat16,
             hf_text_config=SimpleNamespace(),
             hf_config=SimpleNamespace(
-                attn_res_format="fla", architectures=["AttnResLlamaForCausalLM"]
+                attn_res_format="fla",
+                architectures=["AttnResLlamaForCausalLM"],
+                attn_res_config={"vocab_size": 320},
             ),
         ),
     }
@@ -419,6 +424,20 @@ def test_weights_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="damaged or truncated"):
         plugin.on_config(vllm_config(folder))
     plugin.on_config(vllm_config(folder, load_config=SimpleNamespace(load_format="dummy")))
+
+
+def test_ids_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
+    """Where vLLM's own command starts the engine."""
+    folder = write_fla(tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"pad_token": "[PAD]"}')
+    with pytest.raises(CheckpointError, match=r"\[PAD\]' with the id 320"):
+        plugin.on_config(vllm_config(folder))
+    config = vllm_config(folder)
+    config.model_config.skip_tokenizer_init = True
+    plugin.on_config(config)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 320}')
+    with pytest.raises(CheckpointError, match=r"eos_token_id of generation_config.json is 320"):
+        plugin.on_config(config)
 
 
 def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> None:

@@ -34,7 +34,7 @@ pytest.importorskip("vllm")
 from attnres_serve import cli
 from attnres_serve.compat import host as vllm_host
 from attnres_serve.compat import openai_app, openai_server, requests
-from attnres_serve.compat.workarounds import worker_limits
+from attnres_serve.compat.workarounds import ids_without_row, worker_limits
 from attnres_serve.server import launcher
 from attnres_serve.server.bounds import fail_fast, fields, known_fields, limits
 from attnres_serve.server.bounds.guard import PAGE, PROBES, ROOT, is_local
@@ -849,6 +849,48 @@ def test_what_workers_have_room_for_is_not(name):
     client.input_processor.assign_request_id(request)
     client.input_processor.assign_request_id(pooling := SimpleNamespace(sampling_params=None))
     assert client.input_processor.given == [request, pooling]
+
+
+WITHOUT_ROW = {
+    "Token 320 of the prompt": ([3, 320], {}),
+    "Token -1 of the prompt": ([-1], {}),
+    "Token 400 of `bad_words`": ([3], {"bad_words_token_ids": [[3], [5, 400]]}),
+    "Token 999 of what ends an answer": ([3], {"min_tokens": 1, "all_stop_token_ids": {1, 999}}),
+}
+
+
+def asked_of_320(prompt, **sampling):
+    """What an engine of 320 tokens is given, as vLLM's input processor leaves it."""
+    config = SimpleNamespace(get_vocab_size=lambda: 320)
+    processor = SimpleNamespace(given=[])
+    processor.assign_request_id = processor.given.append
+    client = SimpleNamespace(
+        vllm_config=SimpleNamespace(model_config=config), input_processor=processor
+    )
+    ids_without_row.refuse_ids_without_row(client)
+    usual = {"min_tokens": 0, "all_stop_token_ids": {1}, "bad_words_token_ids": None}
+    params = SimpleNamespace(**usual | sampling)
+    processor.assign_request_id(SimpleNamespace(prompt_token_ids=prompt, sampling_params=params))
+    return processor.given
+
+
+@pytest.mark.parametrize("said", WITHOUT_ROW)
+def test_ids_without_a_row_are_refused(said):
+    from vllm.exceptions import VLLMValidationError
+
+    prompt, sampling = WITHOUT_ROW[said]
+    with pytest.raises(VLLMValidationError, match=said) as caught:
+        asked_of_320(prompt, **sampling)
+    assert requests.is_refusal(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling"),
+    [([0, 319], {}), (None, {}), ([3], {"all_stop_token_ids": {999}})],
+    ids=str,
+)
+def test_ids_with_a_row_are_not(prompt, sampling):
+    assert len(asked_of_320(prompt, **sampling)) == 1
 
 
 def test_a_request_is_given_its_id_before_it_is_queued():

@@ -61,6 +61,7 @@ class Client:
         self.generated = 0
         self.names: list[str] = []
         self.end: int | None = None
+        self.input_processor = SimpleNamespace(assign_request_id=None)
 
     async def collective_rpc(self, method: str, args: tuple = ()) -> list[Any]:
         self.calls.append(method)
@@ -416,6 +417,16 @@ def test_an_answer_is_as_long_as_the_generation_config_allows(app, client, tmp_p
 def test_text_and_chat(app, asked):
     found = app.post(URL, json=asked | {"model": "demo", "sites": [0]}).json()
     assert [token["id"] for token in found["tokens"]] == TEXT["hello"]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"prompt": "hello"}, {"messages": [{"role": "user", "content": "hello"}]}]
+)
+def test_tokens_of_a_text_that_the_model_has_no_row_for(app, asked, monkeypatch):
+    monkeypatch.setitem(TEXT, "hello", [3, 320])
+    refused = app.post(URL, json=asked)
+    assert refused.status_code == 400
+    assert "Token 320 is not in the vocabulary of 320" in refused.json()["error"]["message"]
 
 
 def edit(**fields: Any) -> dict[str, Any]:
