@@ -8,7 +8,8 @@ from attnres_serve.errors import SettingError
 from attnres_serve.kernels.backends import BACKENDS
 
 ALGORITHM_KEY = "attnres_algorithm"
-ALGORITHMS = ("single_pass", "two_phase", "score_on_write")
+ALGORITHMS = ("single_pass", "two_phase")
+SCORING = "score_on_write"  # was the third, see docs/build/decisions/
 BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
 NATIVE_KEY = "attnres_native"
@@ -34,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A flag for every setting."""
     for key, said in HELP.items():
         flag = f"--{key.replace('_', '-')}"
-        parser.add_argument(flag, choices=CHOICES[key], help=f"{said} (default: {AUTO})")
+        parser.add_argument(
+            flag, type=_flag_value, choices=CHOICES[key], help=f"{said} (default: {AUTO})"
+        )
     parser.add_argument(
         "--disable-trace",
         dest=TRACE_KEY,
@@ -94,6 +97,20 @@ def traces(additional_config: Any) -> bool:
     return _choice(additional_config, TRACE_KEY) != "off"
 
 
+def _gone() -> str:
+    """The sentence that refuses the algorithm that was dropped."""
+    return (
+        f"{SCORING} was dropped, because it was slower than the better of the two others in all 25 "
+        f"cells measured on a GPU; expected one of {', '.join(CHOICES[ALGORITHM_KEY])}."
+    )
+
+
+def _flag_value(word: str) -> str:
+    if word == SCORING:
+        raise argparse.ArgumentTypeError(_gone())
+    return word
+
+
 def _choice(additional_config: Any, wanted: str) -> str:
     settings = {} if additional_config is None else additional_config
     if not isinstance(settings, dict):
@@ -107,6 +124,8 @@ def _choice(additional_config: Any, wanted: str) -> str:
                 f"{', '.join(CHOICES)}."
             )
     choice = settings.get(wanted, AUTO)
+    if choice == SCORING:
+        raise SettingError(_gone())
     if choice not in CHOICES[wanted]:
         raise SettingError(f"{wanted} is {choice!r}; expected one of {', '.join(CHOICES[wanted])}.")
     return choice

@@ -145,24 +145,8 @@ def _two_phase(
         yield backend.merge(deltas[number], bank, *ahead, site, _place(number))
 
 
-def _score_on_write(
-    backend: BankBackend, deltas: Tensor, bank: Tensor, sites: list[SiteWeights]
-) -> Iterator[Tensor]:
-    queries = backend.queries_of(sites)
-    shape = TOKENS, len(sites), bank.shape[1]
-    scores = torch.full(shape, torch.nan, dtype=torch.float32, device=bank.device)
-    backend.score_rows(bank, scores, queries, BLOCKS - 1, sites[0], _place(0))
-    for number, site in enumerate(sites):
-        if number == 1:
-            new = place_of(BLOCKS, fresh=True, position=1, first=BLOCKS - 1)
-            backend.score_rows(bank, scores, queries, 1, site, new)
-        known = scores, queries, site, _place(number)
-        yield backend.mix_scored(deltas[number], bank, *known)
-
-
 Algorithm = Callable[[BankBackend, Tensor, Tensor, list[SiteWeights]], Iterator[Tensor]]
 ALGORITHMS: dict[str, Algorithm] = {
     "single_pass": _single_pass,
     "two_phase": _two_phase,
-    "score_on_write": _score_on_write,
 }

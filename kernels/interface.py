@@ -48,8 +48,7 @@ class Place(NamedTuple):
         row: the row of the bank that the sublayer's output is added to.
         fresh: whether it begins there.
         position: of the site among the sites of ``queries_of``.
-        first: the first row that is not known ahead: phase 1 has read those before it, or they have
-            been scored; 0 where nothing is known.
+        first: the first row that phase 1 has not read; 0 where there was none.
         number: of the site's answer among those of its group's phase 1.
         numbers: row, position, first and number as ``[4]`` int64 on the CPU.  A graph that takes
             them from there is the same for every layer, where integers would be constants of it.
@@ -85,7 +84,7 @@ class TensorBackend(Protocol):
         delta: the sublayer's output ``[T, d]`` in that dtype.
         weights: of the site that runs.
         sites: the weights of ``S`` sites.
-        answers, scores: the backend's own.
+        answers: the backend's own.
 
     Results of several functions:
         normed: the normed mix ``[T, d]`` in the activations' dtype.
@@ -149,34 +148,6 @@ class TensorBackend(Protocol):
             position: of the site in the group.
             blocks: finished since phase 1, none or more.
             partial, delta, weights: see above.
-
-        Returns:
-            normed and updated
-        """
-
-    def score(self, block: Tensor, sites: Sequence[SiteWeights]) -> Any:
-        """Score on write: the logits of a finished block ``[T, d]`` for all sites ahead.
-
-        Returns:
-            The scores of the block.
-        """
-
-    def mix_scored(
-        self,
-        scores: Sequence[Any],
-        ahead: int,
-        blocks: Sequence[Tensor],
-        partial: Tensor | None,
-        delta: Tensor,
-        weights: SiteWeights,
-    ) -> tuple[Tensor, Tensor]:
-        """Mix the blocks by logits that are known; score the partial sum only.
-
-        Args:
-            scores: of every block.
-            ahead: how many sites are ahead, the one that runs included.  All blocks are scored for
-                the same last site.
-            blocks, partial, delta, weights: see above.
 
         Returns:
             normed and updated
@@ -265,43 +236,6 @@ class BankBackend(Protocol):
         Args:
             delta, bank, queries, site, place: see above.
             answers: of the group.
-
-        Returns:
-            normed
-        """
-
-    def score_rows(
-        self,
-        bank: Tensor,
-        scores: Tensor,
-        queries: Any,
-        count: int,
-        site: SiteWeights,
-        place: Place,
-    ) -> None:
-        """Write the logits of finished rows for this site and all behind it.
-
-        Args:
-            bank, queries, site: see above.
-            scores: ``[T, S, slots]`` float32, written to.
-            count: rows, from the place's first on.
-            place: of the site.
-        """
-
-    def mix_scored(
-        self,
-        delta: Tensor,
-        bank: Tensor,
-        scores: Tensor,
-        queries: Any,
-        site: SiteWeights,
-        place: Place,
-    ) -> Tensor:
-        """Run a site that takes the logits of all rows but its last from ``scores``.
-
-        Args:
-            delta, bank, queries, site, place: see above.
-            scores: ``[T, S, slots]`` float32.
 
         Returns:
             normed

@@ -101,30 +101,6 @@ def merge(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool, late: in
     return _bytes(vectors, tokens, hidden, dtype) + small
 
 
-def score_rows(tokens: int, count: int, sites: int, hidden: int, dtype: torch.dtype) -> int:
-    """Logits of ``count`` finished rows."""
-    small = sites * (hidden + count * tokens) * _FLOAT32
-    return _bytes(count, tokens, hidden, dtype) + small
-
-
-def mix_scored(
-    tokens: int,
-    blocks: int,
-    hidden: int,
-    dtype: torch.dtype,
-    *,
-    fresh: bool,
-    skipped: int = 0,
-) -> int:
-    """One site with known logits of ``blocks`` rows, of which ``skipped`` are not read.
-
-    That number is one of all tokens; skipped rows may differ from token to token.
-    """
-    vectors = blocks - skipped + (3 if fresh else 4)  # as of the single pass
-    small = tokens * blocks * _FLOAT32 + _query_and_weight(hidden, dtype)
-    return _bytes(vectors, tokens, hidden, dtype) + small
-
-
 def single_pass_group(tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: torch.dtype) -> int:
     """A single pass at every site."""
     return sum(single_pass(tokens, site.row, hidden, dtype, fresh=site.fresh) for site in rows)
@@ -141,24 +117,6 @@ def two_phase_group(tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: to
     for site in rows[1:]:
         late = site.row - answered
         total += merge(tokens, hidden, dtype, fresh=site.fresh, late=late)
-    return total
-
-
-def score_on_write_group(
-    tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: torch.dtype, *, sites: int
-) -> int:
-    """``mix_scored`` at every site, and after one that completes a row ``score_rows`` of that row.
-
-    Args:
-        sites: how many sites there are from the first of these to the last of the pipeline stage;
-            a row is scored for those that are left, just before the next one, and not if none is.
-    """
-    total = 0
-    for index, site in enumerate(rows):
-        total += mix_scored(tokens, site.row, hidden, dtype, fresh=site.fresh)
-        left = sites - index - 1
-        if site.completes and left:
-            total += score_rows(tokens, 1, left, hidden, dtype)
     return total
 
 

@@ -139,9 +139,6 @@ def site_bytes(
     shape = hidden, dtype
     if algorithm == "single_pass":
         return traffic.single_pass_group(tokens, list(rows.values()), *shape)
-    if algorithm == "score_on_write":
-        count = len(rows)
-        return traffic.score_on_write_group(tokens, list(rows.values()), *shape, sites=count)
     size = site_groups.most_sites(most, hidden, dtype.itemsize, in_place=True)
     total = 0
     for group in site_groups.phase_1_groups(list(rows), size):

@@ -8,7 +8,6 @@ One kernel then serves every number of sources, which it takes as an argument.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from attnres_serve.kernels.interface import BankBackend, SiteWeights
@@ -27,8 +26,6 @@ class BankState(NamedTuple):
         queries: of all sites of the stage that mix, as the backend has them; None before the first.
         answers: of phase 1 to the second and later sites of the group that runs, the backend's
             (two-phase only).
-        scores: the logits of finished rows, ``[tokens, sites, slots]`` float32, for all sites of
-            the stage (score on write only).
     """
 
     site: int
@@ -36,7 +33,6 @@ class BankState(NamedTuple):
     rows: int
     queries: Any = None
     answers: Any = None
-    scores: Tensor | None = None
 
     @classmethod
     def begin(cls, context: Context, embedding: Tensor) -> "BankState":
@@ -91,8 +87,8 @@ class BankState(NamedTuple):
         site, bank, backend = context.site, self.bank, context.backend
         row = context.place.row  # where the partial sum is
         if site.opens_block and site.cumulative:  # the sum so far becomes a block, and goes on
-            # Read before it is written: of a row read afterwards, inductor makes wrong code in
-            # pieces by score on write.
+            # Read before it is written: of a row read afterwards, inductor has made wrong code in
+            # pieces.
             total = bank[:, row - 1] + delta
             backend.add_to_row(delta, bank, row - 1)
             delta = total
@@ -102,9 +98,6 @@ class BankState(NamedTuple):
             state = state._replace(queries=backend.queries_of(sites))
         weights = ahead[0].site_weights()
         own = state.queries, weights, context.place
-        if context.algorithm == "score_on_write":
-            scores = state._score(context, weights)
-            return backend.mix_scored(delta, bank, scores, *own), state._replace(scores=scores)
         if context.group > 1:
             return state._two_phase(context, delta, weights)
         return backend.single_pass(delta, bank, *own), state
@@ -119,16 +112,3 @@ class BankState(NamedTuple):
             normed, answers = backend.open_group(delta, self.bank, *group)
             return normed, self._replace(answers=answers)
         return backend.merge(delta, self.bank, self.answers, self.queries, weights, place), self
-
-    def _score(self, context: Context, weights: SiteWeights) -> Tensor:
-        """The logits, those of all rows that were finished before this site among them."""
-        scores = self.scores
-        if scores is None:
-            tokens, slots, _ = self.bank.shape
-            shape = tokens, len(self.queries), slots
-            scores = self.bank.new_empty(shape, dtype=torch.float32)
-        count = context.place.row - context.place.first
-        if count > 0:
-            known = self.queries, count, weights, context.place
-            context.backend.score_rows(self.bank, scores, *known)
-        return scores

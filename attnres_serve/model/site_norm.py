@@ -1,9 +1,8 @@
 """The site-aware norm: what takes the place of a decoder's RMSNorms.
 
 vLLM's decoder layers pass ``hidden, residual`` from norm to norm.  Here ``residual`` is a depth
-state: the finished blocks, the running partial sum and what is known ahead, for two-phase the
-phase-1 answers of a group of sites, for score on write the logits of the blocks.  Between pipeline
-stages it travels as one tensor ``[tokens, rows, hidden]``.
+state: the finished blocks, the running partial sum and, for two-phase, the phase-1 answers of a
+group of sites.  Between pipeline stages it travels as one tensor ``[tokens, rows, hidden]``.
 """
 
 from collections.abc import Iterator

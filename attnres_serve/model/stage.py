@@ -1,7 +1,6 @@
 """The sites of a pipeline stage, which replace a decoder's norms."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from torch import nn
 
@@ -97,7 +96,7 @@ def site_contexts(
     shared = {
         site: (len(group), position) for group in groups for position, site in enumerate(group)
     }
-    places = _places(stage, mixing, groups, algorithm, received)
+    places = _places(stage, mixing, groups, received)
     slots = max(site.num_sources for site in stage)
     contexts = []
     for site, place in zip(stage, places, strict=True):
@@ -122,7 +121,6 @@ def _places(
     stage: Sequence[Site],
     mixing: Sequence[Site],
     groups: Sequence[Sequence[Site]],
-    algorithm: str,
     received: int,
 ) -> list[Place]:
     """Where the sites of a stage work; see ``site_contexts``."""
@@ -130,9 +128,6 @@ def _places(
     for group in groups:
         for number, site in enumerate(group[1:]):
             known[site] = group[0].num_blocks, number
-    if algorithm == "score_on_write":
-        for before, site in pairwise(mixing):
-            known[site] = before.num_sources - 1, 0  # all rows but a site's last have been scored
     places, rows = [], received
     for site in stage:
         row = site.num_sources - 1

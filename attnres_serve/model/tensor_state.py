@@ -37,15 +37,12 @@ class DepthState(NamedTuple):
         blocks: finished blocks, each ``[tokens, hidden]``, the embedding first.
         partial: running partial sum ``[tokens, hidden]``, None where it has just begun anew.
         answers: phase 1 of the group that runs (two-phase only).
-        scores: for each block but those that were finished just now, the logits of the sites ahead
-            (score on write only).
     """
 
     site: int
     blocks: Blocks
     partial: Tensor | None = None
     answers: Answers | None = None
-    scores: tuple[Any, ...] = ()
 
     @classmethod
     def begin(cls, context: Context, embedding: Tensor) -> "DepthState":
@@ -102,25 +99,13 @@ class DepthState(NamedTuple):
         if opens and site.cumulative:  # the sum so far becomes a block, and goes on
             delta = state.add(delta)
             state, opens = state._replace(blocks=(*state.blocks, delta), partial=None), False
-        if context.algorithm == "score_on_write":
-            normed, updated, state = state._mix_scored(context, ahead, delta)
-        elif context.group > 1:
+        if context.group > 1:
             normed, updated, state = state._two_phase(context, ahead, delta, opens)
         else:
             own = state.blocks, state.partial, delta, ahead[0].site_weights()
             normed, updated = context.backend.single_pass(*own)
         blocks, partial = ((*state.blocks, updated), None) if opens else (state.blocks, updated)
         return normed, state._replace(site=site.index, blocks=blocks, partial=partial)
-
-    def _mix_scored(
-        self, context: Context, ahead: Sequence[Learned], delta: Tensor
-    ) -> tuple[Tensor, Tensor, "DepthState"]:
-        """The normed mix, the new partial sum, and this state with the scores."""
-        backend, new = context.backend, self.blocks[len(self.scores) :]
-        scores = (*self.scores, *(backend.score(block, _weights(ahead)) for block in new))
-        own = self.blocks, self.partial, delta, ahead[0].site_weights()
-        mixed = backend.mix_scored(scores, len(ahead), *own)
-        return *mixed, self._replace(scores=scores)
 
     def _two_phase(
         self, context: Context, ahead: Sequence[Learned], delta: Tensor, opens: bool

@@ -39,10 +39,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from attnres_serve.kernels.triton import (
     common,
     mix_group,
-    mix_scored,
     open_group,
     score_group,
-    score_rows,
     single_pass,
     two_phase,
 )
@@ -57,8 +55,6 @@ KERNELS = {
     "single_pass_few": single_pass.site_kernel,
     "inter_block": two_phase.inter_block_kernel,
     "open_group": open_group.open_group_kernel,
-    "score": score_rows.score_kernel,
-    "mix_scored": mix_scored.mix_scored_kernel,
     "score_group": score_group.score_group_kernel,
     "score_group_few": score_group.score_group_kernel,
     "score_group_most": score_group.score_group_kernel,
@@ -70,7 +66,7 @@ KERNELS = {
 }
 # Those that may begin a block.
 BEGINNING = (
-    *("single_pass", "single_pass_few", "open_group", "mix_scored"),
+    *("single_pass", "single_pass_few", "open_group"),
     *("score_group", "score_group_few", "score_group_most"),
     *("merge", "merge_rows", "merge_rows_few"),
 )
@@ -249,25 +245,6 @@ def launches(
                     **{"row": count, "completes": True, "norm_eps": EPS["norm_eps"]},
                     config=config,
                 )
-        elif kernel in ("score", "mix_scored"):
-            # A model's scores have one shape for every batch; a site's part begins anywhere.
-            scores = _empty(tokens, 48, 9)[:, 48 - sites :]
-            if kernel == "score":
-                yield score_rows.score_arguments(
-                    *(bank, _empty(sites, hidden), scores),
-                    first=count,
-                    key_eps=EPS["key_eps"],
-                    config=config,
-                )
-            else:
-                yield mix_scored.mix_scored_arguments(
-                    *(vectors, bank, scores, query, weight, None, vectors),
-                    row=count,
-                    position=sites - 1,
-                    fresh=fresh,
-                    **EPS,
-                    config=config,
-                )
         else:
             yield single_pass.launch_arguments(
                 *(vectors, bank, query, weight, None, vectors),
@@ -288,10 +265,8 @@ def main() -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 4096, 7168])
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"])
-    parser.add_argument(
-        "--tile", type=int, help="of single passes and mix_scored, in place of the table's"
-    )
-    parser.add_argument("--sites", type=int, help="of phase 1, score; not the table's")
+    parser.add_argument("--tile", type=int, help="of single passes, in place of the table's")
+    parser.add_argument("--sites", type=int, help="of phase 1, in place of the table's")
     parser.add_argument("--num-warps", type=int, help="with --tile or --sites")
     options = parser.parse_args()
     if (options.num_warps is None) != (options.tile is None and options.sites is None):
@@ -301,10 +276,10 @@ def main() -> int:
     configs: dict[str, Any] = {}
     if options.tile is not None:
         tile = common.Config(options.tile, options.num_warps)
-        configs |= dict.fromkeys(("single_pass", "single_pass_few", "mix_scored"), tile)
+        configs |= dict.fromkeys(("single_pass", "single_pass_few"), tile)
     if options.sites is not None:
         group = two_phase.GroupConfig(options.sites, options.num_warps)
-        configs |= {"inter_block": group, "open_group": group, "score": group}
+        configs |= {"inter_block": group, "open_group": group}
 
     kernels = []
     for kernel, arch, hidden, dtype in product(

@@ -44,8 +44,8 @@ class Contender:
 
     Attributes:
         start: makes a ``Run``; imports what it needs and raises where that is missing.
-        algorithm: ``single_pass``, ``two_phase``, ``score_on_write`` or ``residual``: what it
-            computes, and whose bytes are its floor.
+        algorithm: ``single_pass``, ``two_phase`` or ``residual``: what it computes, and whose bytes
+            are its floor.
         roundings: to the activation dtype between the sources and the result, besides the last.
         fused: what is one launch, and what is beside it.
         where: at which cells it runs unless all are asked for, in words.
@@ -65,16 +65,13 @@ class Contender:
 def algorithm_bytes(algorithm: str, cell: Cell, dtype: torch.dtype) -> int:
     """Bytes that a block's sites read and write at least, by ``kernels/traffic.py``.
 
-    By score on write, a row is scored for the sites of the cell alone.  A standard residual, which
-    is not in that table, reads the sublayer's output, the sum and the weight, and writes the sum
-    and the result.
+    A standard residual, which is not in that table, reads the sublayer's output, the sum and the
+    weight, and writes the sum and the result.
     """
     tokens, blocks, hidden, sites = cell
     if algorithm == "residual":
         return sites * (4 * tokens + 1) * hidden * dtype.itemsize
     shape = tokens, traffic.block_rows(blocks, sites), hidden, dtype
-    if algorithm == "score_on_write":
-        return traffic.score_on_write_group(*shape, sites=sites)
     count = {"single_pass": traffic.single_pass_group, "two_phase": traffic.two_phase_group}
     return count[algorithm](*shape)
 
@@ -122,35 +119,6 @@ def two_phase(inputs: Inputs) -> Run:
         )
 
     return _on_bank(inputs, bank, site, (out, answers, log_sums))
-
-
-def score_on_write(inputs: Inputs) -> Run:
-    from attnres_serve.kernels.triton.mix_scored import mix_scored
-    from attnres_serve.kernels.triton.score_rows import score_rows
-
-    bank, out = inputs.bank(), torch.empty_like(inputs.deltas[0])
-    tokens, last, _, sites = inputs.cell
-    scores = inputs.queries.new_empty((tokens, sites, last + 1))
-    if last > 1:  # the rows that are finished before the block
-        score_rows(bank, inputs.queries, scores, first=0, count=last - 1, key_eps=KEY_EPS)
-
-    def site(index: int) -> Tensor:
-        if index == 1:  # the row that the first site completed
-            ahead = inputs.queries[1:], scores[:, 1:]
-            score_rows(bank, *ahead, first=last - 1, count=1, key_eps=KEY_EPS)
-        return mix_scored(
-            inputs.deltas[index],
-            bank,
-            scores,
-            inputs.queries[index],
-            inputs.norm_weight,
-            **_place(inputs.cell, index),
-            position=index,
-            out=out,
-            **EPS,
-        )
-
-    return _on_bank(inputs, bank, site, (out, scores[:, :, last - 1 :]))
 
 
 def _place(cell: Cell, index: int) -> dict[str, Any]:
@@ -265,13 +233,6 @@ CONTENDERS: dict[str, Contender] = {
         "two_phase",
         1,
         "first site: open_group; later ones: merge; one launch a site",
-        ours=True,
-    ),
-    "score_on_write": Contender(
-        score_on_write,
-        "score_on_write",
-        0,
-        "mix_scored: one launch a site, and score_rows before the second",
         ours=True,
     ),
     BASELINE: Contender(

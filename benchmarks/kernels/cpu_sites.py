@@ -23,7 +23,7 @@ from attnres_serve.kernels.interface import SiteWeights, place_of
 from benchmarks.common import publish, spread
 
 SITES = 8  # of a group
-COLUMNS = ("add + RMSNorm", "single pass", "open group", "merge", "mix scored")
+COLUMNS = ("add + RMSNorm", "single pass", "open group", "merge")
 SUBLAYER = 4096  # columns of the matrix that passes through the caches
 
 
@@ -39,14 +39,12 @@ def calls(tokens: int, sources: int, hidden: int) -> dict[str, Callable[[], obje
     queries = cpp.queries_of([site] * SITES)
     group = queries, SITES, site, place_of(sources - 1, fresh=True), True
     _, answers = cpp.open_group(x, bank, *group)
-    scores = torch.zeros(tokens, SITES, sources)
     own = queries, site, place_of(sources - 1, fresh=True, position=3, first=sources - 1, number=3)
     return {
         "add + RMSNorm": lambda: torch.rms_norm(partial + x, (hidden,), norm, 1e-6),
         "single pass": lambda: cpp.single_pass(x, bank, *own),
         "open group": lambda: cpp.open_group(x, bank, *group),
         "merge": lambda: cpp.merge(x, bank, answers, *own),
-        "mix scored": lambda: cpp.mix_scored(x, bank, scores, *own),
     }
 
 

@@ -116,7 +116,7 @@ def examine(
         run.reset()
         for tensor in run.poison:
             tensor.fill_(torch.nan)
-    for algorithms in (("single_pass", "two_phase", "score_on_write"), ("residual",)):
+    for algorithms in (("single_pass", "two_phase"), ("residual",)):
         names = [name for name in runs if contenders[name].algorithm in algorithms]
         if not names:
             continue

@@ -20,7 +20,6 @@ from benchmarks.published.tables import name_of
 COLOURS = {
     "single_pass": "#e45756",
     "two_phase": "#4c78a8",
-    "score_on_write": "#eeca3b",
     "control": "#bab0ac",
 }
 TARGET = 1.02  # of the overhead on CPU

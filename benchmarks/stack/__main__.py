@@ -6,9 +6,8 @@
 
 The same sublayers (matrix products, SwiGLU, SDPA over a cache in decode, causal in prefill; bf16,
 random weights, shapes of an 8B and of a 0.6B model) are connected by standard residuals (addition
-and RMSNorm compiled into one kernel) and, with eight blocks, by single pass, by two-phase and by
-score on write.  Each is one CUDA graph, replayed in turn, every round in another order, L2 emptied
-before.
+and RMSNorm compiled into one kernel) and, with eight blocks, by single pass and by two-phase.  Each
+is one CUDA graph, replayed in turn, every round in another order, L2 emptied before.
 
 Left out, the same for all: embedding, rotary embedding, the head, sampling, the server; so a ratio
 is further from 1 than that of a whole model.  Nothing is timed that has a site which differs

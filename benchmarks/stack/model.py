@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnres_serve.kernels import traffic
-from benchmarks.kernels.cells import KEY_EPS, NORM_EPS
+from benchmarks.kernels.cells import NORM_EPS
 from benchmarks.kernels.contenders import EPS, add_and_norm, compiled
 from benchmarks.kernels.gate import Expected, excess, expected_site
 
@@ -234,27 +234,6 @@ class TwoPhase(SinglePass):
         return merge(delta, self._bank, *known, **where, position=number, **EPS)
 
 
-class ScoreOnWrite(SinglePass):
-    """Block AttnRes, every finished row scored once for all sites that are left."""
-
-    def __init__(self, shape: Shape, weights: Weights, tokens: int) -> None:
-        super().__init__(shape, weights, tokens)
-        places = tokens, len(weights.queries), self._bank.shape[1]
-        self._scores = weights.queries.new_empty(places)
-
-    def step(self, site: int, delta: Tensor) -> Tensor:
-        from attnres_serve.kernels.triton.mix_scored import mix_scored
-        from attnres_serve.kernels.triton.score_rows import score_rows
-
-        row, fresh, _ = _place(site, self._shape)
-        if fresh:  # the row before this one is finished
-            ahead = self._queries[site:], self._scores[:, site:]
-            score_rows(self._bank, *ahead, first=row - 1, count=1, key_eps=KEY_EPS)
-        own = self._scores, self._queries[site], self._weights.norms[site]
-        where = {"row": row, "fresh": fresh, "position": site}
-        return mix_scored(delta, self._bank, *own, **where, **EPS)
-
-
 class Reference:
     """Exact results of the sites of Block AttnRes, in float64, on separate tensors."""
 
@@ -343,7 +322,6 @@ WAYS = {
     BASELINE: Way(Residual, ReferenceResidual, 1),
     "single_pass": Way(SinglePass, Reference, 0),
     "two_phase": Way(TwoPhase, Reference, 1),
-    "score_on_write": Way(ScoreOnWrite, Reference, 0),
     "single_pass_late": Way(late(SinglePass), Reference, 0),
     "two_phase_late": Way(late(TwoPhase), Reference, 1),
 }
@@ -399,10 +377,6 @@ def connection_bytes(name: str, shape: Shape, tokens: int, dtype: torch.dtype) -
             total += (4 * tokens + 1) * hidden * dtype.itemsize
         elif name.startswith("single_pass"):
             total += traffic.single_pass(tokens, row, **what)
-        elif name == "score_on_write":
-            if fresh:
-                total += traffic.score_rows(tokens, 1, shape.sublayers + 1 - site, hidden, dtype)
-            total += traffic.mix_scored(tokens, row, **what)
         elif opens := _opens(site, shape):
             total += traffic.open_group(tokens, row, opens, **what)
         else:

@@ -107,30 +107,6 @@ def merge(
     return delta
 
 
-def score_rows(
-    bank: Tensor,
-    scores: Tensor,
-    queries: Sequence[SiteWeights],
-    count: int,
-    site: SiteWeights,
-    place: Place,
-) -> None:
-    keys = *_keys(queries[place.position :]), site.logit_scale, site.key_eps
-    _ops.cpp_score_rows(bank, scores, place.position, place.first, count, *keys)
-
-
-def mix_scored(
-    delta: Tensor,
-    bank: Tensor,
-    scores: Tensor,
-    queries: Sequence[SiteWeights],
-    site: SiteWeights,
-    place: Place,
-) -> Tensor:
-    _ops.cpp_mix_scored(delta, bank, scores, place.position, *arguments(site, place))
-    return delta
-
-
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
     _ops.cpp_add_to_row(delta, bank, row)
 
@@ -162,15 +138,7 @@ def _keys(sites: Sequence[SiteWeights]) -> tuple[list[Tensor], list[Tensor]]:
 
 def _register_fakes() -> None:
     """What the operators return, for compilers: nothing."""
-    for name in (
-        "single_pass",
-        "open_group",
-        "merge",
-        "score_rows",
-        "mix_scored",
-        "add_to_row",
-        "recurrence",
-    ):
+    for name in ("single_pass", "open_group", "merge", "add_to_row", "recurrence"):
         torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
 
 

@@ -18,15 +18,12 @@ void* made_ahead(
               tensor.scalar_type() == dtype;
   int64_t dim = 0;
   for (int64_t size : shape) fits = fits && tensor.size(dim++) == size;
-  STD_TORCH_CHECK(fits, "answers and scores must be contiguous and of the bank's size");
+  STD_TORCH_CHECK(fits, "answers must be contiguous and of the bank's size");
   return tensor.data_ptr();
 }
 
-// What is known before a site runs: the logits of finished rows (score on write), or the answer to
-// rows that are not read again (two-phase).
+// What is known before a site runs (two-phase): the answer to rows that are not read again.
 struct Ahead {
-  const float* scores = nullptr;  // of this site and the first token
-  int64_t scores_stride = 0;      // from token to token
   const void* answer = nullptr;  // of the first token, in the activation dtype
   const float* log_sum = nullptr;
 };
@@ -82,14 +79,14 @@ void attend(
     using D = decltype(dtype);
     const auto x = state.x_rows<D>(), bank = state.bank_rows<D>();
     const auto* answers = static_cast<const typename D::Element*>(known.answer);
-    const int64_t scored = known.scores ? count - 1 : 0, sources = count + (answers != nullptr);
+    const int64_t sources = count + (answers != nullptr);
     for_tokens(state.tokens, count * hidden, [&](int64_t begin, int64_t end) {
       // Tokens that run together, whose latencies overlap: 1, 2, 4 or 8, for the first cache.
       const int64_t near = kNear / (sources * hidden * sizeof(typename D::Element));
       const int64_t most = std::bit_floor<uint64_t>(std::clamp<int64_t>(near, 1, kTogether));
-      const int64_t unknown = count - scored, apart = whole(sources), wide = padded(hidden);
-      std::vector<const typename D::Element*> rows(most * count), unscored(most * unknown);
-      float* weights = scratch(kWeights, most * (apart + unknown));
+      const int64_t apart = whole(sources), wide = padded(hidden);
+      std::vector<const typename D::Element*> rows(most * count);
+      float* weights = scratch(kWeights, most * (apart + count));
       float *mixes = scratch(kMixed, most * wide), *found = weights + most * apart;
       for (int64_t first_token = begin; first_token < end; first_token += most) {
         const int64_t together = std::min(most, end - first_token);
@@ -98,21 +95,15 @@ void attend(
           const int64_t token = first_token + t;
           update<D>(bank(token, row), x(token, 0), numbers.fresh, hidden, next * x.stride);
           for (int64_t i = 0; i < count; ++i) rows[t * count + i] = bank(token, first + i);
-          for (int64_t i = 0; i < unknown; ++i)
-            unscored[t * unknown + i] = rows[t * count + scored + i];
         }
-        in_groups(together * unknown, [&](int64_t i, auto several) {
-          score<D, several>(
-              found + i, &unscored[i], folded, key_eps, hidden, next * bank.stride);
+        in_groups(together * count, [&](int64_t i, auto several) {
+          score<D, several>(found + i, &rows[i], folded, key_eps, hidden, next * bank.stride);
         });
         for (int64_t t = 0; t < together; ++t) {
-          const int64_t token = first_token + t;
           float* scores = weights + t * apart;
-          if (scored)
-            std::memcpy(scores, known.scores + token * known.scores_stride, scored * sizeof(float));
-          std::copy_n(found + t * unknown, unknown, scores + scored);
+          std::copy_n(found + t * count, count, scores);
           scores[count - 1] += own_bias;
-          if (answers) scores[count] = known.log_sum[token];
+          if (answers) scores[count] = known.log_sum[first_token + t];
         }
         float inverse[kTogether];
         in_groups(together, [&](int64_t t, auto several) {
@@ -165,17 +156,6 @@ void merge(
   const void* log_sum = made_ahead(log_sums, {sites, state.tokens});
   const Ahead known = answered(state, answer, static_cast<const float*>(log_sum), position);
   attend(state, first, known, SITE_ARGUMENTS(state.hidden));
-}
-
-void mix_scored(Tensor x, Tensor bank, Tensor scores, int64_t position, SITE_PARAMETERS) {
-  const State state(x, bank);
-  const int64_t sites = scores.size(1), slots = state.slots;
-  STD_TORCH_CHECK(position >= 0 && position < sites, "the site is not among those of the scores");
-  Ahead known;
-  void* first = made_ahead(scores, {state.tokens, sites, slots});
-  known.scores = static_cast<float*>(first) + position * slots;
-  known.scores_stride = sites * slots;
-  attend(state, 0, known, SITE_ARGUMENTS(state.hidden));
 }
 
 }  // namespace

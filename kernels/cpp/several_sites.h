@@ -6,38 +6,6 @@
 
 namespace {
 
-void score_rows(
-    Tensor bank, Tensor scores, int64_t position, int64_t first, int64_t count, Tensors queries,
-    Tensors key_norms, double logit_scale, double key_eps) {
-  STD_TORCH_CHECK(bank.dim() == 3 && scores.dim() == 3, "bank and scores must have three dimensions");
-  STD_TORCH_CHECK(
-      0 <= first && 1 <= count && first + count <= bank.size(1), "the row is outside of the bank");
-  STD_TORCH_CHECK(bank.size(2) <= 1 || bank.stride(2) == 1, "rows must be contiguous");
-  const int64_t tokens = bank.size(0), slots = bank.size(1), hidden = bank.size(2);
-  const int64_t sites = scores.size(1), ahead = queries.size();
-  STD_TORCH_CHECK(
-      position >= 0 && position + ahead == sites, "the sites are not the last of the scores");
-  float* to = static_cast<float*>(made_ahead(scores, {tokens, sites, slots}));
-  to += position * slots + first;
-  const float* folded = fold_all(
-      keys_of(queries, key_norms, hidden), static_cast<float>(logit_scale), hidden,
-      bank.scalar_type());
-  dispatch(bank.scalar_type(), [&](auto dtype) {
-    using D = decltype(dtype);
-    const auto source = rows_of<D>(bank);
-    for_tokens(tokens, count * ahead * hidden, [&](int64_t begin, int64_t end) {
-      std::vector<const typename D::Element*> rows(end - begin);
-      for (int64_t i = 0; i < count; ++i) {
-        for (int64_t token = begin; token < end; ++token)
-          rows[token - begin] = source(token, first + i);
-        score_sites<D>(
-            to + begin * sites * slots + i, sites * slots, slots, rows.data(), rows.size(), folded,
-            ahead, static_cast<float>(key_eps), hidden);
-      }
-    });
-  });
-}
-
 // Runs the first site, and answers the others: `[sites - 1, tokens, hidden]`, with log-sum-exps.
 void attend_group(
     const State& state, const Numbers& numbers, bool completes, const Keys& keys, const float* bias,

@@ -40,10 +40,6 @@ STABLE_TORCH_LIBRARY(attnres_serve, library) {
       "-> ()");
   library.def(
       "cpp_merge(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
-  library.def(
-      "cpp_score_rows(Tensor bank, Tensor(a!) scores, int position, int first, int count, "
-      "Tensor[] queries, Tensor[] key_norms, float logit_scale, float key_eps) -> ()");
-  library.def("cpp_mix_scored(" STATE "Tensor scores, int position, " SITE);
   library.def("cpp_add_to_row(Tensor delta, Tensor(a!) bank, int row) -> ()");
   library.def(
       "cpp_recurrence(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor? beta, Tensor(a!) state, "
@@ -54,8 +50,6 @@ STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
   library.impl("cpp_single_pass", TORCH_BOX(&single_pass));
   library.impl("cpp_open_group", TORCH_BOX(&open_group));
   library.impl("cpp_merge", TORCH_BOX(&merge));
-  library.impl("cpp_score_rows", TORCH_BOX(&score_rows));
-  library.impl("cpp_mix_scored", TORCH_BOX(&mix_scored));
   library.impl("cpp_add_to_row", TORCH_BOX(&add_to_row));
   library.impl("cpp_recurrence", TORCH_BOX(&recurrence));
 }

@@ -45,23 +45,6 @@ def merge(
     return torch_functions.merge(*answers[position], own, *_arguments(weights)), updated
 
 
-def score(block: Tensor, sites: Sequence[SiteWeights]) -> tuple[Tensor, ...]:
-    return torch_functions.score(block, [_folded(site) for site in sites], sites[0].key_eps)
-
-
-def mix_scored(
-    scores: Sequence[tuple[Tensor, ...]],
-    ahead: int,
-    blocks: Sequence[Tensor],
-    partial: Tensor | None,
-    delta: Tensor,
-    weights: SiteWeights,
-) -> tuple[Tensor, Tensor]:
-    updated = delta if partial is None else partial + delta
-    known = [one[-ahead] for one in scores]
-    return torch_functions.mix_scored(known, (*blocks, updated), *_arguments(weights)), updated
-
-
 def _folded(weights: SiteWeights) -> Tensor:
     query = weights.query * weights.key_norm
     return query if weights.logit_scale == 1 else query * weights.logit_scale

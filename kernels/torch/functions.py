@@ -19,7 +19,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-__all__ = ["inter_block", "merge", "mix_scored", "rms_norm", "score", "single_pass"]
+__all__ = ["inter_block", "merge", "rms_norm", "single_pass"]
 
 MAX_UNROLLED = 16
 
@@ -94,48 +94,6 @@ def merge(
     scores = [log_sum, *(_score(source.float(), query, key_eps) for source in sources)]
     mixed = _blend(scores, (answer, *sources), bias)
     return rms_norm(mixed, norm_weight, norm_eps, sources[-1].dtype)
-
-
-def score(block: Tensor, queries: Sequence[Tensor], key_eps: float) -> tuple[Tensor, ...]:
-    """Score on write: the logits of a finished block for all sites ahead.
-
-    Args:
-        block: ``[T, d]``.
-        queries: ``S`` tensors ``[d]``, float32, folded.
-        key_eps: epsilon of the key norm.
-
-    Returns:
-        ``S`` tensors ``[T, 1]`` float32.
-    """
-    wide = block.float()
-    if torch.compiler.is_compiling():
-        return tuple(_score(wide, query, key_eps) for query in queries)
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + key_eps)
-    scores: tuple[Tensor, ...] = (wide @ torch.stack(tuple(queries), dim=1) * scale).split(1, dim=1)
-    return scores
-
-
-def mix_scored(
-    scores: Sequence[Tensor],
-    sources: Sequence[Tensor],
-    query: Tensor,
-    key_eps: float,
-    norm_weight: Tensor,
-    norm_eps: float,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Mix blocks by the logits they were given when they were written, and norm the mix.
-
-    Args:
-        scores: ``n - 1`` logits ``[T, 1]``, of all sources but the last.
-        sources: ``n`` tensors ``[T, d]`` of one dtype: the finished blocks, then the partial sum.
-        query, key_eps, norm_weight, norm_eps, bias: as in ``single_pass``.
-
-    Returns:
-        ``[T, d]`` in the dtype of the sources.
-    """
-    scores = [*scores, _score(sources[-1].float(), query, key_eps)]
-    return rms_norm(_blend(scores, sources, bias), norm_weight, norm_eps, sources[0].dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:

@@ -32,14 +32,6 @@ SCHEMAS = {
         "(Tensor delta, Tensor(a!) bank, Tensor answers, Tensor log_sums,"
         f" Tensor queries, {_PLACE}, {_NORM}) -> Tensor"
     ),
-    "triton_score_rows": (
-        "(Tensor bank, Tensor(a!) scores, Tensor queries, int count, Tensor place, float key_eps)"
-        " -> ()"
-    ),
-    "triton_mix_scored": (
-        f"(Tensor delta, Tensor(a!) bank, Tensor scores, Tensor queries, {_PLACE}, {_NORM})"
-        " -> Tensor"
-    ),
     "triton_add_to_row": "(Tensor delta, Tensor(a!) bank, int row) -> ()",
 }
 
@@ -119,28 +111,6 @@ def merge(
     return _ops.triton_merge(delta, bank, *known, *_site(site, place))
 
 
-def score_rows(
-    bank: Tensor,
-    scores: Tensor,
-    queries: Tensor,
-    count: int,
-    site: SiteWeights,
-    place: Place,
-) -> None:
-    _ops.triton_score_rows(bank, scores, queries, count, place.numbers, site.key_eps)
-
-
-def mix_scored(
-    delta: Tensor,
-    bank: Tensor,
-    scores: Tensor,
-    queries: Tensor,
-    site: SiteWeights,
-    place: Place,
-) -> Tensor:
-    return _ops.triton_mix_scored(delta, bank, scores, queries, *_site(site, place))
-
-
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
     _ops.triton_add_to_row(delta, bank, row)
 
@@ -178,5 +148,4 @@ _FAKES = {
     "triton_single_pass": _like,
     "triton_open_group": _group,
     "triton_merge": _like,
-    "triton_mix_scored": _like,
 }

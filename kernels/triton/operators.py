@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels.triton import mix_scored as mixing
 from attnres_serve.kernels.triton import open_group as group
-from attnres_serve.kernels.triton import score_rows as scoring
 from attnres_serve.kernels.triton import single_pass as one
 from attnres_serve.kernels.triton import two_phase
 
@@ -51,22 +49,6 @@ def merge(
     row, position, first, number = place.tolist()
     options = {"position": number, "first": first, **_site(row, *site)}
     return two_phase.merge(delta, bank, answers, log_sums, queries[position], **options)
-
-
-def score_rows(
-    bank: Tensor, scores: Tensor, queries: Tensor, count: int, place: Tensor, key_eps: float
-) -> None:
-    _, position, first, _ = place.tolist()
-    ahead, own = queries[position:], scores[:, position:]
-    scoring.score_rows(bank, ahead, own, first=first, count=count, key_eps=key_eps)
-
-
-def mix_scored(
-    delta: Tensor, bank: Tensor, scores: Tensor, queries: Tensor, place: Tensor, *site: Any
-) -> Tensor:
-    row, position, *_ = place.tolist()
-    options = _site(row, *site)
-    return mixing.mix_scored(delta, bank, scores, queries[position], position=position, **options)
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:

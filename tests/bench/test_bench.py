@@ -518,9 +518,9 @@ def test_bytes_of_a_block_are_those_of_its_group():
     shape = 64, torch.bfloat16
     found = {
         name: breakdown.site_bytes(spec, name, 32, *shape, 2048)
-        for name in ("single_pass", "two_phase", "score_on_write")
+        for name in ("single_pass", "two_phase")
     }
-    assert found["two_phase"] < found["single_pass"] < found["score_on_write"]
+    assert found["two_phase"] < found["single_pass"]
     third = traffic.block_rows(3, 8)  # what the last whole block would save by one group
     saved = traffic.single_pass_group(32, third, *shape) - traffic.two_phase_group(
         32, third, *shape
@@ -1295,7 +1295,7 @@ def with_control(made: dict[str, Any]) -> dict[str, Any]:
 def test_nothing_of_the_picture_is_cut_off(name, kind, many, tmp_path):
     """The edges of the picture are white: whatever goes beyond them has ink there."""
     made = document(1.02, 1.05)
-    made["config"] |= {"checkpoint": name, "algorithm": "score_on_write"}
+    made["config"] |= {"checkpoint": name, "algorithm": "single_pass"}
     if many:
         long = [row | {"batch": 4096, "context": 131072} for row in made["cells"]]
         made["cells"] += long * 3

@@ -293,7 +293,6 @@ def test_where_contenders_run_by_default():
     assert counts == {
         "single_pass": 600,
         "two_phase": 600,
-        "score_on_write": 600,
         BASELINE: 600,
         "compiled_reference": 6,
         "fla": 32,
@@ -331,11 +330,10 @@ def test_bytes_are_those_of_the_traffic_table():
     group = 100, traffic.block_rows(4, 8), 512, dtype
     found = {
         name: kernel_contenders.algorithm_bytes(name, cell, dtype)
-        for name in ("single_pass", "two_phase", "score_on_write", "residual")
+        for name in ("single_pass", "two_phase", "residual")
     }
     assert found["single_pass"] == traffic.single_pass_group(*group)
     assert found["two_phase"] == traffic.two_phase_group(*group)
-    assert found["score_on_write"] == traffic.score_on_write_group(*group, sites=8)
     # Per site: output, sum and weight in, sum and result out.
     assert found["residual"] == 8 * (4 * 100 * 512 + 512) * 2
 

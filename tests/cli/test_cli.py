@@ -51,6 +51,26 @@ def test_help_tells_of_examples_and_completion(capsys: pytest.CaptureFixture) ->
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "m", "--attnres-algorithm", "score_on_write"),
+        ("serve", "m", "--attnres-algorithm=score_on_write"),
+        ("verify", "m", "--attnres-algorithm", "score_on_write"),
+        ("bench", "m", "--attnres-algorithm", "score_on_write"),
+    ],
+)
+def test_the_algorithm_that_was_dropped(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture
+) -> None:
+    """It is refused in a sentence that says why, not as a name that never was."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
+    assert stopped.value.code == 2 and "score_on_write was dropped, because it was slower" in said
+    assert said.endswith("expected one of single_pass, two_phase, auto.")
+
+
+@pytest.mark.parametrize(
     ("words", "topic"),
     [
         (["serve", "--help=all"], "all"),

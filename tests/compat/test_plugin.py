@@ -452,6 +452,10 @@ def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> 
     ("additional_config", "sentence"),
     [
         ({"attnres_algorithm": "fast"}, "attnres_algorithm is 'fast'; expected one of single_pass"),
+        (
+            {"attnres_algorithm": "score_on_write"},
+            "score_on_write was dropped, .* expected one of single_pass, two_phase, auto.$",
+        ),
         ({"attnres_algorithm": None}, "attnres_algorithm is None"),
         ({"attnres_algorithm": ["auto"]}, r"attnres_algorithm is \['auto'\]"),
         ({"attnres_algoritm": "auto"}, "the unknown key 'attnres_algoritm'"),
@@ -497,7 +501,7 @@ def test_algorithms(additional_config: Any, wanted: str) -> None:
         ("auto", 5, 72, "triton", "single_pass"),
         ("auto", 96, 96, "triton", "single_pass"),
         ("single_pass", 96, 96, "cpp", "single_pass"),
-        ("score_on_write", 8, 72, "cpp", "score_on_write"),
+        ("two_phase", 8, 72, "cpp", "two_phase"),
     ],
 )
 def test_auto_chooses_by_blocks(

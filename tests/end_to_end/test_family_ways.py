@@ -61,7 +61,7 @@ def check_every_way(name: str, root: Path, record_property) -> None:
         more = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
         jobs["EP"] = job("two_phase", **more, **TWO)
     if FACTS[name].has_stages:  # stock vLLM's eager mode has no pipelines on CPU
-        stages = job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
+        stages = job("two_phase", "compiled", pipeline_parallel_size=2, **TWO)
         both = "linear_attention" in TINY[name].get("layer_types", ())
         split = HALVES if both or name in (*NEED_EXPERTS, *IN_HALVES) else SPLIT
         stages["env"] = {"VLLM_PP_LAYER_PARTITION": split}

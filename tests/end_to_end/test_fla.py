@@ -100,7 +100,7 @@ def test_in_every_way(model_type: str, tmp_path: Path) -> None:
     jobs = [
         job("single_pass", "compiled"),
         job("two_phase", tensor_parallel_size=2, **TWO),
-        job("score_on_write", "compiled", pipeline_parallel_size=2, **TWO)
+        job("two_phase", "compiled", pipeline_parallel_size=2, **TWO)
         | {"env": {"VLLM_PP_LAYER_PARTITION": SPLIT}},
     ]
     results = run_engine(jobs, tmp_path / "run", VLLM_CPU_OMP_THREADS_BIND="0|1")["results"]

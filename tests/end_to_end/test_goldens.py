@@ -1,6 +1,6 @@
-"""The goldens, served: by single pass, two-phase and score on write, eager and compiled, through
-vLLM's own API server, through ours and through the engine; alone, batched, cached and chunked; and
-over HTTP traced while they are served."""
+"""The goldens, served: by single pass and two-phase, eager and compiled, through vLLM's own API
+server, through ours and through the engine; alone, batched, cached and chunked; and over HTTP
+traced while they are served."""
 
 import itertools
 import json
@@ -129,34 +129,6 @@ def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_pa
     check_executed(info, algorithm, compiled=mode == "compiled")
 
 
-# test_golden_in_every_way compiles all of them.
-SCORED_COMPILED = OPEN
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        (HOUSE, FULL, OPEN_FULL),
-        pytest.param((HOUSE, *sorted(path.name for path in GOLDENS.iterdir())), marks=EXHAUSTIVE),
-    ],
-    ids=("some", "all"),
-)
-def test_goldens_by_score_on_write(names, house_copy, tmp_path):
-    """The third algorithm, which the table above leaves out, in one process."""
-    goldens = [house_copy if name == HOUSE else GOLDENS / name for name in names]
-    runs = itertools.product((False, True), ("cpp", "torch"))
-    ways = []
-    for golden, (chunked, backend) in zip(goldens, itertools.cycle(runs), strict=False):
-        mode = "compiled" if golden.name == SCORED_COMPILED else "eager"
-        ways.append((golden, mode, chunked, backend))
-    jobs = [golden_job(golden, "score_on_write", *run) for golden, *run in ways]
-    results = run_engine(jobs, tmp_path)["results"]
-    for (golden, mode, _, backend), result in zip(ways, results, strict=True):
-        check_job(result, expected(golden))
-        assert result["backend"] == backend
-        check_executed(result, "score_on_write", compiled=mode == "compiled")
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("name", [HOUSE, *sorted(path.name for path in GOLDENS.iterdir())])
@@ -182,12 +154,10 @@ def golden_job(golden, algorithm, mode, chunked, backend) -> dict:
 # Each algorithm on blocks, on Full AttnRes or on a cumulative sum, eager and compiled.
 TRITON = [
     (BLOCK, "two_phase", "compiled"),
-    (BLOCK, "score_on_write", "compiled"),
     (FULL, "single_pass", "compiled"),
     (FULL, "two_phase", "compiled"),
     (OPEN, "single_pass", "eager"),
     (OPEN, "two_phase", "compiled"),
-    (OPEN, "score_on_write", "eager"),
 ]
 
 

@@ -104,7 +104,7 @@ def test_its_own_format_equals_hugging_faces_class_with_mixes(runs, name):
 def k3(tmp_path_factory):
     random.seed()
     root, jobs = tmp_path_factory.mktemp("k3"), {}
-    for (name, changes), algorithm in zip(K3.items(), ALGORITHMS, strict=True):
+    for (name, changes), algorithm in zip(K3.items(), cycle(ALGORITHMS), strict=False):
         folder = root / name
         seed = random.randrange(10**6)
         write_house(folder, "kimi_linear", layers=4, block_size=3, seed=seed, changes=changes)

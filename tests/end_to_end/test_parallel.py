@@ -54,11 +54,8 @@ def test_two_workers_share_the_heads(tmp_path):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    "algorithm", ["two_phase", pytest.param("score_on_write", marks=pytest.mark.exhaustive)]
-)
-def test_a_stage_that_starts_inside_a_block(algorithm, tmp_path):
-    check([pipeline(BLOCK, IN_MID_BLOCK, algorithm)], BLOCK, tmp_path)
+def test_a_stage_that_starts_inside_a_block(tmp_path):
+    check([pipeline(BLOCK, IN_MID_BLOCK, "two_phase")], BLOCK, tmp_path)
 
 
 @pytest.mark.exhaustive

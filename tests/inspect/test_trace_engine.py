@@ -29,14 +29,14 @@ TWO = {"distributed_executor_backend": "mp"}
 # test for every version of vLLM; eager it is also traced in a server that is asked meanwhile.
 SHORT = [
     (BLOCK, "two_phase", "torch", "eager"),
-    ("qwen3_attnres_cumulative_block", "score_on_write", "cpp", "eager"),
+    ("qwen3_attnres_cumulative_block", "two_phase", "cpp", "eager"),
 ]
 JOBS = [
     *SHORT,
     (BLOCK, "single_pass", "cpp", "eager"),
     ("nanogpt_block", "two_phase", "cpp", "eager"),
     (BLOCK, "two_phase", "cpp", "compiled"),
-    ("qwen3_attnres_full", "score_on_write", "torch", "compiled"),
+    ("qwen3_attnres_full", "two_phase", "torch", "compiled"),
 ]
 
 
@@ -131,5 +131,5 @@ def test_two_workers_share_the_heads(tmp_path):
 def test_a_stage_that_starts_inside_a_block(tmp_path):
     """What travels between the stages in a replay does not mix with what steps send."""
     env = {"VLLM_PP_LAYER_PARTITION": f"{IN_MID_BLOCK},{LAYERS - IN_MID_BLOCK}"}
-    ways = job(BLOCK, "score_on_write", "cpp", "compiled", env, pipeline_parallel_size=2, **TWO)
+    ways = job(BLOCK, "two_phase", "cpp", "compiled", env, pipeline_parallel_size=2, **TWO)
     check([ways], tmp_path, VLLM_CPU_OMP_THREADS_BIND="0|1")

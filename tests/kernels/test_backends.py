@@ -114,31 +114,6 @@ class Functions:
         """Blocks for which an answer in the activation dtype stands; torch keeps it in float32."""
         return read if self.module.IN_PLACE else 0
 
-    def score(self, block: Tensor, sites: list[SiteWeights]) -> object:
-        if not self.module.IN_PLACE:
-            return self.module.score(block, sites)
-        bank, _ = make_bank([], block, block, self.layout)
-        before = 2  # sites of the stage that ran already
-        queries = self.module.queries_of([*sites[:1] * before, *sites])
-        scores = torch.full((len(block), before + len(sites), bank.shape[1]), torch.nan)
-        with unchanged(sites):
-            place = place_of(1, fresh=True, position=before)
-            self.module.score_rows(bank, scores, queries, 1, sites[0], place)
-        check_bank(bank, [block])
-        assert scores[:, :before].isnan().all() and scores[..., 1:].isnan().all()
-        return scores[:, before:, 0]
-
-    def mix_scored(
-        self, scores, ahead: int, blocks, partial, delta, weights: SiteWeights
-    ) -> tuple[Tensor, Tensor]:
-        if not self.module.IN_PLACE:
-            return self.module.mix_scored(scores, ahead, blocks, partial, delta, weights)
-        slots = len(blocks) + 1 + self.layout.spare
-        together = torch.full((len(delta), ahead, slots), torch.nan)
-        for row, one in enumerate(scores):
-            together[:, 0, row] = one[:, -ahead]
-        return self._in_place("mix_scored", (together,), blocks, partial, delta, weights)
-
     def add_to_row(self, blocks, partial, delta) -> Tensor:
         """In place only: the partial sum."""
         bank, place = make_bank(blocks, partial, delta, self.layout)
@@ -296,29 +271,6 @@ def test_two_phase(
         check_normed(normed, [*blocks, updated], query, norm_weight, answered)
 
 
-@every_row
-def test_score_on_write(
-    case: Case, dtype: torch.dtype, backend: Functions, unwritten: Callable[..., None]
-) -> None:
-    """Blocks scored for the sites ahead, some of which a block of its own age has behind it."""
-    *blocks, last = case.sources(dtype)
-    partial, delta = split(last)
-    sites = [site(case, dtype, number) for number in range(6)]
-    unwritten(*blocks, last, partial, delta)
-    # Each block was written at another site: the older ones were scored for more sites.
-    since = [max(0, 3 - age) for age in range(len(blocks), 0, -1)]
-    scores = [backend.score(*one) for one in zip(blocks, (sites[s:] for s in since), strict=True)]
-    for number in range(3, 6):
-        weights, ahead = sites[number], 6 - number
-        known, norm_weight = (scores, ahead, blocks), weights.norm_weight
-        normed, updated = backend.mix_scored(*known, None, last, weights)
-        assert updated is last
-        check_normed(normed, [*blocks, last], folded(weights), norm_weight)
-        normed, updated = backend.mix_scored(*known, partial, delta, weights)
-        assert torch.equal(updated, partial + delta)
-        check_normed(normed, [*blocks, updated], folded(weights), norm_weight)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [Case(count=4), Case(count=20)], ids=identify)
 def test_blocks_that_were_finished_after_phase_1(
@@ -405,7 +357,6 @@ def check_all(case: Case, dtype: torch.dtype, sites: int, backend: Functions) ->
 
     test_single_pass(case, dtype, backend, unwritten)
     test_two_phase(case, dtype, sites, backend, unwritten)
-    test_score_on_write(case, dtype, backend, unwritten)
     test_blocks_that_were_finished_after_phase_1(case, dtype, backend)
     if backend.module.IN_PLACE:
         test_the_first_site_of_a_group_in_place(case, dtype, sites, backend)
@@ -444,10 +395,7 @@ def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(
     partial, delta = split(last)
     weights = site(case, torch.float32)._replace(bias=torch.tensor([float(copies)]).log())
     answers = backend.inter_block(blocks, [weights])
-    scored = [backend.score(block, [weights]) for block in blocks], 1, blocks
     for normed, updated in (
-        backend.mix_scored(*scored, None, last, weights),
-        backend.mix_scored(*scored, partial, delta, weights),
         backend.single_pass(blocks, None, last, weights),
         backend.single_pass(blocks, partial, delta, weights),
         backend.merge(answers, 0, (), None, last, weights),
@@ -503,17 +451,15 @@ def test_the_cpp_backend_is_batch_invariant(case: Case) -> None:
     def run(chosen: slice) -> list[Tensor]:
         some = [block[chosen] for block in blocks]
         known = backend.inter_block(some, [weights] * 5)
-        scores = [backend.score(block, [weights] * 5) for block in some]
         own = partial[chosen], delta[chosen], weights
         return [
-            *(backend.mix_scored(scores, ahead, some, *own)[0] for ahead in (1, 5)),
             backend.single_pass(some, *own)[0],
             backend.merge(known, 4, (), *own)[0],
             known[-1],
         ]
 
     together = run(slice(None))
-    check_normed(together[2], [*blocks, partial + delta], folded(weights), weights.norm_weight)
+    check_normed(together[0], [*blocks, partial + delta], folded(weights), weights.norm_weight)
     for token in (0, case.tokens // 2, case.tokens - 1):
         for whole, alone in zip(together, run(slice(token, token + 1)), strict=True):
             assert torch.equal(whole[token], alone[0])
@@ -527,10 +473,8 @@ def test_what_is_not_finite_stays_so(backend: Functions, value: float) -> None:
         *blocks, last = case.sources(dtype)
         last[1, 5] = value
         weights = site(case, dtype)
-        scores = [backend.score(block, [weights]) for block in blocks]
         for normed, _ in (
             backend.single_pass(blocks, None, last, weights),
-            backend.mix_scored(scores, 1, blocks, None, last, weights),
             backend.merge(backend.inter_block(blocks, [weights]), 0, (), None, last, weights),
         ):
             assert normed[1].isnan().any()
@@ -545,10 +489,8 @@ def test_the_torch_backend_compiled() -> None:
         blocks: list[Tensor], partial: Tensor, delta: Tensor, weights: SiteWeights
     ) -> tuple[tuple[Tensor, Tensor], ...]:
         answers = backend.inter_block(blocks, [weights, weights])
-        scores = [backend.score(block, [weights]) for block in blocks]
         return (
             backend.single_pass(blocks, partial, delta, weights),
-            backend.mix_scored(scores, 1, blocks, partial, delta, weights),
             backend.merge(answers, 1, (), partial, delta, weights),
             backend.merge(answers, 0, (), None, delta, weights),
         )
@@ -582,13 +524,10 @@ def arguments_of_operators(dtype: torch.dtype) -> dict[str, tuple]:
     later = in_place.SITES - 1
     answers = torch.randn(later, *delta.shape).to(dtype), torch.randn(later, len(delta))
     group = delta, bank, *answers, *opening, True, *keys, sites[0].bias, sites[0].norm_weight
-    scores = torch.randn(6, in_place.SITES, in_place.SLOTS)
     return {
         "single_pass": (delta, bank, *own),
         "open_group": group,
         "merge": (delta, bank, *answers, 1, 1, *own),
-        "score_rows": (bank, scores, 0, 1, 2, *keys, 0.5, 1e-6),
-        "mix_scored": (delta, bank, scores, 1, *own),
         "add_to_row": (delta, bank, 2),
         "recurrence": arguments_of_the_recurrence(dtype),
     }
@@ -691,31 +630,21 @@ def test_x_and_bank_side_by_side(x_at: int, bank_at: int, fits: bool) -> None:
 
 def test_every_operator_that_writes_to_the_bank_refuses_one_that_overlaps() -> None:
     cases = arguments_of_operators(torch.float32)
-    for of_no_bank in ("score_rows", "recurrence"):
-        del cases[of_no_bank]
+    del cases["recurrence"]  # which has no bank
     for name, (delta, bank, *rest) in cases.items():
         with pytest.raises(RuntimeError, match="rows of the bank must not overlap in memory"):
             getattr(torch.ops.attnres_serve, f"cpp_{name}")(delta, bank[:1].expand_as(bank), *rest)
 
 
 def test_operators_refuse_what_was_made_for_other_sites() -> None:
-    """A site that is not among those scored or answered, and scores or answers of another batch."""
+    """A site that is not among those answered, and answers of another batch."""
     backend = backends.load("cpp")
     case = Case(count=3, hidden=64)
     *blocks, last = case.sources(torch.bfloat16)
     bank, place = make_bank(blocks, None, last)
     weights, operators = site(case, torch.bfloat16), torch.ops.attnres_serve
     queries = [weights] * 2
-    own, scores = cpp_backend.arguments(weights, place), torch.zeros(5, 2, bank.shape[1])
-    for position in (-1, 2):
-        with pytest.raises(RuntimeError, match="not among those of the scores"):
-            operators.cpp_mix_scored(last, bank, scores, position, *own)
-    with pytest.raises(RuntimeError, match="of the bank's size"):
-        operators.cpp_mix_scored(last, bank, scores[:-1], 0, *own)
-    with pytest.raises(RuntimeError, match="not the last of the scores"):
-        backend.score_rows(bank, scores, queries[:1], 1, weights, place)
-    with pytest.raises(RuntimeError, match="outside of the bank"):
-        backend.score_rows(bank, scores, queries, 2, weights, place_of(5, True, first=4))
+    own = cpp_backend.arguments(weights, place)
     _, answers = backend.open_group(last, bank, queries, 2, weights, place, True)
     for number in (-1, 1):
         with pytest.raises(RuntimeError, match="not among those of the answers"):

@@ -11,7 +11,7 @@ from attnres_serve.kernels import backends, comparison
 from attnres_serve.kernels.comparison import ALGORITHMS, difference
 
 CPU = torch.device("cpu")
-FUNCTIONS = ("queries_of", "single_pass", "open_group", "merge", "score_rows", "mix_scored")
+FUNCTIONS = ("queries_of", "single_pass", "open_group", "merge")
 
 
 def own() -> Any:
@@ -67,20 +67,12 @@ def with_a_partial_sum_that_is_not_rounded_once(function):
     return wrong
 
 
-def with_scores_of_a_row_less(function):
-    def wrong(bank, scores, queries, count, site, place):
-        function(bank, scores, queries, count - 1, site, place)
-
-    return wrong
-
-
 @pytest.mark.parametrize(
     ("name", "fault", "said"),
     [
         ("single_pass", off_by_a_sixteenth, "a site by single pass of 64 values in float32 is off"),
         ("merge", of_another_token, "a site by two phase of 64 values"),
-        ("mix_scored", without_a_number, "a site by score on write of 64 values in float32 is off"),
-        ("score_rows", with_scores_of_a_row_less, "by score on write"),
+        ("merge", without_a_number, "a site by two phase of 64 values in float32 is off"),
         ("queries_of", of_the_neighbours_query, "a site by two phase"),
         ("merge", with_a_partial_sum_that_is_not_rounded_once, "a partial sum by two phase"),
     ],

@@ -227,15 +227,9 @@ CALLS = {
         *("open_group", "merge"),
         *("open_group", "merge", "merge"),
     ],
-    "score_on_write": [
-        *("score_rows", "mix_scored"),
-        *("score_rows", "mix_scored", "mix_scored", "mix_scored"),
-        *("score_rows", "mix_scored", "mix_scored"),
-        *("score_rows", "mix_scored", "mix_scored"),
-    ],
 }
 # The torch backend has other names for what it does on separate tensors.
-IN_TORCH = {"open_group": ["inter_block", "norm_answer"], "score_rows": ["score"]}
+IN_TORCH = {"open_group": ["inter_block", "norm_answer"]}
 
 
 class Spied:

@@ -46,13 +46,7 @@ def run(backend: ModuleType, delta: Tensor, bank: Tensor, sites: list[SiteWeight
     x = backend.merge(torch.tanh(x), bank, answers, queries, sites[1], begun)
     backend.add_to_row(torch.tanh(x), bank, 2)  # as where a cumulative block opens
     x = bank[:, 2].clone()
-    scores = bank.new_empty((bank.shape[0], SITES, SLOTS), dtype=torch.float32)
-    second = place_of(2, False, position=1)
-    backend.score_rows(bank, scores, queries, 2, sites[1], second)
-    x = backend.mix_scored(x, bank, scores, queries, sites[1], second)
-    third = place_of(3, True, position=2, first=2)
-    backend.score_rows(bank, scores, queries, 1, sites[2], third)
-    return backend.mix_scored(torch.tanh(x), bank, scores, queries, sites[2], third)
+    return backend.single_pass(x, bank, queries, sites[2], place_of(3, True, position=2))
 
 
 def check_compiled(backend: ModuleType, device: str, second_version: bool) -> None:

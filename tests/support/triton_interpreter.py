@@ -25,9 +25,7 @@ import triton  # noqa: E402  (the variable above comes first)
 
 from attnres_serve.kernels.triton import (  # noqa: E402
     common,
-    mix_scored,  # noqa: F401
     open_group,  # noqa: F401
-    score_rows,  # noqa: F401
     single_pass,  # noqa: F401
     two_phase,  # noqa: F401
 )

@@ -24,8 +24,6 @@ BEGINNINGS = {
     "single_pass_few": (False, True),
     "inter_block": (None,),
     "open_group": (False, True),
-    "score": (None,),
-    "mix_scored": (False, True),
     "score_group": (False, True),
     "score_group_few": (False, True),
     "score_group_most": (False, True),
@@ -116,10 +114,6 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
             7 + 4 * kernel["sites"] + 2 * (not fresh),
             3 + 2 * kernel["sites"] - (kernel["sites"] == 1),
         ),
-        # A row before and in the loop, and queries.
-        "score": lambda: (2 + 2 * kernel["sites"], 0),
-        # As the single pass.
-        "mix_scored": lambda: (4 + 2 * kernel["tile"] + (not fresh), 2),
         # Of a program's tokens: delta; the row.  What is multiplied is copied to shared memory.
         "score_group": lambda: (1 + (not fresh), 1),
         "weigh_group": lambda: (0, 0),
@@ -141,10 +135,6 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
     numbers_in, numbers_out = {
         "inter_block": lambda: (0, 1),
         "open_group": lambda: (0, 1 + (kernel["sites"] > 1)),
-        "score": lambda: (0, 1),
-        # All of the site (there are nine slots), and a tile's before and in the loop: once for the
-        # predicate and once for the sum, unless a tile is one row.
-        "mix_scored": lambda: (1 + (2 if kernel["tile"] == 1 else 8), 0),
         # A thread has a part of a program's tokens, or of nine rows' room, 16.
         "score_group": lambda: (0, kernel["sites"] * kernel["tokens"] // 32 // kernel["num_warps"]),
         "weigh_group": lambda: (32 * 16 // 32, 1),
@@ -187,7 +177,7 @@ def test_strides_have_64_bits(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("hidden", ENDS)
-@pytest.mark.parametrize("kernel", ["single_pass", "mix_scored", "merge"])
+@pytest.mark.parametrize("kernel", ["single_pass", "merge"])
 def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
     """One program's reductions hide behind another's loads; CONFIGS was chosen for this."""
     for fresh in (False, True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_place import SITES, SLOTS, check_compiled, inputs
+from in_place import check_compiled, inputs
 from kernel_cases import DTYPES, Case
 from triton_cases import poison  # noqa: F401
 from triton_interpreter import (
@@ -37,7 +37,6 @@ def test_any_shape_and_magnitude(drawn: tuple[Case, torch.dtype], sites: int) ->
     backend = every_backend.Functions(backends.load("triton"))
     every_backend.test_single_pass(case, dtype, backend, lambda *tensors: None)
     every_backend.test_two_phase(case, dtype, sites, backend, lambda *tensors: None)
-    every_backend.test_score_on_write(case, dtype, backend, lambda *tensors: None)
 
 
 @pytest.mark.parametrize(("dtype", "hidden"), [*zip(DTYPES, (48, 47, 65), strict=True)], ids=str)
@@ -52,15 +51,12 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype, hidden: int) -> N
         for position in range(3)
     )
     _, *answers = operators.triton_open_group(delta, bank, queries, 3, True, *first)
-    scores = torch.randn(TOKENS, SITES, SLOTS, device=DEVICE)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
     cases = {
         "fold": (*keys, 0.5),
         "single_pass": (delta, bank, queries, *second),
         "open_group": (delta, bank, queries, 2, False, *second),
         "merge": (delta, bank, *answers, queries, *third),
-        "score_rows": (bank, scores, queries, 2, place_of(2, False, 1).numbers, 1e-6),
-        "mix_scored": (delta, bank, scores, queries, *second),
         "add_to_row": (delta, bank, 2),
     }
     assert [f"triton_{name}" for name in cases] == list(triton_backend.SCHEMAS)

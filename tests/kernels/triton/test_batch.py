@@ -16,10 +16,7 @@ from triton_interpreter import (
 )
 
 from attnres_serve.kernels.triton import open_group as open_group_module
-from attnres_serve.kernels.triton import score_rows as score_rows_module
-from attnres_serve.kernels.triton.mix_scored import mix_scored
 from attnres_serve.kernels.triton.open_group import Least, open_group
-from attnres_serve.kernels.triton.score_rows import score_rows
 from attnres_serve.kernels.triton.single_pass import single_pass
 from attnres_serve.kernels.triton.two_phase import GroupConfig, inter_block, merge
 
@@ -82,11 +79,8 @@ def _launch_all(
     phase_1 = answers(SITES)
     inter_block(place(bank), queries, count=row - 1, key_eps=KEY_EPS, out=phase_1, **ONE)
     site("merge", merge, *phase_1, queries[1], position=1, first=row - 1)
-    scores = empty(tokens, SITES, row + 1, dtype=torch.float32)
-    score_rows(place(bank), queries, scores, first=0, count=row, key_eps=KEY_EPS, **ONE)
-    site("mix_scored", mix_scored, scores, queries[1], position=1)
 
-    written |= {"inter_block": phase_1, "score_rows": (scores,)}
+    written["inter_block"] = phase_1
     for name, at in (("open_group", 2), ("open_group, many", 2), ("inter_block", 0)):
         *others, vectors, sums = *written[name][:at], *written[name][at:]
         written[name] = *others, vectors.transpose(0, 1), sums.t()
@@ -105,11 +99,8 @@ def _same(found: Written, wanted: Written, chosen: slice = slice(None)) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:numpy")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -6e4])
-def test_padding_does_not_reach_a_token(
-    value: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padding_does_not_reach_a_token(value: float, dtype: torch.dtype) -> None:
     """As CUDA graphs pad a batch: a token gets the bits that it gets alone."""
-    monkeypatch.setattr(score_rows_module, "SCORE_PROGRAMS", 1)  # it takes all tokens in turn
     delta, bank, *site = _inputs(dtype, tokens=5, slots=5)
     token = slice(2, 3)
     alone = _launch_all(delta[token], bank[token], *site)

@@ -23,9 +23,7 @@ from attnres_serve.kernels.triton import open_group as triton_open_group
 from attnres_serve.kernels.triton import score_group
 from attnres_serve.kernels.triton import single_pass as triton_single_pass
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
-from attnres_serve.kernels.triton.mix_scored import mix_scored
 from attnres_serve.kernels.triton.open_group import Least, by_product, open_group, turns_of
-from attnres_serve.kernels.triton.score_rows import score_rows
 from attnres_serve.kernels.triton.single_pass import single_pass
 from attnres_serve.kernels.triton.two_phase import inter_block, merge
 
@@ -220,32 +218,6 @@ def _merge_that_cancels(site: Site) -> int:
     return _merge(site, cancels=True)
 
 
-def _score_rows(site: Site) -> int:
-    case = site.case
-    scores = torch.full((case.tokens, case.sites, case.count + 1), torch.nan)
-    rows = {"first": 1, "count": case.count - 1}
-    score_rows(site.bank, site.queries, scores, **rows, key_eps=KEY_EPS)
-    assert scores[..., 0].isnan().all() and scores[..., case.count].isnan().all()
-    for index, (position, query) in product(range(1, case.count), enumerate(site.queries)):
-        row = site.blocks[index]
-        expected = reference.scores(row.double(), query.double(), KEY_EPS)
-        error = mix_error([row], query)[:, 0] / row.abs().amax(1)
-        close(scores[:, position, index], expected, error)
-    return traffic.score_rows(case.tokens, rows["count"], case.sites, case.hidden, case.dtype)
-
-
-def _mix_scored(site: Site) -> int:
-    case, query = site.case, site.queries[1]
-    scores = torch.full((case.tokens, case.sites, case.count + 1), torch.nan)
-    for index, row in enumerate(site.blocks):
-        scores[:, 1, index] = reference.scores(row.double(), query.double(), KEY_EPS).float()
-    known = site.delta, site.bank, scores, query, site.weight
-    out = mix_scored(*known, position=1, **site.where, **EPS)
-    site.adds()
-    site.whole(out, query)
-    return traffic.mix_scored(case.tokens, case.count, case.hidden, case.dtype, fresh=case.fresh)
-
-
 LAUNCHES = {
     "single_pass": _single_pass,
     "single_pass, many": _single_pass_of_many,
@@ -258,8 +230,6 @@ LAUNCHES = {
     "merge": _merge,
     "merge, late rows": _merge_with_late_rows,
     "merge, cancels": _merge_that_cancels,
-    "score_rows": _score_rows,
-    "mix_scored": _mix_scored,
 }
 every_launch = pytest.mark.parametrize("launch", LAUNCHES)
 
@@ -278,7 +248,7 @@ def _compare(emulator: Emulator, launch: str, case: Case) -> None:
     site = Site(case)
     stated = LAUNCHES[launch](site)
     site.unchanged()
-    adds = launch not in ("inter_block", "score_rows")
+    adds = launch != "inter_block"
     assert sum(map(sum, emulator.moved)) == stated + 4 * (adds and case.bias is not None)
 
 

@@ -17,9 +17,7 @@ from triton_interpreter import (
 from attnres_serve.kernels import traffic
 from attnres_serve.kernels.triton import open_group as triton_open_group
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
-from attnres_serve.kernels.triton.mix_scored import mix_scored
 from attnres_serve.kernels.triton.open_group import open_group
-from attnres_serve.kernels.triton.score_rows import score_rows
 from attnres_serve.kernels.triton.single_pass import single_pass
 from attnres_serve.kernels.triton.two_phase import inter_block, merge
 
@@ -124,34 +122,6 @@ def test_open_group_moves_what_is_stated(
     assert found == traffic.open_group(TOKENS, row, sites, HIDDEN, dtype, fresh=fresh)
 
 
-@watched
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("count", [1, 3])
-def test_scoring_moves_what_is_stated(moved, dtype, count) -> None:
-    """A row once for all its sites, and one number for each."""
-    _, bank, *_ = _tensors(dtype)
-    queries, scores = torch.randn(9, HIDDEN), torch.zeros(TOKENS, 9, SLOTS)
-    found = moved(score_rows, bank, queries, scores, first=1, count=count, key_eps=1e-6)
-    assert found == traffic.score_rows(TOKENS, count, 9, HIDDEN, dtype)
-
-
-@watched
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("row", [0, 1, 4])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_mixing_with_known_scores_moves_what_is_stated(moved, dtype, row, fresh) -> None:
-    """Each row once, or not at all if its weight is zero."""
-    delta, bank, query, weight = _tensors(dtype)
-    scores = torch.randn(TOKENS, 3, SLOTS)
-    where = {"row": row, "position": 1, "fresh": fresh}
-    found = moved(mix_scored, delta, bank, scores, query, weight, **where, **EPS)
-    assert found == traffic.mix_scored(TOKENS, row, HIDDEN, dtype, fresh=fresh)
-    scores[:, 1, 1:3] = -1000.0  # other rows for every site, so that they cannot be meant
-    skipped = max(0, min(row, 3) - 1)
-    found = moved(mix_scored, delta, bank, scores, query, weight, **where, **EPS)
-    assert found == traffic.mix_scored(TOKENS, row, HIDDEN, dtype, fresh=fresh, skipped=skipped)
-
-
 def _vectors(count: Callable[..., int], *shape: object) -> float:
     """Bytes of a group in vectors, at so many tokens that queries, weights and sums vanish."""
     return count(10**6, *shape, 4096, torch.bfloat16) / (10**6 * 4096 * 2)
@@ -167,11 +137,6 @@ def test_a_block_of_sites_in_vectors(blocks: int, sites: int) -> None:
     # A float32 sum for a vector of 4096 halves, written and read: 1/1024 of a vector per answer.
     two_phase = _vectors(traffic.two_phase_group, rows)
     assert two_phase == pytest.approx(blocks + 6 * sites - 4 + (sites - 1) / 1024, rel=1e-4)
-    # The single pass, and the last block's row once more; its logit is written for the 49 sites
-    # that are left, and a site reads one of every row but its own.
-    known = _vectors(lambda *shape: traffic.score_on_write_group(*shape, sites=50), rows)
-    numbers = (49 + sites * blocks - 1) / 2048
-    assert known == pytest.approx(sites * (blocks + 4) - 2 + 1 + numbers, rel=1e-4)
 
 
 @pytest.mark.parametrize("sites", [1, 4, 12])
@@ -185,16 +150,6 @@ def test_a_group_of_single_sublayers_in_vectors(rows: int, sites: int) -> None:
     merges = 4 * (sites - 1) + (sites - 1) * (sites - 2) / 2
     sums = (sites - 1) / 1024
     assert two_phase == pytest.approx(rows + sites + 2 + merges + sums, rel=1e-4)
-    # Each row once more for the sites that are left; no launch where none is.
-    for left in (0, 5):
-        known = _vectors(
-            lambda *shape, all_=sites + left: traffic.score_on_write_group(*shape, sites=all_),
-            group,
-        )
-        scored = sites - (left == 0)
-        written = sum(sites + left - i - 1 for i in range(sites))
-        numbers = (written + sum(site.row for site in group)) / 2048
-        assert known == pytest.approx(single + scored + numbers, rel=1e-4)
 
 
 def _two_phase_over_single_pass(blocks: int, sites: int) -> float:

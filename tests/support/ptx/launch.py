@@ -21,8 +21,6 @@ KERNELS = (
     ("single_pass", "site_kernel"),
     ("two_phase", "inter_block_kernel"),
     ("open_group", "open_group_kernel"),
-    ("score_rows", "score_kernel"),
-    ("mix_scored", "mix_scored_kernel"),
     ("score_group", "score_group_kernel"),
     ("mix_group", "weigh_group_kernel"),
     ("mix_group", "mix_group_kernel"),
