@@ -1,25 +1,38 @@
 """``GET /v1/attn_res``: what is served, and how often it ran."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from attnres_serve import __version__
+from attnres_serve import __version__, settings
 from attnres_serve.compat import (
     engine_config,
     host,
+    openai_server,
     requests,
 )
-from attnres_serve.depth.sites import sites
+from attnres_serve.depth.sites import Site, sites
 from attnres_serve.families import BY_ARCHITECTURE
+from attnres_serve.inspect import readings
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics, refusal
+from attnres_serve.server.bounds.policy import Policy
 
 PERIOD = 10  # seconds between two questions to the workers about their forward passes
 
 router = APIRouter(tags=["Attention Residuals"], responses=refusal.REFUSALS)
+
+
+class TraceLimits(BaseModel):
+    """How large a trace may be, and how much one token of all sites takes of it."""
+
+    weights: int = Field(description="numbers of an answer at most (--max-trace-weights)")
+    weights_per_token: int = Field(description="sources of all sites together")
+    lens: int = Field(description="vectors that a lens reads at most")
+    lens_per_token: int = Field(description="mixes, sums of blocks and partial sums together")
 
 
 class AttnResInfo(BaseModel):
@@ -39,6 +52,7 @@ class AttnResInfo(BaseModel):
     executed_compiled: dict[str, int] = Field(
         description="those of them that ran in a compiled graph"
     )
+    trace: TraceLimits | None = Field(description="null where nothing can be traced")
 
 
 @router.get("/v1/attn_res")
@@ -58,20 +72,36 @@ async def attn_res(request: Request) -> AttnResInfo:
         "algorithm": None,
         "executed": {},
         "executed_compiled": {},
+        "trace": None,
     }
     spec = spec_of(config) if backbone else None
     if spec is not None:
         passes = await executed(client)
+        places = sites(spec)
         info |= {
             "blocks": spec.num_blocks,
             "block_starts": list(spec.block_starts),
-            "sites": len(sites(spec)),
+            "sites": len(places),
             "backend": await ask_first_worker(client, "attn_res_backend"),
             "algorithm": await ask_first_worker(client, "attn_res_algorithm"),
             "executed": {name: sum(counts.values()) for name, counts in passes.items()},
             "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
         }
+        if settings.traces(client.vllm_config.additional_config):
+            policy = openai_server.policy_of(request.app.state.args) or Policy()
+            info["trace"] = trace_limits(places, policy)
     return AttnResInfo(**info)
+
+
+def trace_limits(places: Sequence[Site], policy: Policy) -> TraceLimits:
+    """The limits of traces of a model with these sites."""
+    mixing = [site for site in places if site.mixes]
+    return TraceLimits(
+        weights=policy.max_trace_weights,
+        weights_per_token=sum(site.num_sources for site in mixing),
+        lens=readings.MOST,
+        lens_per_token=len(readings.readings(mixing)),
+    )
 
 
 async def executed(client) -> dict[str, dict[str, int]]:

@@ -24,6 +24,7 @@ FILES = {
         "depth_map.js",
         "edits.js",
         "figures.js",
+        "fit.js",
         "grid.js",
         "legend.js",
         "lens_column.js",

@@ -25,7 +25,7 @@ export function lensColumn(summary, { width, rowHeight, ink }) {
     node,
     show(token) {
       const texts = sites.flatMap(({ row, lens }) => {
-        const likely = lens?.[token].top[0];
+        const likely = lens?.[token]?.top[0];
         if (!likely) return [];
         const [y, middle] = [frame.top + row * rowHeight, frame.top + (row + 0.5) * rowHeight];
         const size = {
@@ -41,7 +41,14 @@ export function lensColumn(summary, { width, rowHeight, ink }) {
           ...(isNamed ? [label(text, left + 3, middle)] : []),
         ];
       });
-      rows.replaceChildren(...texts);
+      const isRead = sites.some(({ lens }) => lens?.[token]);
+      const none = ["not read for", "this token"].map((text, line) =>
+        label(text, width / 2, frame.top + 12 + 14 * line, {
+          "text-anchor": "middle",
+          fill: ink.faint,
+        }),
+      );
+      rows.replaceChildren(...(isRead ? texts : none));
     },
   };
 }

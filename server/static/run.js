@@ -1,11 +1,11 @@
 // A run: an answer, the trace of exactly the tokens that were shown, and what follows each.
 import { Refusal, answer, trace } from "./api.js";
+import { fitting, leftOut } from "./fit.js";
 import { show } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
 const TOP = 5; // most probable tokens that are asked for
 const LENS = 3; // of the depth lens
-const LENS_VECTORS = 4096; // that are read at most, for each costs a product with the head
 
 /**
  * Run what ``options`` gives; returns a sentence about it.
@@ -30,41 +30,48 @@ export async function run(asked, { info, wanted, signal, say }) {
     length = (await trace({ ...given, tokens: [0], sites: [] }, signal)).total_tokens;
     promptTokens = length;
   }
-  const start = Math.max(0, length - (asked.last ?? length));
-  say(`Tracing ${length - start} tokens …`);
-  const body = { ...given, tokens: { start } };
-  if (isEdited) body.edits = asked.edits;
-  const [found, note] = await predicted(body, (length - start) * vectors(info), signal);
-  if (!found.tokens.length)
-    throw new Refusal("The answer ended before the last tokens; trace more of them.");
+  const tokens = Math.min(length, asked.last ?? length);
+  const fits = info.trace
+    ? fitting(info.trace, tokens, isEdited ? 2 * TOP : TOP, LENS)
+    : { trace: tokens, lens: tokens }; // the server says why there are no traces
+  const body = isEdited ? { ...given, edits: asked.edits } : given;
+  say(`Tracing ${fits.trace} tokens …`);
+  const [found, lens, note] = await predicted(body, length, fits, signal);
   byId("stream").hidden = true; // the same text follows, token by token
   // Prompt and answer went as one prompt, so the server cannot tell them apart.
-  show({ ...found, prompt_tokens: promptTokens }, wanted);
+  show({ ...found, prompt_tokens: promptTokens }, wanted, false, lens);
   showAnswers(
     before,
     isEdited && before ? found.tokens.filter(({ position }) => position >= promptTokens) : null,
   );
-  return `${found.tokens.length} tokens traced at ${found.sites.length} sites.${note}`;
+  const traced = `${found.tokens.length} tokens traced at ${found.sites.length} sites.`;
+  return traced + leftOut(tokens, fits, Math.min(tokens, found.total_tokens)) + note;
 }
 
-/** Vectors of a token that a lens reads, at most: mixes, open sums, blocks and the embedding. */
-function vectors({ sites, blocks }) {
-  return 2 * sites + blocks + 1;
-}
-
-/** A trace with what each token predicts, or without where the server refuses that; and a note. */
-async function predicted(body, readings, signal) {
-  const wanted = { logprobs: TOP };
-  if (readings <= LENS_VECTORS) wanted.lens = LENS;
+/**
+ * A trace with what each token predicts, or without where the server refuses that; the lens of its
+ * last tokens, if that has no room in it; and a note.
+ */
+async function predicted(body, length, fits, signal) {
+  const inOne = fits.lens === fits.trace ? { lens: LENS } : {};
   try {
-    return [
-      await trace({ ...body, ...wanted }, signal),
-      wanted.lens ? "" : " Too many for the depth lens.",
-    ];
+    const found = await lastOf(fits.trace, length, { ...body, logprobs: TOP, ...inOne }, signal);
+    if (found.lens) return [found, null, ""];
+    const { lens } = await lastOf(fits.lens, found.total_tokens, { ...body, lens: LENS }, signal);
+    return [found, lens, ""];
   } catch (error) {
     if (!(error instanceof Refusal) || !/logprobs|lens/.test(error.message)) throw error;
-    return [await trace(body, signal), ` Without predictions: ${error.message}`];
+    const found = await lastOf(fits.trace, length, body, signal);
+    return [found, null, ` Without predictions: ${error.message}`];
   }
+}
+
+/** The trace of the last tokens of a sequence that may end before ``length``. */
+async function lastOf(count, length, body, signal) {
+  const until = (end) =>
+    trace({ ...body, tokens: { start: Math.max(0, end - count), end } }, signal);
+  const found = await until(length);
+  return found.tokens.length ? found : until(found.total_tokens);
 }
 
 /** A function that shows an answer as it grows. */

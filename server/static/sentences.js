@@ -56,7 +56,7 @@ export function spokenCell(summary, { row, column }, token, comparison) {
     `rms ${number(site.rms[token][column])}, mean ${means.rms}`,
     `entropy of the site ${number(site.entropy[token])}, mean ${means.entropy}, at most ${most}`,
   ];
-  if (site.lens?.[token].top.length) {
+  if (site.lens?.[token]?.top.length) {
     parts.push(`its mix predicts ${likely(site.lens[token])}`);
     parts.push(`the source alone ${likely(site.sourceLens[column][token])}`);
   }

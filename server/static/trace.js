@@ -24,12 +24,19 @@ export function problem(value) {
 }
 
 /**
- * A trace with the names of its sites, means over its tokens, blocks, and what its lens says of a
- * site's mix and of each source.
+ * A trace with the names of its sites, means over its tokens, blocks, and what a lens says of a
+ * site's mix and of each source: for each token, or null where it was not read.
  */
-export function summarise(trace) {
+export function summarise(trace, lensOfLast = null) {
+  const byToken = (predictions) => {
+    const found = new Map(predictions.map((one) => [one.position, one]));
+    return trace.tokens.map(({ position }) => found.get(position) ?? null);
+  };
   const readings = new Map(
-    (trace.lens ?? []).map(({ site, vector, predictions }) => [`${site} ${vector}`, predictions]),
+    (lensOfLast ?? trace.lens ?? []).map(({ site, vector, predictions }) => [
+      `${site} ${vector}`,
+      byToken(predictions),
+    ]),
   );
   const lens = (site, vector) => readings.get(`${site} ${vector}`) ?? null;
   const sites = trace.sites.map((site, row) => ({

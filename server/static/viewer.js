@@ -54,10 +54,11 @@ export function cellOf(index, source) {
  *
  * wanted: the ``token`` (a position), and the ``site`` and ``source`` to choose if they are there.
  * isSaved: the trace is of a file, not of a run.
+ * lens: of its last tokens, where it was read apart.
  */
-export function show(trace, wanted = {}, isSaved = false) {
+export function show(trace, wanted = {}, isSaved = false, lens = null) {
   if (trace.tokens.length === 0) throw new Error("the trace has no token");
-  const summary = summarise(trace);
+  const summary = summarise(trace, lens);
   const comparison = kept && difference(summary, kept);
   const token = trace.tokens.findIndex(({ position }) => position === wanted.token);
   view = {

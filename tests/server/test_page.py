@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from made_up import ANSWER_ID, SITE, MadeUpServer, made_up_trace
 from matplotlib import colormaps
 from matplotlib.colors import PowerNorm
 from matplotlib.image import imread
@@ -34,40 +35,6 @@ KEY = "a-key-of-the-test"
 PROMPT = "import os\n\n\ndef "
 HOSTILE = ["</script><script>hacked = 1</script>", "<img src=x onerror=hacked=1>", "<!--", "\u202e"]
 PICTURES = ("weights", "second", "magnitude", "entropy")
-
-
-def made_up_trace(layers: int, block: int, texts: list[str | None]) -> dict:
-    """A trace of a model with that many layers and sublayers per block."""
-    draw = random.Random(0).random
-    sites = []
-    for index in range(2 * layers + 1):
-        finished = [f"block {number}" for number in range(1, index // block + 1)]
-        sources = ["embedding", *finished, *(["partial"] if index % block else [])]
-        weights = []
-        for _ in texts:
-            row = [math.exp(5 * draw()) for _ in sources]
-            weights.append([size / sum(row) for size in row])
-        final = index == 2 * layers
-        sites.append(
-            {
-                "index": index,
-                "layer": None if final else index // 2,
-                "kind": "final" if final else ("attention", "mlp")[index % 2],
-                "sources": sources,
-                "weights": weights,
-                "rms": [[0.5 + draw() + 0.1 * at for at in range(len(sources))] for _ in texts],
-                "entropy": [-sum(w * math.log(w) for w in row) for row in weights],
-            }
-        )
-    tokens = [{"position": at, "id": at + 3, "text": text} for at, text in enumerate(texts)]
-    count = len(texts)
-    return {
-        "model": "made up",
-        "prompt_tokens": count // 2,
-        "total_tokens": count,
-        "tokens": tokens,
-        "sites": sites,
-    }
 
 
 def is_coloured(colours: list[str], weights: list[float], root: int = 2) -> bool:
@@ -383,6 +350,55 @@ def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
         "[modules['svg.js'].ticks(1.61, 4), modules['svg.js'].ticks(230, 3)]"
     )
     assert steps == [[0, 0.5, 1, 1.5], [0, 100, 200]]
+
+
+@pytest.mark.parametrize(
+    ("layers", "block", "weights", "prompt", "tokens", "said", "traced", "lens"),
+    [
+        (8, 4, 2**18, 10, 24, "", 34, 34),  # all of it has room
+        (24, 12, 2**18, 90, 24, " The depth lens is of the last 41 tokens, because", 114, 41),
+        (64, 1, 2**18, 30, 24, " These are the last of 54 tokens, and the depth", 31, 15),
+        (64, 1, 2**18, 3000, 0, " These are the last of 3000 tokens, and the depth", 31, 15),
+        (8, 1, 2000, 30, 24, " These are the last of 54 tokens, and the depth", 12, 7),
+    ],
+)  # fmt: skip
+def test_what_has_no_room_is_left_out(
+    visit, layers, block, weights, prompt, tokens, said, traced, lens
+):
+    """The last tokens are traced, the lens reads the last of those, and a sentence says so."""
+    server = MadeUpServer(layers, block, weights)
+    found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
+    server.serve(found.tab)
+    found.tab.goto(f"/attn_res#max_tokens={tokens}&prompt={'a' * min(prompt, 1900)}")
+    found.finished()
+    if prompt > 1900:
+        server.asked.clear()
+        found.trace("a" * prompt, tokens)
+    assert found.text("#error") == "" and found.errors == []
+    start = re.escape(f"{traced} tokens traced at {2 * layers + 1} sites.{said}")
+    assert re.match(start, found.text("#status"))
+    assert found.tab.locator("#tokens [role=option]").count() == traced
+    asked = [body for body in server.asked if body.get("sites") != []]
+    assert len(asked) == (1 if lens == traced else 2)
+    assert found.tab.locator("#lens text").first.text_content() == "↵··x"
+    if lens < traced:
+        assert prompt + tokens - asked[-1]["tokens"]["start"] == lens
+        found.tab.locator("#tokens [role=option]").first.click()
+        assert found.text("#lens .plot").startswith("not read for")
+
+
+def test_what_has_no_room_under_edits(visit):
+    """Two predictions stand behind each token, and the answer ends early."""
+    server = MadeUpServer(40, 1)
+    found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
+    server.serve(found.tab)
+    edits = [{"sites": [1], "sources": ["embedding"], "ban": True}]
+    server.ends_at = 3
+    found.tab.goto(f"/attn_res#max_tokens=60&prompt=abcdefghij&edits={json.dumps(edits)}")
+    found.finished()
+    assert found.text("#error") == "" and found.errors == []
+    assert found.text("#status").startswith("13 tokens traced at 81 sites.")
+    assert found.text("#answer-after") == "".join(map(chr, range(ANSWER_ID, ANSWER_ID + 3)))
 
 
 @pytest.fixture(scope="module")

@@ -527,6 +527,20 @@ def test_too_many_weights(app):
     assert f"3 tokens x 1 sites have {3 * last}" in refused(app, 400, prompt=[3] * 3, sites=[10])
 
 
+@pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)
+def test_what_is_served_says_how_large_a_trace_may_be(folder):
+    """By its numbers the largest trace is answered, and one more token is refused."""
+    app = app_of(Client(folder))
+    limits = app.get("/v1/attn_res").raise_for_status().json()["trace"]
+    assert (limits["weights"], limits["lens"]) == (Policy().max_trace_weights, readings.MOST)
+    each = limits["weights_per_token"] + 2 + 3 * limits["lens_per_token"]
+    app.app.state.args.attn_res_policy = Policy(max_trace_weights=4 * each)
+    assert app.get("/v1/attn_res").json()["trace"] == limits | {"weights": 4 * each}
+    asked = {"logprobs": 2, "lens": 3}
+    app.post(URL, json={"prompt": [3] * 4, **asked}).raise_for_status()
+    assert f"have {5 * each}" in refused(app, 400, prompt=[3] * 5, **asked)
+
+
 def test_too_many_tokens(app):
     app.app.state.args.attn_res_policy = Policy(max_trace_tokens=20)
     app.post(URL, json={"prompt": [3] * 20, "sites": [0], "tokens": [0]}).raise_for_status()
