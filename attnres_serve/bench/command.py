@@ -122,10 +122,10 @@ def run(
             raise SettingError(f"--{flag}: {Path(path).parent} is not a folder; make it first.")
     if own.http:
         _refuse_with_http(own)
-        longest = server.check_there(own.http, own.model, flags)
+        served = server.check_there(own.http, own.model, flags)
         from attnres_serve.bench import http
 
-        document = http.measure(checkpoint, own, flags, longest)
+        document = http.measure(checkpoint, own, flags, served)
         shown = http.render(document)
     else:
         if own.plot:

@@ -7,8 +7,10 @@ from random import SystemRandom
 from typing import Any
 
 from attnres_serve.bench import machine, workload
+from attnres_serve.bench.address import base_of, past_proxies
 from attnres_serve.bench.baseline import read
 from attnres_serve.bench.length import ROUNDS_OF_ONE
+from attnres_serve.bench.server import Served
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.checkpoints import needs
 from attnres_serve.compat import bench_client
@@ -18,7 +20,7 @@ METRICS = ("ttft", "tpot", "itl")
 
 
 def measure(
-    checkpoint: str, own: argparse.Namespace, flags: list[str], served: float
+    checkpoint: str, own: argparse.Namespace, flags: list[str], served: Served
 ) -> dict[str, Any]:
     """The document of a measurement of a server.
 
@@ -26,21 +28,22 @@ def measure(
         checkpoint: is read for its tokenizer.
         own: what ``command.add_arguments`` defines.
         flags: further flags of vLLM's client.
-        served: tokens of the longest sequence there (``server.check_there``).
+        served: what is there (``server.check_there``).
 
     Raises:
         SettingError: the server cannot be asked, or a request failed.
     """
     source = read(checkpoint, has_weights=False)
-    url = own.http.rstrip("/")
+    url = base_of(own.http)
     rounds = own.rounds or ROUNDS_OF_ONE
-    longest = int(min(needs.context(source.translation.config), served))
+    longest = int(min(needs.context(source.translation.config), served.longest))
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)
     rows = []
     for cell in cells:
         asked = {
             "base-url": url,
+            "model": served.model,
             "tokenizer": str(source.folder),
             "dataset-name": "random",
             "random-input-len": cell.context,
@@ -51,8 +54,6 @@ def measure(
             "percentile-metrics": ",".join(METRICS),
             "metric-percentiles": ",".join(map(str, PERCENTILES)),
         }
-        if own.model:
-            asked |= {"model": own.model}
         _ask(cell, asked | {"num-prompts": cell.batch}, flags)
         # The first run was the check that the server is there, too.
         seed, found = _ask(cell, asked | {"ready-check-timeout-sec": 0}, flags)
@@ -77,7 +78,8 @@ def _ask(cell: Cell, asked: Mapping[str, Any], flags: list[str]) -> tuple[int, d
     """
     seed = SystemRandom().randrange(2**31)
     words = [f"--{flag}={value}" for flag, value in {**asked, "seed": seed}.items()]
-    found = bench_client.ask_over_http([*words, "--ignore-eos", *flags])
+    with past_proxies(asked["base-url"]):
+        found = bench_client.ask_over_http([*words, "--ignore-eos", *flags])
     if found.get("failed") or found["completed"] != asked["num-prompts"]:
         raise SettingError(
             f"{found['completed']} of {asked['num-prompts']} requests to {asked['base-url']} "

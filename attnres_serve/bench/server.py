@@ -9,18 +9,32 @@ from collections.abc import Iterator, Sequence
 from http.client import HTTPException
 from itertools import takewhile
 from math import inf
+from typing import NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from attnres_serve import settings
+from attnres_serve.bench.address import base_of, past_proxies
 from attnres_serve.errors import SettingError
 
 TIMEOUT = 10  # seconds for the list of models
 KEY = "OPENAI_API_KEY"
 
 
-def check_there(url: str, model: str | None, flags: Sequence[str] = ()) -> float:
+class Served(NamedTuple):
+    """What a server has.
+
+    Attributes:
+        model: the name of the model that is measured; vLLM's client would ask without a key.
+        longest: tokens of its longest sequence; infinity where that is not said.
+    """
+
+    model: str
+    longest: float
+
+
+def check_there(url: str, model: str | None, flags: Sequence[str] = ()) -> Served:
     """Refuse a server that cannot be measured: its address, its key, or the model's name is wrong.
 
     Args:
@@ -28,17 +42,16 @@ def check_there(url: str, model: str | None, flags: Sequence[str] = ()) -> float
         model: the model's name there; None for its first.
         flags: of vLLM's client, among which a --header may have the key.
 
-    Returns:
-        The longest sequence of the model; infinity where that is not said.
-
     Raises:
         SettingError: with one sentence: what was found, what is expected, how to fix it.
     """
     url = address(url)
     headers = settings.authorization() | dict(_headers(flags))
     try:
-        with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=TIMEOUT) as answer:
+        request = Request(f"{url}/v1/models", headers=headers)
+        with past_proxies(url), urlopen(request, timeout=TIMEOUT) as answer:
             models = {entry["id"]: entry for entry in json.load(answer)["data"]}
+            first = next(iter(models))
     except HTTPError as error:
         has_key = "authorization" in map(str.lower, headers)
         raise SettingError(_refused(url, error.code, has_key)) from None
@@ -47,22 +60,22 @@ def check_there(url: str, model: str | None, flags: Sequence[str] = ()) -> float
             f"no server answers at {url} ({getattr(error, 'reason', error)}). Is it up? Start one "
             "with `attnres-serve serve CHECKPOINT`, or correct --http."
         ) from None
-    except (HTTPException, ValueError, KeyError, TypeError):
+    except (HTTPException, ValueError, KeyError, TypeError, StopIteration):
         raise SettingError(
             f"{url}/v1/models does not answer with a list of models; expected an OpenAI-compatible "
             "server. Start one with `attnres-serve serve CHECKPOINT`, or correct --http."
         ) from None
     if model is not None and model not in models:
         raise SettingError(
-            f"the server at {url} has no model {model}; it has {', '.join(models) or 'none'}. "
+            f"the server at {url} has no model {model}; it has {', '.join(models)}. "
             "Correct --model, or leave it out for the first."
         )
-    entry = models[model] if model else next(iter(models.values()), {})
-    return entry.get("max_model_len") or inf
+    name = model or first
+    return Served(name, models[name].get("max_model_len") or inf)
 
 
 def address(url: str) -> str:
-    """The address of a server, without a slash at its end.
+    """The address of a server, without what is below it.
 
     Raises:
         SettingError: it is no address of HTTP.
@@ -78,7 +91,7 @@ def address(url: str) -> str:
         is_whole = False
     if scheme.lower() not in ("http", "https") or not is_whole or " " in rest:
         raise SettingError(f"--http is {url}; {expected}")
-    return url.rstrip("/")
+    return base_of(url)
 
 
 def _headers(flags: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from attnres_serve import settings
+from attnres_serve.bench import address
 from attnres_serve.compat import engine_config, engines, requests
 from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
@@ -19,6 +20,8 @@ from attnres_serve.inspect.fit import require_fit
 from attnres_serve.inspect.prepare import Prepared
 from attnres_serve.inspect.question import Question
 from attnres_serve.inspect.readings import Lens, answered, readings
+
+CONNECT = 10  # seconds to reach a server
 
 
 def ask_engine(
@@ -161,17 +164,15 @@ def post(url: str, asked: dict[str, Any], key: str | None = None) -> Trace:
     import httpx
 
     try:
-        answer = httpx.post(
-            f"{url.rstrip('/')}/v1/attn_res/trace",
-            json=asked,
-            headers=settings.authorization(key),
-            timeout=None,  # a long answer takes its time
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise SettingError(
-            f"the server {url} cannot be asked ({error}); give the address of one that runs, for "
-            "example http://127.0.0.1:8000."
-        ) from None
+        with address.past_proxies(url):
+            answer = httpx.post(
+                f"{address.base_of(url)}/v1/attn_res/trace",
+                json=asked,
+                headers=settings.authorization(key),
+                timeout=httpx.Timeout(None, connect=CONNECT),  # a long answer takes its time
+            )
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise SettingError(f"the server {url} cannot be asked: {_unreached(url, error)}") from None
     if answer.status_code == 401:
         advice = "give it in the variable OPENAI_API_KEY" if key is None else "`key` is another"
         raise SettingError(f"{url} wants an API key; {advice}.")
@@ -182,5 +183,38 @@ def post(url: str, asked: dict[str, Any], key: str | None = None) -> Trace:
             return found
         reason = answer.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        reason = "expected an answer of attnres-serve's route."
+        proxy = address.proxy_of(url)
+        reason = "expected an answer of attnres-serve's route" + (
+            f", and the proxy in the variable {proxy} was asked." if proxy else "."
+        )
     raise SettingError(f"{url} gives no trace (status {answer.status_code}): {reason}")
+
+
+def _unreached(url: str, error: Exception) -> str:
+    """Why there is no answer and what to do, as the end of a sentence."""
+    from httpx import RemoteProtocolError
+
+    reason = str(error) or type(error).__name__
+    if "://" not in url:
+        return f"it has no scheme; expected for example http://127.0.0.1:8000, not {url!r}."
+    proxy = address.proxy_of(url)
+    if proxy is not None:
+        return (
+            f"the proxy in the variable {proxy} does not pass it on ({reason}); add "
+            f"{address.host_of(url)} to the variable {address.NO_PROXY}, or correct {proxy}."
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return (
+            "this machine does not trust its certificate, as of one that is self-signed "
+            f"({reason}); name the file of the certificate in the variable SSL_CERT_FILE."
+        )
+    if "SSL" in reason:
+        return f"it does not answer by TLS ({reason}); give its address with http://."
+    if isinstance(error, RemoteProtocolError):
+        return f"it does not answer by HTTP ({reason}); if it has a certificate, write https://."
+    if "refused" in reason:
+        return (
+            f"no server listens there ({reason}); start one with `attnres-serve serve "
+            "CHECKPOINT`, or give the address of one that runs."
+        )
+    return f"{reason}; give the address of a server that runs, for example http://127.0.0.1:8000."

@@ -253,7 +253,7 @@ def test_cells_fit_the_context_as_vllm_counts_it(
     source = read(folder, has_weights=True)
     whole = partial(http.measure, folder) if over_http else partial(command.measure, source)
     with pytest.raises(Seen, match=f"^{tokens}$"):
-        whole(own, [], *([inf] if over_http else [USUAL, Budget()]))
+        whole(own, [], *([server.Served("demo", inf)] if over_http else [USUAL, Budget()]))
 
 
 @pytest.mark.parametrize(
@@ -1128,7 +1128,9 @@ def over_http(
         }
 
     monkeypatch.setattr(bench_client, "ask_over_http", answer)
-    monkeypatch.setattr(server, "check_there", lambda url, model, flags: served)
+    monkeypatch.setattr(
+        server, "check_there", lambda url, model, flags: server.Served("demo", served)
+    )
     shape = ["--prompt-lengths", "32", "--batches", "2", "--rounds", "6"]
     shape += ["--contexts", *contexts] if contexts else []
     assert main(["bench", str(DEMO), "--http", "http://x", *shape, "--header", "A=b"]) == 0
@@ -1144,6 +1146,7 @@ OK = b"HTTP/1.0 200 OK\r\n\r\n"
         (b"", r"no server answers at http://127.0.0.1:\d+ \(.*\)\. Is it up\? Start one with"),
         (OK + b"<html>", "/v1/models does not answer with a list of models; expected an OpenAI-co"),
         (OK + b"[]", "/v1/models does not answer with a list of models"),
+        (OK + b'{"data": []}', "/v1/models does not answer with a list of models"),
         (OK + b'{"data": [{"id": "a"}]}', r"has no model demo; it has a\. Correct --model"),
         (OK + b'{"data": [{"id": "demo"}]}', inf),
         (OK + b'{"data": [{"id": "demo", "max_model_len": 99}]}', 99),
@@ -1168,7 +1171,7 @@ def test_a_server_that_cannot_be_asked_is_one_sentence(answer, expected, monkeyp
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(SettingError, match=expected) if refused else nullcontext():
-            assert server.check_there(url, "demo") == expected
+            assert server.check_there(url, "demo") == ("demo", expected)
         thread.join()
     with pytest.raises(SettingError, match=r"no server answers at .*refused\)\. Is it up"):
         server.check_there(url, None)
@@ -1204,10 +1207,24 @@ def test_a_key_is_asked_for_and_taken(monkeypatch):
         for flags in (["--header", "x=y", "Authorization=Bearer right"], []):
             if not flags:
                 monkeypatch.setenv("OPENAI_API_KEY", "right")
-            assert server.check_there(url, None, flags) == inf
+            assert server.check_there(url, None, flags) == ("demo", inf)
         monkeypatch.setenv("OPENAI_API_KEY", "wrong")
         with pytest.raises(SettingError, match=r"refuses the key \(status 401\); correct it"):
             server.check_there(url, None)
+
+
+def test_the_client_is_told_the_model_that_the_key_opens(monkeypatch, capsys):
+    """vLLM's client asks for the first one without the key."""
+    _, asked = over_http(monkeypatch, capsys)
+    assert asked and all("--model=demo" in words for words in asked)
+
+
+@pytest.mark.parametrize("below", ["", "v1", "v1/", "attn_res", "v1/attn_res/trace"])
+def test_a_server_on_this_machine_is_asked_past_a_proxy(below, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENAI_API_KEY", "right")
+    with asked_for_a_key("right") as url:
+        assert server.check_there(f"{url}{below}", None) == ("demo", inf)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,16 @@
 """``attnres_serve.trace``: what a server and an engine are asked, and what is refused."""
 
+import json
+import shutil
+import ssl
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import cells
 import httpx
@@ -113,8 +122,91 @@ def test_an_answer_whose_numbers_do_not_fit(server):
 
 
 def test_no_server():
-    with pytest.raises(SettingError, match="cannot be asked"):
+    with pytest.raises(SettingError, match=r"cannot be asked: no server listens there .*refused"):
         attnres_serve.trace(f"http://127.0.0.1:{free_port()}", PROMPT)
+
+
+class Plain(BaseHTTPRequestHandler):
+    """Has no such route, and says what was asked for."""
+
+    def do_POST(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(json.dumps({"error": {"message": f"asked {self.path}"}}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def listening(certificate: Path | None = None) -> Iterator[int]:
+    """The port of a server, which speaks TLS with a certificate."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign] # clients that give up
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> Path:
+    """A key and a certificate that it signed itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    path = tmp_path_factory.mktemp("certificate") / "own.pem"
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    made = [*("openssl", *words.split()), *names, "-keyout", str(path), "-out", f"{path}.crt"]
+    subprocess.run(made, check=True, capture_output=True, timeout=60)
+    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
+    return path
+
+
+@pytest.mark.parametrize("below", ["", "/", "/v1", "/attn_res", "/v1/attn_res/trace"])
+def test_a_server_on_this_machine_is_asked_past_a_proxy(below, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with listening() as port, pytest.raises(SettingError, match=r"asked /v1/attn_res/trace$"):
+        attnres_serve.trace(f"http://127.0.0.1:{port}{below}", PROMPT)
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(SettingError) as caught:
+        attnres_serve.trace(url, PROMPT)
+    said = str(caught.value)
+    assert said.startswith(f"the server {url} cannot be asked: ") and "\n" not in said
+    return said
+
+
+def test_a_server_that_is_asked_in_another_way(certificate, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with listening(certificate) as port:
+        url = f"https://127.0.0.1:{port}"
+        said = refusal(url)
+        assert "does not trust its certificate" in said and said.endswith("SSL_CERT_FILE.")
+        assert "if it has a certificate, write https://" in refusal(f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.crt")
+        with pytest.raises(SettingError, match=r"asked /v1/attn_res/trace$"):
+            attnres_serve.trace(url, PROMPT)
+    with listening() as port:
+        assert "give its address with http://." in refusal(f"https://127.0.0.1:{port}")
+
+
+def test_a_proxy_that_does_not_pass_it_on(monkeypatch):
+    with listening() as port:
+        for proxy in (f"http://127.0.0.1:{free_port()}", "http://["):
+            monkeypatch.setenv("http_proxy", proxy)
+            said = refusal("http://10.0.0.1:8000")
+            assert "the proxy in the variable http_proxy does not pass it on" in said
+            assert "add 10.0.0.1 to the variable no_proxy" in said
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        with pytest.raises(SettingError, match=r"asked http://10.0.0.1:8000/v1/attn_res/trace$"):
+            attnres_serve.trace("http://10.0.0.1:8000", PROMPT)
 
 
 # An engine is started.
