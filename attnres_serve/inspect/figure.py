@@ -210,15 +210,31 @@ def heat_map(axes: Axes, sites: Sequence[Row], table: np.ndarray, **options: Any
     sources = table.shape[1]
     axes.set_xlim(-0.5, sources - 0.5)
     axes.set_ylim(len(table) - 0.5, -0.5)
-    step = next(step for step in STEPS if sources / step <= MOST_SOURCES)
-    places = [0, *range(step, sources, step)]
-    axes.set_xticks(places, ["emb", *map(str, places[1:])])
-    what = "outputs of sublayers" if _is_full(sites) else "blocks"
+    axes.set_xticks(*source_ticks(sites, sources))
+    what = "sublayers by layer" if _is_full(sites) else "blocks"
     axes.set_xlabel(f"source: embedding, {what}")
     axes.tick_params(length=0)
     axes.tick_params(axis="y", pad=12)
     axes.spines[:].set_visible(False)
     return image
+
+
+def source_ticks(sites: Sequence[Row], sources: int) -> tuple[list[int], list[str]]:
+    """Columns of a heat map and what they are called: numbers of blocks, or layers of a Full model.
+
+    A Full model's block is the output of one sublayer, and its layer stands at the first of those.
+    """
+    if _is_full(sites):
+        columns: dict[int, int] = {}
+        for place, site in enumerate(sites):
+            if site.layer is not None and site.layer not in columns.values():
+                columns[place + 1] = site.layer
+    else:
+        columns = {column: column for column in range(1, sources)}
+    step = next(step for step in STEPS if len(columns) / step <= MOST_SOURCES)
+    far = {column: number for column, number in columns.items() if column > sources / 40}
+    shown = {column: number for column, number in far.items() if number % step == 0}
+    return [0, *shown], ["emb", *map(str, shown.values())]
 
 
 def _draw_magnitudes(axes: Axes, trace: Trace, row: int) -> None:

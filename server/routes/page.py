@@ -33,6 +33,7 @@ FILES = {
         "page.js",
         "predictions.js",
         "profile.js",
+        "readout.js",
         "run.js",
         "save.js",
         "saved.js",

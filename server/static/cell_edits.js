@@ -44,8 +44,13 @@ function runs(chosen) {
       : "";
 }
 
+/** Name and mark the edits as in the trace that is shown. */
+export function renewEdits() {
+  setEdits(edits());
+}
+
 /** Put signs on the cells that are edited. */
-export function markEdits() {
+function markEdits() {
   const found = edits().flatMap((edit) =>
     Object.keys(SIGNS)
       .filter((kind) => edit[kind])

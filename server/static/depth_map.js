@@ -122,17 +122,20 @@ function frames({ sites, blocks }, left, { width, height }, ink) {
 }
 
 /** The embedding, then numbers of blocks; the open sum stands where its block will. */
-function columns({ widest, isFull }, left, { width }, height, ink) {
-  const room = Math.max(16, String(widest - 1).length * LETTER + 6); // for a number and a gap
-  const step = Math.max(1, stepFor(widest, (widest * width) / room));
-  const at = Array.from({ length: widest }, (_, column) => column).filter(
-    (column) => column % step === 0,
-  );
-  const text = `source: embedding, ${isFull ? "sublayers" : "blocks"}`;
+function columns({ sites, widest, isFull }, left, { width }, height, ink) {
+  const kinds = isFull ? "sublayers by layer" : "blocks";
+  const text = `source: embedding, ${kinds}`;
   const middle = left + (widest * width) / 2;
+  const all = Array.from({ length: widest }, (_, column) => column);
+  const labels = isFull ? layersOf(sites) : new Map(all.slice(1).map((column) => [column, column]));
+  const room = Math.max(16, String(widest - 1).length * LETTER + 6); // for a number and a gap
+  const step = Math.max(1, stepFor(labels.size + 1, (widest * width) / room));
+  const at = [...labels].filter(
+    ([column, number]) => number % step === 0 && column * width >= room,
+  );
   return [
-    ...at.map((column) =>
-      label(column ? String(column) : "emb", left + (column + 0.5) * width, height - BOTTOM + 11, {
+    ...[[0, "emb"], ...at].map(([column, said]) =>
+      label(String(said), left + (column + 0.5) * width, height - BOTTOM + 11, {
         "text-anchor": "middle",
       }),
     ),
@@ -141,6 +144,14 @@ function columns({ widest, isFull }, left, { width }, height, ink) {
       fill: ink.faint,
     }),
   ];
+}
+
+/** The layers of a Full model, by the column of the first sublayer of each. */
+function layersOf(sites) {
+  const found = new Map();
+  for (const { index, layer } of sites)
+    if (layer !== null && ![...found.values()].includes(layer)) found.set(index + 1, layer);
+  return found;
 }
 
 /** The colours of a scale, from its lowest value at the bottom. */

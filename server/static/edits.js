@@ -1,5 +1,6 @@
 // Edits of what sites read: the list that the next run sends.
 import { spokenEdit } from "./sentences.js";
+import { nameOfSource } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
 let list = [];
@@ -32,14 +33,15 @@ export function toggleEdit(edit) {
 
 function item(edit) {
   const entry = document.createElement("li");
+  const said = spokenEdit(edit, nameOfSource);
   const remove = document.createElement("button");
   remove.type = "button";
   remove.textContent = "Remove";
-  remove.setAttribute("aria-label", `Remove: ${spokenEdit(edit)}`);
+  remove.setAttribute("aria-label", `Remove: ${said}`);
   remove.addEventListener("click", () => {
     setEdits(list.filter((one) => one !== edit));
     byId("run").focus();
   });
-  entry.append(spokenEdit(edit), " ", remove);
+  entry.append(said, " ", remove);
   return entry;
 }

@@ -12,7 +12,7 @@ import { tokenMap } from "./token_map.js";
 
 const byId = (id) => document.getElementById(id);
 const LEAST_HEIGHT = 280; // pixels of all rows together
-const BESIDES = 550; // of the screen's height, for all but the rows
+const BESIDES = 605; // of the screen's height, for all but the rows
 const ROW = { least: 3, most: 24 };
 const NAMES = ["weights", "second", "magnitude", "entropy", "lens", "over-tokens"];
 const drawn = {}; // by name what its maker returned, with its title
@@ -93,7 +93,8 @@ function overTokens(view, scale) {
   if (cell === null) return;
   const site = summary.sites[cell.row];
   if (drawn[name]?.row !== cell.row) {
-    const options = { width: byId(name).clientWidth, ink: inkOf(theme()), scale };
+    const { nameOf } = summary;
+    const options = { width: byId(name).clientWidth, ink: inkOf(theme()), scale, nameOf };
     const at = ({ row, column }) => [{ row: site.row, column: row }, column];
     const map = tokenMap(site, summary.trace.tokens, {
       ...options,

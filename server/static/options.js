@@ -42,7 +42,7 @@ export function recall() {
   byId("chat").checked = said.chat === "1";
   try {
     const found = JSON.parse(said.edits ?? "[]");
-    found.forEach(spokenEdit); // throws at what is no edit
+    found.forEach((edit) => spokenEdit(edit)); // throws at what is no edit
     setEdits(found);
   } catch {
     setEdits([]);

@@ -1,6 +1,6 @@
 // The page of a server: runs what its form, its examples or its address ask for.
 import { Refusal, ask } from "./api.js";
-import { markEdits } from "./cell_edits.js";
+import { renewEdits } from "./cell_edits.js";
 import { setEdits } from "./edits.js";
 import { clearLink, writeLink } from "./link.js";
 import { options, recall, remember } from "./options.js";
@@ -45,7 +45,7 @@ async function start(wanted) {
     remember(asked);
     const { signal } = running;
     say(await run(asked, { info, wanted: wanted ?? again(asked), signal, say }));
-    markEdits();
+    renewEdits();
     shownPrompt = asked.prompt;
   } catch (error) {
     const isCancelled = error.name === "AbortError";

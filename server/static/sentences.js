@@ -1,7 +1,7 @@
 // Cells and edits in words: on the page, and for who hears it.
 import { mean, sourceName, spread } from "./trace.js";
 import { number } from "./svg.js";
-import { short } from "./text.js";
+import { quoted, short } from "./text.js";
 
 const BEGINNING = 8; // tokens
 const WORDS = {
@@ -12,10 +12,10 @@ const WORDS = {
   weights: (value) => `weights ${value.join(", ")}`,
 };
 
-/** An edit as a person says it. */
-export function spokenEdit(edit) {
+/** An edit as a person says it; ``nameOf`` a source, as of ``summarise``. */
+export function spokenEdit(edit, nameOf = sourceName) {
   const kind = Object.keys(WORDS).find((name) => edit[name] !== null && edit[name] !== undefined);
-  const sources = edit.sources?.map(sourceName).join(", ") ?? "all sources";
+  const sources = edit.sources?.map((source) => nameOf(source)).join(", ") ?? "all sources";
   const sites = edit.sites
     ? `site${edit.sites.length > 1 ? "s" : ""} ${edit.sites.join(", ")}`
     : "all sites";
@@ -31,14 +31,16 @@ function spokenTokens(tokens) {
 }
 
 /** A run as a person tells it from others: how its text begins, its length and its edits. */
-export function spokenRun({ tokens, edits }) {
+export function spokenRun({ trace: { tokens, edits }, nameOf }) {
   const text = tokens.slice(0, BEGINNING).map((token) => short(token));
-  const said = edits?.length ? edits.map(spokenEdit).join(", ") : "without edits";
+  const said = edits?.length
+    ? edits.map((edit) => spokenEdit(edit, nameOf)).join(", ")
+    : "without edits";
   return `${text.join("")}… (${tokens.length} tokens, ${said})`;
 }
 
 function likely({ top }) {
-  return top.map((one) => `${short(one)} ${number(Math.exp(one.logprob))}`).join(", ");
+  return top.map((one) => `${quoted(one)} ${number(Math.exp(one.logprob))}`).join(", ");
 }
 
 /** A cell of a token, with what the mean over tokens is and how a kept run differs. */
@@ -51,7 +53,7 @@ export function spokenCell(summary, { row, column }, token, comparison) {
     entropy: number(mean(site.entropy)),
   };
   const parts = [
-    `Site ${site.index}, ${site.name}, reads ${sourceName(site.sources[column])}`,
+    `Site ${site.index}, ${site.name}, reads ${summary.nameOf(site.sources[column])}`,
     `weight ${number(site.weights[token][column])}, mean ${number(site.mean[column])} (10 to 90 %: ${low} to ${high})`,
     `rms ${number(site.rms[token][column])}, mean ${means.rms}`,
     `entropy of the site ${number(site.entropy[token])}, mean ${means.entropy}, at most ${most}`,

@@ -42,8 +42,14 @@ export function short(token, most = 12) {
   return [...text].length > most ? `${[...text].slice(0, most - 1).join("")}…` : text;
 }
 
+/** A token between quotation marks, so that blanks and line breaks are seen; or its id. */
+export function quoted(token) {
+  const text = textOf(token);
+  if (text === null) return `id ${token.id}`;
+  return JSON.stringify(text).replace(/[^\P{C}]|[^\P{Z} ]/gu, (sign) => `\\u{${codePoint(sign)}}`);
+}
+
 /** A token as a person says it. */
 export function spoken(token) {
-  const text = textOf(token);
-  return `token ${token.position}, ${text === null ? `id ${token.id}` : JSON.stringify(text)}`;
+  return `token ${token.position}, ${quoted(token)}`;
 }

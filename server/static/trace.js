@@ -50,11 +50,13 @@ export function summarise(trace, lensOfLast = null) {
   const open = sites.filter(({ sources }) => sources.at(-1) === PARTIAL);
   const blocks = blocksOf(sites);
   const isFull = open.length <= 1; // blocks are single sublayers, which need no marks
+  const names = isFull ? namesOfSublayers(sites) : {};
   return {
     trace,
     sites,
     blocks,
     isFull,
+    nameOf: (source) => names[source] ?? sourceName(source),
     areMarked: !isFull && blocks.length <= MOST_BLOCKS,
     hasLens: readings.size > 0,
     widest: Math.max(...sites.map(({ sources }) => sources.length)),
@@ -76,6 +78,16 @@ function siteName({ kind, layer }) {
   return kind === "final" ? "final norm" : `${SUBLAYERS[kind] ?? kind} of layer ${layer}`;
 }
 
+/** What the sources of a Full model are called: its blocks are the outputs of single sublayers. */
+function namesOfSublayers(sites) {
+  const sublayers = sites.filter(({ kind }) => kind !== "final");
+  const names = sublayers.map((site) => [`block ${site.index + 1}`, site.name]);
+  const last = sites.at(-1).index - 1; // of a final site, which reads its output
+  const sum = sublayers.find(({ index }) => index === last);
+  return Object.fromEntries(sum ? [...names, [PARTIAL, sum.name]] : names);
+}
+
+/** What a source is called where no trace says more. */
 export function sourceName(name) {
   return name === PARTIAL ? "partial sum" : name;
 }

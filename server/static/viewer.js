@@ -3,6 +3,7 @@ import { difference } from "./compare.js";
 import { weightScale } from "./colours.js";
 import { build, update } from "./figures.js";
 import { showPredictions } from "./predictions.js";
+import { readout } from "./readout.js";
 import { spokenCell, spokenEdit, spokenRun } from "./sentences.js";
 import { spoken } from "./text.js";
 import { onTheme } from "./theme.js";
@@ -19,6 +20,11 @@ let kept = null; // the summary of the run that is compared with
 /** Call a function whenever another token or cell is chosen. */
 export function onChoice(act) {
   listeners.push(act);
+}
+
+/** What a source of the trace that is shown is called, as a person says it. */
+export function nameOfSource(source) {
+  return view ? view.summary.nameOf(source) : sourceName(source);
 }
 
 /** The trace that is shown. */
@@ -83,7 +89,7 @@ export function show(trace, wanted = {}, isSaved = false, lens = null) {
   for (const option of byId("mode").options)
     option.disabled = option.value !== "mean" && !comparison;
   byId("mode").value = view.mode;
-  const edits = (trace.edits ?? []).map(spokenEdit);
+  const edits = (trace.edits ?? []).map((edit) => spokenEdit(edit, summary.nameOf));
   byId("previous").hidden = true;
   byId("edited").hidden = edits.length === 0;
   byId("edited").textContent = `Edited: ${edits.join("; ")}.`;
@@ -120,7 +126,7 @@ export function mark(marks) {
 }
 
 function sayKept(how) {
-  byId("kept").textContent = `${how} the kept run: ${spokenRun(kept.trace)}.`;
+  byId("kept").textContent = `${how} the kept run: ${spokenRun(kept)}.`;
 }
 
 /** Draw what depends on the size, the theme or the comparison. */
@@ -144,7 +150,7 @@ function refresh() {
   byId("coloured").hidden = !cell;
   if (cell)
     byId("coloured-by").textContent =
-      `Coloured by how much site ${site.index} (${site.name}) takes of ${sourceName(site.sources[cell.column])}.`;
+      `Coloured by how much site ${site.index} (${site.name}) takes of ${summary.nameOf(site.sources[cell.column])}.`;
   const { position, id } = tokens[token];
   const part = position < prompt_tokens ? "prompt" : "answer";
   byId("chosen").textContent =
@@ -161,9 +167,13 @@ function refresh() {
 /** Say a cell below the figures; without one, the chosen one. */
 function read(cell, at) {
   const said = cell ?? view.cell;
-  byId("readout").textContent = said
-    ? spokenCell(view.summary, said, at, view.kept)
-    : "Point at a cell, or reach it with the arrow keys, to read its numbers. Click it, or press Enter, to colour the tokens by it.";
+  byId("readout").replaceChildren(
+    ...(said
+      ? readout(view.summary, said, at, view.kept)
+      : [
+          "Point at a cell, or reach it with the arrow keys, to read its numbers. Click it, or press Enter, to colour the tokens by it.",
+        ]),
+  );
 }
 
 function choose(index) {

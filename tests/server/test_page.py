@@ -323,10 +323,61 @@ def test_the_file_in_a_browser(visit, tmp_path):
         assert found.tab.evaluate("typeof hacked") == "undefined"
         assert found.text("#model") == "made up"
         assert found.tab.locator("#edited").is_visible()
-        assert found.text("#edited") == "Edited: block 1 banned at sites 3, final, all tokens."
+        name = "attention of layer 0" if block == 1 else "block 1"
+        assert found.text("#edited") == f"Edited: {name} banned at sites 3, final, all tokens."
         assert found.errors == []
         assert found.asked == {file.as_uri()}
         assert found.tab.locator("form").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "block", "site", "names"),
+    [
+        (3, 1, 3, ["embedding", "attention of layer 0", "MLP of layer 0", "attention of layer 1"]),
+        (2, 2, 3, ["embedding", "block 1", "partial sum"]),
+        (4, 4, 8, ["embedding", "block 1", "block 2"]),
+    ],
+)
+def test_sources_have_names(visit, tmp_path, layers, block, site, names):
+    """Those of a Full model are sublayers, in tables, at the map of tokens and in an edit."""
+    edit = {"sites": [site], "sources": [f"block {block}"[:7]], "ban": True}
+    trace = made_up_trace(layers, block, ["a", " ", "\n"]) | {"edits": [edit]}
+    file = tmp_path / "trace.html"
+    file.write_text(inspect_page.html(trace))
+    found = visit()
+    found.tab.goto(file.as_uri())
+    for column, name in enumerate(names):
+        found.cell(site, column).click()
+        assert found.text("#readout p").endswith(f", reads {name}")
+        assert found.text("#coloured-by").endswith(f" takes of {name}.")
+    said = found.tab.locator("#over-tokens text").all_text_contents()
+    assert said[: len(names)] == names
+    if block == 1:
+        assert found.text("#edited").startswith("Edited: attention of layer 0 banned at site 3,")
+        below = found.tab.locator("#weights text").all_text_contents()
+        assert below[-4:-1] == ["emb", "1", "2"] or below[-5:-1] == ["emb", "0", "1", "2"]
+    assert found.errors == []
+
+
+def test_tokens_are_quoted_so_that_blanks_are_seen(visit, tmp_path):
+    texts = [" ", "\n\n", "\t", '"', "\u202e", "\xa0", None, "é", "a b", "\u200bx"]
+    shown = ['" "', r'"\n\n"', r'"\t"', r'"\""', r'"\u{202E}"', r'"\u{00A0}"', "id 6"]
+    shown += ['"é"', '"a b"', r'"\u{200B}x"']
+    likely = [{"id": at, "text": text, "logprob": -1.0} for at, text in enumerate(texts)]
+    trace = made_up_trace(1, 2, ["a"])
+    rows = [{"position": 0, "next": None, "top": likely}]
+    trace["lens"] = [
+        {"site": site, "vector": name, "predictions": rows}
+        for site in (None, 0, 1, 2)
+        for name in ("mix", "embedding", "block 1", "partial")
+    ]
+    file = tmp_path / "trace.html"
+    file.write_text(inspect_page.html(trace))
+    found = visit()
+    found.tab.goto(file.as_uri())
+    found.cell(1, 0).click()
+    assert found.tab.locator("#readout tbody th.token").all_text_contents() == shown
+    assert found.errors == []
 
 
 def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
@@ -499,7 +550,9 @@ def test_a_completion_and_its_trace(opened, server, tmp_path):
     tab.locator(f'#entropy svg[aria-label*="token {opened.chosen()},"]').wait_for()
 
     opened.cell(1, 0).hover()
-    assert opened.text("#readout").startswith("Site 1, MLP of layer 0, reads embedding; weight ")
+    assert opened.text("#readout p") == "Site 1, MLP of layer 0, reads embedding"
+    numbers = [site["weights"][opened.chosen()][0] for site in trace["sites"][1:2]]
+    assert float(opened.text("#readout tbody td >> nth=0")) == pytest.approx(numbers[0], rel=0.01)
     for picture in (*PICTURES, "lens", "over-tokens"):
         name, text = opened.download(f"#{picture} figcaption > button")
         assert name == f"attn-res-{picture}.svg"
@@ -532,7 +585,9 @@ def test_a_cell_by_keyboard_alone(opened):
     assert (opened.focused("dataset.row"), opened.focused("dataset.column")) == ("11", "0")
     said = opened.focused("ariaLabel")
     assert said.startswith("Site 11, MLP of layer 5, reads embedding; weight ")
-    assert opened.text("#readout") == said
+    assert said.startswith(f"{opened.text('#readout p')}; weight ")
+    for cell in tab.locator("#readout tbody :is(th, td)").all_text_contents():
+        assert cell.removeprefix("entropy, ") in said or "to" in cell
     tab.keyboard.press("Enter")
     trace = json.loads(opened.download("#json")[1])
     colours = tab.eval_on_selector_all(
@@ -581,8 +636,10 @@ def test_a_cell_by_keyboard_alone(opened):
     means = [
         np.mean([weights[0] for weights in one["sites"][11]["weights"]]) for one in (trace, edited)
     ]
-    told = re.search(r"mean less the kept run's (\S+);", opened.text("#readout"))
-    assert float(told[1]) == pytest.approx(means[1] - means[0], rel=0.01)
+    (row,) = tab.locator("#readout tr", has_text="weight less the kept run's").all()
+    assert float(row.locator("td").nth(1).text_content()) == pytest.approx(
+        means[1] - means[0], rel=0.01
+    )
     assert reached == dict.fromkeys(reached, True)  # the focus is seen wherever it was
     assert opened.errors == []
 
