@@ -96,7 +96,7 @@ def test_labels_are_few_and_right(shape):
     assert 4 <= len(ticks) <= figure.MOST_LAYERS + 1
     assert all(at == 2 * int(layer) + 0.5 for layer, at in ticks.items())
     names = [text.get_text() for text in axes.get_xticklabels()]
-    is_full = sources > count / 2  # a column is a sublayer, of which a layer has two
+    is_full = sources >= count - 1  # a column is a sublayer, of which a layer has two
     columns = [2 * int(name) + 1 if is_full else int(name) for name in names[1:]]
     assert names[0] == "emb" and list(axes.get_xticks()) == [0, *columns]
     assert 2 <= len(names) <= figure.MOST_SOURCES + 1 and int(names[-1]) < sources
