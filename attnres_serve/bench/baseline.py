@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
+from attnres_serve import output
 from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints.check import amount
 from attnres_serve.checkpoints.convert.source import Source, Stream
@@ -111,9 +111,7 @@ def write_twin(source: Source, target: Path) -> None:
     try:
         target.mkdir()
         (target / "config.json").write_text(json.dumps(config))
-        hidden = None if size else True  # None is hidden where there is no terminal
-        bar = tqdm(total=size, unit="B", unit_scale=True, desc="baseline's weights", disable=hidden)
-        with bar:
+        with output.bar(total=size, unit="B", unit_scale=True, desc="baseline's weights") as bar:
             write_shards(target, shards(headers), tensors, bar.update)
     except OSError as error:
         raise SettingError(f"the baseline cannot be written ({error}); {mend}") from None

@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import sys
 import tempfile
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnres_serve import settings
+from attnres_serve import output, settings
 from attnres_serve.bench import server
 from attnres_serve.bench.budget import MINUTES, Budget
 from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length, length_of
@@ -142,8 +141,8 @@ def run(
     from attnres_serve.bench import machine
 
     document = {"command": machine.command_line(["attnres-serve", *command]), **document}
-    print(shown)
-    print(json.dumps(document))
+    print(shown, file=output.out())
+    print(json.dumps(document), file=output.out())
     if own.out:
         try:
             Path(own.out).write_text(json.dumps(document, indent=1) + "\n")
@@ -268,7 +267,7 @@ def measure(
     chosen = settings.given(own)
     load = busy.load_of_others() if own.quick else 0.0
     if (warning := busy.warning(load)) is not None:
-        print(warning, file=sys.stderr)
+        print(warning, file=output.err())
     with tempfile.TemporaryDirectory() as scratch:
         twin = other.folder if other else Path(scratch) / "twin"
         if other is None:

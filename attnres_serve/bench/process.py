@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,13 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attnres_serve import settings
+from attnres_serve import output, settings
 from attnres_serve.compat import log_lines, source
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
-ROOM = 300  # characters of an error in a sentence
 PARALLEL = (
     "--tensor-parallel-size",
     "-tp",
@@ -105,7 +103,7 @@ class Engine:
         kept = Path(tempfile.gettempdir()) / f"attnres-bench-{os.getpid()}-{self.name}.log"
         kept.write_bytes(self.log.read_bytes())
         status = self.process.wait()
-        why = f"by signal {-status}" if status < 0 else _reason(self.log)
+        why = f"by signal {-status}" if status < 0 else log_lines.reason_in(self.log)
         return SettingError(f"the engine of {self.name} ended ({why}); its log is {kept}.")
 
 
@@ -122,13 +120,13 @@ def running(contender: Contender, log: Path, cache: Path, threads: int) -> Itera
     Raises:
         SettingError: it did not start; the sentence has vLLM's reason.
     """
-    with log.open("w") as output:
+    with log.open("w") as written:
         process = subprocess.Popen(
             [sys.executable, "-P", str(contender.script), *contender.flags],
             env=environment(contender, cache, threads),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=output,
+            stderr=written,
             text=True,
         )
     engine = Engine(contender, process, log)
@@ -136,6 +134,8 @@ def running(contender: Contender, log: Path, cache: Path, threads: int) -> Itera
         engine.at_start = engine.receive()
         yield engine
     finally:
+        if output.is_verbose():
+            output.err().write(log.read_text(errors="replace"))
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):
@@ -184,16 +184,3 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
 def has_workers(flags: Sequence[str]) -> bool:
     """True if an engine with these flags runs the model in processes of its own."""
     return any(word.partition("=")[0] in PARALLEL for word in flags)
-
-
-def _reason(log: Path) -> str:
-    """The last error of a log; the last line of a log without one."""
-    lines = map(log_lines.plain, log.read_text(errors="replace").splitlines())
-    texts = [text for line in lines if (text := log_lines.parse(line)[1]).strip()]
-    return _beginning(log_lines.last_reason(texts) or texts[-1]) if texts else "without a word"
-
-
-def _beginning(text: str) -> str:
-    """As many of its words as a sentence has room for; the log has them all."""
-    words = textwrap.shorten(text, ROOM, placeholder="", break_on_hyphens=False)
-    return words or text.strip()[:ROOM]  # of a single word its beginning

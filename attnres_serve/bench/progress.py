@@ -4,12 +4,12 @@ A terminal has one live line: the time, the ratios with their intervals as they 
 asked for.  Anything else, a file or a pipe, gets one plain line for each start.
 """
 
-import sys
 from collections.abc import Sequence
 from threading import Event, Thread
 
 from tqdm import tqdm
 
+from attnres_serve import output
 from attnres_serve.bench.budget import Budget
 from attnres_serve.bench.measure import Results
 from attnres_serve.bench.overhead import overheads, told
@@ -34,14 +34,7 @@ class Progress:
         self.ratios = self.what = ""
         self._closed = Event()
         self._ticking = Thread(target=self._tick, daemon=True)
-        self.bar = tqdm(
-            total=requests,
-            file=sys.stderr,
-            disable=not sys.stderr.isatty(),
-            bar_format="|{bar:12}| {desc}",
-            dynamic_ncols=True,
-            leave=False,
-        )
+        self.bar = output.bar(total=requests, bar_format="|{bar:12}| {desc}")
 
     def __enter__(self) -> "Progress":
         if not self.bar.disable:
@@ -90,7 +83,7 @@ class Progress:
 
     def say(self, sentence: str) -> None:
         """Show a sentence above the live line."""
-        tqdm.write(sentence, file=sys.stderr)
+        tqdm.write(sentence, file=output.err())
 
     def _ratios(self, name: str, results: Sequence[Results]) -> str:
         phases = overheads(results, name, self.baseline)

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from itertools import pairwise
 
-from attnres_serve import __version__, flags
+from attnres_serve import __version__, flags, output
 from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
 from attnres_serve.cli import completion
@@ -190,6 +190,10 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
     )
+    for name in ("verify", "bench", "inspect"):
+        commands.choices[name].add_argument(
+            "--verbose", action="store_true", help="show what vLLM and torch write, too"
+        )
     return parser
 
 
@@ -237,15 +241,18 @@ def _run(arguments: list[str]) -> int:
         elif own.command == "check":
             check.check(own.checkpoint, own.json)
         elif own.command == "verify":
-            return verify.run(own)
+            with output.libraries_hidden("verify", own.verbose):
+                return verify.run(own)
         elif own.command == "bench":
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # as of convert
-            return bench.run(checkpoint, own, others, command)
+            with output.libraries_hidden("bench", own.verbose):
+                return bench.run(checkpoint, own, others, command)
         elif own.command == "inspect":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             own_flags = flags.names(inspect.add_arguments)
             flags.require_known(others, source.flags_of_engine(), own_flags)
-            return inspect.run(checkpoint, own, others)
+            with output.libraries_hidden("inspect", own.verbose):
+                return inspect.run(checkpoint, own, others)
         else:
             _convert(own)
     except (CheckpointError, SettingError) as error:

@@ -1,7 +1,9 @@
 """Lines that processes of vLLM write: their level, their text, and the reason why one ended."""
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^\([^()]+ pid=\d+\) ?")
@@ -14,6 +16,7 @@ _REASON = re.compile(
 )
 _LAST_OF_TRACEBACK = re.compile(r"^[\w.]+(?:: |$)")  # torch has exceptions of any name
 _POINTER = "root cause"
+ROOM = 300  # characters of a reason in a sentence
 
 
 def plain(line: str) -> str:
@@ -50,6 +53,19 @@ def last_reason(texts: Sequence[str]) -> str | None:
         return None
     more = [text for text in texts[told[-1] + 1 : told[-1] + 2] if text.startswith(" ")]
     return " ".join(text.strip() for text in [texts[told[-1]], *more])
+
+
+def reason_in(log: Path) -> str:
+    """The last reason in a log, cut to what a sentence has room for; its last line without one."""
+    lines = map(plain, log.read_text(errors="replace").splitlines())
+    texts = [text for line in lines if (text := parse(line)[1]).strip()]
+    return _beginning(last_reason(texts) or texts[-1]) if texts else "without a word"
+
+
+def _beginning(text: str) -> str:
+    """As many of its words as a sentence has room for; the log has them all."""
+    words = textwrap.shorten(text, ROOM, placeholder="", break_on_hyphens=False)
+    return words or text.strip()[:ROOM]  # of a single word its beginning
 
 
 def _reasons(texts: Sequence[str]) -> Iterator[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from attnres_serve import flags
+from attnres_serve import flags, output
 from attnres_serve.compat import source
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import ask, given, prepare
@@ -34,6 +34,7 @@ def trace(
     lens: int | None = None,
     key: str | None = None,
     max_model_len: int | None = None,
+    verbose: bool = False,
     **engine: Any,
 ) -> Trace:
     """Trace depth attention: weights, RMS of the sources and entropy at every site.
@@ -53,6 +54,8 @@ def trace(
         lens: how many are named where each mix and each sum is read by the last norm and head.
         key: of the server; None for the one in OPENAI_API_KEY, if there is one.
         max_model_len: longest sequence of the engine; None for as long as needed.
+        verbose: whether to show what vLLM and torch write.  Otherwise whatever this process writes
+            to stdout and stderr while the engine is there is kept back.
         engine: further flags of vLLM's engine, such as ``dtype="float32"``.
 
     Raises:
@@ -78,7 +81,8 @@ def trace(
         return Trace(ask.ask_server(where, prompt, question, tqdm(disable=True), key))
     if key is not None:
         raise SettingError("key is for a server; an engine in this process asks for none.")
-    return Trace(_by_engine(where, prompt, question, max_model_len, _words(engine)))
+    with output.libraries_hidden("trace", verbose):
+        return Trace(_by_engine(where, prompt, question, max_model_len, _words(engine)))
 
 
 def _by_engine(

@@ -1,6 +1,5 @@
 """A trace to draw: from an engine in this process, or from a server that runs."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -98,7 +97,6 @@ def engine_of(flags: list[str], bar: tqdm) -> Iterator[Any]:
     Raises:
         SettingError: vLLM refuses the flags, or there is no trace with them.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the bar is what is to be read
     bar.set_description("starting the engine")
     with engines.engine_here(flags) as engine:
         raise_first(engine.collective_rpc("attn_res_untraceable"))

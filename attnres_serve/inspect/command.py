@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnres_serve import output
 from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.checkpoints import files, hub
 from attnres_serve.errors import SettingError
@@ -164,8 +165,6 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     Raises:
         CheckpointError, SettingError: with one sentence.
     """
-    from tqdm import tqdm
-
     _check_values(checkpoint, own)
     if own.queries:
         _require_only(("queries", "numbers", "out"), own)
@@ -207,7 +206,7 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         steps, ask = 1, _ask_server(own)
     else:
         steps, ask = 2 + own.max_tokens, _ask_engine(checkpoint, own, flags)
-    with tqdm(total=steps + 1, unit="step") as bar:
+    with output.bar(total=steps + 1, unit="step") as bar:
         trace = ask(bar)
         positions = [one.position for one in trace.tokens]
         token = positions[-1] if own.token is None else own.token
@@ -221,8 +220,8 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     if trace.logprobs is not None:
         from attnres_serve.inspect import words
 
-        print(words.of_logprobs(trace, token))
-    print(path)
+        print(words.of_logprobs(trace, token), file=output.out())
+    print(path, file=output.out())
     return 0
 
 
@@ -387,5 +386,5 @@ def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) 
         wanted = importance.empty(checkpoint, read, asked.given, every, weights)
         words = [*asked.flags, f"--max-num-seqs={AT_ONCE}", *flags]
         measure.by_engine(words, wanted, path)
-    print(path)
+    print(path, file=output.out())
     return 0

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
+from attnres_serve import output
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import given, numbers, prepare
 from attnres_serve.inspect.prepare import Prepared
@@ -67,7 +67,7 @@ def _measured(asked: list[Prepared], flags: list[str]) -> Iterator[Measured]:
     """
     from attnres_serve.inspect import ask
 
-    with tqdm(total=len(asked), unit="step") as bar:
+    with output.bar(total=len(asked), unit="step") as bar:
         for one in asked:
             words = [*one.flags, "--max-num-seqs=1", *flags]
             norms = None if one.sites else one.layout.norms

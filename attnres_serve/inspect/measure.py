@@ -7,6 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from attnres_serve import output
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import ask, importance
 from attnres_serve.inspect.answer import Trace
@@ -95,7 +96,7 @@ def _begun(asked: Importance, path: Path) -> Importance:
 
 def _bar(found: Importance) -> tqdm:
     whole = sum(len(site.sources) for site in found.sites if len(site.sources) > 1)
-    return tqdm(total=whole, initial=whole - len(importance.missing(found)), unit="ban")
+    return output.bar(total=whole, initial=whole - len(importance.missing(found)), unit="ban")
 
 
 def _fill(found: Importance, measure: Measure, batch: int, path: Path, bar: tqdm) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnres_serve import output
 from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.errors import SettingError
 
@@ -87,7 +88,7 @@ def write(
                 write_one(path)
             except OSError as error:
                 raise SettingError(f"{path} cannot be written ({error}).") from None
-            print(path)
+            print(path, file=output.out())
 
 
 def _fields(row: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ from itertools import chain
 import numpy as np
 from tqdm import tqdm
 
+from attnres_serve import output
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import answer, ask, pieces
 from attnres_serve.inspect.pieces import Piece
@@ -47,7 +48,7 @@ def summaries(
     """
     rows = rows_of(model.sites)
     words = [*model.flags, f"--max-model-len={_longest(model)}", "--max-num-seqs=1", *flags]
-    with tqdm(unit="token") as bar, ask.engine_of(words, bar) as engine:
+    with output.bar(unit="token") as bar, ask.engine_of(words, bar) as engine:
         bar.set_description("tracing")
         return [summary(engine, name, rows, text, bar) for text in texts]
 

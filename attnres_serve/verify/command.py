@@ -2,25 +2,17 @@
 
 import argparse
 import json
-import os
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from attnres_serve import settings
+from attnres_serve import output, settings
 from attnres_serve.checkpoints import needs
 from attnres_serve.checkpoints.validate import validate
-from attnres_serve.errors import CheckpointError, SettingError, first_line
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.translation import Translation
 from attnres_serve.model import backend as backend_choice
-from attnres_serve.verify import passages as passage_texts
-
-if TYPE_CHECKING:
-    pass
 from attnres_serve.verify import compare, passages
+from attnres_serve.verify import passages as passage_texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,39 +57,21 @@ def run(own: argparse.Namespace) -> int:
         raise SettingError(
             f"--tokens is {own.tokens} and --passages {own.passages}; expected at least 2 and 1."
         )
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the report is what is to be read
-    with _one_sentence():
-        folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
-        served = validate(folder).translated(str(folder))
-        needs.validate_heads(str(folder), served)
-        backend_choice.require(own.attnres_backend)
-        if reference != folder:
-            _require_same_sizes(folder, served, reference)
-        tokens = passage_texts.tokens(served, own.tokens, str(folder))
-        prompts = passages.passages(folder, own.text, tokens, own.passages)
-        report = compare.verify(folder, reference, prompts, settings.given(own), own.against)
+    folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
+    served = validate(folder).translated(str(folder))
+    needs.validate_heads(str(folder), served)
+    backend_choice.require(own.attnres_backend)
+    if reference != folder:
+        _require_same_sizes(folder, served, reference)
+    tokens = passage_texts.tokens(served, own.tokens, str(folder))
+    prompts = passages.passages(folder, own.text, tokens, own.passages)
+    report = compare.verify(folder, reference, prompts, settings.given(own), own.against)
     unreached = passage_texts.unreached(served.config, passage_texts.window_of(served), tokens)
     if own.json:
-        print(json.dumps(asdict(report) | {"unreached": unreached}))
+        print(json.dumps(asdict(report) | {"unreached": unreached}), file=output.out())
     else:
-        print(table(report, unreached))
+        print(table(report, unreached), file=output.out())
     return 0 if report.holds else 1
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Let every failure end as a refusal: a stack trace's status, 1, is for what does not hold."""
-    try:
-        yield
-    except (CheckpointError, SettingError, ModuleNotFoundError):
-        raise
-    except Exception as error:  # whatever vLLM, torch or the machine may come to
-        if os.environ["VLLM_LOGGING_LEVEL"].upper() == "DEBUG":
-            traceback.print_exc()
-        raise SettingError(
-            f"nothing was compared, because verify failed ({first_line(error)}); with "
-            "VLLM_LOGGING_LEVEL=DEBUG it says where."
-        ) from error
 
 
 def _require_same_sizes(folder: Path, served: Translation, reference: Path) -> None:

@@ -14,6 +14,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from attnres_serve import output
 from attnres_serve.checkpoints.files import read_config
 from attnres_serve.checkpoints.validate import validate
 from attnres_serve.depth.layout import Layout
@@ -98,11 +99,10 @@ def verify(
         against: ``fp64`` or ``hf``.
     """
     import torch
-    from tqdm import tqdm
 
     with torch.inference_mode():
         evaluate, parts = _reference(reference, against)
-    progress = tqdm(total=1 + 2 * len(prompts), desc="starting the engine", unit="step")
+    progress = output.bar(total=1 + 2 * len(prompts), desc="starting the engine", unit="step")
     with torch.inference_mode(), progress:
 
         def step(what: str) -> None:

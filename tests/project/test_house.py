@@ -13,7 +13,7 @@ FLOORS = (
     ("errors", "kernels"),
     ("depth", "settings", "flags"),
     ("families",),
-    ("formats", "compat"),
+    ("formats", "compat", "output"),
     ("checkpoints",),
     ("model",),
     ("bench",),

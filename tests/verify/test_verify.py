@@ -294,33 +294,6 @@ def test_a_reference_of_other_sizes(option: dict, tmp_path: Path, capsys) -> Non
     assert "which is another model; give the checkpoint that it was converted from" in line
 
 
-@pytest.mark.parametrize("level", ["ERROR", "DEBUG"])
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (RuntimeError("no room\nfor it"), "(RuntimeError: no room)"),
-        (MemoryError(), "(MemoryError)"),
-        (KeyError("x"), "(KeyError: 'x')"),
-    ],
-    ids=repr,
-)
-def test_a_failure_is_a_sentence(
-    error: Exception, said: str, level: str, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    """With status 2, as 1 means that a checkpoint does not hold; and a trace for who asks."""
-
-    def fail(*arguments: object) -> None:
-        raise error
-
-    monkeypatch.setattr(compare, "serve", fail)
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", level)
-    assert cli.main(["verify", str(GOLDENS / BLOCK)]) == 2
-    out, err = capsys.readouterr()
-    sentence = err.splitlines()[-1]
-    assert not out and ("Traceback" in err) == (level == "DEBUG")
-    assert sentence.startswith("attnres-serve: nothing was compared") and said in sentence
-
-
 def test_what_vllm_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an engine is started; pydantic's first line would say nothing.
 

@@ -1,0 +1,207 @@
+"""What a command says apart from what libraries write, and what a library's failure leaves."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from serving import DEMO, ROOT
+
+from attnres_serve import __main__, cli, output
+from attnres_serve.errors import CheckpointError, SettingError
+
+FOREIGN = "a line of a library"
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the logs."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def logger(capfd: pytest.CaptureFixture) -> Iterator[logging.Logger]:
+    """A logger whose handler was there before libraries were hidden."""
+    found = logging.getLogger("a_library")
+    found.addHandler(logging.StreamHandler(sys.stdout))
+    yield found
+    found.handlers.clear()
+
+
+def log_later() -> None:
+    handler = logging.StreamHandler(sys.stdout)
+    logging.getLogger("another").addHandler(handler)
+    logging.getLogger("another").warning(FOREIGN)
+
+
+WAYS: dict[str, Callable[[], object]] = {
+    "print": lambda: print(FOREIGN),
+    "stderr": lambda: sys.stderr.write(FOREIGN),
+    "descriptor": lambda: os.write(2, FOREIGN.encode()),
+    "child": lambda: subprocess.run(["echo", FOREIGN], check=True),
+    "earlier handler": lambda: logging.getLogger("a_library").error(FOREIGN),
+    "later handler": log_later,
+}
+
+
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+def test_a_library_is_not_heard_and_the_command_is(
+    write: Callable[[], object], logs: Path, logger: logging.Logger, capfd: pytest.CaptureFixture
+) -> None:
+    with output.libraries_hidden("verify"):
+        write()
+        print("the answer", file=output.out())
+        print("a remark", file=output.err())
+    assert capfd.readouterr() == ("the answer\n", "a remark\n")
+    assert list(logs.iterdir()) == []
+    write()
+    assert FOREIGN in "".join(capfd.readouterr())
+    logging.getLogger("another").handlers.clear()
+
+
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+def test_verbose_shows_it(write: Callable[[], object], capfd: pytest.CaptureFixture) -> None:
+    logging.getLogger("a_library").addHandler(logging.StreamHandler(sys.stdout))
+    with output.libraries_hidden("verify", verbose=True):
+        write()
+    logging.getLogger("a_library").handlers.clear()
+    logging.getLogger("another").handlers.clear()
+    assert FOREIGN in "".join(capfd.readouterr())
+
+
+def worker_failed() -> None:
+    os.write(2, b"(Worker pid=7) ERROR 11-27 07:08:43 [w.py:8] MemoryError: 9 GiB are too many\n")
+    raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+
+def failed(error: BaseException) -> None:
+    raise error
+
+
+def say_and(fail: Callable[[], None]) -> None:
+    print(FOREIGN)
+    fail()
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [
+        (lambda: failed(ValueError("no room\nfor it")), "ValueError: no room"),
+        (lambda: failed(MemoryError()), "MemoryError"),
+        (lambda: failed(KeyError("x")), "KeyError: 'x'"),
+        (worker_failed, "MemoryError: 9 GiB are too many"),
+        (lambda: failed(AssertionError("word " * 100)), "word word"),
+    ],
+    ids=["two lines", "no words", "a key", "a worker's reason", "long"],
+)
+def test_a_failure_is_its_last_reason_and_a_log(
+    fail: Callable[[], None], reason: str, logs: Path, capfd: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SettingError) as caught, output.libraries_hidden("inspect"):
+        say_and(fail)
+    said = str(caught.value)
+    (log,) = logs.iterdir()
+    assert said.startswith("inspect failed (") and reason in said and len(said) < 500
+    assert said.endswith(f"; its log is {log}.")
+    written = log.read_text()
+    assert FOREIGN in written and "Traceback" in written
+    assert capfd.readouterr() == ("", "")
+    with (
+        pytest.raises(SettingError, match="the reason stands above"),
+        output.libraries_hidden("inspect", verbose=True),
+    ):
+        fail()
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [SettingError("a"), CheckpointError("b"), ModuleNotFoundError("c"), KeyboardInterrupt()],
+    ids=repr,
+)
+def test_a_refusal_is_passed_on_and_leaves_no_log(refusal: BaseException, logs: Path) -> None:
+    before = sys.stdout, sys.stderr
+    with pytest.raises(type(refusal)) as caught, output.libraries_hidden("bench"):
+        say_and(lambda: failed(refusal))
+    assert caught.value is refusal and list(logs.iterdir()) == []
+    assert (sys.stdout, sys.stderr) == before
+
+
+def test_a_bar_is_for_a_terminal(capfd: pytest.CaptureFixture) -> None:
+    with output.libraries_hidden("verify"), output.bar(total=3) as bar:
+        bar.set_description("serving")
+        bar.update(3)
+    assert capfd.readouterr() == ("", "")
+
+
+def run(folder: Path, *words: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "attnres_serve", *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=180,
+    )
+
+
+def shadow(folder: Path, *modules: str) -> Path:
+    for name in modules:
+        (folder / f"{name}.py").write_text("raise SystemExit('another module')\n")
+    return folder
+
+
+@pytest.mark.parametrize("module", ["html", "json", "random"])
+def test_a_file_of_the_working_folder_shadows_no_module(module: str, tmp_path: Path) -> None:
+    done = run(shadow(tmp_path, module), "check", DEMO)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["html", "json", "random"])
+def test_nor_one_of_a_child(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr(sys, "argv", ["attnres-serve", "--version"])
+    with pytest.raises(SystemExit):
+        __main__.main()
+    command = [sys.executable, "-c", f"import {module}"]
+    assert subprocess.run(command, cwd=shadow(tmp_path, module), check=False).returncode == 0
+
+
+@pytest.mark.engine
+def test_runs_that_go_well_say_nothing_of_libraries(tmp_path: Path) -> None:
+    """In a folder whose files have names of modules."""
+    folder = shadow(tmp_path, "html", "json", "random", "queue")
+    done = run(folder, "inspect", DEMO, "--prompt", "import os", "--out", "trace.json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trace.json\n", "")
+    done = run(folder, "verify", DEMO, "--tokens", "8", "--passages", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.match(r"tokens compared +8\n", done.stdout)
+    done = run(folder, "inspect", DEMO, "--prompt", "a", "--load-format", "none_such")
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert "inspect failed (ValueError: Load format `none_such` is not supported); its log is " in (
+        done.stderr
+    )
+    log = Path(re.findall(r"its log is (\S+)\.$", done.stderr.strip())[0])
+    assert "Traceback" in log.read_text()
+    log.unlink()
+
+
+def test_a_command_that_fails_has_status_2(
+    monkeypatch: pytest.MonkeyPatch, logs: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Of `verify` 1 means that a checkpoint does not hold."""
+    for name in ("verify", "bench", "inspect"):
+        command = __import__(f"attnres_serve.{name}.command", fromlist=["run"])
+        monkeypatch.setattr(command, "run", lambda *_: failed(RuntimeError("no room")))
+        assert cli.main([name, str(DEMO)]) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.count("\n") == 1
+        assert err.startswith(f"attnres-serve: {name} failed (RuntimeError: no room); its log is")
