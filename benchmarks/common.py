@@ -42,10 +42,25 @@ def describe(name: str, arguments: Sequence[str], **content: Any) -> dict[str, A
     }
 
 
+def json_text(value: Any, indent: str = "") -> str:
+    """JSON that a person and ``git diff`` can read: an item of a list of objects is one line.
+
+    Objects are indented if they hold other objects; everything else is one line.
+    """
+    if isinstance(value, dict) and any(isinstance(item, dict | list) for item in value.values()):
+        inner = indent + " "
+        lines = [f"{json.dumps(key)}: {json_text(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(inner + line for line in lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        lines = [f"{indent} {json.dumps(item)}" for item in value]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+    return json.dumps(value)
+
+
 def write(document: dict[str, Any], out: Path) -> None:
-    """Write a document into a file, indented."""
+    """Write a document into a file, as ``json_text`` has it."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=1) + "\n")
+    out.write_text(json_text(document) + "\n")
 
 
 def on_file(path: Path, described: dict[str, Any]) -> dict[str, Any]:

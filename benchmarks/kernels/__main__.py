@@ -42,6 +42,7 @@ from tqdm import tqdm
 from attnres_serve import __version__
 from attnres_serve.bench.machine import command_line, hardware
 from attnres_serve.kernels import fingerprint
+from benchmarks.common import write
 from benchmarks.kernels import cells as kernel_cells
 from benchmarks.kernels import configs as kernel_configs
 from benchmarks.kernels import contenders as kernel_contenders
@@ -331,8 +332,7 @@ def main(arguments: list[str] | None = None) -> int:
         },
     }
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document | {"results": rows}, indent=1) + "\n")
+        write(document | {"results": rows}, options.out)
     if options.plot is not None and method["timed"] and rows:
         try:
             kernel_report.plot(rows, options.plot, document["device"])

@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from attnres_serve.bench.machine import command_line, hardware
 from attnres_serve.bench.ratios import median_interval, paired_ratios
+from benchmarks.common import write
 from benchmarks.kernels import report as kernel_report
 from benchmarks.kernels.__main__ import environment
 from benchmarks.kernels.contenders import Run
@@ -221,8 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
         "results": rows,
     }
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        write(document, options.out)
     print(json.dumps(document))
     return 1 if failures else 0
 
