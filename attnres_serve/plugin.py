@@ -9,8 +9,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from attnres_serve import formats
 from attnres_serve.compat import engine_config, host, native, registry
-from attnres_serve.formats import alice_ai, kimi_linear
 
 
 def register() -> None:
@@ -45,10 +45,6 @@ def _register() -> None:
         registry.register_architecture(family.architecture, treated_as, target, on_config)
 
 
-# Those that vLLM may have as well.
-BOTH = (kimi_linear, alice_ai)
-
-
 def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
     """Whether vLLM serves a checkpoint by a class of its own, which the log then says.
 
@@ -61,19 +57,19 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
     """
     from attnres_serve import settings
 
-    found = next((module.NAME for module in BOTH if module.claims(config)), None)
-    if found is None or not native.is_left_to_vllm(found, settings.native(additional_config)):
+    modules: tuple[Any, ...] = formats.SERVED
+    own = (module for module in modules if hasattr(module, "NATIVE") and module.claims(config))
+    if (found := next(own, None)) is None:
+        return False
+    wanted = settings.native(additional_config)
+    if not native.is_left_to_vllm(found.NAME, found.NATIVE, wanted):
         return False
     host.logger().info(
         "vLLM serves this %s checkpoint by a class of its own, without attnres-serve; "
         "--attnres-native off, or attnres_native in --additional-config, has it served here.",
-        found,
+        found.NAME,
     )
     return True
-
-
-# Formats whose names for linear layers are not the base family's.
-OWN_NAMES = {"fla": "FLA", "nanogpt": "nanoGPT"}
 
 
 def on_config(vllm_config) -> None:
@@ -115,21 +111,22 @@ def on_config(vllm_config) -> None:
             "a CPU, where processes are started without Ray, on several machines by --nnodes."
         )
     config = vllm_config.model_config.hf_config
-    found = getattr(config, "attn_res_format", None)
-    if engine_config.uses_lora(vllm_config) and found in OWN_NAMES:
+    title = formats.own_layer_names(config.attn_res_format)
+    if engine_config.uses_lora(vllm_config) and title is not None:
         raise SettingError(
-            f"LoRA adapters are not supported on {OWN_NAMES[found]} checkpoints: their names are "
-            f"{OWN_NAMES[found]}'s, and vLLM would apply only a part of them; convert the model to "
+            f"LoRA adapters are not supported on {title} checkpoints: their names are "
+            f"{title}'s, and vLLM would apply only a part of them; convert the model to "
             "the house format."
         )
     (architecture,) = config.architectures
     family = BY_ARCHITECTURE[architecture]
-    backbone_limits.require_whole_residual(vllm_config, family.module)
+    shapes = family.shapes(config.attn_res_config)
+    backbone_limits.require_whole_residual(vllm_config, family, shapes)
     if family.has_float32_states:
         engine_config.keep_states_in_float32(vllm_config)
     if engine_config.uses_lora(vllm_config):
-        has_experts = footprint.has_experts(family.shapes(config.attn_res_config))
-        problem = adapters.problem(vllm_config, family.module, has_experts)
+        has_experts = bool(footprint.expert_layers(shapes))
+        problem = adapters.problem(vllm_config, family, has_experts)
         if problem is not None:
             raise SettingError(problem)
     engine_config.require_safetensors(vllm_config)

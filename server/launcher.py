@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attnres_serve
-from attnres_serve import settings
+from attnres_serve import formats, settings
 from attnres_serve.checkpoints import cache, hub, needs
 from attnres_serve.checkpoints.draft import validate_draft
 from attnres_serve.checkpoints.validate import validate_model
@@ -21,7 +21,6 @@ from attnres_serve.compat import compiler, openai_server, start_events
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
 from attnres_serve.model import backend as backend_choice
-from attnres_serve.plugin import OWN_NAMES
 from attnres_serve.server import adapters
 from attnres_serve.server.bounds import policy
 from attnres_serve.server.start import address, facts
@@ -177,7 +176,7 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
     translation = found.translated(name)
     needs.validate(name, translation, folder, words)
     validate_draft(translation, words)
-    if translation.format not in OWN_NAMES:  # whose adapters are refused when vLLM is configured
+    if formats.own_layer_names(translation.format) is None:  # others take no adapters
         adapters.check(words, found)
     kept = cache.of(name, translation, words)
     start_events.tell("model", facts=facts.of_checkpoint(name, translation, kept))

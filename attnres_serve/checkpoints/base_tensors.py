@@ -20,6 +20,7 @@ class BaseTensors:
     Attributes:
         config: the config.json of the base family.
         needed: shape of every weight, unquantised.
+        reordered: linear layers that vLLM does not run as they are stored, see ``Family``.
         quantisation: the ``quantization_config``, empty where there is none.
     """
 
@@ -35,7 +36,7 @@ class BaseTensors:
                 no object.
         """
         family = FAMILIES[base]
-        self.needed = family.shapes(config)
+        self.needed, self.reordered = family.shapes(config), family.reordered
         self.config, self.layout, self._fused = config, family.layout(config), family.fused
         self.quantisation: Mapping[str, Any] = config.get("quantization_config") or {}
         if not isinstance(self.quantisation, Mapping):

@@ -7,33 +7,27 @@ in ``workarounds.whole_adapters``.
 import re
 
 from attnres_serve.compat import host
-from attnres_serve.compat.backbone_limits import DELTA_NETS, OWN_MODULES, is_one_of
+from attnres_serve.families.family import Family
+from attnres_serve.families.limits import Limit
 
-# A test compares them with the installed vLLM.
-WITHOUT_LORA = (*DELTA_NETS, "bailing_moe_linear", "mamba2")
 EXPERTS = "experts"  # the layer of a mixture, also as a part of what is named in it
-# Whose projections are rows of one by a rule of their own, and an adapter's are cut by another.
-NOT_SHARED = ("qwen3_next", "nemotron_h")
 REMEDY = "start without --enable-lora, and merge the adapter into the weights."
 
 
-def problem(vllm_config, module: str, has_experts: bool) -> str | None:
+def problem(vllm_config, family: Family, has_experts: bool) -> str | None:
     """Why a model takes no adapters as they were asked for, in one sentence; None where it does.
 
     Args:
         vllm_config: vLLM's, complete but for its workers.
-        module: name of the module that defines the family's layers.
+        family: of the base model.
         has_experts: whether a layer of the model is a mixture of experts.
     """
     if vllm_config.lora_config is None:
         return None
-    if is_one_of(module, OWN_MODULES):
-        # An adapter of a projection that every worker has whole is cut, as if it were shared.
-        return f"LoRA adapters are not supported on layers of Kimi Delta Attention; {REMEDY}"
-    if is_one_of(module, WITHOUT_LORA):
-        return f"LoRA adapters are not supported by the class of this family; {REMEDY}"
+    if Limit.ADAPTERS in family.limits:
+        return f"LoRA adapters are not supported on {family.title}; {REMEDY}"
     workers = vllm_config.parallel_config.tensor_parallel_size
-    if is_one_of(module, NOT_SHARED) and workers > 1:
+    if Limit.ADAPTERS_OF_WORKERS in family.limits and workers > 1:
         return (
             f"--tensor-parallel-size is {workers}, with which vLLM cuts LoRA adapters of this "
             f"family otherwise than its weights; serve it on one worker, or {REMEDY}"

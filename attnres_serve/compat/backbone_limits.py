@@ -1,62 +1,50 @@
 """Settings with which some of vLLM's layers do more to the residual than a depth state allows, or
 that vLLM itself ends by an assertion for.
 
-A layer is named by the module of vLLM that defines it, for example
-``vllm.model_executor.models.deepseek_v2``.
+A family's file states its limits. Here each of them refuses the settings that it rules out.
 """
 
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
 from attnres_serve.compat import host
 from attnres_serve.errors import SettingError
+from attnres_serve.families import footprint
+from attnres_serve.families.family import Family, Shape
+from attnres_serve.families.limits import Limit
 
-# Parts of module names.  A test compares them with the installed vLLM.
-SCALES_RESIDUAL_IN_FLOAT16 = ("deepseek_v2", "AXK1", "openpangu")
-# Compiled models with vLLM's own layer of Kimi Delta Attention on other devices than a CPU.
-ALICE_AI, KDA = "attnres_serve.model.alice_ai", "attnres_serve.model.kda"
-OWN_MODULES = ("kimi", "alice_ai")  # whose layers are of vLLM's
-SPLITS_RESIDUAL = ("deepseek_v2", "qwen3_next", "qwen3_5", *OWN_MODULES)
-DELTA_NETS = ("gated_deltanet", "kda")  # of FLA's, whose decoder is ours
-HAS_STATES = (*OWN_MODULES, *DELTA_NETS, "qwen3_next", "bailing_moe_linear")
 LINEAR_SINCE = (0, 32)
-ASKS_FOR_BOTH_KINDS = ("qwen3_next", "alice_ai")  # of every stage, with caches of two kinds
-MISCOUNTS_DECAY = ("bailing_moe_linear",)  # docs/build/upstream/lightning-prefill.md
-FUSES_ALL_REDUCE = ("deepseek_v32", "glm5next", "minimax_m3", "step3p5")
+Shapes = Mapping[str, Shape]
 
 
-def require_whole_residual(vllm_config, module: str) -> None:
+def require_whole_residual(vllm_config, family: Family, shapes: Shapes) -> None:
     """Refuse the settings that a base family's layers cannot have with AttnRes.
 
     Args:
         vllm_config: vLLM's, complete but for its workers.
-        module: name of the module that defines the family's layers.
+        family: of the base model.
+        shapes: of the base model's tensors, by their names.
 
     Raises:
         SettingError: the first such setting, in one sentence.
     """
-    for problem in (
-        float16_problem,
-        sequence_parallel_problem,
-        fused_all_reduce_problem,
-        lightning_problem,
-        stages_problem,
-        version_problem,
-        speculation_problem,
-        tracing_problem,
-        convolution_problem,
-        heads_problem,
-    ):
-        found = problem(vllm_config, module)
+    due = [
+        problem
+        for limit, problems in PROBLEMS.items()
+        if limit in family.limits
+        for problem in problems
+    ]
+    for problem in (*due, convolution_problem):
+        found = problem(vllm_config, shapes)
         if found is not None:
             raise SettingError(found)
 
 
-def float16_problem(vllm_config, module: str) -> str | None:
-    """DeepSeek's first layer divides the residual by the routed scaling factor in float16."""
+def float16_problem(vllm_config, shapes: Shapes) -> str | None:
+    """The first layer divides the residual by the routed scaling factor in float16."""
     import torch
 
-    dtype = vllm_config.model_config.dtype
-    if dtype != torch.float16 or not is_one_of(module, SCALES_RESIDUAL_IN_FLOAT16):
+    if vllm_config.model_config.dtype != torch.float16:
         return None
     return (
         "--dtype is float16, in which vLLM's layers of this family scale the residual, and AttnRes "
@@ -64,10 +52,9 @@ def float16_problem(vllm_config, module: str) -> str | None:
     )
 
 
-def sequence_parallel_problem(vllm_config, module: str) -> str | None:
+def sequence_parallel_problem(vllm_config, shapes: Shapes) -> str | None:
     """Tensor, data and expert parallelism together split the tokens of a residual over workers."""
-    splits = vllm_config.parallel_config.use_sequence_parallel_moe
-    if not splits or not is_one_of(module, SPLITS_RESIDUAL):
+    if not vllm_config.parallel_config.use_sequence_parallel_moe:
         return None
     return (
         "expert parallelism with tensor and data parallelism splits the residual of this family's "
@@ -75,20 +62,9 @@ def sequence_parallel_problem(vllm_config, module: str) -> str | None:
     )
 
 
-def fused_all_reduce_problem(vllm_config, module: str) -> str | None:
-    """Some layers add and norm within their all-reduce and go around the norm that is a site."""
-    workers = vllm_config.parallel_config.tensor_parallel_size
-    if workers == 1 or not is_one_of(module, FUSES_ALL_REDUCE):
-        return None
-    return (
-        f"--tensor-parallel-size is {workers}, with which vLLM's layers of this family norm within "
-        "their all-reduce and leave out the sites of AttnRes; serve it on one worker."
-    )
-
-
-def lightning_problem(vllm_config, module: str) -> str | None:
+def lightning_problem(vllm_config, shapes: Shapes) -> str | None:
     """The kernel of lightning attention for GPUs; on a CPU it is ours."""
-    if host.on_cpu() or not is_one_of(module, MISCOUNTS_DECAY):
+    if host.on_cpu():
         return None
     return (
         "vLLM's kernel of lightning attention computes prompts of more than 256 tokens, and those "
@@ -96,41 +72,65 @@ def lightning_problem(vllm_config, module: str) -> str | None:
     )
 
 
-def stages_problem(vllm_config, module: str) -> str | None:
+def caches_problem(vllm_config, shapes: Shapes) -> str | None:
     """Workers agree on one layout of caches and on groups of them, on CPU by the layers they have.
 
-    Linear layers alone have another layout, and none of them no group to copy states in.
+    Recurrent layers alone have another layout, and none of them no group to copy states in.
+    """
+    if not host.on_cpu():
+        return None
+    return _stages_problem(
+        vllm_config,
+        shapes,
+        {"a KV cache": footprint.cached_layers, "a recurrent state": footprint.convolved_layers},
+        "which vLLM cannot run beside other stages on CPU",
+    )
+
+
+def experts_problem(vllm_config, shapes: Shapes) -> str | None:
+    """The class looks for a layer with experts in every stage, and raises where there is none."""
+    kinds = {"experts": footprint.expert_layers}
+    return _stages_problem(vllm_config, shapes, kinds, "which vLLM's class of this family needs")
+
+
+def _stages_problem(
+    vllm_config, shapes: Shapes, kinds: Mapping[str, Callable[[Shapes], set[int]]], why: str
+) -> str | None:
+    """A sentence for the first pipeline stage that has no layer of a kind of the model's layers.
+
+    Args:
+        vllm_config: vLLM's.
+        shapes: of the model's tensors.
+        kinds: what layers have, with the functions that give their numbers.
+        why: what is wrong with such a stage, as a part of the sentence.
     """
     from vllm.distributed.utils import get_pp_indices
 
-    if not is_one_of(module, ASKS_FOR_BOTH_KINDS) or not host.on_cpu():
-        return None
-    kinds = getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ()
     stages = vllm_config.parallel_config.pipeline_parallel_size
-    for stage in range(stages):
-        begin, end = get_pp_indices(len(kinds), stage, stages)
-        if {*kinds[begin:end]} != {*kinds}:
-            return (
-                f"the pipeline stage of the layers {begin} to {end - 1} has one kind of layer, "
-                "which vLLM cannot run beside other stages on CPU; set VLLM_PP_LAYER_PARTITION so "
-                f"that each has layers of {' and '.join(sorted({*kinds}))}."
-            )
+    layers = vllm_config.model_config.hf_text_config.num_hidden_layers
+    for name, numbers in ((name, find(shapes)) for name, find in kinds.items()):
+        for stage in range(stages) if numbers else ():
+            begin, end = get_pp_indices(layers, stage, stages)
+            if numbers.isdisjoint(range(begin, end)):
+                return (
+                    f"the pipeline stage of the layers {begin} to {end - 1} has no layer with "
+                    f"{name}, {why}; set VLLM_PP_LAYER_PARTITION so that each stage has one, or a "
+                    "smaller --pipeline-parallel-size."
+                )
     return None
 
 
-def version_problem(vllm_config, module: str) -> str | None:
+def version_problem(vllm_config, shapes: Shapes) -> str | None:
     """What a batch says of new sequences was read, and run, from this version on."""
-    if not is_one_of(module, HAS_STATES) or not host.is_older_than(LINEAR_SINCE):
+    if not host.is_older_than(LINEAR_SINCE):
         return None
     since = ".".join(map(str, LINEAR_SINCE))
     return f"models with linear attention need vLLM {since} or later; install it, or a later one."
 
 
-def speculation_problem(vllm_config, module: str) -> str | None:
+def speculation_problem(vllm_config, shapes: Shapes) -> str | None:
     """Our layers of linear attention have one state, that of the newest token."""
-    if not is_one_of(module, HAS_STATES) or not host.on_cpu():
-        return None
-    if not (drafts := vllm_config.num_speculative_tokens):
+    if not host.on_cpu() or not (drafts := vllm_config.num_speculative_tokens):
         return None
     return (
         f"speculative decoding with {drafts} tokens is not supported on CPU for models with linear "
@@ -138,11 +138,9 @@ def speculation_problem(vllm_config, module: str) -> str | None:
     )
 
 
-def tracing_problem(vllm_config, module: str) -> str | None:
+def tracing_problem(vllm_config, shapes: Shapes) -> str | None:
     """vLLM's own layer of Kimi Delta Attention looks at the batch, which a compiler would fix."""
-    if module not in (ALICE_AI, KDA) or host.on_cpu():
-        return None
-    if vllm_config.model_config.enforce_eager:
+    if host.on_cpu() or vllm_config.model_config.enforce_eager:
         return None
     return (
         "this family cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is "
@@ -150,12 +148,25 @@ def tracing_problem(vllm_config, module: str) -> str | None:
     )
 
 
+def heads_problem(vllm_config, shapes: Shapes) -> str | None:
+    """A worker has whole heads of a recurrence; vLLM looks at those of attention only."""
+    workers = vllm_config.parallel_config.tensor_parallel_size
+    for key in ("linear_num_key_heads", "linear_num_value_heads"):
+        heads = getattr(vllm_config.model_config.hf_text_config, key, 0)
+        if heads % workers:
+            return (
+                f"--tensor-parallel-size is {workers}, which does not divide {key}, {heads}; "
+                "choose one that does."
+            )
+    return None
+
+
 # What Hugging Face's classes call the width of a short convolution, in tokens.
 CONVOLUTIONS = ("linear_conv_kernel_dim", "short_conv_kernel_size", "conv_kernel", "conv_L_cache")
 WIDEST = 4
 
 
-def convolution_problem(vllm_config, module: str) -> str | None:
+def convolution_problem(vllm_config, shapes: Shapes) -> str | None:
     """vLLM's kernel of a prompt's convolution, for GPUs, has branches for 2, 3 and 4 tokens.
 
     For more of them it takes one value for all, and says nothing (``causal_conv1d.py``, 0.32).
@@ -174,21 +185,13 @@ def convolution_problem(vllm_config, module: str) -> str | None:
     return None
 
 
-def heads_problem(vllm_config, module: str) -> str | None:
-    """A worker has whole heads of a recurrence; vLLM looks at those of attention only."""
-    if not is_one_of(module, HAS_STATES):
-        return None
-    workers = vllm_config.parallel_config.tensor_parallel_size
-    for key in ("linear_num_key_heads", "linear_num_value_heads"):
-        heads = getattr(vllm_config.model_config.hf_text_config, key, 0)
-        if heads % workers:
-            return (
-                f"--tensor-parallel-size is {workers}, which does not divide {key}, {heads}; "
-                "choose one that does."
-            )
-    return None
-
-
-def is_one_of(module: str, parts: tuple[str, ...]) -> bool:
-    """Whether a module's name has one of these parts."""
-    return not set(module.split(".")).isdisjoint(parts)
+# What refuses the settings of a limit; ``adapters`` and a workaround have the others.
+PROBLEMS: dict[Limit, tuple[Callable[..., str | None], ...]] = {
+    Limit.FLOAT16: (float16_problem,),
+    Limit.SEQUENCE_PARALLEL: (sequence_parallel_problem,),
+    Limit.LIGHTNING: (lightning_problem,),
+    Limit.BOTH_CACHES: (caches_problem,),
+    Limit.EXPERTS: (experts_problem,),
+    Limit.LINEAR_ATTENTION: (version_problem, speculation_problem, heads_problem),
+    Limit.EAGER_ON_GPU: (tracing_problem,),
+}

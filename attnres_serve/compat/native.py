@@ -3,28 +3,32 @@
 import importlib
 import inspect
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from attnres_serve.compat import host
 from attnres_serve.errors import SettingError
 
-# By our formats: vLLM's class of configurations, and the key by which it has Attention Residuals.
-CONFIGS = {
-    "kimi_linear": (
-        "vllm.transformers_utils.configs.kimi_linear",
-        "KimiLinearConfig",
-        "attn_res_block_size",
-    )
-}
 
-# And the module that has the class, where nothing but depth attention is in it.
-MODULES = {"alice_ai": "alice_ai"}
+class Native(NamedTuple):
+    """What shows that a vLLM serves a format by itself.
+
+    Attributes:
+        module: a module of vLLM's; that it is there is enough if nothing else is named.
+        config_class: its class of configurations.
+        key: of config.json, which that class reads only if it has Attention Residuals.
+    """
+
+    module: str
+    config_class: str = ""
+    key: str = ""
 
 
-def is_left_to_vllm(format_name: str, wanted: bool | None) -> bool:
+def is_left_to_vllm(format_name: str, own: Native, wanted: bool | None) -> bool:
     """Whether vLLM's own class serves a checkpoint.
 
     Args:
         format_name: its format.
+        own: what shows that vLLM serves it.
         wanted: whether that was asked for; None where it was left open, which is yes on a GPU.
 
     Raises:
@@ -32,7 +36,7 @@ def is_left_to_vllm(format_name: str, wanted: bool | None) -> bool:
     """
     if wanted is False:
         return False
-    if not host.on_cpu() and _has_class(format_name):
+    if not host.on_cpu() and _has_class(own):
         return True
     if wanted:
         raise SettingError(
@@ -42,16 +46,12 @@ def is_left_to_vllm(format_name: str, wanted: bool | None) -> bool:
     return False
 
 
-def _has_class(format_name: str) -> bool:
-    if format_name in CONFIGS:
-        return _knows_key(*CONFIGS[format_name])
-    return find_spec(f"vllm.model_executor.models.{MODULES[format_name]}") is not None
-
-
-def _knows_key(module: str, name: str, key: str) -> bool:
-    """Whether the class reads the key; an older one would serve standard residuals."""
+def _has_class(own: Native) -> bool:
+    """Whether vLLM has it; an older class does not read the key and has standard residuals."""
+    if not own.config_class:
+        return find_spec(own.module) is not None
     try:
-        config = getattr(importlib.import_module(module), name)
+        config = getattr(importlib.import_module(own.module), own.config_class)
     except (ImportError, AttributeError):
         return False
-    return key in inspect.signature(config.__init__).parameters
+    return own.key in inspect.signature(config.__init__).parameters

@@ -6,6 +6,7 @@ from attnres_serve.depth.spec import is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face
 from attnres_serve.families.family import Config
+from attnres_serve.families.limits import Limit
 
 # How experts are chosen. Hugging Face's class has it fixed and vLLM's reads it of config.json.
 ROUTING = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
@@ -40,6 +41,7 @@ FAMILY = hugging_face.family(
     title="AFMoE",
     module="vllm.model_executor.models.afmoe",
     cls="AfmoeForCausalLM",
+    limits=frozenset({Limit.EXPERTS}),
     norms=("input_layernorm", "pre_mlp_layernorm"),
     also=tuple(ROUTING),
     only={key: (value,) for key, value in ROUTING.items()}

@@ -10,6 +10,7 @@ from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face, qwen3_next, rotary
 from attnres_serve.families.family import Config, Shape
+from attnres_serve.families.limits import Limit
 
 # How many layers of a draft head there are; a model is served without.
 DRAFTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
@@ -117,6 +118,17 @@ FAMILY = hugging_face.family(
     title="AliceAI",
     module="attnres_serve.model.alice_ai",
     cls="AliceAIForCausalLM",
+    # An adapter of a projection that every worker has whole would be cut, as if it were shared.
+    limits=frozenset(
+        {
+            Limit.SEQUENCE_PARALLEL,
+            Limit.BOTH_CACHES,
+            Limit.EXPERTS,
+            Limit.LINEAR_ATTENTION,
+            Limit.EAGER_ON_GPU,
+            Limit.ADAPTERS,
+        }
+    ),
     has_hf_class=False,
     treated_as="KimiLinearForCausalLM",
     stated=STATED,

@@ -11,6 +11,7 @@ from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, footprint, hugging_face, latent, rotary
 from attnres_serve.families.family import BAILING_EMBEDDING, HEAD, Config, Family, Shape
+from attnres_serve.families.limits import Limit
 
 ROW = latent.ROW
 GROUP = "layer_group_size"  # of which the last layer has full attention
@@ -191,6 +192,8 @@ FAMILY = Family(
     module="vllm.model_executor.models.bailing_moe_linear",
     cls="BailingMoeV25ForCausalLM",
     listed="BailingMoeV2_5ForCausalLM",
+    # docs/build/upstream/lightning-prefill.md
+    limits=frozenset({Limit.LIGHTNING, Limit.LINEAR_ATTENTION, Limit.ADAPTERS}),
     config_class="attnres_serve.model.bailing:BailingHybridConfig",
     hf="bailing_hybrid",
     has_hf_class=False,

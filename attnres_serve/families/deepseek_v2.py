@@ -3,6 +3,7 @@
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import hugging_face, latent
 from attnres_serve.families.family import Config
+from attnres_serve.families.limits import Limit
 
 
 def _one_group(name: str, config: Config) -> None:
@@ -20,6 +21,7 @@ FAMILY = hugging_face.family(
     title="DeepSeek-V2",
     module="vllm.model_executor.models.deepseek_v2",
     cls="DeepseekV2ForCausalLM",
+    limits=frozenset({Limit.FLOAT16, Limit.SEQUENCE_PARALLEL}),
     is_latent=True,
     also=("moe_layer_freq", "scoring_func"),
     # Hugging Face's class does not normalise the weights of experts.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnres_serve.depth.layout import Layout
+from attnres_serve.families.limits import Limit
 
 Config = Mapping[str, Any]  # the content of a config.json
 Shape = tuple[int, ...]
@@ -36,6 +37,8 @@ class Family:
         module, cls: the class of vLLM's.
         listed: the architecture under which vLLM lists the class; None where that is its name.
         treated_as: the architecture whose treatment by name in vLLM it shares; None for its own.
+        limits: what vLLM's layers cannot have.
+        reordered: linear layers whose rows vLLM brings into another order when it loads them.
         adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
             keys.
         config_class: the class of the configuration in memory, as module:class, where vLLM's class
@@ -85,6 +88,8 @@ class Family:
     cache_elements: Callable[[Config], int]
     product_sizes: Callable[[Config], dict[str, set[int]]]
     fused: tuple[tuple[str, ...], ...]
+    limits: frozenset[Limit] = frozenset()
+    reordered: tuple[str, ...] = ()
     listed: str | None = None
     treated_as: str | None = None
     other_names: Mapping[str, str] = field(default_factory=dict)

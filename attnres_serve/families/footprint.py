@@ -1,7 +1,7 @@
 """What a model costs to run, by the names and shapes of its tensors: caches, and active experts."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from attnres_serve.families.family import Shape
@@ -9,6 +9,7 @@ from attnres_serve.families.family import Shape
 # Rows of these, in every layer that has them, are cached.
 _CACHED = re.compile(r"\.(k_proj|v_proj|kv_a_proj_with_mqa)\.weight$")
 _CONVOLUTION = re.compile(r"\.\w*conv(1d)?\.weight$")  # [channels, 1, tokens] of a recurrent layer
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 # One expert's, by its number; or all those of a layer in one tensor, the experts first.
 _EXPERT = re.compile(r"(?P<layer>.+)\.experts\.(?P<number>\d+)\.")
 _STACKED = re.compile(r"\.experts\.\w+$|\.block_sparse_moe\.(input|output)_linear\.weight$")
@@ -34,9 +35,23 @@ def recurrent_layers(shapes: Mapping[str, Shape]) -> int:
     return sum(name.endswith(".A_log") for name in shapes)
 
 
-def has_experts(shapes: Mapping[str, Shape]) -> bool:
-    """Whether a layer has a mixture of experts."""
-    return any(_EXPERT.match(name) or _STACKED.search(name) for name in shapes)
+def cached_layers(shapes: Mapping[str, Shape]) -> set[int]:
+    """The numbers of the layers with a KV cache."""
+    return _layers(name for name in shapes if _CACHED.search(name))
+
+
+def convolved_layers(shapes: Mapping[str, Shape]) -> set[int]:
+    """The numbers of the layers that keep a state for short convolutions."""
+    return _layers(name for name in shapes if _CONVOLUTION.search(name))
+
+
+def expert_layers(shapes: Mapping[str, Shape]) -> set[int]:
+    """The numbers of the layers with a mixture of experts."""
+    return _layers(name for name in shapes if _EXPERT.match(name) or _STACKED.search(name))
+
+
+def _layers(names: Iterable[str]) -> set[int]:
+    return {int(found[1]) for name in names if (found := _LAYER.search(name))}
 
 
 def idle_elements(shapes: Mapping[str, Shape], chosen: int) -> int:

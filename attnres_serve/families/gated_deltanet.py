@@ -7,6 +7,7 @@ from typing import Any
 
 from attnres_serve.families import delta_net
 from attnres_serve.families.family import Config, Shape
+from attnres_serve.families.limits import Limit
 
 KEYS, VALUES = "linear_num_key_heads", "linear_num_value_heads"
 KEY, VALUE = "linear_key_head_dim", "linear_value_head_dim"
@@ -40,6 +41,7 @@ FAMILY = delta_net.family(
     "gated_deltanet",
     title="Gated DeltaNet",
     cls="GatedDeltaNetForCausalLM",
+    limits=frozenset({Limit.LINEAR_ATTENTION, Limit.ADAPTERS}),
     config_class="attnres_serve.model.delta_config:GatedDeltaNetConfig",
     stated=(KEYS, VALUES, KEY, VALUE),
     only=ONLY,

@@ -1,12 +1,14 @@
 """GLM-4-MoE: GLM-4.5 and its like."""
 
 from attnres_serve.families import checks, hugging_face
+from attnres_serve.families.limits import Limit
 
 FAMILY = hugging_face.family(
     "glm4_moe",
     title="GLM-4-MoE",
     module="vllm.model_executor.models.glm4_moe",
     cls="Glm4MoeForCausalLM",
+    limits=frozenset({Limit.EXPERTS}),
     also=("head_dim",),
     only={"tie_word_embeddings": (False,)},  # vLLM's class never ties
     more_checks=(checks.stated_heads, checks.expert_groups("n_routed_experts")),

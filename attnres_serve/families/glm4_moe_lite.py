@@ -3,6 +3,7 @@
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import hugging_face, latent
 from attnres_serve.families.family import Config
+from attnres_serve.families.limits import Limit
 
 
 def _dense_layers(name: str, config: Config) -> None:
@@ -23,6 +24,7 @@ FAMILY = hugging_face.family(
     title="GLM-4-MoE-Lite",
     module="vllm.model_executor.models.glm4_moe_lite",
     cls="Glm4MoeLiteForCausalLM",
+    limits=frozenset({Limit.EXPERTS}),
     is_latent=True,
     also=("first_k_dense_replace", "moe_layer_freq", "num_nextn_predict_layers"),
     only=latent.ONLY,

@@ -9,6 +9,7 @@ from attnres_serve.depth.spec import is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import delta_net
 from attnres_serve.families.family import Config, Shape
+from attnres_serve.families.limits import Limit
 
 HEADS, HEAD = "linear_num_key_heads", "linear_key_head_dim"  # those for values are the same
 BOUND, LOWEST = "gate_lower_bound", -5  # which vLLM's layer asserts
@@ -51,6 +52,7 @@ FAMILY = delta_net.family(
     "kda",
     title="Kimi Delta Attention",
     cls="KDAForCausalLM",
+    limits=frozenset({Limit.LINEAR_ATTENTION, Limit.EAGER_ON_GPU, Limit.ADAPTERS}),
     config_class="attnres_serve.model.delta_config:KDAConfig",
     stated=(HEADS, HEAD),
     only={},

@@ -7,6 +7,7 @@ from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face, kimi_k3, latent
 from attnres_serve.families.family import Config, Shape
+from attnres_serve.families.limits import Limit
 
 LINEAR = "linear_attn_config"
 KINDS = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
@@ -155,6 +156,7 @@ FAMILY = hugging_face.family(
     title="Kimi Linear",
     module="attnres_serve.model.kimi",
     cls="KimiLinearForCausalLM",
+    limits=frozenset({Limit.SEQUENCE_PARALLEL, Limit.LINEAR_ATTENTION, Limit.ADAPTERS}),
     needs_gpu=True,
     other_names=OTHER_NAMES,
     config_class="vllm.transformers_utils.configs.kimi_linear:KimiLinearConfig",

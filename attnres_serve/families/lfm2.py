@@ -5,6 +5,7 @@ from typing import Any
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face
 from attnres_serve.families.family import Config
+from attnres_serve.families.limits import Limit
 
 SIZES = ("conv_dim", "block_dim")  # of vLLM's class; Hugging Face's has hidden_size for both
 
@@ -31,6 +32,7 @@ FAMILY = hugging_face.family(
     title="LFM2",
     module="vllm.model_executor.models.lfm2",
     cls="Lfm2ForCausalLM",
+    limits=frozenset({Limit.BOTH_CACHES}),
     norms=("operator_norm", "ffn_norm"),
     final_norm="embedding_norm",
     eps="norm_eps",

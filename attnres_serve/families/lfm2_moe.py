@@ -3,6 +3,7 @@
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face
 from attnres_serve.families.family import Config
+from attnres_serve.families.limits import Limit
 
 
 def stated_kinds(name: str, config: Config) -> None:
@@ -18,6 +19,7 @@ FAMILY = hugging_face.family(
     title="LFM2-MoE",
     module="vllm.model_executor.models.lfm2_moe",
     cls="Lfm2MoeForCausalLM",
+    limits=frozenset({Limit.BOTH_CACHES, Limit.EXPERTS}),
     norms=("operator_norm", "ffn_norm"),
     final_norm="embedding_norm",
     eps="norm_eps",

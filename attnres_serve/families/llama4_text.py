@@ -65,6 +65,7 @@ FAMILY = hugging_face.family(
     title="Llama 4",
     module="attnres_serve.model.llama4",
     cls="Llama4ForCausalLM",
+    reordered=("q_proj", "k_proj"),
     # vLLM's kernels weigh the input of one expert alone.
     only={"attention_bias": (False,), "num_experts_per_tok": (1,)},
     kinds=_KINDS,

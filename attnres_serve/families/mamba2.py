@@ -3,6 +3,7 @@
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import hugging_face
 from attnres_serve.families.family import Config
+from attnres_serve.families.limits import Limit
 
 
 def one_group(name: str, config: Config) -> None:
@@ -23,6 +24,7 @@ FAMILY = hugging_face.family(
     title="Mamba2",
     module="vllm.model_executor.models.mamba2",
     cls="Mamba2ForCausalLM",
+    limits=frozenset({Limit.ADAPTERS, Limit.PREFIX_CACHING}),
     norms=("norm",),
     final_norm="norm_f",
     eps="layer_norm_epsilon",

@@ -7,6 +7,7 @@ from attnres_serve.depth.spec import is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import hugging_face
 from attnres_serve.families.family import Config
+from attnres_serve.families.limits import Limit
 
 KINDS = ("linear_attention", "full_attention", "mlp")
 LETTERS = "M*-"  # of the same kinds in hybrid_override_pattern
@@ -49,6 +50,7 @@ FAMILY = hugging_face.family(
     title="Nemotron-H",
     module="vllm.model_executor.models.nemotron_h",
     cls="NemotronHForCausalLM",
+    limits=frozenset({Limit.BOTH_CACHES, Limit.ADAPTERS_OF_WORKERS, Limit.PREFIX_CACHING}),
     norms=("norm",),
     final_norm="norm_f",
     eps="layer_norm_epsilon",

@@ -9,6 +9,7 @@ from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face
 from attnres_serve.families.family import Config
+from attnres_serve.families.limits import Limit
 
 KINDS = ("linear_attention", "full_attention")
 INTERVAL = "full_attention_interval"  # of older files: every fourth layer has full attention
@@ -83,6 +84,15 @@ FAMILY = hugging_face.family(
     title="Qwen3-Next",
     module="vllm.model_executor.models.qwen3_next",
     cls="Qwen3NextForCausalLM",
+    limits=frozenset(
+        {
+            Limit.SEQUENCE_PARALLEL,
+            Limit.BOTH_CACHES,
+            Limit.EXPERTS,
+            Limit.LINEAR_ATTENTION,
+            Limit.ADAPTERS_OF_WORKERS,
+        }
+    ),
     stated=STATED,
     also=(INTERVAL,),
     # vLLM's class has no biases in attention, and never ties.

@@ -33,3 +33,11 @@ SUPPORTED = (
 def by_name(name: str) -> Format:
     """The format called ``name``."""
     return next(module for module in SERVED if name == module.NAME)
+
+
+def own_layer_names(name: str) -> str | None:
+    """What a format is called whose linear layers have other names than the base family's.
+
+    None for the other formats. LoRA adapters name layers as the base family does.
+    """
+    return getattr(by_name(name), "OWN_LAYER_NAMES", None)

@@ -14,6 +14,7 @@ from attnres_serve.formats.fla_keys import OWN_KEYS
 from attnres_serve.formats.translation import Translation
 
 NAME = "fla"
+OWN_LAYER_NAMES = "FLA"
 
 
 class Served(NamedTuple):

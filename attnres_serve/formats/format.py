@@ -13,6 +13,9 @@ class Format(Protocol):
     not fused.  Formats that claim the same config.json also have ``MARK``, a pattern of tensor
     names that only one of them has, and ``KEY``, a key of config.json that only one of them writes.
     ``LACKS_FIRST_SITE`` is true in one that stores nothing for site 0, which has one source alone.
+    ``NATIVE`` says how a vLLM is known that serves the format by itself (``compat.native``).
+    ``OWN_LAYER_NAMES`` is how a sentence calls a format whose linear layers have other names than
+    the base family's.
 
     Attributes:
         NAME: how the format is called in logs and in ``GET /v1/attn_res``.

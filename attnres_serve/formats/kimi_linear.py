@@ -5,6 +5,7 @@
 
 from typing import Any
 
+from attnres_serve.compat.native import Native
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
@@ -14,6 +15,7 @@ from attnres_serve.formats.translation import Translation
 
 NAME = "kimi_linear"
 BLOCK = "attn_res_block_size"
+NATIVE = Native("vllm.transformers_utils.configs.kimi_linear", "KimiLinearConfig", BLOCK)
 
 
 def claims(config: dict[str, Any]) -> bool:

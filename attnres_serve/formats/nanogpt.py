@@ -17,6 +17,7 @@ from attnres_serve.families import FAMILIES
 from attnres_serve.formats.translation import Translation, kept
 
 NAME = "nanogpt"
+OWN_LAYER_NAMES = "nanoGPT"
 OWN_KEYS = {"n_embd", "n_head", "n_layer", "block_size", "use_attn_res", "attn_res_block_size"}
 KEY_NORM_EPS = 1e-5  # fixed in the class, whatever layer_norm_epsilon is
 

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat.adapters import WITHOUT_LORA
-from attnres_serve.compat.backbone_limits import OWN_MODULES
 from attnres_serve.families import FAMILIES, checks
 from attnres_serve.families.family import Family
+from attnres_serve.families.limits import Limit
 
 PAGE = Path(__file__).with_name("families.md")
 RESULTS = Path(__file__).with_name("families.json")
@@ -25,7 +24,6 @@ REASONS = {
     ("nemotron_h", "EP"): "experts are refused",
     ("gpt_oss", "INT8"): "refused",
 }
-WITHOUT_ADAPTERS = {*WITHOUT_LORA, *OWN_MODULES}
 HEAD = """\
 <!-- Written by families.py from the package's families and families.json; a test compares. -->
 
@@ -80,7 +78,7 @@ def cell(family: Family, column: str, shown: Mapping[str, Any]) -> str:
         return REASONS[family.name, column]
     if column == "chunked" and family.is_latent:
         return "with AMX"
-    if column == "LoRA" and not WITHOUT_ADAPTERS.isdisjoint(family.module.split(".")):
+    if column == "LoRA" and Limit.ADAPTERS in family.limits:
         return "refused"
     if column == "INT8" and checks.unquantized in family.checks:
         return "refused"

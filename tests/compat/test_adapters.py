@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from attnres_serve.compat import adapters, backbone_limits, host
+from attnres_serve.compat import adapters, host
 from attnres_serve.compat.workarounds import experts_beside_adapters, whole_adapters
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES, footprint
 from attnres_serve.families.family import Family
+from attnres_serve.families.limits import Limit
 
 vllm = pytest.importorskip("vllm")
 
-MODELS = "vllm.model_executor.models"
 REMEDY = "start without --enable-lora, and merge the adapter into the weights."
-MIXTURE = f"{MODELS}.qwen3_moe"
+LLAMA, MIXTURE = FAMILIES["llama"], FAMILIES["qwen3_moe"]
 
 
 def config(*targets: str, lora: bool = True, workers: int = 1) -> SimpleNamespace:
@@ -29,28 +29,22 @@ def config(*targets: str, lora: bool = True, workers: int = 1) -> SimpleNamespac
 
 
 @pytest.mark.parametrize(
-    ("module", "says"),
-    [
-        (f"{MODELS}.mamba2", "LoRA adapters are not supported by the class of this family;"),
-        (f"{MODELS}.bailing_moe_linear", "not supported by the class of this family;"),
-        ("attnres_serve.model.kda", "not supported by the class of this family;"),
-        ("attnres_serve.model.gated_deltanet", "not supported by the class of this family;"),
-        ("attnres_serve.model.kimi", "not supported on layers of Kimi Delta Attention;"),
-    ],
+    "name", ["mamba2", "bailing_hybrid", "kda", "gated_deltanet", "kimi_linear", "alice_ai"]
 )
-def test_a_family_without_adapters(module: str, says: str) -> None:
-    found = adapters.problem(config(), module, has_experts=False)
-    assert found is not None and says in found and found.endswith(REMEDY)
-    assert adapters.problem(config(), f"{MODELS}.llama", has_experts=False) is None
-    assert adapters.problem(config(lora=False), module, has_experts=True) is None
+def test_a_family_without_adapters(name: str) -> None:
+    family = FAMILIES[name]
+    found = adapters.problem(config(), family, has_experts=False)
+    assert found == f"LoRA adapters are not supported on {family.title}; {REMEDY}"
+    assert adapters.problem(config(), LLAMA, has_experts=False) is None
+    assert adapters.problem(config(lora=False), family, has_experts=True) is None
 
 
-@pytest.mark.parametrize("name", adapters.NOT_SHARED)
+@pytest.mark.parametrize("name", ["qwen3_next", "nemotron_h"])
 def test_workers_that_would_cut_adapters_otherwise_than_weights(name: str) -> None:
-    module = f"{MODELS}.{name}"
-    found = adapters.problem(config("q_proj", workers=2), module, has_experts=False)
+    family = FAMILIES[name]
+    found = adapters.problem(config("q_proj", workers=2), family, has_experts=False)
     assert found is not None and "--tensor-parallel-size is 2" in found and found.endswith(REMEDY)
-    assert adapters.problem(config("q_proj"), module, has_experts=False) is None
+    assert adapters.problem(config("q_proj"), family, has_experts=False) is None
     assert adapters.problem(config("q_proj", workers=2), MIXTURE, has_experts=False) is None
 
 
@@ -60,8 +54,7 @@ def test_the_families_without_adapters_are_vllms(family: Family) -> None:
     from vllm.model_executor.models.interfaces import supports_lora
 
     own = getattr(importlib.import_module(family.module), family.cls)
-    known = {*adapters.WITHOUT_LORA, *backbone_limits.OWN_MODULES}
-    assert supports_lora(own) == known.isdisjoint(family.module.split("."))
+    assert supports_lora(own) == (Limit.ADAPTERS not in family.limits)
 
 
 def test_experts_without_adapters_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +88,7 @@ def test_experts_without_adapters_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_models_that_have_experts(name: str, shape: tuple[int, ...], found: bool) -> None:
-    assert footprint.has_experts({name: shape}) is found
+    assert footprint.expert_layers({name: shape}) == ({1} if found else set())
 
 
 def test_a_cpu_has_no_experts_with_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +115,7 @@ NEEDED = {
 }
 
 
-def manager(
-    *, latent: bool = False, experts: bool = False, permutes: bool = False
-) -> SimpleNamespace:
+def manager(*, latent: bool = False, experts: bool = False) -> SimpleNamespace:
     """As much of vLLM's LoRAModelManager as is looked at."""
     from vllm.lora.layers import VocabParallelEmbeddingWithLoRA
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
@@ -136,8 +127,6 @@ def manager(
     if latent:
         model.attention = MLAAttention.__new__(MLAAttention)
         nn.Module.__init__(model.attention)
-    if permutes:
-        model.permute_qk_weight_for_rotary = None
     modules = [f"{ATTENTION}.qkv_proj", f"{ATTENTION}.kv_b_proj", "model.layers.0.conv.conv"]
     if experts:
         modules.append("model.layers.0.mlp.experts")
@@ -164,8 +153,8 @@ def layer(rows: int, columns: int, rank: int = 2) -> SimpleNamespace:
         (f"{ATTENTION}.kv_b_proj", (16, 6), {}, None),
         (f"{ATTENTION}.kv_b_proj", (16, 6), {"latent": True}, "vLLM folds into other weights"),
         (f"{ATTENTION}.q_proj", (12, 8), {"latent": True}, None),
-        (f"{ATTENTION}.q_proj", (12, 8), {"permutes": True}, "gives another order of rows"),
-        (f"{ATTENTION}.v_proj", (12, 8), {"permutes": True}, None),
+        (f"{ATTENTION}.q_proj", (12, 8), {"reordered": True}, "gives another order of rows"),
+        (f"{ATTENTION}.v_proj", (12, 8), {"reordered": True}, None),
         (f"{ATTENTION}.q_proj", (12, 4), {}, "has the shapes [2, 4] and [12, 2] for model"),
         (f"{ATTENTION}.q_proj", (6, 8), {}, "whose weight is [12, 8] by config.json; give the"),
         (f"{ATTENTION}.o_proj", (8, 12), {}, "to which vLLM applies no adapter in this model"),
@@ -181,7 +170,9 @@ def layer(rows: int, columns: int, rank: int = 2) -> SimpleNamespace:
 def test_an_adapter_is_taken_whole(
     name: str, shape: tuple[int, int], given: dict[str, bool], says: str | None
 ) -> None:
-    found = whole_adapters.problem({name: layer(*shape)}, manager(**given), NEEDED)
+    given = dict(given)
+    reordered = FAMILIES["llama4_text"].reordered if given.pop("reordered", False) else ()
+    found = whole_adapters.problem({name: layer(*shape)}, manager(**given), NEEDED, reordered)
     if says is None:
         assert found is None
     else:
@@ -245,7 +236,7 @@ def test_adapters_of_other_models_are_left_alone(loads) -> None:
     adapter = SimpleNamespace(loras={f"{ATTENTION}.o_proj": layer(8, 12)})
     own = manager()
     assert loads(adapter, own) is adapter
-    own.model.attn_res_base = SimpleNamespace(needed=NEEDED)
+    own.model.attn_res_base = SimpleNamespace(needed=NEEDED, reordered=())
     with pytest.raises(
         ValueError, match=r"the LoRA adapter 'mine' changes model.*o_proj, to which"
     ):
@@ -254,7 +245,7 @@ def test_adapters_of_other_models_are_left_alone(loads) -> None:
 
 def test_files_are_checked_before_vllm_reads_them(loads, tmp_path: Path) -> None:
     own = manager()
-    own.model.attn_res_base = SimpleNamespace(needed=NEEDED)
+    own.model.attn_res_base = SimpleNamespace(needed=NEEDED, reordered=())
     with pytest.raises(SettingError, match=r"^the LoRA adapter 'mine' has no adapter_config"):
         loads(RuntimeError("read"), own, tmp_path)
 
@@ -274,7 +265,7 @@ def test_files_are_checked_before_vllm_reads_them(loads, tmp_path: Path) -> None
 )
 def test_what_vllm_refuses_is_one_sentence(loads, reason: str, says: str) -> None:
     own = manager()
-    own.model.attn_res_base = SimpleNamespace(needed=NEEDED)
+    own.model.attn_res_base = SimpleNamespace(needed=NEEDED, reordered=())
     with pytest.raises(SettingError) as caught:
         loads(ValueError(reason), own)
     assert str(caught.value).startswith(f"the LoRA adapter 'mine' {says}")

@@ -1,18 +1,22 @@
 """Settings that some of vLLM's layers cannot have with AttnRes."""
 
-from pathlib import Path
+import importlib
+import inspect
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from facts import TINY
 
 from attnres_serve.compat import backbone_limits, host
 from attnres_serve.errors import SettingError
+from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import Config, Family
+from attnres_serve.families.limits import Limit
 
 vllm = pytest.importorskip("vllm")
-
-MODELS = "vllm.model_executor.models"
 
 
 def config(
@@ -20,13 +24,12 @@ def config(
     split: bool = False,
     workers: int = 1,
     stages: int = 1,
-    kinds: str = "",
+    layers: int = 4,
     drafts: int = 0,
     eager: bool = False,
     **sizes: Any,
 ):
-    names = {"F": "full_attention", "L": "linear_attention"}
-    own = SimpleNamespace(layer_types=[names[kind] for kind in kinds], **sizes)
+    own = SimpleNamespace(num_hidden_layers=layers, **sizes)
     return SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype, hf_text_config=own, enforce_eager=eager),
         num_speculative_tokens=drafts,
@@ -38,83 +41,143 @@ def config(
     )
 
 
+def require(name: str, changes: Config | None = None, **given: Any) -> None:
+    """Ask for the settings of a family with its tiny config.json, changed."""
+    family, own = FAMILIES[name], {**TINY.get(name, {}), **(changes or {})}
+    shapes = family.shapes(own) if own else {}
+    backbone_limits.require_whole_residual(config(**given), family, shapes)
+
+
 @pytest.mark.parametrize(
-    ("given", "module", "sentence"),
+    ("given", "name", "sentence"),
     [
         (
             {"dtype": torch.float16},
-            f"{MODELS}.deepseek_v2",
+            "deepseek_v3",
             "--dtype is float16, in which vLLM's layers of this family scale the residual, and "
             "AttnRes has none to scale; choose bfloat16 or float32.",
         ),
         (
             {"split": True, "workers": 2},
-            f"{MODELS}.qwen3_next",
+            "qwen3_next",
             "expert parallelism with tensor and data parallelism splits the residual of this "
             "family's layers over workers, which AttnRes does not support; leave one of the three "
             "out.",
         ),
-        (
-            {"workers": 4},
-            "vllm.models.minimax_m3.nvidia.model",
-            "--tensor-parallel-size is 4, with which vLLM's layers of this family norm within "
-            "their all-reduce and leave out the sites of AttnRes; serve it on one worker.",
-        ),
     ],
 )
 def test_a_setting_is_refused_for_the_families_that_it_breaks(
-    given: dict, module: str, sentence: str
+    given: dict, name: str, sentence: str
 ) -> None:
     with pytest.raises(SettingError) as raised:
-        backbone_limits.require_whole_residual(config(**given), module)
+        require(name, **given)
     assert str(raised.value) == sentence
-    backbone_limits.require_whole_residual(config(**given), f"{MODELS}.llama")
-    backbone_limits.require_whole_residual(config(), module)
+    require("llama", **given)
+    require(name)
 
 
 def test_lightning_attention_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = f"{MODELS}.bailing_moe_linear"
     monkeypatch.setattr(host, "on_cpu", lambda: True)
-    backbone_limits.require_whole_residual(config(), module)
+    require("bailing_hybrid")
     monkeypatch.setattr(host, "on_cpu", lambda: False)
-    backbone_limits.require_whole_residual(config(), f"{MODELS}.llama")
+    require("llama")
     with pytest.raises(SettingError, match=r"lightning attention .* serve this family on a CPU"):
-        backbone_limits.require_whole_residual(config(), module)
+        require("bailing_hybrid")
 
 
-def test_a_stage_with_one_kind_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = f"{MODELS}.qwen3_next"
+HALVES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("qwen3_next", "layer_types", {"F": "full_attention", "L": "linear_attention"}),
+    ("lfm2", "layer_types", {"F": "full_attention", "L": "conv"}),
+    ("lfm2_moe", "layer_types", {"F": "full_attention", "L": "conv"}),
+    ("nemotron_h", "hybrid_override_pattern", {"F": "*", "L": "M"}),
+)
+
+
+@pytest.mark.parametrize(("name", "key", "kinds"), HALVES)
+def test_a_stage_with_one_kind_of_cache(
+    name: str, key: str, kinds: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def layers(letters: str) -> dict[str, Any]:
+        found = [kinds[letter] for letter in letters]
+        return {key: found if key == "layer_types" else "".join(found), "num_dense_layers": 0}
+
     monkeypatch.setattr(host, "on_cpu", lambda: True)
-    for kinds in ("LFLF", "FLLF", "FFFF", ""):
-        backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), module)
-    for kinds in ("LFLL", "FLFF"):
-        backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), KIMI)
-        with pytest.raises(SettingError, match="stage of the layers 2 to 3 has one kind of layer"):
-            backbone_limits.require_whole_residual(config(stages=2, kinds=kinds), module)
+    for letters in ("LFLF", "FLLF"):
+        require(name, layers(letters), stages=2)
+    for letters, has in (("LFLL", "a KV cache"), ("FLFF", "a recurrent state")):
+        require(name, layers(letters))
+        with pytest.raises(SettingError) as raised:
+            require(name, layers(letters), stages=2)
+        assert str(raised.value) == (
+            f"the pipeline stage of the layers 2 to 3 has no layer with {has}, which vLLM cannot "
+            "run beside other stages on CPU; set VLLM_PP_LAYER_PARTITION so that each stage has "
+            "one, or a smaller --pipeline-parallel-size."
+        )
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,3")
+    with pytest.raises(SettingError, match="layers 0 to 0 has no layer with"):
+        require(name, layers("LFLF"), stages=2)
     monkeypatch.setattr(host, "on_cpu", lambda: False)
-    backbone_limits.require_whole_residual(config(stages=2, kinds="LFLL"), module)
+    require(name, layers("LFLF"), stages=2)
 
 
-KIMI = "attnres_serve.model.kimi"
+def test_layers_without_any_cache_are_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage with an MLP beside one layer of each kind; and a model of one kind alone."""
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    pattern = "hybrid_override_pattern"
+    require("nemotron_h", {pattern: "M*-M*-", "num_hidden_layers": 6}, stages=2, layers=6)
+    require("lfm2", {"layer_types": ["conv"] * 4}, stages=2)
+    with pytest.raises(SettingError, match="layers 2 to 3 has no layer with a KV cache"):
+        require("nemotron_h", {pattern: "M*M-"}, stages=2)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("afmoe", {"num_dense_layers": 2}),
+        ("glm4_moe", {"first_k_dense_replace": 2}),
+        ("glm4_moe_lite", {"first_k_dense_replace": 2, "mlp_layer_types": None}),
+        ("lfm2_moe", {"num_dense_layers": 2, "layer_types": ["conv", "full_attention"] * 2}),
+        ("qwen3_moe", {"mlp_only_layers": [0, 1]}),
+        ("qwen3_next", {"mlp_only_layers": [0, 1]}),
+    ],
+)
+def test_a_stage_without_experts(
+    name: str, changes: Config, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "glm4_moe_lite":
+        changes = {**changes, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2}
+    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    require(name, changes)
+    with pytest.raises(SettingError) as raised:
+        require(name, changes, stages=2)
+    assert str(raised.value) == (
+        "the pipeline stage of the layers 0 to 1 has no layer with experts, which vLLM's class of "
+        "this family needs; set VLLM_PP_LAYER_PARTITION so that each stage has one, or a smaller "
+        "--pipeline-parallel-size."
+    )
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,1")
+    if Limit.BOTH_CACHES not in FAMILIES[name].limits:
+        require(name, changes, stages=2)
 
 
 @pytest.mark.parametrize(
-    ("on_cpu", "given", "module", "says"),
+    ("on_cpu", "given", "name", "says"),
     [
-        (True, {"drafts": 3}, f"{MODELS}.qwen3_next", "decoding with 3 tokens is not supported"),
-        (False, {}, backbone_limits.ALICE_AI, "cannot be compiled on this device"),
-        (False, {}, backbone_limits.KDA, "cannot be compiled on this device"),
-        (True, {"drafts": 3}, backbone_limits.KDA, "decoding with 3 tokens is not supported"),
+        (True, {"drafts": 3}, "qwen3_next", "decoding with 3 tokens is not supported"),
+        (False, {}, "alice_ai", "cannot be compiled on this device"),
+        (False, {}, "kda", "cannot be compiled on this device"),
+        (True, {"drafts": 3}, "kda", "decoding with 3 tokens is not supported"),
     ],
 )
 def test_what_linear_attention_cannot_have(
-    on_cpu: bool, given: dict, module: str, says: str, monkeypatch: pytest.MonkeyPatch
+    on_cpu: bool, given: dict, name: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
     with pytest.raises(SettingError, match=says):
-        backbone_limits.require_whole_residual(config(**given), module)
-    backbone_limits.require_whole_residual(config(**given), f"{MODELS}.llama")
-    backbone_limits.require_whole_residual(config(eager=True), module)
+        require(name, **given)
+    require("llama", **given)
+    require(name, eager=True)
 
 
 def test_linear_attention_needs_the_version_that_it_was_run_with(
@@ -122,31 +185,50 @@ def test_linear_attention_needs_the_version_that_it_was_run_with(
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", "0.31.0")
     with pytest.raises(SettingError, match=r"linear attention need vLLM 0\.32 or later"):
-        backbone_limits.require_whole_residual(config(), KIMI)
-    backbone_limits.require_whole_residual(config(), f"{MODELS}.llama")
+        require("kimi_linear")
+    require("llama")
 
 
-def naming(folder: str, *texts: str) -> set[str]:
-    """Names of vLLM's model files, or of their packages, that contain a text."""
-    start = Path(vllm.__file__).parent / folder
-    return {
-        path.relative_to(start).with_suffix("").parts[0]
-        for path in start.rglob("*.py")
-        if any(text in path.read_text(encoding="utf-8") for text in texts)
-    }
+def source(family: Family) -> str:
+    """The files that define a family's class and those that it is made of, as text."""
+    importlib.import_module(family.module)
+    own = getattr(sys.modules[family.module], family.cls)
+    classes = [cls for cls in own.__mro__ if cls.__module__.startswith(("vllm.", "attnres_"))]
+    files = {cls.__module__ for cls in classes if "interfaces" not in cls.__module__}
+    return "\n".join(inspect.getsource(sys.modules[name]) for name in sorted(files))
 
 
 @pytest.mark.parametrize(
-    ("text", "known"),
+    ("text", "limit"),
     [
-        ("residual *= 1.0 / self.routed_scaling_factor", "SCALES_RESIDUAL_IN_FLOAT16"),
-        ("residual = sequence_parallel_chunk(residual)", "SPLITS_RESIDUAL"),
-        ("self.use_fused_all_reduce", "FUSES_ALL_REDUCE"),
+        ("residual *= 1.0 / self.routed_scaling_factor", Limit.FLOAT16),
+        ("residual = sequence_parallel_chunk(residual)", Limit.SEQUENCE_PARALLEL),
+        ("example_layer is None:\n            raise RuntimeError", Limit.EXPERTS),
+        ("if example_moe is None:\n            raise RuntimeError", Limit.EXPERTS),
+        ("if example_moe is None and self.num_moe_layers > 0:", Limit.EXPERTS),
+        ("MambaMixer2(", Limit.PREFIX_CACHING),
     ],
 )
-def test_the_families_are_those_of_the_installed_vllm(text: str, known: str) -> None:
-    found = naming("model_executor/models", text)
-    assert found and found <= set(getattr(backbone_limits, known))
+def test_the_limits_are_those_of_the_installed_vllm(text: str, limit: Limit) -> None:
+    found = [family for family in FAMILIES.values() if text in source(family)]
+    assert found and all(limit in family.limits for family in found)
+
+
+def test_the_limit_of_fused_sums_is_no_familys() -> None:
+    """Such layers go around the norm that is a site, and leave it out on several workers."""
+    assert not [f.name for f in FAMILIES.values() if "self.use_fused_all_reduce" in source(f)]
+
+
+def test_layers_that_are_reordered_are_those_of_the_installed_vllm() -> None:
+    text = "permute_qk_weight_for_rotary"
+    found = [family.reordered for family in FAMILIES.values() if text in source(family)]
+    assert found == [("q_proj", "k_proj")]
+
+
+def test_every_limit_is_refused_somewhere() -> None:
+    elsewhere = {Limit.ADAPTERS, Limit.ADAPTERS_OF_WORKERS, Limit.PREFIX_CACHING}
+    assert {*Limit} - {*backbone_limits.PROBLEMS} == elsewhere
+    assert {limit for family in FAMILIES.values() for limit in family.limits} == {*Limit}
 
 
 @pytest.mark.parametrize(
@@ -163,20 +245,18 @@ def test_the_families_are_those_of_the_installed_vllm(text: str, known: str) -> 
 def test_a_convolution_that_vllms_kernel_computes_wrongly(
     sizes: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "attnres_serve.model.gated_deltanet"
     monkeypatch.setattr(host, "on_cpu", lambda: False)
     if said is None:
-        backbone_limits.require_whole_residual(config(**sizes), module)
+        require("gated_deltanet", **sizes)
     else:
         with pytest.raises(SettingError, match=f"{said}.*; serve this model on a CPU"):
-            backbone_limits.require_whole_residual(config(**sizes), module)
+            require("gated_deltanet", **sizes)
     monkeypatch.setattr(host, "on_cpu", lambda: True)
-    backbone_limits.require_whole_residual(config(**sizes), module)
+    require("gated_deltanet", **sizes)
 
 
 @pytest.mark.parametrize("key", ["linear_num_key_heads", "linear_num_value_heads"])
 def test_workers_that_would_share_a_head_of_a_recurrence(key: str) -> None:
-    module = "attnres_serve.model.gated_deltanet"
     with pytest.raises(SettingError, match=f"-size is 2, which does not divide {key}, 3; choose"):
-        backbone_limits.require_whole_residual(config(workers=2, **{key: 3}), module)
-    backbone_limits.require_whole_residual(config(workers=2, **{key: 4}), module)
+        require("gated_deltanet", workers=2, **{key: 3})
+    require("gated_deltanet", workers=2, **{key: 4})

@@ -12,6 +12,7 @@ from vllm.transformers_utils.config import _CONFIG_FORMAT_TO_CONFIG_PARSER as ta
 from attnres_serve import plugin, settings
 from attnres_serve.compat import host, native, registry
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.formats import alice_ai, kimi_linear
 
 KIMI = TINY["kimi_linear"] | {"attn_res_block_size": 2}
 
@@ -40,9 +41,9 @@ def test_on_means_a_gpu(on_cpu: bool) -> None:
 def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would serve the checkpoint with standard residuals."""
     monkeypatch.setattr(host, "on_cpu", lambda: False)
-    module, name, _ = native.CONFIGS["kimi_linear"]
+    module, name, _ = kimi_linear.NATIVE
     for odd in ((module, name, "gone"), (module, "Gone", "x"), ("vllm.gone", name, "x")):
-        monkeypatch.setitem(native.CONFIGS, "kimi_linear", odd)
+        monkeypatch.setattr(kimi_linear, "NATIVE", native.Native(*odd))
         assert not plugin.is_left_to_vllm(KIMI, None)
 
 
@@ -51,7 +52,8 @@ def test_alice_ai_is_left_where_vllm_has_its_module(
 ) -> None:
     alice = TINY["alice_ai"] | {"block_attn_res_block_size": 2}
     for module, has_it in (("a_module_of_a_later_vllm", False), ("qwen3_next", True)):
-        monkeypatch.setitem(native.MODULES, "alice_ai", module)
+        own = native.Native(f"vllm.model_executor.models.{module}")
+        monkeypatch.setattr(alice_ai, "NATIVE", own)
         assert plugin.is_left_to_vllm(alice, None) == (has_it and not on_cpu)
 
 

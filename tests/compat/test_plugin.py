@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import GOLDENS, write_fla
+from facts import TINY
 
 from attnres_serve import plugin, settings
 from attnres_serve.checkpoints import validate
@@ -328,8 +329,8 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
             hf_text_config=SimpleNamespace(),
             hf_config=SimpleNamespace(
                 attn_res_format="fla",
+                attn_res_config=TINY["llama"] | {"vocab_size": 320},
                 architectures=["AttnResLlamaForCausalLM"],
-                attn_res_config={"vocab_size": 320},
             ),
         ),
     }

@@ -18,17 +18,15 @@ from goldens import check_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine, run_named
 from safetensors.torch import load_file
 
-from attnres_serve.compat.adapters import WITHOUT_LORA
-from attnres_serve.compat.backbone_limits import OWN_MODULES
 from attnres_serve.families import FAMILIES
+from attnres_serve.families.limits import Limit
 from tests.end_to_end.test_families import JUDGED, chosen
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
 # What else is refused by name: GLM-4 saves as one tensor what vLLM lets adapters change in parts.
 REFUSED_LAYERS = {"glm4": "gate_up_proj", "llama4_text": r"\.[qk]_proj"}
-REFUSED = {*WITHOUT_LORA, *OWN_MODULES}
-TAKES = [name for name in JUDGED if REFUSED.isdisjoint(FAMILIES[name].module.split("."))]
+TAKES = [name for name in JUDGED if Limit.ADAPTERS not in FAMILIES[name].limits]
 TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 Asked = tuple[Path, dict[str, Any]]  # the merged checkpoint, and the job
 

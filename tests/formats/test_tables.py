@@ -10,9 +10,8 @@ from checkpoints import write_kimi_names, write_titan
 from safetensors import safe_open
 from serving import FAMILY_GOLDENS, GOLDENS
 
-from attnres_serve import plugin
 from attnres_serve.checkpoints.validate import validate
-from attnres_serve.formats import SERVED, by_name
+from attnres_serve.formats import SERVED, by_name, own_layer_names
 from attnres_serve.verify import own_class
 
 # Of formats without a golden.
@@ -46,7 +45,7 @@ def test_adapters_are_refused_where_linear_layers_have_other_names(folders: list
     formats = {folder: validate(folder).translated(folder.name).format for folder in folders}
     assert sorted(set(formats.values())) == NAMES
     odd = {name for folder, name in formats.items() if any(renamed(folder, name))}
-    assert odd == set(plugin.OWN_NAMES)
+    assert odd == {module.NAME for module in SERVED if own_layer_names(module.NAME)}
 
 
 def test_verify_says_for_every_format_which_class_wrote_it() -> None:

@@ -1,11 +1,14 @@
 """The floors of the house: no import runs up, none runs in a circle, and nothing stands outside."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from serving import ROOT
+
+from attnres_serve.families import FAMILIES
 
 PACKAGE = ROOT / "attnres_serve"
 # From the ground up.  A room imports rooms of its own floor or of one below.
@@ -175,6 +178,44 @@ def test_vllms_configuration_is_read_where_the_floors_say() -> None:
 def test_files_stay_small() -> None:
     long = {module: len(path.read_text().splitlines()) for module, path in files()}
     assert {module: lines for module, lines in long.items() if lines > LONGEST} == {}
+
+
+def texts(source: str) -> Iterator[str]:
+    """The strings of a source, except those that stand by themselves, such as docstrings."""
+    tree = ast.parse(source)
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.value
+
+
+def families_named(source: str) -> set[str]:
+    """Families and modules of theirs that a source has in its strings, as identifiers."""
+    modules = {family.module.split(".")[-1] for family in FAMILIES.values()}
+    words = {word for text in texts(source) for word in re.findall(r"\w+", text)}
+    return words & (modules | {*FAMILIES})
+
+
+def test_what_asks_vllm_names_no_family() -> None:
+    """A family's limits stand in its file."""
+    found = {
+        module: families_named(path.read_text(encoding="utf-8"))
+        for module, path in files()
+        if module.startswith(("compat.", "plugin"))
+    }
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        'MODULES = ("lfm2_moe", "other")',
+        'NAME = f"{MODELS}.deepseek_v2"',
+        'def f():\n    "Of LFM2."\n    return vllm.models.get("kimi")',
+    ],
+)
+def test_a_family_that_is_named_is_found(planted: str) -> None:
+    assert len(families_named(planted)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """Models of vLLM's that its own registry makes for other devices than a CPU."""
 
 from attnres_serve.compat.bare_package import without_init
-from attnres_serve.compat.workarounds import hybrid_prefix_caching, mla_blocks, rotary
+from attnres_serve.compat.workarounds import mla_blocks, rotary
 from attnres_serve.model import linear_attention
 
 
 def _hybrid() -> None:
-    hybrid_prefix_caching.off_by_default()
     mla_blocks.accept_multiples()
     rotary.rotate_every_head()
 

@@ -8,14 +8,14 @@ again, too late: the size of a cached state is set by then, and vLLM refuses its
 
 from typing import Any
 
-# Names by which config.json calls the hybrid models with Mamba2 layers.
-MAMBA2 = ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "nemotron_h_puzzle", "zamba2")
+from attnres_serve.families import BY_ARCHITECTURE
+from attnres_serve.families.limits import Limit
 
 
 def off_by_default() -> None:
-    """Leave prefix caching off where it was not asked for and cannot run (idempotent).
+    """Leave prefix caching of AttnRes models off where it cannot run (idempotent).
 
-    Call it on CPU, before an engine's arguments are completed.
+    Call it on CPU, before an engine's arguments are completed. Whoever asks for it is refused.
     """
     from vllm.config import ModelConfig
 
@@ -32,22 +32,23 @@ def off_by_default() -> None:
 
 
 def problem(model_config) -> str | None:
-    """One sentence if a model cannot run with prefix caching on CPU, else None.
+    """One sentence if an AttnRes model cannot run with prefix caching on CPU, else None.
 
     Args:
         model_config: vLLM's.
     """
     import torch
 
-    kind = None
-    if getattr(model_config.hf_text_config, "model_type", None) in (*MAMBA2, "mamba2"):
-        kind = "Mamba2 layers"
-    elif _latent(model_config) and not torch.cpu._is_amx_tile_supported():
-        kind = "latent attention and linear layers"
-    if kind is None:
+    named = getattr(model_config.hf_config, "architectures", None) or ()
+    families = [BY_ARCHITECTURE[name] for name in named if name in BY_ARCHITECTURE]
+    if not families:
+        return None
+    (family,) = families
+    lacks_amx = _latent(model_config) and not torch.cpu._is_amx_tile_supported()
+    if Limit.PREFIX_CACHING not in family.limits and not lacks_amx:
         return None
     return (
-        f"--enable-prefix-caching is set, and vLLM cannot cache prefixes of models with {kind} on "
+        f"--enable-prefix-caching is set, and vLLM cannot cache prefixes of {family.title} on this "
         "CPU; leave it out."
     )
 

@@ -55,7 +55,7 @@ def require() -> None:
             except (ValueError, RuntimeError) as error:
                 found = _in_one_sentence(str(error))
             else:
-                found = problem(adapter.loras, manager, base.needed)
+                found = problem(adapter.loras, manager, base.needed, base.reordered)
         if found is not None:
             raise SettingError(f"{adapters.name_of(lora_request.lora_name)} {found}")
         return adapter
@@ -103,16 +103,22 @@ def _has_table(model: Any, leaf: str, table: Any) -> bool:
     return torch.equal(table[first:last].to(weight), weight[: last - first])
 
 
-def problem(layers: Mapping[str, Any], manager: Any, needed: Mapping[str, Shape]) -> str | None:
+def problem(
+    layers: Mapping[str, Any],
+    manager: Any,
+    needed: Mapping[str, Shape],
+    reordered: tuple[str, ...] = (),
+) -> str | None:
     """Why a model cannot take an adapter whole, as the end of a sentence; None where it can.
 
     Args:
         layers: vLLM's ``LoRALayerWeights``, by vLLM's names of the layers that they change.
         manager: vLLM's ``LoRAModelManager``, which has the layers that take adapters.
         needed: the shape of every weight of the model, by the checkpoint's names.
+        reordered: layers of the model, see ``Family.reordered``.
     """
     weights = _by_names_of_vllm(manager.model, needed)
-    read, altered = _read(manager), _altered(manager.model)
+    read, altered = _read(manager), _altered(manager.model, reordered)
     for name, layer in layers.items():
         if not decoder.is_on_this_stage(manager.model, name):
             continue
@@ -183,12 +189,10 @@ def _is_read(name: str, read: Collection[str]) -> bool:
     return name in read or (bool(experts) and mixture + experts in read)
 
 
-def _altered(model: Any) -> dict[str, str]:
+def _altered(model: Any, reordered: tuple[str, ...]) -> dict[str, str]:
     """What vLLM does to the weights of a model that are not run as they are stored, by layers."""
     classes = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
-    found = {}
+    found = dict.fromkeys(reordered, "gives another order of rows")
     if "MLAAttention" in classes:
         found["kv_b_proj"] = "folds into other weights"
-    if hasattr(model, "permute_qk_weight_for_rotary"):
-        found |= dict.fromkeys(("q_proj", "k_proj"), "gives another order of rows")
     return found

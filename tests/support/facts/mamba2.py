@@ -18,7 +18,6 @@ FACTS = Facts(
     final_norm="norm_f",
     is_tiny=True,
     has_stages=False,
-    workaround="hybrid_prefix_caching:off_by_default",
     caches_prefixes=False,
     sublayers=("mixer",),
     variants={"": {}, "biases": {"use_bias": True, "tie_word_embeddings": True}},

@@ -25,7 +25,6 @@ FACTS = Facts(
     norms={"mixer": "norm"},
     final_norm="norm_f",
     is_tiny=True,
-    workaround="hybrid_prefix_caching:off_by_default",
     caches_prefixes=False,
     sublayers=("mixer",),
     variants={"": {}, "groups": {"n_groups": 2, "use_bias": True, "mlp_bias": True}},

@@ -1,0 +1,22 @@
+"""What vLLM's layers of a family cannot have, as the family's file states it in ``limits``."""
+
+from enum import Enum
+
+
+class Limit(Enum):
+    """A fact about vLLM's layers of a family.
+
+    ``compat.backbone_limits`` refuses what it rules out, and ``compat.adapters`` and a workaround
+    for prefix caching do so with the last ones.
+    """
+
+    FLOAT16 = "In float16 they scale the residual, and a depth state has none to scale."
+    SEQUENCE_PARALLEL = "Expert, tensor and data parallelism split the residual over workers."
+    LIGHTNING = "The kernel of lightning attention for GPUs computes prompts wrongly."
+    BOTH_CACHES = "On a CPU a pipeline stage needs a KV cache and recurrent states, if others do."
+    EXPERTS = "A pipeline stage needs a layer with experts."
+    LINEAR_ATTENTION = "They have linear attention, which was run with vLLM 0.32 and later."
+    EAGER_ON_GPU = "On a GPU their linear attention is no operator of torch's."
+    ADAPTERS = "They take no LoRA adapters."
+    ADAPTERS_OF_WORKERS = "Several workers cut their LoRA adapters otherwise than their weights."
+    PREFIX_CACHING = "On a CPU vLLM cannot continue a cached prefix."
