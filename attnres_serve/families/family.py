@@ -65,6 +65,8 @@ class Family:
         fused: linear layers of which vLLM makes one.
         eps: the key of the norms' epsilon.
         usual_eps: its value where a config.json does not state it; None where it must.
+        has_fixed_eps: whether vLLM's class has one epsilon in all its norms, whatever is stated;
+            the norms are then given the stated one.
         head_size: gives the size of a head, as kernels of attention count it; None without
             attention.
         is_latent: whether attention is latent, see ``families.latent``.
@@ -101,6 +103,7 @@ class Family:
     windows_by_types: bool = True
     eps: str = "rms_norm_eps"
     usual_eps: float | None = 1e-6
+    has_fixed_eps: bool = False
     head_size: Callable[[Config], int | None] = _usual_head_size
     is_latent: bool = False
     has_head_norms: bool = False

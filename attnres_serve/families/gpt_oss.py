@@ -47,7 +47,6 @@ FAMILY = hugging_face.family(
     cls="GptOssForCausalLM",
     # What vLLM's class and its experts have fixed.
     only={
-        "rms_norm_eps": (1e-5,),
         "attention_bias": (True,),
         "swiglu_alpha": (1.702,),
         "swiglu_limit": (7.0,),
@@ -56,4 +55,5 @@ FAMILY = hugging_face.family(
     kinds=_KINDS,
     more_checks=(checks.stated_heads, _windows, _yarn, _unquantized),
     usual_eps=1e-5,
+    has_fixed_eps=True,
 )

@@ -11,10 +11,10 @@ FAMILY = hugging_face.family(
     more_checks=(checks.fixed_heads,),
     # vLLM's class has these fixed, and a head of its own.
     only={
-        "rms_norm_eps": (1e-5,),
         "norm_topk_prob": (False,),
         "attention_bias": (False,),
         "clip_qkv": (None,),
         "tie_word_embeddings": (False,),
     },
+    has_fixed_eps=True,
 )

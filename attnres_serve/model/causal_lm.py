@@ -49,6 +49,8 @@ class AttnResMixin(LoadingMixin):
         self.attn_res_backend: str | None = None
         self.attn_res_algorithm: str | None = None
         model: nn.Module = decoder.of(self)
+        if family.has_fixed_eps:
+            _set_all_eps(model, family.epsilon(config.attn_res_config))
         if config.attn_res_qk_norm_eps is not None:
             _set_eps(model, ("q_norm", "k_norm"), config.attn_res_qk_norm_eps)
         if family.is_latent:
@@ -107,6 +109,13 @@ class AttnResMixin(LoadingMixin):
             name: dict(zip(("eager", "compiled"), row, strict=True))
             for name, row in zip(settings.ALGORITHMS, counts.tolist(), strict=True)
         }
+
+
+def _set_all_eps(model: nn.Module, eps: float) -> None:
+    """Set the epsilon of every norm of a decoder."""
+    for module in model.modules():
+        if decoder.is_norm(module):
+            module.variance_epsilon = eps
 
 
 def _set_eps(model: nn.Module, norms: tuple[str, ...], eps: float) -> None:

@@ -25,9 +25,9 @@ FACTS = Facts(
         },
     ),
     is_tiny=True,
+    variants={"": {}, "another epsilon": {"rms_norm_eps": 1e-3}},
     refused=(
         {"head_dim": None},
-        {"rms_norm_eps": 1e-6},
         {"attention_bias": False},
         {"swiglu_limit": 5.0},
         {"tie_word_embeddings": True},

@@ -14,5 +14,6 @@ FACTS = Facts(
         without=NO_HEAD_DIM,
     ),
     is_tiny=True,
-    refused=({"norm_topk_prob": True}, {"rms_norm_eps": 1e-6}, {"clip_qkv": 8.0}),
+    variants={"": {}, "another epsilon": {"rms_norm_eps": 1e-3}},
+    refused=({"norm_topk_prob": True}, {"clip_qkv": 8.0}),
 )
