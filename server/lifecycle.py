@@ -7,13 +7,15 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette._utils import get_route_path
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attnres_serve.compat import engine_config, host, openai_app, requests, start_events
 from attnres_serve.server.bounds.guard import METRICS, PROBES, is_of_page
@@ -31,14 +33,21 @@ router = APIRouter(tags=["Attention Residuals"])
 class Lifecycle:
     """The state of a server between its start and its end.
 
+    Args:
+        delay: seconds after a signal in which new requests are taken.  Whoever routes them sees
+            from /ready that they should go elsewhere, and takes a while to do it.
+
     Attributes:
         running: requests that are being answered, except those that ask for no key.
         stopping: whether a signal was heard.
+        refusing: whether new requests are refused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = 0) -> None:
+        self.delay = delay
         self.running = 0
         self.stopping = False
+        self.refusing = False
         self._cold: str | None = "The server is warming up."
         self._client: Any = None
         self._state: Any = None
@@ -82,24 +91,30 @@ class Lifecycle:
         return "The engine is dead." if self._client.errored else self._cold
 
     def drain(self, timeout: float) -> float:
-        """Refuse new requests and wait for those that run; called in a thread of vLLM's.
+        """Wait for the delay, refuse new requests then, and wait for those that run.
 
-        vLLM's own waiting begins at the engine, which gives up requests that have not reached it
-        yet, and knows nothing of those that ask for more than tokens, as traces do.
+        Called in a thread of vLLM's.  vLLM's own waiting begins at the engine, which gives up
+        requests that have not reached it yet, and knows nothing of those that ask for more than
+        tokens, as traces do.
 
         Returns:
             Seconds in which the engine has to end.
         """
         if not self.stopping:
+            end = time.monotonic() + self.delay
             self.stopping = True
             if engine_config.is_only_api_server(self._client.vllm_config):
                 arm = self._abort_on_a_signal
                 self._loop.call_soon_threadsafe(self._loop.call_later, AGAIN, arm)
-        end = time.monotonic() + timeout
-        while self.running and time.monotonic() < end and not self._client.errored:
-            time.sleep(0.05)
+            self._wait_while(lambda: True, end)
+            self.refusing = True
+        self._wait_while(lambda: self.running > 0, time.monotonic() + timeout)
         start_events.tell("drained")
         return 0 if self.running else GRACE
+
+    def _wait_while(self, condition: Callable[[], bool], end: float) -> None:
+        while condition() and time.monotonic() < end and not self._client.errored:
+            time.sleep(0.05)
 
     def _abort_on_a_signal(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -146,7 +161,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or is_answered(get_route_path(scope)):
             await self.app(scope, receive, send)
-        elif self.lifecycle.stopping:
+        elif self.lifecycle.refusing:
             message = "The server is stopping; ask another one, or ask again later."
             await refuse(503, message, retry_after=str(GRACE), connection="close")(
                 scope, receive, send
@@ -154,9 +169,19 @@ class Gate:
         else:
             self.lifecycle.running += 1
             try:
-                await self.app(scope, receive, send)
+                await self.app(scope, receive, self._last_of_connection(send))
             finally:
                 self.lifecycle.running -= 1
+
+    def _last_of_connection(self, send: Send) -> Send:
+        """A ``send`` that has clients connect anew once the server stops, to another server."""
+
+        async def send_last(message: Message) -> None:
+            if self.lifecycle.stopping and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        return send_last
 
 
 class Readiness(BaseModel):

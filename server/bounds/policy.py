@@ -1,4 +1,4 @@
-"""The flags that bound what clients may ask, and the API keys of a file."""
+"""The flags that bound what clients may ask and until when, and the API keys of a file."""
 
 import argparse
 from dataclasses import dataclass, fields
@@ -17,6 +17,7 @@ class Policy:
     max_sequences: int = 256  # vLLM's own bounds: 1024 prompts, and 16384 sequences for each
     max_trace_tokens: int = 4096  # one replay is one pause of the engine
     max_trace_weights: int = 2**18  # an answer of about 6 MB
+    drain_delay: int = 0  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag, type=_positive, default=default, metavar="N", help=f"{said} (default: {default})"
         )
+    parser.add_argument(
+        "--drain-delay",
+        type=_seconds,
+        default=Policy.drain_delay,
+        metavar="SECONDS",
+        help="after a signal, take new requests for so long while /ready says 503 (default: 0)",
+    )
 
 
 def given(own: argparse.Namespace) -> Policy:
@@ -82,4 +90,11 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _seconds(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 0")
     return value

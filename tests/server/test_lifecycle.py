@@ -1,6 +1,7 @@
 """Ready, stopping, dead, and request ids: without an engine."""
 
 import asyncio
+import math
 import os
 import pickle
 import signal
@@ -51,7 +52,7 @@ class Client:
 class Started:
     """A lifecycle that has begun, in a loop of its own; and an app behind its gate."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = 0) -> None:
         self.client = Client()
         self.stopped = self.client.stopped
         self.state = SimpleNamespace(
@@ -59,7 +60,7 @@ class Started:
                 should_exit=False, config=SimpleNamespace(timeout_graceful_shutdown=None)
             )
         )
-        self.lifecycle = lifecycle.Lifecycle()
+        self.lifecycle = lifecycle.Lifecycle(delay)
         self.app = FastAPI()
         self.app.state.attn_res_lifecycle = self.lifecycle
         self.app.include_router(lifecycle.router)
@@ -146,7 +147,7 @@ def test_nobody_waits_for_those_who_need_no_key():
     """Who reads a file of the page slowly, or never to its end."""
     started = Started()
     assert started.http.get("/attn_res/page.js").json() == 0
-    started.lifecycle.stopping = True
+    started.lifecycle.refusing = True
     assert started.http.get("/attn_res/page.js").status_code == 200
     assert started.http.get("/work").status_code == 503
 
@@ -158,7 +159,7 @@ def test_stopping_refuses_new_requests_and_waits_for_those_that_run():
         await started.begin()
         started.lifecycle.running = 1
         stop = asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 20)
-        await within(5, lambda: started.lifecycle.stopping)
+        await within(5, lambda: started.lifecycle.refusing)
         refused = started.http.get("/work")
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == 503
@@ -172,6 +173,67 @@ def test_stopping_refuses_new_requests_and_waits_for_those_that_run():
         await stop
         assert started.stopped == [lifecycle.GRACE]
         assert started.http.get("/ready").status_code == 503
+
+    asyncio.run(main())
+
+
+class Clock:
+    """Time that passes when a test says so, and all of it when a test has ended."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 0.0
+        stopped = SimpleNamespace(monotonic=lambda: self.now, sleep=lambda _: time.sleep(0.001))
+        monkeypatch.setattr(lifecycle, "time", stopped)
+
+    def __enter__(self) -> "Clock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.now = math.inf  # a thread that waits would hold up the end of a test that fails
+
+
+@pytest.mark.parametrize("delay", [1, 15, 3600])
+def test_new_requests_are_taken_during_the_delay_and_refused_after_it(monkeypatch, delay):
+    """/ready says from the signal on that they should go elsewhere."""
+    started = Started(delay)
+
+    async def ask(clock: Clock) -> None:
+        await started.begin()
+        assert "connection" not in started.http.get("/work").headers
+        started.lifecycle.running = 1
+        stop = asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 20)
+        await within(5, lambda: started.lifecycle.stopping)
+        clock.now = delay - 0.5
+        assert started.http.get("/ready").json()["reason"] == "The server is stopping."
+        taken = started.http.get("/work")
+        assert (taken.status_code, taken.headers["connection"]) == (200, "close")
+        clock.now = delay
+        await within(5, lambda: started.lifecycle.refusing)
+        assert started.http.get("/work").status_code == 503
+        clock.now = delay + 19.5  # the time of requests that run begins with the drain
+        assert not stop.done()
+        started.lifecycle.running = 0
+        await stop
+        assert started.stopped == [lifecycle.GRACE]
+
+    async def main() -> None:
+        with Clock(monkeypatch) as clock:
+            await ask(clock)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_dies_ends_the_delay():
+    started = Started(3600)
+
+    async def main() -> None:
+        await started.begin()
+        stop = asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 20)
+        await within(5, lambda: started.lifecycle.stopping)
+        started.client.errored = True
+        with pytest.raises(SystemExit):
+            await stop
+        assert started.stopped
 
     asyncio.run(main())
 

@@ -469,8 +469,11 @@ def test_vllms_own_command_lets_requests_end(folder):
 
 
 def test_a_second_sigterm_aborts(folder):
-    """And without traces there are none: a server of its own for that would take half a minute."""
-    flags = (*FLAGS, "--disable-trace")
+    """And without traces there are none: a server of its own for that would take half a minute.
+
+    It aborts in the delay, in which new requests are taken, too.
+    """
+    flags = (*FLAGS, "--disable-trace", "--drain-delay", "3600")
     with running(OURS, DEMO, folder / "second", *flags) as server, asked(server):
         refused = server.client.post("/v1/attn_res/trace", json=TRACE)
         assert refused.status_code == 403 and "--disable-trace" in refused.text
@@ -479,6 +482,8 @@ def test_a_second_sigterm_aborts(folder):
         until(partial(stands_while_busy, server, engine), BUSY)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.client.get("/ready").status_code == 503, BUSY)
+        taken = server.client.get("/v1/models")
+        assert (taken.status_code, taken.headers["connection"]) == (200, "close")
         time.sleep(2 * AGAIN)  # one that comes sooner is the first one repeated
         assert not idle(server)
         engine.resume()
