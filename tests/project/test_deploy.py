@@ -94,13 +94,24 @@ def test_pods_are_confined_as_compose_yaml_confines():
     assert Path(env["ATTNRES_API_KEY_FILE"]).parent == Path("/run/secrets/attnres-serve")
     assert env["ATTNRES_API_KEY_FILE"].rpartition("/")[0] in mounts and "VLLM_API_KEY" not in env
     drain = int(re.search(r"--shutdown-timeout (\d+)", ENTRYPOINT.read_text())[1])
-    assert pod["terminationGracePeriodSeconds"] >= drain + 10
+    delay = int(container["args"][container["args"].index("--drain-delay") + 1])
+    assert pod["terminationGracePeriodSeconds"] >= delay + drain + 10
+    readiness = container["readinessProbe"]
+    assert delay > readiness["periodSeconds"] * readiness["failureThreshold"]
 
 
 def probes(values: dict) -> dict[str, str]:
     return {
         name: probe["httpGet"]["path"] for name, probe in values.items() if name.endswith("Probe")
     }
+
+
+def test_a_budget_leaves_a_node_that_can_be_drained():
+    """One that wants as many as there are lets no node be drained."""
+    replicas = read(MANIFESTS / "deployment.yaml")["spec"]["replicas"]
+    fewest = read(MONITORING / "keda-scaled-object.yaml")["spec"]["minReplicaCount"]
+    budget = read(MANIFESTS / "pod-disruption-budget.yaml")["spec"]["minAvailable"]
+    assert 0 < budget < replicas and budget <= fewest
 
 
 def test_readiness_is_ready_and_liveness_is_health():
@@ -115,12 +126,14 @@ def test_readiness_is_ready_and_liveness_is_health():
 
 
 def test_the_selectors_find_the_pods():
-    deployment, service = (read(MANIFESTS / f"{name}.yaml") for name in ("deployment", "service"))
+    names = ("deployment", "service", "pod-disruption-budget")
+    deployment, service, budget = (read(MANIFESTS / f"{name}.yaml") for name in names)
     labels = deployment["spec"]["template"]["metadata"]["labels"].items()
     monitor = read(MONITORING / "pod-monitor.yaml")["spec"]
     for selector in (
         deployment["spec"]["selector"]["matchLabels"],
         service["spec"]["selector"],
+        budget["spec"]["selector"]["matchLabels"],
         monitor["selector"]["matchLabels"],
     ):
         assert selector.items() <= labels
@@ -236,6 +249,9 @@ tests:
   - interval: 1m
     input_series:
       - {series: 'attnres_traces_total{outcome="failed", instance="a"}', values: "0 0 0 1 1 1"}
+      - {series: 'attnres_bank_bytes{instance="a"}', values: "1x10 stale"}
+      - {series: 'attnres_bank_bytes{instance="b"}', values: "1x20 stale"}
+      - {series: 'up{instance="b"}', values: "1x20 0x20"}
       - {series: 'vllm:num_requests_waiting{instance="a", engine="0"}', values: "20x30"}
       - {series: 'attnres_forward_passes_total{mode="eager", instance="a"}', values: "0+60x40"}
       - {series: 'attnres_forward_passes_total{mode="compiled", instance="a"}', values: "1x40"}
@@ -246,6 +262,11 @@ tests:
       - eval_time: 5m
         alertname: AttnResTraceFailed
         exp_alerts: [{exp_labels: {severity: warning, outcome: failed, instance: a}}]
+      - {eval_time: 20m, alertname: AttnResNoServer}
+      - {eval_time: 25m, alertname: AttnResNoServer}
+      - eval_time: 27m
+        alertname: AttnResNoServer
+        exp_alerts: [{exp_labels: {severity: critical}}]
       - {eval_time: 5m, alertname: AttnResRequestsWait}
       - eval_time: 15m
         alertname: AttnResRequestsWait
