@@ -6,6 +6,7 @@ They run as commands of an environment of their own (``requirements/soak.in``), 
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from client_page import block
 from goldens import bound
 from serving import DEMO, Server, running_demo, tail
 
@@ -34,7 +37,6 @@ TEXTS = [  # contexts and how they go on; the second of a pair is the less likel
     ("try:\n    value = int(text)\nexcept", " ValueError:\n    value = None\n"),
     ("# Größe in Bytes\nGRÖSSE", " = 1024\n"),
 ]
-SWEEP, SECONDS = 4, 10  # rates of a sweep, and how long each is held
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +108,9 @@ def samples(server, tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
             "target_delimiter": "",
         }
         (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
-    model = {
-        "model": "demo",
-        "base_url": f"{server.url}/v1/completions",
-        "tokenizer_backend": "huggingface",
-        "tokenizer": str(DEMO),
-        "max_length": CONTEXT,
-    }
+    words = shlex.split(block(LM_EVAL, "bash"))
+    model = json.loads(words[words.index("--model_args") + 1])
+    model |= {"base_url": f"{server.url}/v1/completions", "tokenizer": str(DEMO)}
     run_client(
         folder,
         LM_EVAL,
@@ -166,28 +164,20 @@ def encoder():
 
 def test_a_sweep_has_no_errors(server, tmp_path):
     report = tmp_path / "report.json"
-    scenario = {
-        "backend": {
-            "kind": "openai_http",
-            "target": server.url,
-            "model": "demo",
-            "request_format": "/v1/completions",
-        },
-        "tokenizer": {"kind": "huggingface_auto", "model": str(DEMO)},
-        "data": [{"kind": "synthetic_text", "prompt_tokens": 64, "output_tokens": ANSWER}],
-        "data_loader": {"kind": "pytorch", "prefetch_factor": 64},
-        "profile": {"kind": "sweep", "sweep_size": SWEEP, "max_concurrency": 32},
-        "constraints": [{"kind": "max_duration", "seconds": SECONDS}],
-        "outputs": [{"kind": "json", "path": str(report)}],
-    }
+    scenario = yaml.safe_load(block(GUIDELLM, "yaml"))
+    spec = scenario["spec"]
+    spec["backend"]["target"] = server.url
+    spec["tokenizer"]["model"] = str(DEMO)
+    spec["outputs"][0]["path"] = str(report)
+    answer = spec["data"][0]["output_tokens"]
     config = tmp_path / "scenario.json"
-    config.write_text(json.dumps({"spec": scenario}))
+    config.write_text(json.dumps(scenario))
     one = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}  # there are ten, and perhaps two cores
     run_client(tmp_path, GUIDELLM, "run", "--config", str(config), "--disable-console", **one)
     benchmarks = json.loads(report.read_text())["benchmarks"]
-    assert len(benchmarks) == SWEEP
+    assert len(benchmarks) == spec["profile"]["sweep_size"]
     for benchmark in benchmarks:
         totals = benchmark["metrics"]["request_totals"]
         assert totals["successful"] > 0 and totals["errored"] == 0, totals
         for request in benchmark["requests"]["successful"]:
-            assert request["output_tokens"] == ANSWER
+            assert request["output_tokens"] == answer
