@@ -6,6 +6,7 @@ costs a second, not a minute.
 
 import argparse
 import os
+import re
 import signal
 import sys
 from importlib.metadata import entry_points
@@ -113,7 +114,10 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     )
     openai_server.run_server(
         model,
-        DEFAULTS | SERVER_DEFAULTS | chosen,
+        DEFAULTS
+        | SERVER_DEFAULTS
+        | chosen
+        | {"served_model_name": names(checkpoint, model, words)},
         [*place, *vllm_arguments],
         settings.given(own),
         keys,
@@ -181,6 +185,23 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
     kept = cache.of(name, translation, words)
     start_events.tell("model", facts=facts.of_checkpoint(name, translation, kept))
     return str(folder or name), kept
+
+
+def names(checkpoint: str | None, model: str, words: list[str]) -> list[str]:
+    """The names of the served model where no flag gives any: its folder's, and its path's.
+
+    Args:
+        checkpoint: as it was given; None for the demo.
+        model: what vLLM is given.
+        words: flags of vLLM's, among which adapters may have the folder's name.
+    """
+    given = [model] if checkpoint is None else [checkpoint, model]
+    first = "demo" if checkpoint is None else os.path.basename(os.path.abspath(model))
+    adapters = re.findall(r'([^=\n]+)=|"name": *"(.+?)"', "\n".join(words))
+    is_folder = hub.local_path(given[0]) is not None
+    if not first or not is_folder or first in {name for pair in adapters for name in pair}:
+        return list(dict.fromkeys(given))
+    return list(dict.fromkeys([first, *given]))
 
 
 def allowed_plugins(current: str | None) -> str:

@@ -17,9 +17,17 @@ from starlette._utils import get_route_path
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attnres_serve.compat import engine_config, host, openai_app, requests, start_events
+from attnres_serve.compat import (
+    engine_config,
+    host,
+    openai_app,
+    openai_server,
+    requests,
+    start_events,
+)
 from attnres_serve.server.bounds.guard import METRICS, PROBES, is_of_page
 from attnres_serve.server.refusal import refuse
+from attnres_serve.server.start import example
 
 ANSWERED = PROBES | {METRICS}  # to the end, as the page is
 GRACE = 5  # seconds for an engine without work to end, and then for connections to close
@@ -127,7 +135,15 @@ class Lifecycle:
     async def _tell_when_open(self) -> None:
         while not getattr(getattr(self._state, "server", None), "started", False):
             await asyncio.sleep(0.05)
-        start_events.tell("ready", url=openai_app.url_of(self._state), problem=self.unready())
+        url, socket = openai_app.url_of(self._state), openai_app.socket_of(self._state)
+        ask = example.request(
+            url,
+            socket,
+            openai_app.served_names(self._state)[0],
+            bool(openai_server.api_keys(self._state.args)),
+            engine_config.has_tokenizer(self._client.vllm_config),
+        )
+        start_events.tell("ready", url=url, socket=socket, ask=ask, problem=self.unready())
 
     async def _end_when_dead(self) -> None:
         """Do what vLLM's watchdog does, sooner; the exit status is ``compat.on_shutdown``'s."""

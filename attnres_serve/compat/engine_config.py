@@ -54,6 +54,11 @@ def uses_ray(vllm_config) -> bool:
     return vllm_config.parallel_config.distributed_executor_backend == "ray"
 
 
+def has_tokenizer(vllm_config) -> bool:
+    """Whether prompts may be text."""
+    return not vllm_config.model_config.skip_tokenizer_init
+
+
 def pools(vllm_config) -> bool:
     """Whether vLLM would make an embedding model or a classifier of the model."""
     return vllm_config.model_config.runner_type == "pooling"

@@ -9,6 +9,17 @@ def served_names(state) -> list[str]:
     return [model.name for model in state.openai_serving_models.base_model_paths]
 
 
+def no_such_model(models, name: str) -> str:
+    """The sentence for a name that neither the served model nor an adapter has.
+
+    Args:
+        models: vLLM's ``openai_serving_models``.
+        name: that was asked for.
+    """
+    names = [*(model.name for model in models.base_model_paths), *models.lora_requests]
+    return f"The model `{name}` does not exist; there is {', '.join(f'`{n}`' for n in names)}."
+
+
 async def model_cards(state) -> list[dict[str, Any]]:
     """The entries of ``GET /v1/models``: the served model under all its names, and adapters."""
     listed = await state.openai_serving_models.show_available_models()
@@ -95,15 +106,21 @@ def url_of(state) -> str:
         state: of vLLM's app.
     """
     args = state.args
-    if getattr(args, "uds", None):
-        return f"unix:{args.uds}:"
+    path = (args.root_path or "").rstrip("/")
+    if socket_of(state):
+        return f"http://localhost{path}"
     host = args.host or ""
     if host in ("", "0.0.0.0", "::"):  # every address of the machine
         host = "localhost"
     host = f"[{host}]" if ":" in host else host
     port = state.server.servers[0].sockets[0].getsockname()[1]  # of --port 0 the one that was free
     scheme = "https" if args.ssl_keyfile else "http"
-    return f"{scheme}://{host}:{port}{(args.root_path or '').rstrip('/')}"
+    return f"{scheme}://{host}:{port}{path}"
+
+
+def socket_of(state) -> str | None:
+    """The path of the socket file by which a server is reached; None for one with a port."""
+    return getattr(state.args, "uds", None) or None
 
 
 def read_http_by(protocol: str) -> None:

@@ -12,6 +12,7 @@ from attnres_serve.compat.workarounds import (
     inductor,
     malloc,
     mla_blocks,
+    model_names,
     orphans,
     python_frames,
     quick_exit,
@@ -78,6 +79,7 @@ def worker(vllm_config) -> None:
 def routes() -> None:
     """Called where a server's routes are made, before adapters are loaded (idempotent)."""
     adapter_refusals.answer_in_a_sentence()
+    model_names.list_in_refusals()
 
 
 def server(client) -> None:

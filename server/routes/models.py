@@ -32,4 +32,4 @@ async def model(name: str, request: Request):
     for card in await openai_app.model_cards(request.app.state):
         if card["id"] == name:
             return card
-    return refuse(404, f"The model `{name}` does not exist.")
+    return refuse(404, openai_app.no_such_model(request.app.state.openai_serving_models, name))

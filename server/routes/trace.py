@@ -92,7 +92,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     places = await _sites(client)
     names = openai_app.served_names(state)
     if body.model is not None and body.model not in names:
-        raise HTTPException(404, f"The model `{body.model}` does not exist.")
+        raise HTTPException(404, openai_app.no_such_model(state.openai_serving_models, body.model))
     try:
         chosen = chosen_sites(body.sites, [site for site in places if site.mixes])
     except SettingError as error:

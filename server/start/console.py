@@ -35,6 +35,7 @@ _USUAL = re.compile(
     r"|NUMA binding: Using|\[shutdown\]"
     # What `check` says beside the types that are stored and served; and advice for one client.
     r"|Attempted to load weight \S+ with dtype \S*float\d+ into|template requires system-first"
+    "|^Default vLLM sampling parameters have been overridden"
     # A container's: the image has no Triton, and no capability to move pages.
     r"|^Triton not available|numa_migrate_pages failed\. errno: 1 "
 )
@@ -196,7 +197,10 @@ class Console:
             self._write("err", f"  not ready: {event['problem']}\n")
         places = [("API", "/v1"), ("page", "/attn_res"), ("metrics", "/metrics")]
         where = "".join(_aligned(name, event["url"] + path) for name, path in places)
-        self._write("out", f"Ready after {seconds:.1f} s. Ctrl-C stops the server.\n{where}")
+        if event["socket"]:
+            where += _aligned("socket", event["socket"])
+        said = f"Ready after {seconds:.1f} s. Ctrl-C stops the server.\n{where}{event['ask']}\n"
+        self._write("out", said)
 
     def tick(self) -> None:
         """On a terminal, show the phase that runs and its seconds."""

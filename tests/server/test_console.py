@@ -1,6 +1,7 @@
 """What is shown of a server's lines, and the supervisor's parts: without an engine."""
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -26,10 +27,11 @@ from attnres_serve.errors import SettingError
 from attnres_serve.server import launcher
 from attnres_serve.server.lifecycle import Lifecycle
 from attnres_serve.server.routes import page
-from attnres_serve.server.start import address, preload, supervisor
+from attnres_serve.server.start import address, example, preload, supervisor
 from attnres_serve.server.start.console import WARNINGS, Console, wants_log
 
 URL = "http://127.0.0.1:8000"
+ASK = "curl"
 FACTS = {"model": "folder", "layout": "format house, family llama, 4 blocks, 17 sites"}
 ENGINE = "(EngineCore pid=7)"
 
@@ -55,7 +57,7 @@ class Shown:
             ("built", {"how": "algorithm single_pass, backend cpp"}),
             ("loaded", {}),
             ("warm", {}),
-            ("ready", {"url": URL, "problem": problem}),
+            ("ready", {"url": URL, "socket": None, "ask": ASK, "problem": problem}),
         ):
             self.now += 2
             self.event(name, **more)
@@ -76,12 +78,13 @@ def test_a_start_is_a_dozen_lines():
     shown = Shown()
     shown.start()
     said = shown.new()
-    assert len(said) == 13
+    assert len(said) == 14
     assert said[1:3] == ["  model     folder", f"  layout    {FACTS['layout']}"]
     assert "  computed  algorithm single_pass, backend cpp" in said
     assert [line.split()[-2:] for line in said if line.endswith(" s")] == [["2.0", "s"]] * 5
     assert "10.0 s" in said[9]
-    assert [line.split()[1] for line in said[-3:]] == [
+    assert said[-1] == ASK
+    assert [line.split()[1] for line in said[-4:-1]] == [
         f"{URL}/v1",
         f"{URL}/attn_res",
         f"{URL}/metrics",
@@ -113,7 +116,8 @@ def test_logs_of_a_start_are_hidden_and_warnings_are_few():
         *(f"  warning: watch out {number}" for number in range(WARNINGS)),
         "  warning: AttnRes: there is no API key",
     ]
-    shown.event("ready", url=URL, problem=None)
+    shown.event("ready", url=URL, socket="run/s", ask=ASK, problem=None)
+    assert shown.out.getvalue().endswith(f"  socket    run/s\n{ASK}\n")
     assert f"  {20 - WARNINGS} more warnings: --verbose shows them." in shown.new()
 
 
@@ -145,6 +149,7 @@ def test_casts_of_weights_are_quiet():
     ):
         shown.log("WARNING", cast.format(name, stored, served))
     shown.log("WARNING", "The chat template requires system-first ordering, so inline system")
+    shown.log("WARNING", "Default vLLM sampling parameters have been overridden by the model's")
     assert shown.new() == []
     shown.log("WARNING", unread := "Attempted to load weight a with dtype uint8 into a parameter")
     assert shown.new() == [f"  warning: {unread}"]
@@ -505,7 +510,7 @@ engine = subprocess.Popen(["sleep", "60"])
 left = f"/dev/shm/__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid()}"
 open(left, "w").close()
 os.symlink(left, sys.argv[2])
-start_events.tell("ready", url="http://127.0.0.1", problem=None)
+start_events.tell("ready", url="http://127.0.0.1", socket=None, ask="", problem=None)
 try:
     time.sleep(60)
 except KeyboardInterrupt:
@@ -580,6 +585,66 @@ def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, capfd, is_give
     told = [start_events.read(line)[1] for line in capfd.readouterr().err.split("\n")]
     (event,) = [event for event in told if event and event["event"] == "checked"]
     assert (event["log"], event["headless"]) == (is_given, is_given)
+
+
+# --- the request to paste
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize(
+    ("url", "socket_path", "model", "takes_text"),
+    [
+        (URL, None, "demo", True),
+        ("https://[::1]:9000/a b", None, 'it\'s a "model" $HOME', True),
+        ("http://localhost", "/run/a socket", "ünï/代码", False),
+    ],
+)
+def test_the_request_can_be_pasted(url, socket_path, model, takes_text, has_key, tmp_path):
+    """A shell hands curl what was meant; curl here tells its words."""
+    (tmp_path / "curl").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    (tmp_path / "curl").chmod(0o755)
+    said = example.request(url, socket_path, model, has_key, takes_text)
+    variables = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    told = subprocess.run(["sh", "-c", said], env=variables, capture_output=True, check=True)
+    words = told.stdout.decode().split("\0")[:-1]
+    assert f"{url}/v1/completions" in words
+    body = json.loads(words[words.index("-d") + 1])
+    assert (body["model"], body["max_tokens"]) == (model, 40)
+    assert isinstance(body["prompt"], str) == takes_text
+    assert ("Authorization: Bearer YOUR_KEY" in words) == has_key
+    place = ["--unix-socket", socket_path] if socket_path else []
+    assert [word for word in words if word in ("--unix-socket", socket_path)] == place
+
+
+def test_the_request_fits_a_terminal():
+    said = example.request(URL, None, "demo", True, True)
+    assert all(len(line) <= 80 for line in said.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "model", "words", "names"),
+    [
+        (None, "/src/demo/checkpoint", [], ["demo", "/src/demo/checkpoint"]),
+        ("/m/mine", "/m/mine", [], ["mine", "/m/mine"]),
+        ("/m/mine/", "/m/mine", ["--port=1"], ["mine", "/m/mine/", "/m/mine"]),
+        ("./mine", "mine", [], ["mine", "./mine"]),
+        ("/", "/", [], ["/"]),
+        ("org/model", "org/model", [], ["org/model"]),
+        ("/m/mine", "/m/mine", ["--lora-modules", "mine=/a", "b=/b"], ["/m/mine"]),
+        ("/m/mine", "/m/mine", ["--lora-modules=mine=/a"], ["/m/mine"]),
+        ("/m/mine", "/m/mine", ['{"name": "mine", "path": "/a"}'], ["/m/mine"]),
+    ],
+)
+def test_a_model_has_the_name_of_its_folder(checkpoint, model, words, names):
+    """And that of its path; an adapter keeps the name that it was given."""
+    assert launcher.names(checkpoint, model, words) == names
+
+
+@pytest.mark.parametrize("path", [".", "..", "down/.."])
+def test_the_name_of_a_relative_path(path, monkeypatch, tmp_path):
+    (tmp_path / "model" / "down").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "model" / ("down" if path == ".." else ""))
+    assert launcher.names(path, path, []) == ["model", path]
 
 
 # --- the address

@@ -272,14 +272,20 @@ def test_a_field_of_responses_that_cannot_be_honoured_is_refused(client, field, 
 # --- the rest of the API
 
 
+def missing(name: str) -> str:
+    return f"The model `{name}` does not exist; there is {', '.join(f'`{one}`' for one in NAMES)}."
+
+
 def test_models_and_what_is_not_there(client):
     assert [model.id for model in client.models.list()] == NAMES
     for call in (
         lambda: client.completions.create(**ASK | {"model": "nobody"}),
         lambda: client.embeddings.create(model="demo", input="x"),
     ):
-        with pytest.raises(NotFoundError):
+        with pytest.raises(NotFoundError) as caught:
             call()
+        if caught.value.param == "model":
+            assert caught.value.body["message"] == missing("nobody")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -296,8 +302,7 @@ def test_a_model_is_retrieved_as_it_is_listed(client, name):
 def test_a_model_that_is_not_there(client, name):
     with pytest.raises(NotFoundError) as caught:
         client.models.retrieve(name)
-    message = f"The model `{name}` does not exist."
-    said = {"message": message, "type": "Not Found", "param": None, "code": 404}
+    said = {"message": missing(name), "type": "Not Found", "param": None, "code": 404}
     assert caught.value.body == said
 
 

@@ -177,7 +177,7 @@ def server(tmp_path_factory) -> Iterator[Command]:
 
 def test_a_start_says_what_is_served_how_and_where(server):
     said = [*server.out, *server.err]
-    assert len(said) <= 15, said
+    assert len(said) <= 18, said
     text = "\n".join(said)
     for fact in (
         *("format house", "family llama", "4 blocks", "17 sites"),
@@ -187,6 +187,8 @@ def test_a_start_says_what_is_served_how_and_where(server):
         assert fact in text
     for phase in ("import vLLM", "load the weights", "compile, warm up"):
         assert re.search(rf"  {phase} +\d+\.\d s", text)
+    assert said[-3].startswith(f"curl http://127.0.0.1:{server.port}/v1/completions -H ")
+    assert '{"model": "checkpoint", "prompt": ' in said[-1]
     for path in ("/v1", "/attn_res", "/metrics"):
         assert f"http://127.0.0.1:{server.port}{path}\n" in text + "\n"
 

@@ -113,7 +113,9 @@ def app_of(client: Client) -> TestClient:
     app.state.engine_client = client
     app.state.serving_tokenization = Tokenization()
     models = [SimpleNamespace(name="demo")]
-    app.state.openai_serving_models = SimpleNamespace(base_model_paths=models)
+    app.state.openai_serving_models = SimpleNamespace(
+        base_model_paths=models, lora_requests={"tuned": None}
+    )
     client.vllm_config.model_config.skip_tokenizer_init = False
     init_exception_handler(app)
     plugin = EndpointPlugin()
@@ -603,7 +605,9 @@ def test_another_content_type(app):
 
 
 def test_unknown_model(app):
-    assert "`nope` does not exist" in refused(app, 404, model="nope", prompt=[3])
+    assert "`nope` does not exist; there is `demo`, `tuned`." in refused(
+        app, 404, model="nope", prompt=[3]
+    )
 
 
 def test_turned_off(app, client):
