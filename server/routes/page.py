@@ -15,12 +15,15 @@ FILES = {
     "icon.svg": "image/svg+xml",
     "attnres.svg": "image/svg+xml",
     "page.css": "text/css",
+    "example.json": "application/json",
+    "tutorial.md": "text/plain",
 } | dict.fromkeys(
     (
         "api.js",
         "cell_edits.js",
         "colours.js",
         "compare.js",
+        "copy_link.js",
         "depth_map.js",
         "edits.js",
         "figures.js",

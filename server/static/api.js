@@ -5,6 +5,9 @@ const byId = (id) => document.getElementById(id);
 /** A refusal of the server's, in its own words. */
 export class Refusal extends Error {}
 
+/** The refusal of a server that asks for a key, while there is none. */
+export class KeyNeeded extends Refusal {}
+
 /** Ask the server; throws a Refusal, or an AbortError after a cancel. */
 export async function ask(path, body, signal) {
   const headers = body ? { "Content-Type": "application/json" } : {};
@@ -27,8 +30,11 @@ export async function ask(path, body, signal) {
     .catch(() => null);
   if (response.status === 401) {
     byId("key-field").hidden = false;
-    const wanted = key ? "this is not the server's API key" : "the server asks for an API key";
-    throw new Refusal(`${said ?? "Unauthorized"}: ${wanted}.`);
+    if (key) throw new Refusal("This is not the server's API key.");
+    throw new KeyNeeded(
+      "This server asks for an API key. Enter it above to run your own prompts. " +
+        "Until then the page shows a saved run of the demo model.",
+    );
   }
   throw new Refusal(said ?? `The server answered with status ${response.status}.`);
 }

@@ -1,11 +1,12 @@
 // The page of a server: runs what its form, its examples or its address ask for.
-import { Refusal, ask } from "./api.js";
+import { KeyNeeded, Refusal, ask } from "./api.js";
 import { renewEdits } from "./cell_edits.js";
+import { offerLink } from "./copy_link.js";
 import { setEdits } from "./edits.js";
 import { clearLink, writeLink } from "./link.js";
 import { options, recall, remember } from "./options.js";
 import { run } from "./run.js";
-import { onOpen } from "./saved.js";
+import { onOpen, showExample } from "./saved.js";
 import { choice, hide, onChoice, stay, wait } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
@@ -49,9 +50,12 @@ async function start(wanted) {
     shownPrompt = asked.prompt;
   } catch (error) {
     const isCancelled = error.name === "AbortError";
-    if (isCancelled || error instanceof Refusal) stay();
+    const isLocked = error instanceof KeyNeeded && !choice();
+    if (isLocked) await showExample().catch(hide);
+    else if (isCancelled || error instanceof Refusal) stay();
     else hide();
     if (isCancelled) say("Cancelled.");
+    else if (error instanceof KeyNeeded) say(error.message);
     else say("", error instanceof Refusal ? error.message : `The page failed: ${error.message}.`);
     byId("error").scrollIntoView({ block: "nearest" }); // the button may be far below
   }
@@ -91,6 +95,7 @@ function begin() {
 
 onChoice(() => {
   const chosen = choice();
+  offerLink(chosen.isSaved);
   if (chosen.isSaved) return; // an address holds runs alone
   writeLink({
     token: String(chosen.token),

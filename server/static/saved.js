@@ -33,6 +33,13 @@ async function open(file) {
   byId("unopened").textContent = wrong ?? "";
 }
 
+/** Show the run that comes with the page. */
+export async function showExample() {
+  const trace = await (await fetch("attn_res/example.json")).json();
+  show(trace, {}, true);
+  byId("model").textContent = `${trace.model}, a saved example`;
+}
+
 byId("open").addEventListener("change", ({ target }) => {
   if (target.files.length) open(target.files[0]);
   target.value = "";

@@ -23,15 +23,17 @@ from made_up import ANSWER_ID, SITE, MadeUpServer, made_up_trace
 from matplotlib import colormaps
 from matplotlib.colors import PowerNorm
 from matplotlib.image import imread
-from serving import Server, running_demo
+from serving import ROOT, Server, running_demo
 from starlette.testclient import TestClient
 
 from attnres_serve.inspect import figure
 from attnres_serve.inspect import page as inspect_page
+from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.statistics import PERCENTILES
 from attnres_serve.server.routes import page
 
 KEY = "a-key-of-the-test"
+PAPER = "https://arxiv.org/abs/2603.15031"
 PROMPT = "import os\n\n\ndef "
 HOSTILE = ["</script><script>hacked = 1</script>", "<img src=x onerror=hacked=1>", "<!--", "\u202e"]
 PICTURES = ("weights", "second", "magnitude", "entropy")
@@ -79,9 +81,32 @@ def test_every_file_is_served_and_every_reference_is_a_file():
     assert held == set(page.FILES)
     index = (page.FOLDER / page.INDEX).read_text()
     named = re.findall(r'(?:src|href)="([^"]+)"', index)
+    named.remove(PAPER)
     assert {name.removeprefix("attn_res/") for name in named} < set(page.FILES)
     assert all(name.startswith("attn_res/") for name in named)  # of this server
     assert not re.search(r'\sstyle="|\son\w+="|<style|javascript:', index)
+
+
+def test_the_tutorial_is_that_of_the_documentation():
+    """The page links to a copy, because a wheel has no docs/: ``cp docs/use/tutorial.md`` there."""
+    copy = page.FOLDER / "tutorial.md"
+    assert copy.read_bytes() == (ROOT / "docs" / "use" / "tutorial.md").read_bytes()
+
+
+def test_the_example_is_a_small_trace_of_the_demo():
+    """Prompt, ids of a greedy answer of 12 tokens, ``logprobs`` 5 and ``lens`` 1, four digits."""
+    path = page.FOLDER / "example.json"
+    assert path.stat().st_size < 100_000
+    trace = Trace.model_validate_json(path.read_text())
+    (prompt,) = re.findall(r'<textarea id="prompt"[^>]*>([^<]*)<', page_text())
+    texts = "".join(token.text or "" for token in trace.tokens[1 : trace.prompt_tokens])
+    assert texts == prompt
+    assert len(trace.sites) == 17 and trace.model == "demo"
+    assert trace.logprobs is not None and trace.lens is not None
+
+
+def page_text() -> str:
+    return (page.FOLDER / page.INDEX).read_text()
 
 
 def test_a_slash_at_the_end(app):
@@ -146,6 +171,8 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
         self._open = (tag, found)
+        if found.get("href") == PAPER:
+            return  # a link, which loads nothing by itself
         self.loads += [found[name] for name in ("src", "href", "srcset", "action") if name in found]
         if found.get("http-equiv") == "Content-Security-Policy":
             self.policy = found["content"]
@@ -729,17 +756,68 @@ def test_only_the_last_tokens(opened):
     assert opened.errors == []
 
 
+@pytest.mark.parametrize("clipboard", [True, False], ids=["", "not offered"])
+@pytest.mark.parametrize("prompt", ["def f(x):\n    ", "ü & # % +", "a" * 300])
+def test_copy_link(visit, clipboard, prompt):
+    """The address holds prompt, options and what is chosen, at once, over http as well."""
+    found = visit(
+        viewport={"width": 1280, "height": 900},
+        base_url=SITE,
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    if not clipboard:
+        found.tab.add_init_script("delete Navigator.prototype.clipboard")
+    MadeUpServer(3, 2).serve(found.tab)
+    found.tab.goto("/attn_res#max_tokens=2&prompt=x")
+    found.finished()
+    found.trace(prompt, 3)
+    found.cell(4, 1).click()
+    found.tab.click("#copy")
+    found.wait("#copied", "The link is copied.")
+    found.tab.fill("#prompt", "")
+    found.tab.focus("#prompt")
+    found.tab.keyboard.press("Control+v")
+    link = found.tab.locator("#prompt").input_value()
+    assert link == found.tab.url
+    found.tab.goto("about:blank")
+    found.tab.goto(link)
+    found.finished()
+    assert found.tab.locator("#prompt").input_value() == prompt
+    assert found.tab.locator("#max-tokens").input_value() == "3"
+    assert found.text("#readout p") == "Site 4, attention of layer 2, reads block 1"
+    assert found.errors == []
+
+
+def test_without_the_key_there_is_an_example(visit):
+    """It is asked for kindly, and the saved run has no link; with the key the page is as usual."""
+    found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
+    MadeUpServer(3, 2, key=KEY).serve(found.tab)
+    found.tab.goto("/attn_res")
+    found.wait("#status", "This server asks for an API key.")
+    found.drawn()
+    assert found.text("#error") == "" and found.text("#model") == "demo, a saved example"
+    assert found.cells() > 40 and found.tab.locator("#lens").is_visible()
+    assert found.tab.locator("#copy").is_disabled() and found.tab.locator("#ban").is_disabled()
+    found.tab.click("#run")
+    found.wait("#status", "This server asks for an API key.")
+    found.tab.fill("#key", KEY)
+    found.trace("abc", 4)
+    assert found.text("#model").startswith("made up: ")
+    assert found.text("#error") == "" and found.tab.locator("#copy").is_enabled()
+    assert all("401" in error for error in found.errors)
+
+
 @pytest.mark.engine
 def test_the_key(visit, server):
     """The shell is public, the data is not; the field is there once the server asked for a key."""
     found = visit()
     assert found.tab.goto(f"{server.url}/attn_res").status == 200
     found.tab.locator("#key-field").wait_for()
-    found.wait("#error", "Unauthorized: the server asks for an API key.")
+    found.wait("#status", "This server asks for an API key.")
     found.tab.fill("#key", "another")
     found.tab.click("#run")
-    found.wait("#error", "Unauthorized: this is not the server's API key.")
-    assert found.tab.locator("#right").is_hidden()
+    found.wait("#error", "This is not the server's API key.")
+    assert found.text("#model") == "demo, a saved example"
     found.tab.fill("#key", "schlüssel")
     found.tab.click("#run")
     found.wait("#error", "An API key has printable ASCII characters only.")
