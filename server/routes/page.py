@@ -16,7 +16,7 @@ FILES = {
     "attnres.svg": "image/svg+xml",
     "page.css": "text/css",
     "example.json": "application/json",
-    "tutorial.md": "text/plain",
+    "tutorial.txt": "text/plain",
 } | dict.fromkeys(
     (
         "api.js",

@@ -89,7 +89,7 @@ def test_every_file_is_served_and_every_reference_is_a_file():
 
 def test_the_tutorial_is_that_of_the_documentation():
     """The page links to a copy, because a wheel has no docs/: ``cp docs/use/tutorial.md`` there."""
-    copy = page.FOLDER / "tutorial.md"
+    copy = page.FOLDER / "tutorial.txt"
     assert copy.read_bytes() == (ROOT / "docs" / "use" / "tutorial.md").read_bytes()
 
 
