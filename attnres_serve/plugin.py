@@ -11,6 +11,7 @@ from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.compat import engine_config, host, native, registry
+from attnres_serve.formats.resolve import with_list_of_architectures
 
 
 def register() -> None:
@@ -57,6 +58,7 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
     """
     from attnres_serve import settings
 
+    config = with_list_of_architectures(config)
     modules: tuple[Any, ...] = formats.SERVED
     own = (module for module in modules if hasattr(module, "NATIVE") and module.claims(config))
     if (found := next(own, None)) is None:

@@ -81,6 +81,18 @@ def _file(path: str) -> Path | None:
     return file if file and file.is_file() else None
 
 
+def lists_architecture(name: str) -> bool:
+    """Whether vLLM, or another plugin of it, has a model class under this name.
+
+    Its table is read as text where it has not been imported.
+    """
+    import sys
+
+    if models := sys.modules.get("vllm.model_executor.models.registry"):
+        return name in models.ModelRegistry.models
+    return f'"{name}":' in (_source("model_executor/models/registry.py") or "")
+
+
 def is_cpu_build() -> bool:
     """Whether the installed vLLM is its CPU build, told without importing it."""
     import os

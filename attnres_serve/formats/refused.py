@@ -8,6 +8,7 @@ from attnres_serve.errors import CheckpointError
 
 # Served by vLLM itself; the plugin must not stand in the way.
 NATIVE_MODEL_TYPES = ("kimi_k3", "kimi_linear")
+INKLING = "inkling2"  # and what follows, of its parts
 LATENT_EXPERTS = "routed_expert_hidden_size"  # of Kimi K3
 LAYERS_KEY = "attn_res_block_size"  # in layers where it is Kimi's or SANA's
 
@@ -17,6 +18,9 @@ BLOCK_KEYS = (
     "attnres_block_size",
     "attnres_num_blocks",
     "attn_res_num_blocks",
+    "block_attn_res_block_size",
+    "n_layers_per_attn_res_block",
+    "n_layers_per_attnres_block",
 )
 _SWITCHED_OFF: tuple[Any, ...] = (None, False, 0, "", "none")
 OTHER_KEYS = ("attn_res", "attnres_mode", "attn_res_output_route", "use_attn_res")
@@ -54,7 +58,10 @@ FLA_MIXERS = dict.fromkeys(
         *("retnet", "samba", "wall_transformer", "yoco"),
     ),
     _NO_MIXER,
-) | {"mla": _NO_MODEL}
+) | {
+    "mla": _NO_MODEL,
+    "stickbreaking_attn": "FLA's own class does not read the key",
+}
 
 # Functions that are not Block or Full AttnRes, by what their keys, values and tensors are called.
 _VARIANTS = [
@@ -95,7 +102,7 @@ def refuse_latent_experts(config: dict[str, Any]) -> None:
 def _refuse_by_name(config: dict[str, Any]) -> None:
     """Raise for models that were read and that nothing here, or on this device, computes."""
     model_type = str(config.get("model_type"))
-    if model_type.startswith("inkling2"):
+    if model_type.startswith(INKLING):
         raise CheckpointError(
             f"model_type is {model_type!r}: Inkling 2 mixes normed rows, in some layers by other "
             "queries for each of query, key and value, which is another function than Block or "
@@ -129,6 +136,9 @@ def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
     """
     model_type, architectures = config.get("model_type"), config.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    is_variant = str(model_type).startswith(INKLING) or str(architecture) in ARCHITECTURES
+    if is_variant and source.lists_architecture(str(architecture)):
+        return
     _refuse_by_name(config)
     if model_type in NATIVE_MODEL_TYPES and str(architecture) not in ARCHITECTURES:
         return

@@ -35,6 +35,7 @@ def resolve(
     Raises:
         CheckpointError: for AttnRes that cannot be served exactly.
     """
+    config = with_list_of_architectures(config)
     translations = [module.translate(config) for module in formats.SERVED if module.claims(config)]
     for translation in translations:
         FAMILIES[translation.base].check(translation.config)
@@ -48,6 +49,12 @@ def resolve(
     if not (own_code and "auto_map" in config):
         refused.refuse_if_attnres(config, formats.SUPPORTED)
     return None
+
+
+def with_list_of_architectures(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json in which one architecture, where it is a string, is a list of one."""
+    found = config.get("architectures")
+    return config | {"architectures": [found]} if isinstance(found, str) else config
 
 
 def _told_apart(

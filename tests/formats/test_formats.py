@@ -3,9 +3,11 @@
 import json
 import pickle
 import re
+import sys
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from checkpoints import GOLDENS, write_fla, write_house
 from facts import FACTS
 
 from attnres_serve import formats, settings
+from attnres_serve.compat import source
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
@@ -329,6 +332,32 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"model_type": "inkling2", "n_layers_per_attnres_block": 6},
         ("'inkling2'", "normed rows", "the code that it was released with"),
     ),
+    "layers of Inkling 2 under another model type": (
+        PLAIN | {"n_layers_per_attnres_block": 6},
+        ("n_layers_per_attnres_block: 6", "'llama'"),
+    ),
+    "the same in another spelling": (
+        PLAIN | {"n_layers_per_attn_res_block": 6},
+        ("n_layers_per_attn_res_block: 6", "'llama'"),
+    ),
+    "AliceAI's key under another model type": (
+        PLAIN | {"block_attn_res_block_size": 4},
+        ("block_attn_res_block_size: 4", "'llama'"),
+    ),
+    "an architecture that is no list, of Kimi": (
+        {"model_type": "kimi_linear", "architectures": "KimiBlockAttnResForCausalLM"},
+        ("torchtitan / SGLang fork on Kimi Linear", "'KimiBlockAttnResForCausalLM'"),
+    ),
+    "an architecture that is no list, of another": (
+        {"model_type": "qwen3", "architectures": "Qwen3ARForCausalLM"},
+        ("Qwen3AR", "'Qwen3ARForCausalLM'"),
+    ),
+    "FLA's class without the flag": (
+        golden(
+            model_type="stickbreaking_attn", architectures=["StickBreakingAttentionForCausalLM"]
+        ),
+        ("attnres_block_size: 4", "FLA's own class does not read the key"),
+    ),
     "SANA-Video 2": (
         {"_class_name": "SanaVideo2Transformer3DModel", "attn_res_block_size": 8},
         ("SANA-Video 2", "diffusion model", "run it with diffusers"),
@@ -384,7 +413,8 @@ def test_every_class_of_fla_with_the_flag_is_named() -> None:
         if "attnres_block_size: int" in text
         for name in re.findall(r"""model_type = ['"](\w+)""", text)
     }
-    assert len(flagged) > 20 and flagged - {*fla.CLASSES} == set(refused.FLA_MIXERS)
+    named = set(refused.FLA_MIXERS) - {"stickbreaking_attn"}  # which has no flag
+    assert len(flagged) > 20 and flagged - {*fla.CLASSES} == named
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -395,6 +425,48 @@ def test_recognised_but_unsupported(name: str) -> None:
         resolve(config)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("imported", [True, False])
+@pytest.mark.parametrize(
+    ("config", "listed"),
+    [
+        ({"model_type": "inkling2", "architectures": ["Inkling2ForCausalLM"]}, True),
+        ({"model_type": "inkling2_text", "architectures": "Inkling2ForCausalLM"}, True),
+        ({"model_type": "qwen3", "architectures": ["Qwen3ARForCausalLM"]}, True),
+        ({"model_type": "inkling2", "architectures": ["AnotherForCausalLM"]}, False),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, False),
+    ],
+    ids=str,
+)
+def test_a_variant_is_left_to_a_vllm_that_lists_it(
+    config: dict[str, Any], listed: bool, imported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its table of models, or by the text of it; never as a plain model."""
+    config = config | {"n_layers_per_attnres_block": 6}
+    table = ("Inkling2ForCausalLM", "Qwen3ARForCausalLM", "LlamaForCausalLM")
+    models = SimpleNamespace(ModelRegistry=SimpleNamespace(models=dict.fromkeys(table)))
+    monkeypatch.setitem(
+        sys.modules, "vllm.model_executor.models.registry", models if imported else None
+    )
+    monkeypatch.setattr(source, "_source", lambda _: "".join(f'    "{n}": (),\n' for n in table))
+    if listed:
+        assert resolve(config) is None
+        return
+    with pytest.raises(CheckpointError):
+        resolve(config)
+
+
+def test_what_the_installed_vllm_lists() -> None:
+    pytest.importorskip("vllm")
+    assert source.lists_architecture("LlamaForCausalLM")
+    assert not source.lists_architecture("Inkling2ForCausalLM")
+
+
+def test_an_architecture_that_is_no_list_is_served() -> None:
+    config = golden()
+    found = resolve(config | {"architectures": config["architectures"][0]})
+    assert found is not None and found == resolve(config)
 
 
 @pytest.mark.parametrize("model_type", ["kimi_linear", "kimi_k3"])
