@@ -62,7 +62,7 @@ def require_known(
 
     Args:
         words: what is given to vLLM; the file that ``--config`` names is validated as well.
-        known: names of vLLM's flags, by ``compat.flags_of_server`` or ``flags_of_engine``; None
+        known: names of vLLM's flags, by ``source.flags_of_server`` or ``flags_of_engine``; None
             where they cannot be told, and nothing is validated.
         own: names of the command's own flags, which a suggestion may name.
 

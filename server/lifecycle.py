@@ -130,7 +130,9 @@ class Lifecycle:
 
     def _abort(self, number: int) -> None:
         host.logger().warning("AttnRes: a second signal, so running requests are cut off.")
-        os._exit(128 + number)  # engine and workers end with this process (``parent``)
+        os._exit(
+            128 + number
+        )  # engine and workers end with this process (``orphans.end_with_parent``)
 
     async def _tell_when_open(self) -> None:
         while not getattr(getattr(self._state, "server", None), "started", False):
@@ -146,7 +148,7 @@ class Lifecycle:
         start_events.tell("ready", url=url, socket=socket, ask=ask, problem=self.unready())
 
     async def _end_when_dead(self) -> None:
-        """Do what vLLM's watchdog does, sooner; the exit status is ``compat.on_shutdown``'s."""
+        """Do what vLLM's watchdog does, sooner; the exit status is ``openai_app.on_shutdown``'s."""
         while (server := getattr(self._state, "server", None)) is None:
             await asyncio.sleep(requests.LOOK)
         server.config.timeout_graceful_shutdown = GRACE  # a client may never read its answer

@@ -1,7 +1,7 @@
 """Events by which the processes of a start tell their supervisor how far they are.
 
 An event is one line of stderr, because every process has that, whoever started it; the supervisor
-takes the lines out (``server.supervisor``).
+takes the lines out (``server.start.supervisor``).
 """
 
 import json
@@ -21,7 +21,7 @@ def tell(event: str, **facts: Any) -> None:
     """Tell the supervisor an event; does nothing where there is none.
 
     Args:
-        event: a word that ``server.console`` knows.
+        event: a word that ``server.start.console`` knows.
         facts: values that JSON can hold.
     """
     if is_heard():

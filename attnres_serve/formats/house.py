@@ -4,9 +4,9 @@
      "attn_res": {"block_size": 4}, ...}
 
 ``block_size`` counts sublayers (1 is Full AttnRes); ``block_starts`` lists the first sublayer of
-every block instead.  The other keys of ``attn_res`` are the fields of ``AttnResSpec``; with them,
-and with ``qk_norm_eps`` where Qwen3's per-head norms have an epsilon of their own, every served
-model on a Llama or Qwen base can be written in this format.
+every block instead.  The other keys of ``attn_res`` are the fields of ``AttnResSpec``.  Where
+Qwen3's per-head norms have an epsilon of their own, ``qk_norm_eps`` states it.  Every model that is
+served, of any family, can be written in this format.
 """
 
 from typing import Any

@@ -12,7 +12,6 @@ from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.translation import Translation
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.verify import compare, passages
-from attnres_serve.verify import passages as passage_texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         type=int,
-        help=f"tokens of each passage (default: {passage_texts.USUAL}, or "
-        f"{passage_texts.BEYOND} more than the model's window of up to {passage_texts.WIDEST} has)",
+        help=f"tokens of each passage (default: {passages.USUAL}, or "
+        f"{passages.BEYOND} more than the model's window of up to {passages.WIDEST} has)",
     )
     parser.add_argument(
         "--passages", type=int, default=2, help="passages of the text (default: %(default)s)"
@@ -63,10 +62,10 @@ def run(own: argparse.Namespace) -> int:
     backend_choice.require(own.attnres_backend)
     if reference != folder:
         _require_same_sizes(folder, served, reference)
-    tokens = passage_texts.tokens(served, own.tokens, str(folder))
+    tokens = passages.tokens(served, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
     report = compare.verify(folder, reference, prompts, settings.given(own), own.against)
-    unreached = passage_texts.unreached(served.config, passage_texts.window_of(served), tokens)
+    unreached = passages.unreached(served.config, passages.window_of(served), tokens)
     if own.json:
         print(json.dumps(asdict(report) | {"unreached": unreached}), file=output.out())
     else:

@@ -55,7 +55,7 @@ DISCARDED = 2  # rounds before those that count; transformers compiles in them
 
 @dataclass(frozen=True)
 class Peer:
-    """transformers in a style of ``peer_models``, our plugin, or with neither set plain vLLM."""
+    """transformers in a style of ``models``, our plugin, or with neither set plain vLLM."""
 
     name: str
     compiled: bool

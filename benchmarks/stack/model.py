@@ -292,7 +292,7 @@ class Way(NamedTuple):
     Attributes:
         connection: makes a ``Connection``.
         reference: makes what it is compared with.
-        roundings: to the activation dtype on the way, as in ``kernel_contenders.Contender``.
+        roundings: to the activation dtype on the way, as in ``contenders.Contender``.
     """
 
     connection: Callable[[Shape, Weights, int], Connection]

@@ -2,7 +2,7 @@
 
 A program owns a token: it adds the sublayer's output to the partial sum, writes that bank row,
 mixes all rows by online softmax and norms the mix.  With an answer of phase 1 it is phase 2 as well
-(``triton_two_phase.merge``): an answer is one more source, whose score is its log-sum-exp and which
+(``two_phase.merge``): an answer is one more source, whose score is its log-sum-exp and which
 stands for the rows it was made from.
 
 Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.

@@ -4,7 +4,7 @@ Pseudo-queries do not depend on the input, so all sites of a block can attend to
 blocks when it opens:
 
 1. ``inter_block`` (phase 1) reads the finished rows once and answers all its sites.  It is phase 1
-   by itself; ``triton_open_group`` has it in the launch of the first site.
+   by itself; ``open_group`` has it in the launch of the first site.
 2. ``merge`` (phase 2), at every later site, adds the sublayer's output to the partial sum's row and
    merges that row into the site's answer.  Where blocks are single sublayers (Full AttnRes), one
    phase 1 may answer for the sites of several: a merge then reads the rows finished since.  Its

@@ -34,7 +34,7 @@ def with_room(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def give_loops_room() -> None:
-    """Let the loop that this process is about to enter have room for frames, see ``frames``.
+    """Let the loop that this process is about to enter have room for frames (``call_with_room``).
 
     Called where a model is built, which is before any of them (idempotent).
     """
