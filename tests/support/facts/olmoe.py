@@ -14,6 +14,6 @@ FACTS = Facts(
         without=NO_HEAD_DIM,
     ),
     is_tiny=True,
-    variants={"": {}, "another epsilon": {"rms_norm_eps": 1e-3}},
+    variants={"": {}, "another epsilon": {"rms_norm_eps": 0.3}},
     refused=({"norm_topk_prob": True}, {"clip_qkv": 8.0}),
 )
