@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plot", metavar="FILE", help="write FILE as .png and .svg")
     parser.add_argument("--out", metavar="FILE", help="also write the JSON document there")
+    parser.add_argument("--json", action="store_true", help="print the JSON document alone")
     parser.add_argument(
         "--http", metavar="URL", help="measure the server at URL instead; no baseline"
     )
@@ -91,7 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     checkpoint: str | None, own: argparse.Namespace, flags: list[str], command: list[str]
 ) -> int:
-    """Measure what the command line asks for; the last line on stdout is one JSON document.
+    """Measure what the command line asks for.
+
+    On a terminal a report is printed.  Elsewhere the last line on stdout is one JSON document,
+    which ``--json`` prints alone.
 
     Args:
         checkpoint: folder, or a model id whose files are in the Hugging Face cache.
@@ -141,8 +145,12 @@ def run(
     from attnres_serve.bench import machine
 
     document = {"command": machine.command_line(["attnres-serve", *command]), **document}
-    print(shown, file=output.out())
-    print(json.dumps(document), file=output.out())
+    from attnres_serve.bench import report
+
+    if not own.json:
+        print(report.fitted(shown), file=output.out())
+    if own.json or not output.out().isatty():
+        print(json.dumps(document), file=output.out())
     if own.out:
         try:
             Path(own.out).write_text(json.dumps(document, indent=1) + "\n")

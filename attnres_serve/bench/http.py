@@ -105,17 +105,19 @@ def _row(cell: Cell, found: Mapping[str, Any]) -> dict[str, Any]:
 
 def render(document: Mapping[str, Any]) -> str:
     """The document for a person."""
-    head = f"{'':32}{'tokens/s':>10}"
-    head += "".join(f"{metric.upper()} p50{'':6}p99".rjust(22) for metric in METRICS)
-    lines = [head]
+    percents = [f"p{percent}" for percent in PERCENTILES]
+    head = "".join(f"{percent:>9}" for percent in percents)
+    lines = [f"{'':32}{'tokens/s':>10}   ms  {head}"]
     for row in document["cells"]:
         cell = cell_of(row)
         counted = "prompt" if cell.phase == "prefill" else "output"
         label = cell.label if cell.phase == "prefill" else _whole(cell)
-        line = f"{label:32}{row[f'{counted}_tokens_per_s']:10.1f}"
-        for found in filter(None, (row[f"{metric}_s"] for metric in METRICS)):
-            line += f"{1e3 * found['p50']:10.2f}{1e3 * found['p99']:9.2f} ms"
-        lines.append(line)
+        begin = f"{label:32}{row[f'{counted}_tokens_per_s']:10.1f}"
+        for metric in METRICS:
+            if found := row[f"{metric}_s"]:
+                times = "".join(f"{1e3 * found[percent]:9.2f}" for percent in percents)
+                lines.append(f"{begin:42}   {metric.upper():4}{times}")
+                begin = ""
     lines.append("tokens/s: of prompts in prefill, else of answers, the time of their prompts too.")
     return "\n".join(lines)
 

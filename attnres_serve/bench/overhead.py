@@ -55,6 +55,7 @@ def widest(results: Sequence[Results], names: Sequence[str], baseline: str) -> f
     return max(half_width(phase) for phases in found for phase in phases.values())
 
 
-def told(found: Mapping[str, Any]) -> str:
+def told(found: Mapping[str, Any], digits: int = 3) -> str:
+    """A ratio and its interval with so many decimals."""
     low, high = found["ci95"]
-    return f"{found['ratio']:.3f} ({low:.3f} to {high:.3f})"
+    return f"{found['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

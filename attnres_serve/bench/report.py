@@ -1,5 +1,7 @@
 """A measurement as one document, and as a card and tables for a person."""
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -103,7 +105,7 @@ def render(document: Mapping[str, Any]) -> str:
     """The document for a person."""
     has_profile = document["config"]["profile"]
     shown = tables(document) if has_profile else _cells(document)
-    return "\n\n".join([_card(document), shown, _verdict(document)])
+    return "\n\n".join([_verdict(document), shown, _card(document)])
 
 
 def tables(document: Mapping[str, Any]) -> str:
@@ -140,28 +142,76 @@ def _card(document: Mapping[str, Any]) -> str:
 
 
 def _cells(document: Mapping[str, Any]) -> str:
-    names = list(document["engines"])
-    width = max(map(len, names)) + 2
+    return "\n\n".join(filter(None, [_ratios(document), _latencies(document)]))
+
+
+def _ratios(document: Mapping[str, Any]) -> str:
+    """A line for every ratio that is believed; empty without any."""
+    digits = _digits(document)
+    several = len(document["engines"]) > 2
     lines = [
-        f"{'':32}{'engine':{width}}{'TTFT, TPOT':>11}{'tokens/s':>11}"
-        f"{'p50':>11}{'p90':>11}{'p99':>11}   ratio   95 % interval"
+        f"{times['ratio']:<5.{digits}f}  "
+        + "{:.{digits}f} to {:.{digits}f}".format(*times["ci95"], digits=digits).ljust(16)
+        + cell_of(row).label
+        + (f", {name}" if several else "")
+        for row in document["cells"]
+        for name, times in row["engines"].items()
+        if "ratio" in times
     ]
+    return "\n".join(["ratio  95 % interval   of", *lines]) if lines else ""
+
+
+def _latencies(document: Mapping[str, Any]) -> str:
+    """Times of every engine; of a trial, whose percentiles say nothing, only the typical one."""
+    is_trial = document.get("quick", False)
+    head = "" if is_trial else f"{'p90':>9}{'p99':>9}"
+    lines = [f"{'milliseconds':32}{'engine':10}{'typical':>9}{head}{'tokens/s':>11}"]
     for row in document["cells"]:
         label = cell_of(row).label
-        for name in names:
-            times = row["engines"][name]
-            line = f"{label:32}{name:{width}}{1e3 * times['median_s']:8.2f} ms"
-            line += f"{times['tokens_per_s']:11.1f}"
-            each = times["itl_s"] or times["ttft_s"]  # of decode and of prefill
-            line += "".join(f"{1e3 * seconds:8.2f} ms" for seconds in each.values())
-            if "ratio" in times:
-                line += f"{told(times):>25}"
+        for name, times in row["engines"].items():
+            typical, speed = 1e3 * times["median_s"], times["tokens_per_s"]
+            line = f"{label:32}{name:10}"
+            if is_trial:
+                line += f"{_two_digits(typical):>9}{_two_digits(speed):>11}"
+            else:
+                each = times["itl_s"] or times["ttft_s"]  # of decode and of prefill
+                tail = "".join(f"{1e3 * each[percent]:9.2f}" for percent in ("p90", "p99"))
+                line += f"{typical:9.2f}{tail}{speed:11.1f}"
             lines.append(line)
             label = ""
-    lines.append(
-        "TTFT in prefill, TPOT in decode (the mean of the starts' medians); percentiles of every "
-        "prompt's TTFT and of every full step's ITL"
-    )
+    lines.append("TTFT in prefill, TPOT in decode: the mean of the starts' medians.")
+    if not is_trial:
+        lines.append("Percentiles are of every prompt's TTFT and of every full step's ITL.")
+    return "\n".join(lines)
+
+
+def _digits(document: Mapping[str, Any]) -> int:
+    """Decimals of a ratio; a trial's is believed where its interval reaches some percent."""
+    return 2 if document.get("quick", False) else 3
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):.12g}"
+
+
+def fitted(text: str, columns: int = 80) -> str:
+    """A report whose long lines go on below what their names stand beside."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        named = re.match(r"\S+  +(?=\S)", line)
+        indent = " " * len(named[0]) if named else ""
+        lines += (
+            textwrap.wrap(
+                line,
+                columns,
+                subsequent_indent=indent,
+                break_on_hyphens=False,
+                drop_whitespace=True,
+            )
+            or [""]
+            if len(line) > columns
+            else [line]
+        )
     return "\n".join(lines)
 
 
@@ -201,15 +251,15 @@ def _baseline(config: Mapping[str, Any]) -> str:
 
 
 def _verdict(document: Mapping[str, Any]) -> str:
-    quick = "A trial, no evidence: " if document["quick"] else ""
+    quick, digits = "A trial, no evidence: " if document["quick"] else "", _digits(document)
     lines = [
-        f"{phase:8} {quick}AttnRes takes {told(found)} times as long as the baseline"
+        f"{phase:8} {quick}AttnRes takes {told(found, digits)} times as long as the baseline"
         + ("; 1 is in the interval." if found["includes_1"] else ".")
         for phase, found in document["overhead"].items()
         if found is not None
     ]
     lines += [
-        f"{phase:8} the control, a second baseline, takes {told(found)} times as long."
+        f"{phase:8} the control, a second baseline, takes {told(found, digits)} times as long."
         for phase, found in (document["control"] or {}).items()
         if found is not None
     ]

@@ -149,8 +149,8 @@ def build_parser() -> argparse.ArgumentParser:
             help="measure latency against standard residuals",
             usage="attnres-serve bench CHECKPOINT [options] [flags of vLLM's engine]",
             description="Measure prefill and decode of a checkpoint against the same model with "
-            "standard residuals in stock vLLM, in one interleaved run. The last line is one JSON "
-            "document. Exit status: 0 measured, 2 refused.",
+            "standard residuals in stock vLLM, in one interleaved run. Unless stdout is a "
+            "terminal, the last line is one JSON document. Exit status: 0 measured, 2 refused.",
             epilog="Any other flag is vLLM's engine's and given to both, for example "
             "--max-model-len, --dtype, --enforce-eager, --tensor-parallel-size.\n\n"
             + examples(

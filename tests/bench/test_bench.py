@@ -1406,3 +1406,31 @@ def test_a_zero_query_conversion_is_measured(tmp_path):
     found = bench(str(made), *SHORT, "--control", "--baseline", str(tmp_path / "plain"))
     assert found["control"] is not None
     assert found["config"]["baseline"] == "plain"
+
+
+@pytest.mark.parametrize("change", [{}, {"quick": True}, {"control": None}], ids=str)
+def test_a_report_has_80_columns_and_begins_with_the_ratio(change: dict) -> None:
+    shown = report.fitted(report.render(document(1.02) | change))
+    lines = shown.splitlines()
+    breakdown = shown.index("milliseconds under the profiler")
+    assert max(map(len, shown[:breakdown].splitlines())) <= 80
+    assert "AttnRes takes 1.02" in lines[0]
+    table = next(line for line in lines if line.startswith("ratio"))
+    assert lines[lines.index(table) + 1].startswith("1.02")
+    is_trial = change.get("quick", False)
+    assert ("p99" in shown) != is_trial and ("1.020" in shown) != is_trial
+
+
+@pytest.mark.parametrize(
+    ("words", "terminal", "has_table", "has_json"),
+    [([], True, True, False), ([], False, True, True), (["--json"], True, False, True)],
+)
+def test_json_is_printed_where_it_is_asked_for(
+    words: list, terminal: bool, has_table: bool, has_json: bool, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setattr(command, "measure", lambda *_: document(1.02))
+    assert main(["bench", str(DEMO), "--quick", *words]) == 0
+    out = capsys.readouterr().out
+    assert ("ratio  95 % interval" in out) == has_table
+    assert out.splitlines()[-1].startswith("{") == has_json
