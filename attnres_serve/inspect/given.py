@@ -112,16 +112,23 @@ def edit(text: str, name: str = "--edit") -> Edit:
     try:
         return Edit.model_validate(found)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][:1]) or kind[0]
-        reason = first["msg"].removeprefix("Value error, ")
-        raise SettingError(f"{name}: {place}: {reason}; expected {_EDIT}.") from None
+        place = str((*error.errors()[0]["loc"], kind[0])[0])
+        if place not in _VALUES:
+            raise SettingError(f"{name}: {place!r} is no field; expected {_EDIT}.") from None
+        value = next(value for field, _, value in (kind, *fields) if field == place)
+        raise SettingError(f"{name}: {place} is {value!r}; expected {_VALUES[place]}.") from None
 
 
 _EDIT = (
     "ban, force, weights=0.5,0.5, mean or scale=2, then sites=9,final, sources='block 2' and "
     "tokens=4:9"
 )
+# What stands behind a field that pydantic may refuse.
+_VALUES = dict.fromkeys(("ban", "force", "mean"), "the word alone, without a value") | {
+    "weights": "numbers from 0 to 1 with commas between them, as weights=0.5,0.5",
+    "scale": "a number from -1000 to 1000, as scale=2",
+    "tokens": "positions from 0 on, as tokens=0,4, or a range of them, as tokens=4:9",
+}
 
 
 def _field(name: str, value: str) -> Any:

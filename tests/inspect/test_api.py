@@ -270,7 +270,7 @@ def test_an_engine_of_token_ids(engine):
         ({"tokens": [3]}, "There is no token 3; the sequence has at most 3"),
         ({"tokens": {"begin": 3}}, "tokens: .* or Extra inputs are not permitted"),
         ({"tokens": {"start": 3}}, "The range of tokens is empty"),
-        ({"edits": "ban places=3"}, r"edits\[0\]: places: Extra inputs are not permitted"),
+        ({"edits": "ban places=3"}, r"edits\[0\]: 'places' is no field"),
         ({"edits": [BAN, "sites=3"]}, r"edits\[1\]: 'sites' stands where it cannot"),
         ({"edits": [BAN, {"mean": "no"}]}, r"edits\[1\].mean: Input should be True"),
         ({"edits": [{"sites": [3]}]}, r"edits\[0\]: give exactly one of `ban`"),
