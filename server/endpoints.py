@@ -3,6 +3,7 @@
 import asyncio
 
 from fastapi import FastAPI
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
@@ -41,6 +42,8 @@ class EndpointPlugin:
         app.state.attn_res_lifecycle = lifecycle.Lifecycle(policy.drain_delay)
         app.add_middleware(lifecycle.Gate, lifecycle=app.state.attn_res_lifecycle)
         app.add_exception_handler(HTTPException, refusal.of_router)
+        app.add_exception_handler(ValidationError, refusal.of_values)
+        openai_app.refuse_bodies_by(refusal.of_body)
         openai_app.read_http_by("attnres_serve.server.bounds.headers:BoundedHeaders")
         protect(app)
         read_to_first_error(app)

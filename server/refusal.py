@@ -3,10 +3,17 @@
 from http import HTTPStatus
 from typing import Any
 
-from pydantic import BaseModel, Field
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+
+from attnres_serve import mistakes
+from attnres_serve.mistakes import Mistake
+
+STOPS = ("stop", "stop_sequences")
+MORE_STOPS = "VLLM_MAX_STOP_STRINGS"
 
 
 class Error(BaseModel):
@@ -41,12 +48,48 @@ async def of_router(_: Request, error: Exception) -> JSONResponse:
     return answer
 
 
-def refuse(status: int, message: str, **headers: str) -> JSONResponse:
-    """One sentence for the client; a name in ``headers`` has ``_`` instead of ``-``."""
+async def of_body(_: Request, error: Exception) -> JSONResponse:
+    """Answer a body that a route cannot read by one sentence about its first mistake."""
+    assert isinstance(error, RequestValidationError)
+    found = of_errors(error)
+    return refuse(400, found.sentence, param=found.field or None)
+
+
+async def of_values(_: Request, error: Exception) -> JSONResponse:
+    """The same for what vLLM reads of a body when it has begun to answer."""
+    assert isinstance(error, ValidationError)
+    return refuse(400, mistakes.first(error.errors()).sentence)
+
+
+def of_errors(error: RequestValidationError) -> Mistake:
+    """The first mistake of a body."""
+    errors = error.errors()
+    if not isinstance(errors[0], dict):  # vLLM's own, of the content type
+        return Mistake("", f"{errors[0]}")
+    if errors[0]["type"] == "json_invalid":
+        said, (_, place) = errors[0]["ctx"]["error"], errors[0]["loc"]
+        return Mistake("", f"the body is not valid JSON ({said} at character {place})")
+    if errors[0]["loc"] == ("body",) and errors[0]["type"] != "value_error":
+        return Mistake("", "the body has to be a JSON object")
+    found = mistakes.first(errors, error.body, below=1)
+    is_stop = found.field in STOPS and errors[-1]["type"] == "too_long"
+    advice = f"; the server's variable {MORE_STOPS} allows more" if is_stop else ""
+    return found._replace(reason=found.reason + advice)
+
+
+def refuse(status: int, message: str, param: str | None = None, **headers: str) -> JSONResponse:
+    """One sentence for the client; a name in ``headers`` has ``_`` instead of ``-``.
+
+    Args:
+        status: of the answer.
+        message: the sentence.
+        param: the field that is meant, if it is one.
+        headers: further ones of the answer.
+    """
     error = {
         "message": message,
         "type": HTTPStatus(status).phrase,
-        "param": None,
+        "param": param,
         "code": status,
     }
     return JSONResponse(

@@ -136,6 +136,19 @@ def read_http_by(protocol: str) -> None:
         HTTP_PROTOCOLS["auto"] = protocol
 
 
+def refuse_bodies_by(handler: Callable) -> None:
+    """Have vLLM's app answer bodies that it cannot read by a handler of ours.
+
+    vLLM sets its own when plugins have attached their routes; one before 0.32 has it elsewhere and
+    keeps it.
+    """
+    try:
+        from vllm.entrypoints.serve.exception_handling import register
+    except ImportError:
+        return
+    register.validation_exception_handler = handler
+
+
 def header_bounds(config) -> tuple[int, int]:
     """Bytes and number of a request's headers by vLLM's flags, as it leaves them with uvicorn."""
     return config.h11_max_incomplete_event_size, config.h11_max_header_count

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from attnres_serve import mistakes
 from attnres_serve.compat.token_texts import TokenTexts
 
 
@@ -38,7 +39,7 @@ async def tokenize(
             else TokenizeChatRequest(messages=messages)
         )
     except ValidationError as error:
-        return 400, f"messages: {error.errors()[0]['msg']}."
+        return 400, mistakes.first(error.errors(), {"messages": messages}).sentence
     found = await request.app.state.serving_tokenization.create_tokenize(asked, request)
     if isinstance(found, TokenizeResponse):
         return list(found.tokens)

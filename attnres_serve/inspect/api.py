@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from attnres_serve import flags, output
+from attnres_serve import flags, mistakes, output
 from attnres_serve.compat import source
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import ask, given, prepare
 from attnres_serve.inspect import edits as edit_lists
 from attnres_serve.inspect.answer import Trace as Answer
-from attnres_serve.inspect.question import Question, invalid
+from attnres_serve.inspect.question import Question
 from attnres_serve.inspect.traced import Trace
 
 SERVERS = ("http://", "https://")
@@ -111,8 +111,7 @@ def _question(**fields: Any) -> Question:
     try:
         return Question.model_validate(fields)
     except ValidationError as error:
-        places = [(one["loc"], one["msg"]) for one in error.errors()]
-        raise SettingError(invalid(places)) from None
+        raise SettingError(mistakes.first(error.errors(), fields).sentence) from None
 
 
 def _edits(edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> list[Any]:

@@ -32,26 +32,6 @@ class Question(BaseModel):
     )
 
 
-def invalid(errors: Sequence[tuple[Sequence[int | str], str]]) -> str:
-    """One sentence about the first field that is wrong.
-
-    Args:
-        errors: the places below the question and the messages of pydantic's errors.
-    """
-    first = _field(errors[0][0])
-    said = [said.removeprefix("Value error, ") for place, said in errors if _field(place) == first]
-    reasons = " or ".join(dict.fromkeys(said))
-    return f"{first}: {reasons}." if first else f"{reasons[:1].upper()}{reasons[1:]}."
-
-
-def _field(place: Sequence[int | str]) -> str:
-    """The field that is meant, for example ``sites`` or ``edits[0].ban``."""
-    field, *below = place or ("",)
-    if field == "edits" and below:
-        return f"edits[{below[0]}]" + "".join(f".{name}" for name in below[1:2])
-    return str(field)
-
-
 def chosen_sites(wanted: Sequence[int] | None, every: Sequence[Site]) -> list[Site]:
     """The sites that are asked for, ascending.
 

@@ -16,6 +16,25 @@ HARMLESS = {
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
 }
 
+NOTHING: tuple[Any, ...] = (None, {}, [])
+# Of clients for an older vLLM or another server: the field that has taken the place of one, and how
+# it is given.
+SUCCESSORS = {
+    **{
+        f"guided_{kind}": ("structured_outputs", f"`structured_outputs` with `{kind}` in it")
+        for kind in ("json", "regex", "choice", "grammar", "whitespace_pattern")
+    },
+    **{
+        name: ("chat_template_kwargs", f"`chat_template_kwargs` with `{name}` in it")
+        for name in ("enable_thinking", "thinking")
+    },
+    **dict.fromkeys(("max_new_tokens", "num_predict", "n_predict"), ("max_tokens", "`max_tokens`")),
+    **dict.fromkeys(("stop_words", "stop_sequences"), ("stop", "`stop`")),
+    "repeat_penalty": ("repetition_penalty", "`repetition_penalty`"),
+}
+# What a client library unpacks before it sends a body.
+INSIDE = ("extra_body", "options")
+
 
 def of_app(app: FastAPI) -> dict[str, frozenset[str]]:
     """From the path of a route of OpenAI's to the names of what its body may have.
@@ -37,7 +56,8 @@ def of_app(app: FastAPI) -> dict[str, frozenset[str]]:
 def problem(asked: Any, known: Collection[str] | None) -> str | None:
     """The sentence about a field that no one reads, None if there is none.
 
-    A field that is null asks for nothing: clients send those that they leave at their defaults so.
+    A field that is null or empty asks for nothing: clients send those that they leave at their
+    defaults so.
 
     Args:
         asked: the body.
@@ -45,12 +65,24 @@ def problem(asked: Any, known: Collection[str] | None) -> str | None:
     """
     if not known or not isinstance(asked, dict):
         return None
-    unknown = sorted(name for name in asked.keys() - set(known) if asked[name] is not None)
+    unknown = sorted(name for name in asked.keys() - set(known) if asked[name] not in NOTHING)
     if not unknown:
         return None
-    near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.75)
-    advice = f"did you mean {near[0]!r}?" if near else "leave it out."
-    return f"{unknown[0]!r} is no field that this server reads; {advice}"
+    one, also = unknown[0], unknown[1:4]
+    more = ", ".join(map(repr, also)) + (" and others" if len(unknown) > 4 else "")
+    others = f"; {more} {'are' if len(unknown) > 2 else 'is'} none either" if also else ""
+    return f"{one!r} is no field that this server reads{others}; {_advice(one, known)}"
+
+
+def _advice(name: str, known: Collection[str]) -> str:
+    """What to do instead of giving a field that no one reads."""
+    field, way = SUCCESSORS.get(name, ("", ""))
+    if field in known:
+        return f"give {way}."
+    if name in INSIDE:
+        return "give what is in it as fields of the body."
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"did you mean {near[0]!r}?" if near else "leave it out."
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

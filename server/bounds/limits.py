@@ -5,6 +5,7 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 
 import asyncio
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -24,6 +25,8 @@ BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = frozenset({"/v1/attn_res"})  # except these, which ask the workers
 DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
+CODING = b"content-encoding"
+GZIP = b"\x1f\x8b"  # with which such a body begins
 ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
 LONGEST_PLACE = 100  # characters of a field's place in a sentence; its names are the client's
 INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
@@ -68,7 +71,8 @@ class Limits:
             body = await self._body(scope, receive)
             self._check(scope, body)
         except HTTPException as error:
-            await refuse(error.status_code, error.detail)(scope, receive, send)
+            answer = refuse(error.status_code, error.detail, param=field_of(error.detail))
+            await answer(scope, receive, send)
         except ClientDisconnect:
             pass
         else:
@@ -122,11 +126,8 @@ class Limits:
             kinds = [value.lower() for name, value in scope["headers"] if name == b"content-type"]
             # Some routes read what is not declared to be JSON, too, and fail at what is too deep.
             if isinstance(error, RecursionError) or any(b"json" in kind for kind in kinds):
-                raise HTTPException(
-                    400,
-                    f"The body is JSON that cannot be read: it is nested more than {DEPTH} deep, "
-                    "has too long a number, or is not in UTF-8.",
-                ) from None
+                coding = [value for name, value in scope["headers"] if name == CODING]
+                raise HTTPException(400, unreadable(body, error, coding)) from None
             return
         entries = _without_ids(asked)
         if has_many_entries(entries):
@@ -159,6 +160,26 @@ class Limits:
         problem = problem or known_fields.problem(asked, self.known.get(path))
         if problem is not None:
             raise HTTPException(400, problem)
+
+
+def unreadable(body: bytes, error: ValueError | RecursionError, coding: list[bytes]) -> str:
+    """The sentence about a body that is no JSON for another reason than its syntax."""
+    if body.startswith(GZIP) or coding:
+        how = b", ".join(coding).decode("latin-1") or "gzip"
+        return f"The body is compressed ({how}), which this server does not read; send it plain."
+    if isinstance(error, RecursionError):
+        what = f"is nested more than {DEPTH} deep"
+    elif isinstance(error, UnicodeDecodeError):
+        what = "is not in UTF-8"
+    else:
+        what = "has too long a number"
+    return f"The body is JSON that cannot be read: it {what}."
+
+
+def field_of(sentence: str) -> str | None:
+    """The field that a sentence begins with in quotation marks; None if it begins otherwise."""
+    found = re.match(r"'([^']+)' ", sentence)
+    return found[1] if found else None
 
 
 def _counts(scope: Scope) -> bool:

@@ -24,9 +24,9 @@ from attnres_serve.inspect import edits as edit_lists
 from attnres_serve.inspect import readings
 from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.edits import Count
-from attnres_serve.inspect.question import Question, chosen_sites, invalid
+from attnres_serve.inspect.question import Question, chosen_sites
 from attnres_serve.model.config import spec_of
-from attnres_serve.server import metrics
+from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
 from attnres_serve.server.routes import replays
@@ -62,7 +62,7 @@ class OneSentence(APIRoute):
                 return response
             except RequestValidationError as error:
                 outcome = "refused"
-                raise HTTPException(400, _sentence(error.errors())) from None
+                raise HTTPException(400, refusal.of_errors(error).sentence) from None
             except HTTPException as error:
                 outcome = "failed" if error.status_code == 500 else "refused"
                 raise
@@ -238,15 +238,6 @@ def _encode(head: dict, pieces: list[tuple[Site, bytes, bytes]], rows: int) -> b
             500, "The trace has a number that is infinite or NaN, so there is no answer."
         ) from None
     return f'{first[:-1]}, "sites": [{", ".join(parts)}]}}'.encode()
-
-
-def _sentence(errors) -> str:
-    """One sentence about the first invalid field."""
-    if not isinstance(errors[0], dict):  # vLLM's own, of the content type
-        return f"{errors[0]}."
-    if errors[0]["type"] == "json_invalid":
-        return "The body is not valid JSON."
-    return invalid([(error["loc"][1:], error["msg"]) for error in errors])
 
 
 def _capital(sentence: str) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gzip
 import json
 import math
 import pickle
@@ -1460,7 +1461,14 @@ BODIES = {
         ("/v1/completions", "max_token", "did you mean 'max_tokens'?"),
         ("/v1/completions", "max_completion_tokens", "is no field that this server reads"),
         ("/v1/chat/completions", "temprature", "did you mean 'temperature'?"),
-        ("/v1/chat/completions", "guided_json", "leave it out"),
+        ("/v1/chat/completions", "frobnicate", "leave it out"),
+        ("/v1/chat/completions", "guided_json", "give `structured_outputs` with `json` in it."),
+        ("/v1/completions", "guided_choice", "give `structured_outputs` with `choice` in it."),
+        ("/v1/completions", "guided_regex", "give `structured_outputs` with `regex` in it."),
+        ("/v1/chat/completions", "enable_thinking", "`chat_template_kwargs` with `enable_thinkin"),
+        ("/v1/completions", "enable_thinking", "leave it out"),  # there is no template
+        ("/v1/completions", "num_predict", "give `max_tokens`."),
+        ("/v1/completions", "extra_body", "give what is in it as fields of the body."),
         ("/v1/chat/completions/batch", "top_kk", "did you mean 'top_k'?"),
         (fields.RESPONSES, "max_output_token", "did you mean 'max_output_tokens'?"),
         (fields.RESPONSES, "messages", "is no field"),
@@ -1471,6 +1479,7 @@ def test_a_field_that_no_one_reads_is_refused_by_name(vllms_app, path, field, ad
     answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[body])
     assert answer.status == 400
     assert error_of(answer).startswith(f"{field!r} is no field") and advice in error_of(answer)
+    assert answer.json()["error"]["param"] == field
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -1515,6 +1524,88 @@ def test_a_null_asks_for_nothing():
     assert known_fields.problem({"plains": None, "other": 0}, known) == (
         "'other' is no field that this server reads; leave it out."
     )
+
+
+@pytest.mark.parametrize("empty", [{}, [], None])
+def test_an_empty_field_asks_for_nothing(vllms_app, empty):
+    known = known_fields.of_app(vllms_app)["/v1/completions"]
+    assert known_fields.problem({"prompt": "a", "extra_body": empty}, known) is None
+
+
+def test_several_unknown_fields_are_named_at_once():
+    known = {"plain"}
+    said = known_fields.problem({"keep_alive": "5m", "options": {"a": 1}}, known)
+    assert said == (
+        "'keep_alive' is no field that this server reads; 'options' is none either; leave it out."
+    )
+    said = known_fields.problem(dict.fromkeys("abcdef", 1), known)
+    assert said and "'b', 'c', 'd' and others are none either" in said
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "says"),
+    [
+        ("gzip", gzip.compress(b"{}"), "compressed (gzip)"),
+        (None, gzip.compress(b"{}"), "compressed (gzip)"),
+        ("br", b"\x8b\x01\x80{}\xff", "compressed (br)"),
+        (None, b'"\xff"', "is not in UTF-8"),
+        (None, b"[" * 100_000, "is nested more than 100 deep"),
+        (None, b'{"n": ' + b"9" * 5000 + b"}", "has too long a number"),
+    ],
+)
+def test_why_a_body_cannot_be_read(coding, body, says):
+    headers = [BEARER, JSON, *([("Content-Encoding", coding)] if coding else [])]
+    answer = ask(app_of(), "POST", DATA[0], headers, chunks=[body])
+    assert answer.status == 400 and says in error_of(answer) and error_of(answer).endswith(".")
+
+
+WRONG = [
+    (
+        "/v1/completions",
+        {"prompt": "a", "stop": [*"abcde"]},
+        "stop: found 5 entries; expected at most 4; the server's variable VLLM_MAX_STOP_STRINGS "
+        "allows more.",
+    ),
+    ("/v1/completions", {"prompt": "a", "stop": ["a", 5]}, "stop[1]: found 5; expected text."),
+    ("/v1/completions", {"prompt": 5}, "prompt: found 5; expected a list or text."),
+    (
+        "/v1/completions",
+        {"prompt": "a", "temperature": "hot", "n": "x"},
+        'n: found "x"; expected a whole number.',
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a", "response_format": {"type": "foo"}},
+        "response_format.type: found \"foo\"; expected 'text', 'json_object' or 'json_schema' or "
+        "'structural_tag'.",
+    ),
+    ("/v1/completions", [1], "The body has to be a JSON object."),
+    ("/v1/chat/completions", {}, "messages is missing; give it."),
+    ("/v1/chat/completions", {"messages": "a"}, 'messages: found "a"; expected a list.'),
+    ("/v1/chat/completions", {"messages": [{"content": 1}]}, "messages[0].role is missing; give"),
+    (fields.RESPONSES, {"input": 5}, "input: found 5; expected text or a list."),
+    (fields.RESPONSES, {"input": [{}]}, "input[0]."),
+    ("/tokenize", {}, "prompt is missing; give it."),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "says"), WRONG, ids=lambda one: str(one)[:50])
+def test_a_body_that_vllm_cannot_read_is_refused_in_one_sentence(vllms_app, path, asked, says):
+    body = json.dumps(asked).encode()
+    answer = ask(vllms_app, "POST", path, [BEARER, JSON], chunks=[body])
+    said = error_of(answer)
+    assert answer.status == 400 and said.startswith(says) and "\n" not in said
+    assert len(said) < 300 and "validation error" not in said
+
+
+def test_a_body_that_is_no_json_is_refused_in_one_sentence(vllms_app):
+    for body, says in (
+        (b"{", "The body is not valid JSON (Expecting property name"),
+        (b"", "The body has to be"),
+    ):
+        answer = ask(vllms_app, "POST", "/v1/completions", [BEARER, JSON], chunks=[body])
+        assert answer.status == 400 and error_of(answer).startswith(says)
+        assert "\n" not in error_of(answer)
 
 
 def test_every_documented_field_is_read_or_refused():
