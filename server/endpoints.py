@@ -23,6 +23,7 @@ from attnres_serve.server.bounds.fail_fast import read_to_first_error
 from attnres_serve.server.bounds.guard import Guard
 from attnres_serve.server.bounds.limits import Limits
 from attnres_serve.server.bounds.policy import Policy
+from attnres_serve.server.head import Head
 from attnres_serve.server.routes import info, models, page, trace
 
 
@@ -88,6 +89,7 @@ def protect(app: FastAPI) -> None:
             closed=openai_app.closed_routes(args),
         ),
         Middleware(Limits, policy, openai_app.calls_tools(args), known_fields.of_app(app)),
+        Middleware(Head),
     ]
 
 

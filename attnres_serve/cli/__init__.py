@@ -1,6 +1,7 @@
 """The ``attnres-serve`` command."""
 
 import argparse
+import difflib
 import os
 import signal
 import sys
@@ -218,6 +219,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] in ([], ["help"]):
+        arguments = [*arguments[1:2], "--help"]
     # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
     # which it does not know, for it.
     checkpoint, command = None, list(arguments)
@@ -227,6 +230,9 @@ def _run(arguments: list[str]) -> int:
     if (topic := _topic(arguments)) is not None:
         return _show_flags(topic)
     parser = build_parser()
+    if (problem := _no_command(arguments[0], parser)) is not None:
+        print(f"attnres-serve: {problem}", file=sys.stderr)
+        return 2
     own, others = parser.parse_known_args(arguments)
     if others and own.command not in ("serve", "bench", "inspect"):
         parser.error(f"unrecognized arguments: {' '.join(others)}")
@@ -271,6 +277,17 @@ def _run(arguments: list[str]) -> int:
         print("attnres-serve: interrupted.", file=sys.stderr)
         return 130
     return 0
+
+
+def _no_command(word: str, parser: argparse.ArgumentParser) -> str | None:
+    """The sentence that refuses a word in the place of a command; None for one, and for a flag."""
+    (commands,) = (action.choices for action in parser._actions if isinstance(action.choices, dict))
+    if word.startswith("-") or word in commands:
+        return None
+    near = difflib.get_close_matches(word, commands, n=1, cutoff=0.5)
+    if near:
+        return f"{word!r} is no command; did you mean {near[0]}?"
+    return f"{word!r} is no command; expected one of {', '.join(commands)}."
 
 
 def _topic(arguments: list[str]) -> str | None:

@@ -43,6 +43,41 @@ def test_every_help_has_examples_of_the_command(
     )
 
 
+@pytest.mark.parametrize("words", [[], ["help"], ["help", "--help"]])
+def test_help_without_a_command(words: list[str], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: attnres-serve [-h]")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_with_a_command(command: str, capsys: pytest.CaptureFixture) -> None:
+    said = []
+    for words in (["help", command], [command, "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sevre", "path"], "'sevre' is no command; did you mean serve?"),
+        (["Check"], "'Check' is no command; did you mean check?"),
+        (["help", "bnech"], "'bnech' is no command; did you mean bench?"),
+        (["path/to/checkpoint"], "'path/to/checkpoint' is no command; expected one of serve, "),
+        ([""], "'' is no command; expected one of serve, check, convert, "),
+    ],
+)
+def test_a_word_that_is_no_command(words, said, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"attnres-serve: {said}")
+
+
 def test_help_tells_of_examples_and_completion(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
