@@ -137,12 +137,12 @@ def _two_phase(
     backend: BankBackend, deltas: Tensor, bank: Tensor, sites: list[SiteWeights]
 ) -> Iterator[Tensor]:
     queries = backend.queries_of(sites)
-    group = queries, len(sites), sites[0], _place(0), True
-    normed, answers = backend.open_group(deltas[0], bank, *group)
+    normed, answers = backend.open_group(
+        deltas[0], bank, queries, len(sites), sites[0], _place(0), True
+    )
     yield normed
     for number, site in enumerate(sites[1:], 1):
-        ahead = answers, queries
-        yield backend.merge(deltas[number], bank, *ahead, site, _place(number))
+        yield backend.merge(deltas[number], bank, answers, queries, site, _place(number))
 
 
 Algorithm = Callable[[BankBackend, Tensor, Tensor, list[SiteWeights]], Iterator[Tensor]]

@@ -97,10 +97,9 @@ class BankState(NamedTuple):
             sites = [later.site_weights() for later in ahead]
             state = state._replace(queries=backend.queries_of(sites))
         weights = ahead[0].site_weights()
-        own = state.queries, weights, context.place
         if context.group > 1:
             return state._two_phase(context, delta, weights)
-        return backend.single_pass(delta, bank, *own), state
+        return backend.single_pass(delta, bank, state.queries, weights, context.place), state
 
     def _two_phase(
         self, context: Context, delta: Tensor, weights: SiteWeights
@@ -108,7 +107,9 @@ class BankState(NamedTuple):
         """The normed mix, and this state with the answers of the group."""
         backend, place = context.backend, context.place
         if context.position == 0:
-            group = self.queries, context.group, weights, place, not context.site.reads_partial
-            normed, answers = backend.open_group(delta, self.bank, *group)
+            completes = not context.site.reads_partial
+            normed, answers = backend.open_group(
+                delta, self.bank, self.queries, context.group, weights, place, completes
+            )
             return normed, self._replace(answers=answers)
         return backend.merge(delta, self.bank, self.answers, self.queries, weights, place), self

@@ -102,8 +102,9 @@ class DepthState(NamedTuple):
         if context.group > 1:
             normed, updated, state = state._two_phase(context, ahead, delta, opens)
         else:
-            own = state.blocks, state.partial, delta, ahead[0].site_weights()
-            normed, updated = context.backend.single_pass(*own)
+            normed, updated = context.backend.single_pass(
+                state.blocks, state.partial, delta, ahead[0].site_weights()
+            )
         blocks, partial = ((*state.blocks, updated), None) if opens else (state.blocks, updated)
         return normed, state._replace(site=site.index, blocks=blocks, partial=partial)
 
@@ -127,9 +128,10 @@ class DepthState(NamedTuple):
         answers = self.answers if context.position else _phase_1(context, ahead, self.blocks)
         assert answers is not None, "the first site of the group ran phase 1"
         since = self.blocks[answers.blocks :]
-        own = self.partial, delta, weights
-        merged = backend.merge(answers.values, context.position, since, *own)
-        return *merged, self._replace(answers=answers)
+        normed, updated = backend.merge(
+            answers.values, context.position, since, self.partial, delta, weights
+        )
+        return normed, updated, self._replace(answers=answers)
 
 
 def _phase_1(context: Context, ahead: Sequence[Learned], blocks: Blocks) -> Answers:

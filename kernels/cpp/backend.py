@@ -86,12 +86,24 @@ def open_group(
     place: Place,
     completes: bool,
 ) -> tuple[Tensor, Answers]:
-    keys = _keys(queries[place.position : place.position + count])
-    own, learned = numbers(site, place), (site.bias, site.norm_weight)
+    group = queries[place.position : place.position + count]
+    own, eps = numbers(site, place)
     later = count - 1
     answers = bank.new_empty((later, *delta.shape))
     log_sums = bank.new_empty((later, delta.shape[0]), dtype=torch.float32)
-    _ops.cpp_open_group(delta, bank, answers, log_sums, *own, completes, *keys, *learned)
+    _ops.cpp_open_group(
+        delta,
+        bank,
+        answers,
+        log_sums,
+        own,
+        eps,
+        completes,
+        [one.query for one in group],
+        [one.key_norm for one in group],
+        site.bias,
+        site.norm_weight,
+    )
     return delta, (answers, log_sums)
 
 
@@ -103,7 +115,10 @@ def merge(
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    _ops.cpp_merge(delta, bank, *answers, place.number, place.first, *arguments(site, place))
+    answer, log_sums = answers
+    _ops.cpp_merge(
+        delta, bank, answer, log_sums, place.number, place.first, *arguments(site, place)
+    )
     return delta
 
 
@@ -130,10 +145,6 @@ def _packed(place: int, logit_scale: float, key_eps: float, norm_eps: float) -> 
     (own,) = struct.unpack("<q", struct.pack("<if", place, logit_scale))
     (eps,) = struct.unpack("<q", struct.pack("<ff", norm_eps, key_eps))
     return own, eps
-
-
-def _keys(sites: Sequence[SiteWeights]) -> tuple[list[Tensor], list[Tensor]]:
-    return [site.query for site in sites], [site.key_norm for site in sites]
 
 
 def _register_fakes() -> None:

@@ -20,7 +20,15 @@ def single_pass(
     blocks: Sequence[Tensor], partial: Tensor | None, delta: Tensor, weights: SiteWeights
 ) -> tuple[Tensor, Tensor]:
     updated = delta if partial is None else partial + delta
-    return torch_functions.single_pass((*blocks, updated), *_arguments(weights)), updated
+    normed = torch_functions.single_pass(
+        (*blocks, updated),
+        _folded(weights),
+        weights.key_eps,
+        weights.norm_weight,
+        weights.norm_eps,
+        weights.bias,
+    )
+    return normed, updated
 
 
 def inter_block(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
@@ -41,15 +49,20 @@ def merge(
     weights: SiteWeights,
 ) -> tuple[Tensor, Tensor]:
     updated = delta if partial is None else partial + delta
-    own = (*blocks, updated)
-    return torch_functions.merge(*answers[position], own, *_arguments(weights)), updated
+    answer, log_sum = answers[position]
+    normed = torch_functions.merge(
+        answer,
+        log_sum,
+        (*blocks, updated),
+        _folded(weights),
+        weights.key_eps,
+        weights.norm_weight,
+        weights.norm_eps,
+        weights.bias,
+    )
+    return normed, updated
 
 
 def _folded(weights: SiteWeights) -> Tensor:
     query = weights.query * weights.key_norm
     return query if weights.logit_scale == 1 else query * weights.logit_scale
-
-
-def _arguments(weights: SiteWeights) -> tuple[Tensor, float, Tensor, float, Tensor | None]:
-    norm = weights.norm_weight, weights.norm_eps
-    return _folded(weights), weights.key_eps, *norm, weights.bias

@@ -91,8 +91,9 @@ def open_group(
     place: Place,
     completes: bool,
 ) -> tuple[Tensor, Answers]:
-    group = queries, count, completes, *_site(site, place)
-    normed, *answers = _ops.triton_open_group(delta, bank, *group)
+    normed, *answers = _ops.triton_open_group(
+        delta, bank, queries, count, completes, *_site(site, place)
+    )
     # Graphs of other layers take these by name.  ``getitem_70`` would number all of a layer's own,
     # and then no two layers were equal and shared what is compiled; nothing else is a ``detach``.
     answer, log_sum = (each.detach() for each in answers)
@@ -107,8 +108,8 @@ def merge(
     site: SiteWeights,
     place: Place,
 ) -> Tensor:
-    known = *answers, queries
-    return _ops.triton_merge(delta, bank, *known, *_site(site, place))
+    answer, log_sums = answers
+    return _ops.triton_merge(delta, bank, answer, log_sums, queries, *_site(site, place))
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
