@@ -19,8 +19,8 @@ from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.model import linear_attention
 from attnres_serve.model.config import spec_of
+from attnres_serve.model.dry_run import run_dry
 from attnres_serve.model.loading import LoadingMixin, parameters_of
-from attnres_serve.model.rehearsal import rehearse
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
 
@@ -71,7 +71,7 @@ class AttnResMixin(LoadingMixin):
                 rows_received(spec, min(self.attn_res_sites)), config.hidden_size
             )
         )
-        rehearse(model, self.attn_res_sites)
+        run_dry(model, self.attn_res_sites)
         start_events.tell(
             "built",
             how=f"algorithm {algorithm}, backend {self.attn_res_backend}, "

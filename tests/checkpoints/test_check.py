@@ -1,6 +1,6 @@
 """``attnres-serve check``: the facts, against numbers counted in another way, and the refusals.
 
-The memory for weights is also held against vLLM's own model, in test_rehearsal.py.
+The memory for weights is also held against vLLM's own model, in test_dry_run.py.
 """
 
 import json

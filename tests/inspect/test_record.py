@@ -74,7 +74,7 @@ def one_world():
         yield
 
 
-# A model is rehearsed before it is loaded: NumPy, by which Triton is interpreted, warns of its NaN.
+# A model runs dry before it is loaded: NumPy, by which Triton is interpreted, warns of its NaN.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:numpy")
 @pytest.mark.parametrize("chunk", [16, 64])

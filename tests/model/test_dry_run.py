@@ -39,8 +39,8 @@ from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.model import rehearsal
-from attnres_serve.model.rehearsal import rehearse
+from attnres_serve.model import dry_run
+from attnres_serve.model.dry_run import run_dry
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
 
 # Those whose norms have the usual names; test_families serves the others.
@@ -141,10 +141,10 @@ def test_every_site_runs(base: str, algorithm: str, make: Make) -> None:
         owner, name = norm_at(model.model, index)
         assert getattr(owner, name) is site and isinstance(site, SiteNorm)
         assert site.site.index == index and site.context.algorithm == algorithm
-    with torch.no_grad(), rehearsal._stubbed_sublayers(model.model), recorded_sites() as ran:
+    with torch.no_grad(), dry_run._stubbed_sublayers(model.model), recorded_sites() as ran:
         decoder.forward_one_token(model.model, model.model.norm.weight)
     assert ran == list(range(2 * LAYERS + 1))
-    # The stubs are gone, and the rehearsal is not among the passes that are counted.
+    # The stubs are gone, and the dry run is not among the passes that are counted.
     assert not any("forward" in vars(module) for module in model.modules())
     executed = model.attn_res_executed()
     assert all(count == 0 for row in executed.values() for count in row.values())
@@ -161,7 +161,7 @@ def test_check_counts_what_vllm_holds(name: str, make: Make, world: Path) -> Non
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_building_a_model_rehearses_it(
+def test_building_a_model_runs_it_dry(
     base: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A decoder layer of vLLM's that changes its convention is found when the model is built."""
@@ -179,7 +179,7 @@ def test_a_plain_norm_in_the_place_of_a_site(base: str, site: int, make: Make) -
     owner, name = norm_at(model.model, site)
     setattr(owner, name, RMSNorm(64))
     with pytest.raises(SiteOrderError) as caught:
-        rehearse(model.model, model.attn_res_sites)
+        run_dry(model.model, model.attn_res_sites)
     assert_names(caught.value, site)
 
 
@@ -204,7 +204,7 @@ def test_a_layer_that_skips_its_mlp_norm(
     skipping = without_mlp_norm.__get__(model.model.layers[layer])
     monkeypatch.setattr(model.model.layers[layer], "forward", skipping)
     with pytest.raises(SiteOrderError) as caught:
-        rehearse(model.model, model.attn_res_sites)
+        run_dry(model.model, model.attn_res_sites)
     assert_names(caught.value, 2 * layer + 1)
 
 
@@ -224,7 +224,7 @@ def test_a_decoder_that_skips_its_final_norm(
 
     monkeypatch.setattr(type(model.model), "forward", forward)
     with pytest.raises(SiteOrderError, match="the site before the final norm did not run") as info:
-        rehearse(model.model, model.attn_res_sites)
+        run_dry(model.model, model.attn_res_sites)
     assert "residual convention" in str(info.value)
 
 

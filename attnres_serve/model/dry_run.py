@@ -1,4 +1,4 @@
-"""The load-time check that every expected site runs.
+"""The dry run of a model at load time, which shows that every expected site runs.
 
 The decoder's own forward is run once on a single token while attention and MLP pass their input
 through, so that vLLM's control flow, not ours, decides which norms run.  It needs no weights, no
@@ -16,7 +16,7 @@ from attnres_serve.compat import decoder
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
 
 
-def rehearse(model: nn.Module, installed: dict[int, SiteNorm]) -> None:
+def run_dry(model: nn.Module, installed: dict[int, SiteNorm]) -> None:
     """Run ``model`` with its sublayers stubbed out and compare the sites that ran.
 
     Args:
