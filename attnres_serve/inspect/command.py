@@ -28,7 +28,7 @@ MAGNITUDES = ("magnitudes", "against", "prompt", "prompt_file", "numbers", "out"
 AGAINST = ("against", "against_text", "against_prompt")
 
 
-def _write_figure(trace: "Trace", token: int, path: Path) -> None:
+def _write_figure(trace: "Trace", token: int, path: Path, **width: float) -> None:
     from attnres_serve.inspect import figure
 
     if not figure.has_all_sites(trace):
@@ -37,7 +37,7 @@ def _write_figure(trace: "Trace", token: int, path: Path) -> None:
             f"the trace has the sites {found}, and a figure needs all of them from 0 on; give "
             "--out FILE.html, or ask for the trace without `sites`."
         )
-    figure.write(trace, token, path)
+    figure.write(trace, token, path, **width)
 
 
 def _write_json(trace: "Trace", token: int, path: Path) -> None:
@@ -51,9 +51,10 @@ def _write_html(trace: "Trace", token: int, path: Path) -> None:
 
 
 # From a suffix to what writes such a file: trace, position of the token that is shown, path.
-WRITERS: dict[str, Callable[["Trace", int, Path], None]] = {
+WRITERS: dict[str, Callable[..., None]] = {
     ".png": _write_figure,
     ".svg": _write_figure,
+    ".pdf": _write_figure,
     ".html": _write_html,
     ".json": _write_json,
 }
@@ -142,6 +143,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"numbers as the server's route answers them (default: {OUT})",
     )
     parser.add_argument(
+        "--width", type=float, metavar="INCHES", help="of the figure, such as 3.25 for a column"
+    )
+    parser.add_argument(
         "--url", metavar="URL", help="ask the server there instead of starting an engine"
     )
     parser.add_argument(
@@ -200,6 +204,8 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     path = Path(own.out or OUT)
     write = _writer(path)
     _check(checkpoint, own, flags)
+    if own.width is not None:
+        write = partial(write, width=own.width)
     if own.source is not None:
         steps, ask = 1, _read(own.source)
     elif checkpoint is None:
@@ -225,7 +231,7 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     return 0
 
 
-def _writer(path: Path) -> Callable[["Trace", int, Path], None]:
+def _writer(path: Path) -> Callable[..., None]:
     """The function that writes a file of this kind.
 
     Raises:
@@ -273,7 +279,7 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
             "one of them."
         )
     if own.source is not None:
-        drawn = ("source", "token", "out")
+        drawn = ("source", "token", "out", "width")
         words = [flag for name, flag in _given(own).items() if name not in drawn] + flags
         if words:
             raise SettingError(f"{words[0]} is for a new trace; with --from there is one already.")
@@ -285,7 +291,10 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
     suffix = Path(own.out or OUT).suffix.lower()
     if own.lens is not None and suffix != ".json":
         raise SettingError(f"--lens has its place in a .json file; --out is {own.out or OUT}.")
-    is_shown = WRITERS.get(suffix) is _write_figure or own.edit
+    is_figure = WRITERS.get(suffix) is _write_figure
+    if own.width is not None and not (is_figure and 2 <= own.width <= 40):
+        raise SettingError(f"--width is {own.width:g}; expected 2 to 40 inches, for a figure.")
+    is_shown = is_figure or own.edit
     if own.token is not None and not is_shown:
         raise SettingError(
             "--token chooses what a figure shows, and with --edit the token behind which the most "

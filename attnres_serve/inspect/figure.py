@@ -36,6 +36,10 @@ NEUTRAL, FAINT, BAND = "0.35", "0.6", "0.955"
 FINISHED = "^"  # how a finished block is marked
 # Whatever the user's own settings are; no hash of the moment in an SVG.
 STYLE: list[Any] = ["default", {"font.size": 9, "axes.titlesize": 9, "svg.hashsalt": "attnres"}]
+STYLE.append({"svg.fonttype": "none", "pdf.fonttype": 42})  # text stays text
+WIDTH = 13.0  # inches
+NARROW = 8.0  # inches, below which the panels have room in two rows only
+SMALL = {"font.size": 6, "axes.titlesize": 6}  # type of a narrow figure
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)  # between labels
 MOST_LAYERS, MOST_SOURCES, MOST_BLOCKS = 26, 12, 24  # that are labelled or marked one by one
 FEW_SOURCES = 32  # for which a square root shows small weights
@@ -55,18 +59,19 @@ class Row(Protocol):
     def sources(self) -> list[str]: ...
 
 
-def write(trace: Trace, token: int, path: Path) -> None:
+def write(trace: Trace, token: int, path: Path, width: float = WIDTH) -> None:
     """Write the figure as its suffix says; the same trace gives the same bytes.
 
     Args:
         trace: of all sites that mix.
         token: position of a traced token.
         path: where to.
+        width: in inches.
 
     Raises:
         OSError: it cannot be written.
     """
-    save(lambda: draw(trace, token), path)
+    save(lambda: draw(trace, token, width), path, {} if width >= NARROW else SMALL)
 
 
 def has_all_sites(trace: Trace) -> bool:
@@ -74,40 +79,46 @@ def has_all_sites(trace: Trace) -> bool:
     return [site.index for site in trace.sites] == [*range(len(trace.sites))]
 
 
-def save(drawn: Callable[[], Figure], path: Path) -> None:
-    """Draw a figure in our style and write it, as ``write`` does."""
-    metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    with style.context(STYLE):
-        drawn().savefig(path, dpi=160, metadata=metadata)
+def save(drawn: Callable[[], Figure], path: Path, changes: dict[str, Any] | None = None) -> None:
+    """Draw a figure in our style, with ``changes`` of it, and write it, as ``write`` does."""
+    moments: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with style.context([*STYLE, changes or {}]):
+        drawn().savefig(path, dpi=160, metadata=moments.get(path.suffix.lower()))
 
 
-def draw(trace: Trace, token: int) -> Figure:
+def draw(trace: Trace, token: int, width: float = WIDTH) -> Figure:
     """The figure; arguments as of ``write``."""
     row = [one.position for one in trace.tokens].index(token)
     weights = [np.array(site.weights) for site in trace.sites]
-    count = len(trace.sites)
     widest = max(part.shape[1] for part in weights)
-    figure = Figure(figsize=(13, min(max(5.2, 3 + 0.07 * count), 9)), layout="constrained")
+    is_narrow = width < NARROW
+    height = min(1.6 * width, 6) if is_narrow else min(max(5.2, 3 + 0.07 * len(weights)), 9)
+    figure = Figure(figsize=(width, height), layout="constrained")
     heat = 2 + min(widest, 60) / 40
-    panels = figure.subplots(1, 4, sharey=True, width_ratios=(heat, heat, 1.7, 1.7))
+    beside: dict[str, Any] = {} if is_narrow else {"width_ratios": (heat, heat, 1.7, 1.7)}
+    panels = figure.subplots(*((2, 2) if is_narrow else (1, 4)), sharey=True, **beside).ravel()
     title = f"{model_name(trace.model)}: attention over depth{', edited' if trace.edits else ''}"
-    figure.suptitle(title, fontsize=12, parse_math=False)
+    figure.suptitle(title, fontsize=8 if is_narrow else 12, parse_math=False)
     one = heat_map(panels[0], trace.sites, grid([part[row] for part in weights]))
     heat_map(panels[1], trace.sites, grid([part.mean(axis=0) for part in weights]))
     _draw_magnitudes(panels[2], trace, row)
     _draw_entropy(panels[3], trace, row)
-    panels[0].set_title(_token_title(trace, row), parse_math=False)
+    what = f"token {token}" if is_narrow else _token_title(trace, row)
+    panels[0].set_title(what, parse_math=False)
     length = len(trace.tokens)
     panels[1].set_title(f"mean over {length} token{'s' * (length > 1)}")
     panels[2].set_title("magnitude")
     panels[3].set_title("entropy")
     weight_bar(figure, one, panels[1], widest)
     label_layers(panels[0], trace.sites)
+    if is_narrow:
+        label_layers(panels[2], trace.sites)
+        panels[0].set_xlabel("")  # the one beside it says it
     _mark_blocks(panels, trace.sites)
     figure.legend(
         handles=_legend(trace.sites),
         loc="outside lower center",
-        ncols=9,
+        ncols=3 if is_narrow else 9,
         frameon=False,
         handlelength=1.5,
         columnspacing=1.5,
@@ -350,7 +361,7 @@ def _mark_blocks(panels: Sequence[Axes], sites: Sequence[Row]) -> None:
             transform=panels[3].get_yaxis_transform(),
             va="center",
             color=NEUTRAL,
-            fontsize=8,
+            fontsize="small",
         )
 
 

@@ -13,7 +13,7 @@ from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.errors import SettingError
 
 NUMBERS = (".csv", ".npz")
-FIGURES = (".png", ".svg")
+FIGURES = (".png", ".svg", ".pdf")
 DEFAULT = "inspect.png"  # where neither is named
 
 

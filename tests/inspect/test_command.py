@@ -221,7 +221,13 @@ ASK = ("--prompt", "import os")
         ([str(DEMO), *ASK, "--lens", "-1"], "--lens is -1; expected 0 or more"),
         ([str(DEMO), *ASK, "--lens", "2"], "--lens has its place in a .json file; --out is insp"),
         (["--from", "x.json", "--lens", "2"], "--lens is for a new trace"),
-        ([str(DEMO), *ASK, "--out", "x.pdf"], "x.pdf; expected a name that ends with one of .png"),
+        (
+            [str(DEMO), *ASK, "--width", "3.25", "--out", "x.json"],
+            "--width is 3.25; expected 2 to 40",
+        ),
+        ([str(DEMO), *ASK, "--width", "0"], "--width is 0; expected 2 to 40 inches, for a figure."),
+        ([str(DEMO), *ASK, "--width", "nan"], "--width is nan; expected 2 to 40 inches"),
+        ([str(DEMO), *ASK, "--out", "x.gif"], "x.gif; expected a name that ends with one of .png"),
         ([str(DEMO), *ASK, "--out", "x"], "--out is x; expected"),
         ([str(DEMO), *ASK, "--out", "nowhere/at/all.png"], "nowhere/at is not a folder"),
         ([str(DEMO), *ASK, "--out", "x.json", "--token", "0"], "a .json file has every token"),
@@ -334,6 +340,23 @@ def test_a_trace_is_drawn_again(tmp_path, capsys):
     capsys.readouterr()
     words = ("--from", str(saved), "--out", str(again), "--token", "0")
     assert "expected one of the 2 tokens that are traced" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("width", [3.25, 6.75, 13])
+@pytest.mark.parametrize("shape", ["block", "full"])
+def test_a_width_for_a_column(width, shape, tmp_path):
+    """Text stays text in SVG and PDF, and the same trace gives the same bytes."""
+    trace = SHAPES[shape][0]
+    for name in ("a.svg", "b.svg", "a.pdf", "b.pdf"):
+        figure.write(trace, 1, tmp_path / name, width)
+    for suffix in ("svg", "pdf"):
+        texts = [(tmp_path / f"{name}.{suffix}").read_bytes() for name in "ab"]
+        assert texts[0] == texts[1]
+    drawn = (tmp_path / "a.svg").read_text()
+    assert f'width="{72 * width:g}pt"' in drawn
+    assert all(f">{text}</text>" in drawn for text in ("entropy", "mean over tokens", "layer"))
+    assert b"/Subtype /Type3" not in (tmp_path / "a.pdf").read_bytes()
+    assert f"/MediaBox [ 0 0 {72 * width:g} ".encode() in (tmp_path / "a.pdf").read_bytes()
 
 
 @pytest.mark.parametrize("chosen", [[0, 2], [1, 2]])
