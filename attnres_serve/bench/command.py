@@ -275,7 +275,7 @@ def measure(
     chosen = settings.given(own)
     load = busy.load_of_others() if own.quick else 0.0
     if (warning := busy.warning(load)) is not None:
-        print(warning, file=output.err())
+        print(report.fitted(warning), file=output.err())
     with tempfile.TemporaryDirectory() as scratch:
         twin = other.folder if other else Path(scratch) / "twin"
         if other is None:

@@ -89,15 +89,15 @@ def table(report: compare.Report, unreached: str | None = None) -> str:
     lines = [
         f"tokens compared     {report.tokens}",
         f"largest logprob gap {report.logprob_gap:.2e}   (bound {compare.LOGPROB_BOUND:.0e})",
-        f"KL divergence       {report.kl:.2e} nats on average, {report.kl_max:.2e} at most   "
-        f"(bound of the average {compare.KL_BOUND:.0e})",
+        f"mean KL divergence  {report.kl:.2e} nats   (bound {compare.KL_BOUND:.0e})",
+        f"largest of a token  {report.kl_max:.2e} nats",
         f"greedy agreement    {report.greedy_agreement:.1%}",
     ]
     if report.worst_part:
-        lines.append(
-            f"worst part          {report.worst_part}, relative error {report.worst_error:.2e}   "
-            f"(bound {compare.PART_BOUND:.0e})"
-        )
+        lines += [
+            f"worst part          {report.worst_part}",
+            f"its relative error  {report.worst_error:.2e}   (bound {compare.PART_BOUND:.0e})",
+        ]
         others = [part for part in report.parts if part != report.worst_part]
         if others:
             lines.append(f"also beyond it      {', '.join(others)}")

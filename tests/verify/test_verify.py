@@ -444,3 +444,9 @@ def test_our_text_is_long_enough_for_any_passage() -> None:
     """It begins anew; a text of the user's does not."""
     first, second = passage_texts.passages(GOLDENS / BLOCK, None, 6000, 2)
     assert len(first) == len(second) == 6000 and first != second
+
+
+@pytest.mark.parametrize("part", [None, "the head", "the site of the attention of layer 61"])
+def test_a_report_has_80_columns(part: str | None) -> None:
+    made = compare.Report(10**6, 1e-300, 1e-12, 1e-12, 1.0, part, 1e-6, {}, True)
+    assert max(map(len, verify.table(made).splitlines())) <= 80
