@@ -12,6 +12,7 @@ from attnres_serve.checkpoints.names import is_left_over
 from attnres_serve.checkpoints.tensors import Stored, check_dtype, check_shape
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import HEAD
 
 
 class BaseTensors:
@@ -121,9 +122,11 @@ class BaseTensors:
             else:
                 is_held = name in found
             if not is_held:
+                tied = name == HEAD and not self.is_tied
+                way = " Set tie_word_embeddings to true if its head is the embedding."
                 raise CheckpointError(
                     f"the checkpoint lacks the tensor {name} (in house names), which {self._model} "
-                    "needs."
+                    f"needs.{way if tied else ''}"
                 )
         if self.quantisation:
             quantized.check_fused(layers, self._fused)

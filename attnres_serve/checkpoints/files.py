@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import re
 import shlex
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +17,16 @@ from attnres_serve.errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"  # the first bytes of one
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+ADAPTER = "adapter_model.safetensors"
+# Weights of other kinds, by their files.
+OTHER_KINDS = {
+    "*.gguf": "a GGUF file, for llama.cpp; give the checkpoint that it was made of.",
+    "*.distcp": "a shard of torch.distributed.checkpoint (FSDP); merge them where the model was "
+    "trained (`accelerate merge-weights`) and save safetensors.",
+    "pytorch_model_fsdp_*": "a folder of FSDP's; merge its shards with `accelerate merge-weights`.",
+    "global_step*": "a folder of DeepSpeed's; merge its shards with the zero_to_fp32.py beside it.",
+    "zero_to_fp32.py": "DeepSpeed's script; run it to merge the shards into weights.",
+}
 # What trainers leave beside the weights.
 _NOT_WEIGHTS = re.compile(r"training_args|trainer_state|optimizer|scheduler|scaler|rng_state")
 
@@ -79,6 +91,11 @@ def read_object(path: Path) -> dict[str, Any]:
         CheckpointError: it holds something else.
     """
     refuse_pointer(path)
+    if path.read_bytes()[:3] == BOM_UTF8:
+        raise CheckpointError(
+            f"{path} begins with a byte order mark, which vLLM does not read; save it as UTF-8 "
+            "without one."
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -109,12 +126,18 @@ def read_headers(folder: Path) -> dict[str, Header]:
 
     headers: dict[str, Header] = {}
     for path in safetensors_files(folder):
+        _refuse_dangling(path)
+        refuse_pointer(path)
         try:
             # Headers are the same for every framework, and numpy is imported faster than torch.
             with safe_open(path, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
                     if name in headers:
-                        raise CheckpointError(f"the tensor {name} is in more than one file.")
+                        raise CheckpointError(
+                            f"the tensor {name} is in more than one file, {headers[name].file.name}"
+                            f" and {path.name}; remove the one that is not of this model, or "
+                            f"write {INDEX}, which names the file of every tensor."
+                        )
                     found = tensors.get_slice(name)
                     headers[name] = Header(tuple(found.get_shape()), found.get_dtype(), path)
         except (SafetensorError, OSError) as error:
@@ -139,6 +162,8 @@ def safetensors_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         return indexed_files(folder / INDEX)
     files = sorted(folder.glob("*.safetensors"))
+    if adapter := next((path for path in files if path.name == ADAPTER), None):
+        raise CheckpointError(_of_an_adapter(adapter, beside=len(files) > 1))
     if files:
         return files
     if old := pickles(folder):
@@ -147,7 +172,36 @@ def safetensors_files(folder: Path) -> list[Path]:
             "read; make safetensors of it, reading tensors only, with `attnres-serve convert "
             f"{shlex.quote(str(folder))} DST`."
         )
-    raise CheckpointError(f"{folder} has no *.safetensors file, so there are no weights to serve.")
+    raise CheckpointError(
+        f"{folder} has no *.safetensors file, so there are no weights to serve."
+        f"{_other_kind(folder)}"
+    )
+
+
+def _of_an_adapter(path: Path, beside: bool) -> str:
+    way = f"serve it with --enable-lora --lora-modules NAME={shlex.quote(str(path.parent))}"
+    if beside:
+        return (
+            f"{path} is an adapter beside the weights, which vLLM would read as weights; move it "
+            "and adapter_config.json to a folder of their own, and name that to --lora-modules."
+        )
+    return f"{path} is an adapter and no model; give the model that it was trained on, and {way}."
+
+
+def _other_kind(folder: Path) -> str:
+    """How weights of another kind in a folder become safetensors; empty without any."""
+    for pattern, kind in OTHER_KINDS.items():
+        if found := sorted(folder.glob(pattern)):
+            return f" {found[0].name} is {kind}"
+    return ""
+
+
+def _refuse_dangling(path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(
+            f"{path} is a link to {os.readlink(path)}, which does not exist; copy or download the "
+            "file again."
+        )
 
 
 def indexed_files(index: Path) -> list[Path]:
@@ -159,10 +213,19 @@ def indexed_files(index: Path) -> list[Path]:
     names = sorted(set(weight_map(index).values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
+        _refuse_dangling(index.parent / missing[0])
+        others = sorted(set(index.parent.glob("*.safetensors")) - {index.parent / n for n in names})
+        stale = f", or remove the index if {others[0].name} is the whole model" if others else ""
         raise CheckpointError(
             f"{index.parent} lacks the file {missing[0]}, which {index.name} names; copy or "
-            "download it again."
+            f"download it again{stale}."
         )
+    for name in names if index.name == INDEX else ():
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index} names the file {name}, and vLLM reads *.safetensors files in the folder "
+                "itself alone; move the file there under such a name, and name it so in the index."
+            )
     return [index.parent / name for name in names]
 
 
@@ -172,6 +235,7 @@ def weight_map(index: Path) -> dict[str, str]:
     Raises:
         CheckpointError: the index is damaged.
     """
+    refuse_pointer(index)
     try:
         table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return {str(tensor): str(file) for tensor, file in table.items()}

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 from attnres_serve import formats
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.names import (
+    BUFFER,
     PARTS,
     TIED,
+    WRAPPER,
+    WRAPPERS,
     expected_parts,
     is_draft,
     lacks_first_site,
@@ -101,9 +104,11 @@ class Inventory:
             The house names of its parts, as ``take`` has them.
 
         Raises:
-            CheckpointError: its parts are not equal, its type cannot be read, it is a second tensor
-                for the same weight, or an AttnRes tensor without a site.
+            CheckpointError: its name is a wrapper's or a buffer's, its parts are not equal, its
+                type cannot be read, it is a second tensor for the same weight, or an AttnRes tensor
+                without a site.
         """
+        self._refuse_no_name(own)
         parts = parts_of(self._format, own, stored.shape)
         if not self.base.quantisation:
             check_dtype(own, stored.dtype)
@@ -122,6 +127,21 @@ class Inventory:
             self.stored[name], self.own_names[name] = Stored(shape, stored.dtype), part
             names.append(name)
         return names
+
+    def _refuse_no_name(self, own: str) -> None:
+        """Raise CheckpointError for a name that a wrapper has changed, or of what is no weight."""
+        if found := WRAPPER.search(own):
+            prefix = found["prefix"]
+            raise CheckpointError(
+                f"the tensor {own} has {prefix!r} in its name, of a wrapper ({WRAPPERS[prefix]}) "
+                "and not of the model; save the model that is wrapped, or take it out of every "
+                f"name: {{name.replace({prefix!r}, ''): tensor for name, tensor in state.items()}}."
+            )
+        if BUFFER.search(own) and self._format.rename(own) not in self.base.needed:
+            raise CheckpointError(
+                f"the tensor {own} is a buffer (a mask or a rotary table), which is made anew and "
+                "is no weight; remove it from the file."
+            )
 
     def check(self, name: str) -> None:
         """Check a tensor that was entered.

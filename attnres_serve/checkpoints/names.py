@@ -23,6 +23,19 @@ _ATTNRES = re.compile(
 _DRAFT_HEAD = re.compile(r"(model\.)?mtp[._]")
 _IN_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.")
 
+# Parts of names that modules around a model add to them.
+WRAPPERS = {
+    "_orig_mod.": "torch.compile",
+    "module.": "DistributedDataParallel, or DeepSpeed",
+    "_fsdp_wrapped_module.": "FSDP",
+    "_checkpoint_wrapped_module.": "activation checkpointing",
+}
+WRAPPER = re.compile(rf"(^|\.)(?P<prefix>{'|'.join(map(re.escape, WRAPPERS))})")
+# Of no weight, if saved with them.  `rotary_emb.inv_freq` is so common that vLLM leaves it out.
+BUFFER = re.compile(
+    r"(^|\.)(attn\.bias|masked_bias|(cos|sin)_cached?|(?<!rotary_emb\.)inv_freq|causal_mask)$"
+)
+
 TIED = (*EMBEDDINGS, HEAD)
 
 # What names call a kind of sublayer, where not by its own name.

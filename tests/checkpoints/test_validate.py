@@ -463,7 +463,119 @@ def test_index_that_names_no_file(value: Any, folder: Path, refused: Callable[..
 def test_a_tensor_in_two_files(folder: Path, refused: Callable[..., str]) -> None:
     """Which one would be served depends on the order of reading."""
     shutil.copyfile(folder / WEIGHTS, folder / "second.safetensors")
-    assert "is in more than one file" in refused(folder)
+    line = refused(folder)
+    assert f"is in more than one file, {WEIGHTS} and second.safetensors; remove the one" in line
+
+
+@pytest.mark.parametrize(
+    "name", ["weights/a.safetensors", "../a.safetensors", "a.st", "{}/b/c.safetensors"]
+)
+def test_an_index_of_files_that_vllm_does_not_look_at(
+    name: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    name = name.format(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    names = [*load_file(folder / WEIGHTS)]
+    (folder / WEIGHTS).rename(folder / name)
+    write_index(folder, {"weight_map": dict.fromkeys(names, name)})
+    assert f"names the file {name}, and vLLM reads *.safetensors files in the f" in refused(folder)
+
+
+def test_a_stale_index(folder: Path, refused: Callable[..., str]) -> None:
+    write_index(folder, {"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+    assert f"or remove the index if {WEIGHTS} is the whole model" in refused(folder)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000\n"
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json", f"{WEIGHTS}.index.json"])
+def test_git_lfs_pointers(name: str, folder: Path, refused: Callable[..., str]) -> None:
+    (folder / name).write_text(POINTER)
+    assert f"{folder / name} is a git-lfs pointer and not the file itself; run" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model-q4.gguf", "model-q4.gguf is a GGUF file, for llama.cpp"),
+        ("__0_0.distcp", "__0_0.distcp is a shard of torch.distributed.checkpoint (FSDP)"),
+        ("pytorch_model_fsdp_0", "is a folder of FSDP's"),
+        ("global_step500", "is a folder of DeepSpeed's"),
+        ("adapter_model.safetensors", "is an adapter and no model; give the model that it was"),
+    ],
+)
+def test_weights_of_other_kinds(
+    name: str, said: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / name).write_bytes(b"")
+    assert said in refused(folder)
+
+
+def test_an_adapter_beside_the_weights(folder: Path, refused: Callable[..., str]) -> None:
+    shutil.copyfile(folder / WEIGHTS, folder / "adapter_model.safetensors")
+    assert "is an adapter beside the weights, which vLLM would read as weights" in refused(folder)
+
+
+def test_a_link_to_nothing(folder: Path, refused: Callable[..., str]) -> None:
+    """As in a Hugging Face cache that was cleaned."""
+    (folder / WEIGHTS).rename(folder / "blob")
+    (folder / WEIGHTS).symlink_to("blob")
+    (folder / "blob").unlink()
+    assert f"{folder / WEIGHTS} is a link to blob, which does not exist; copy" in refused(folder)
+
+
+def test_a_byte_order_mark(folder: Path, refused: Callable[..., str]) -> None:
+    path = folder / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert "begins with a byte order mark" in refused(folder)
+
+
+def test_a_head_that_may_be_tied(folder: Path, refused: Callable[..., str]) -> None:
+    edit_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    assert "Set tie_word_embeddings to true if its head is the embedding." in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "whose"),
+    [
+        ("_orig_mod.", "torch.compile"),
+        ("module.", "DistributedDataParallel"),
+        ("module._orig_mod.", "DistributedDataParallel"),
+        ("_fsdp_wrapped_module.", "FSDP"),
+    ],
+)
+def test_names_of_wrapped_models(
+    prefix: str, whose: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    def wrap(tensors: dict) -> None:
+        for name in [*tensors]:
+            tensors[prefix + name] = tensors.pop(name)
+
+    edit_tensors(folder, wrap)
+    line = refused(folder)
+    assert f"of a wrapper ({whose}" in line and "save the model that is wrapped, or take" in line
+
+
+def test_names_of_wrapped_layers(folder: Path, refused: Callable[..., str]) -> None:
+    name = "model.layers.1.attn.q_proj.weight"
+    wrapped = name.replace("attn.", "_fsdp_wrapped_module.attn.")
+    edit_tensors(folder, lambda tensors: tensors.update({wrapped: tensors.pop(name)}))
+    assert f"the tensor {wrapped} has '_fsdp_wrapped_module.' in its name" in refused(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.layers.0.attn.bias", "model.layers.0.attn.masked_bias"),
+        *("model.layers.0.attn.rotary.inv_freq", "model.layers.0.attn.rotary.cos_cached"),
+    ],
+)
+def test_buffers(name: str, dtype: torch.dtype, folder: Path, refused: Callable[..., str]) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(4, dtype=dtype)}))
+    assert f"the tensor {name} is a buffer (a mask or a rotary table)" in refused(folder)
 
 
 # --- address and model id
