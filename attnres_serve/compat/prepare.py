@@ -33,8 +33,6 @@ def process() -> None:
         orphans.end_with_parent()
         if start_events.is_heard():  # other servers' processes end as vLLM has them end
             quick_exit.instead_of_finalization()
-        if host.on_cpu():
-            rotary.rotate_every_head()  # for every model; this process imports the layer anyway
     if host.on_cpu():
         hybrid_prefix_caching.off_by_default()
     torch_vector_math.settle()

@@ -58,6 +58,15 @@ def test_other_calls_go_to_the_operator(neox: bool, monkeypatch: pytest.MonkeyPa
     layer.forward_cpu(positions, query, None)
 
 
+def test_a_process_of_another_model_keeps_vllms_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = object()
+    monkeypatch.setattr(RotaryEmbedding, "forward_cpu", own)
+    monkeypatch.setattr(prepare.orphans, "is_process_of_vllm", lambda: True)
+    monkeypatch.setattr(prepare.orphans, "end_with_parent", lambda: None)
+    prepare.process()
+    assert RotaryEmbedding.forward_cpu is own
+
+
 def test_the_layer_is_replaced_once() -> None:
     rotary.rotate_every_head()
     once = RotaryEmbedding.forward_cpu
