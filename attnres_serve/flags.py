@@ -54,7 +54,10 @@ def names(add_arguments: Callable[[argparse.ArgumentParser], None]) -> frozenset
 
 
 def require_known(
-    words: list[str], known: Collection[str] | None, own: Collection[str] = ()
+    words: list[str],
+    known: Collection[str] | None,
+    own: Collection[str] = (),
+    choices: Callable[[str], list[str] | None] = lambda flag: None,
 ) -> None:
     """Refuse a flag that vLLM would refuse, after the seconds that its import takes.
 
@@ -65,15 +68,19 @@ def require_known(
         known: names of vLLM's flags, by ``source.flags_of_server`` or ``flags_of_engine``; None
             where they cannot be told, and nothing is validated.
         own: names of the command's own flags, which a suggestion may name.
+        choices: gives the values that a flag takes, None for any, as ``source.choices``.
 
     Raises:
-        SettingError: with one sentence that names the flag and the nearest one there is.
+        SettingError: with one sentence that names the flag and the nearest one there is, or the
+            values that it takes.
     """
     if known is None:
         return
     _judge(words, known, own)
     path, from_file = _read_config(words)
     _judge(from_file, known, (), f" in {path}")
+    _require_choices(words, choices)
+    _require_choices(from_file, choices, f" in {path}")
 
 
 def with_config(words: list[str]) -> list[str]:
@@ -95,6 +102,18 @@ def _judge(words: list[str], known: Collection[str], own: Collection[str], place
         is_value = "." in word and "=" not in word  # --hf-overrides.key VALUE
         if not (_is_known(flag, known) or flag == CONFIG):
             raise SettingError(f"found {flag}{place}, {_advice(flag, {*known, *own})}")
+
+
+def _require_choices(
+    words: list[str], choices: Callable[[str], list[str] | None], place: str = ""
+) -> None:
+    """Raise SettingError for a value that is none of those that its flag takes."""
+    for word, following in pairwise([*words, None]):
+        flag, equals, given = usual(word or "").partition("=")
+        value = given if equals else following
+        listed = choices(flag) if flag.startswith("--") and value is not None else None
+        if listed is not None and value not in (*listed, "None", ""):
+            raise SettingError(f"found {flag} {value}{place}; expected one of {', '.join(listed)}.")
 
 
 def _is_known(flag: str, known: Collection[str]) -> bool:

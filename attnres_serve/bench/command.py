@@ -112,7 +112,8 @@ def run(
             "bench CHECKPOINT ..."
         )
     if not own.http:
-        require_known(flags, vllm_source.flags_of_engine(), names(add_arguments))
+        own_flags = names(add_arguments)
+        require_known(flags, vllm_source.flags_of_engine(), own_flags, vllm_source.choices)
     flags = [usual(word) for word in flags]
     for name in ("steps", "threads"):
         value = getattr(own, name)

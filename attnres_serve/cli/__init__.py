@@ -240,9 +240,8 @@ def _run(arguments: list[str]) -> int:
         if own.command in ("serve", "verify", "bench", "inspect"):  # they start engines
             environment.make_usable()
         if own.command == "serve":
-            flags.require_known(
-                others, source.flags_of_server(), flags.names(launcher.add_arguments)
-            )
+            own_flags = flags.names(launcher.add_arguments)
+            flags.require_known(others, source.flags_of_server(), own_flags, source.choices)
             launcher.serve(checkpoint, own, others)
         elif own.command == "check":
             check.check(own.checkpoint, own.json)
@@ -256,7 +255,7 @@ def _run(arguments: list[str]) -> int:
         elif own.command == "inspect":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             own_flags = flags.names(inspect.add_arguments)
-            flags.require_known(others, source.flags_of_engine(), own_flags)
+            flags.require_known(others, source.flags_of_engine(), own_flags, source.choices)
             with output.libraries_hidden("inspect", own.verbose):
                 return inspect.run(checkpoint, own, others)
         else:

@@ -1,5 +1,6 @@
 """What is read in the installed vLLM's source, without importing it."""
 
+import re
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,36 @@ def _flags(path: str, without: str = "") -> frozenset[str] | None:
             fields = (line.target for line in node.body if isinstance(line, ast.AnnAssign))
             names.update("--" + ast.unparse(field).replace("_", "-") for field in fields)
     return frozenset(names)
+
+
+def choices(flag: str) -> list[str] | None:
+    """The values that a flag of vLLM's engine takes; None if it takes others, or they are unknown.
+
+    ``add_argument`` is given a field of a class of ``vllm/config``, whose annotation lists them.
+    """
+    import ast
+
+    engine = _source("engine/arg_utils.py")
+    name = re.escape(flag)
+    given = re.search(rf'"{name}",\s*\*\*(\w+)\["(\w+)"\],?\s*\)', engine or "")
+    owner = given and re.search(rf"\b{given[1]} = get_kwargs\((\w+)\)", engine or "")
+    folder = _file("config/__init__.py")
+    if not (given and owner and folder):
+        return None
+    text = "\n".join(
+        file.read_text(encoding="utf-8") for file in sorted(folder.parent.glob("*.py"))
+    )
+    body = re.search(rf"^class {owner[1]}\b.*?(?=^\S)", text, re.S | re.M)
+    field = body and re.search(rf"^    {given[2]}: ([^=\n]+)", body[0], re.M)
+    found: list[str] = []
+    for part in (field[1] if field else "str").split("|"):
+        alias = re.search(rf"^{re.escape(part.strip())} = (Literal\[.*?\])$", text, re.S | re.M)
+        listed = (alias[1] if alias else part.strip()).removeprefix("Literal")
+        if re.fullmatch(r"\[[^\]a-zA-Z]*(\"[^\"]*\"[\s,]*)*\]", listed):
+            found += ast.literal_eval(listed)
+        elif listed not in ("None", "torch.dtype"):  # argparse takes only what is listed
+            return None
+    return sorted(map(str, found)) or None
 
 
 def module(path: str) -> Any:
@@ -119,7 +150,6 @@ def head_sizes() -> list[int] | None:
     be told.
     """
     import ast
-    import re
 
     source = _source("v1/attention/backends/cpu_attn.py") if is_cpu_build() else None
     listed = re.search(r"def get_supported_head_sizes.*?return (\[[\d, \n]+\])", source or "", re.S)

@@ -94,7 +94,7 @@ def _by_engine(
 ) -> Answer:
     """Everything that can be validated before an engine starts is."""
     own = {f"--{name.replace('_', '-')}" for name in inspect.signature(trace).parameters}
-    flags.require_known(words, source.flags_of_engine(), own)
+    flags.require_known(words, source.flags_of_engine(), own, source.choices)
     prepare.require_ours(words)
     for field in ("logprobs", "lens"):
         prepare.require_few_logprobs(field, getattr(question, field), words)

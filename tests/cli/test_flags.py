@@ -81,6 +81,34 @@ def test_a_flag_that_there_is_not(words: list[str], said: str) -> None:
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dtype", "float17"], "found --dtype float17; expected one of auto, bfloat16, float, "),
+        (["--enforce-eager", "--kv_cache_dtype=fp9"], "found --kv-cache-dtype fp9; expected one"),
+        (["--load-format=a", "--tokenizer-mode", "x", "--dtype=int8"], "found --dtype int8; "),
+    ],
+)
+def test_a_value_that_a_flag_does_not_take(words: list[str], said: str) -> None:
+    known = source.flags_of_engine()
+    with pytest.raises(SettingError, match=said):
+        flags.require_known(words, known, (), source.choices)
+
+
+def test_the_values_are_those_of_vllms_parser(vllms_parsers: tuple) -> None:
+    real = {
+        name: sorted(str(value) for value in action.choices if value is not None)
+        for action in vllms_parsers[0]._actions
+        if action.choices
+        for name in action.option_strings
+    }
+    found = {name: listed for name in real if (listed := source.choices(name))}
+    assert found == {name: real[name] for name in found}
+    assert {"--dtype", "--kv-cache-dtype", "--distributed-executor-backend"} & {*found}
+    others = source.flags_of_engine() - {*real}
+    assert not any(source.choices(name) for name in others)
+
+
 def test_nothing_is_judged_where_the_names_are_not_known() -> None:
     flags.require_known(["--max-model-lenn"], None)
 
