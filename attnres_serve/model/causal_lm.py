@@ -45,6 +45,7 @@ class AttnResMixin(LoadingMixin):
         self.attn_res_base = BaseTensors(family.name, written)
         self.attn_res_sites: dict[int, SiteNorm] = {}
         self.attn_res_parameters = {}
+        self.attn_res_dtype = vllm_config.model_config.dtype
         self.attn_res_loaded = False
         self.attn_res_backend: str | None = None
         self.attn_res_algorithm: str | None = None

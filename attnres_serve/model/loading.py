@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnres_serve.checkpoints import quantized
 from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.inventory import Inventory
 from attnres_serve.checkpoints.names import (
     PARTS,
@@ -39,19 +40,22 @@ class LoadingMixin(_Base):
         attn_res_format: of the checkpoint, see ``formats``.
         attn_res_base: the tensors beside those of AttnRes.
         attn_res_parameters: see ``parameters_of``.
+        attn_res_dtype: that of activations, and of weights where nothing else is said.
         attn_res_loaded: whether a whole checkpoint has been loaded.
     """
 
     attn_res_format: Format
     attn_res_base: BaseTensors
     attn_res_parameters: dict[tuple[int, str], list[str]]
+    attn_res_dtype: torch.dtype
     attn_res_loaded: bool
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a checkpoint of any served format; after the first time, also a part of one.
 
         Raises:
-            CheckpointError: a tensor of this stage is missing, left over or misshapen.
+            CheckpointError: a tensor of this stage is missing, left over or misshapen, or one has
+                a number that is not finite.
         """
         inventory = Inventory(self.attn_res_format, self.attn_res_base, spec_of(self.config))
         loaded: set[str] = super().load_weights(self._by_module(weights, inventory))
@@ -77,6 +81,9 @@ class LoadingMixin(_Base):
         for own, tensor in weights:
             dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
             parts = inventory.take(own, Stored(tuple(tensor.shape), dtype))
+            first = next(iter(parts))
+            if not is_draft(first, inventory.base.config):
+                check_finite(own, tensor, self._served_in(first, parts[first]))
             for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
                 if site is None:
                     inventory.check_values(name, piece)
@@ -90,6 +97,13 @@ class LoadingMixin(_Base):
             for part in PARTS:  # they never matter, and vLLM wants all parameters filled
                 for parameter in self.attn_res_parameters.get((0, part), ()):
                     yield parameter, torch.zeros(hidden)
+
+    def _served_in(self, name: str, site: tuple[int, str] | None) -> torch.dtype:
+        """The type that a tensor is cast to, by its house name and the site that it is of."""
+        if site is not None:
+            return torch.float32
+        found = getattr(decoder.parameter(self, name), "dtype", None)
+        return found if DTYPES.get(found) in FLOATS else self.attn_res_dtype
 
     def _is_here(self, name: str) -> bool:
         """Whether this pipeline stage needs a tensor, by its house name."""

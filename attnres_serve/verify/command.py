@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attnres_serve import output, settings
 from attnres_serve.checkpoints import needs
+from attnres_serve.checkpoints.finite import validate_finite
 from attnres_serve.checkpoints.validate import validate
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.translation import Translation
@@ -62,6 +63,8 @@ def run(own: argparse.Namespace) -> int:
     backend_choice.require(own.attnres_backend)
     if reference != folder:
         _require_same_sizes(folder, served, reference)
+    for checkpoint in dict.fromkeys((folder, reference)):
+        validate_finite(checkpoint)
     tokens = passages.tokens(served, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
     report = compare.verify(folder, reference, prompts, settings.given(own), own.against)

@@ -303,6 +303,42 @@ def test_fused_weights_that_are_refused(
         make("nanogpt").load_weights(iter(tensors.items()))
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("llama", "model.layers.1.mlp.down_proj.weight"),
+        ("llama", "model.embed_tokens.weight"),
+        ("llama", QUERY),
+        ("llama", FINAL_NORM),
+        ("fla", "model.layers.0.attn.q_proj.weight"),
+        ("nanogpt", "transformer.h.1.attn.c_attn.weight"),
+        ("open", "model.layers.0.attn_res_bias"),
+    ],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_weight_that_is_not_finite(
+    name: str, tensor: str, value: float, make: Make, world: Path
+) -> None:
+    tensors = weights(world, name)
+    tensors[tensor].view(-1)[-1] = value
+    with pytest.raises(
+        CheckpointError, match=rf"the tensor {re.escape(tensor)}\S* holds -?(nan|i)"
+    ):
+        make(name).load_weights(iter(tensors.items()))
+
+
+def test_a_weight_that_overflows_where_it_is_served(make: Make, world: Path) -> None:
+    """Queries do not: they are served in float32, whatever the model is."""
+    model, tensors = make("llama"), weights(world, "llama")
+    model.attn_res_dtype = torch.float16
+    tensors[QUERY] = torch.full_like(tensors[QUERY], 7e4)
+    model.lm_head.to(torch.float16)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].float()
+    tensors["lm_head.weight"][0, 3] = 7e4
+    with pytest.raises(CheckpointError, match=r"lm_head.weight holds 70000 at \[0, 3\], which is"):
+        model.load_weights(iter(tensors.items()))
+
+
 def test_recency_biases_arrive(make: Make, world: Path) -> None:
     """Scalars, under open-attnres' names; the final site neither mixes nor has one."""
     model, tensors = make("open"), weights(world, "open")

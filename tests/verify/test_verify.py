@@ -294,6 +294,20 @@ def test_a_reference_of_other_sizes(option: dict, tmp_path: Path, capsys) -> Non
     assert "which is another model; give the checkpoint that it was converted from" in line
 
 
+@pytest.mark.parametrize("name", [BLOCK, CUMULATIVE, "nanogpt_block"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_named(name, value, capsys, tmp_path):
+    """Of the checkpoint or of its reference, before an engine is started."""
+    folder = tmp_path / "m"
+    shutil.copytree(GOLDENS / name, folder)
+    tensors = load_file(folder / "model.safetensors")
+    wrong = sorted(tensors)[len(tensors) // 2]
+    tensors[wrong].view(-1)[0] = value
+    save_file(tensors, folder / "model.safetensors")
+    for words in ([folder], [GOLDENS / name, "--reference", folder]):
+        assert f"the tensor {wrong} holds {value}" in refused(capsys, "verify", *map(str, words))
+
+
 def test_what_vllm_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an engine is started; pydantic's first line would say nothing.
 

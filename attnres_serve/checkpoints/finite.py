@@ -1,0 +1,66 @@
+"""Whether the numbers of a tensor are numbers, in the type that they are served in.
+
+One NaN makes every answer garbage, and the server would give it with status 200.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnres_serve.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def check_finite(name: str, tensor: "Tensor", dtype: "torch.dtype | None" = None) -> None:
+    """Refuse a tensor with a number that is not finite, or that is not when it is cast.
+
+    Smallest and largest number tell it in one pass at the speed of memory: a NaN is both.
+
+    Args:
+        name: what the tensor is called.
+        tensor: of any shape and dtype; whole numbers are finite.
+        dtype: what it is served in; None for its own type.
+
+    Raises:
+        CheckpointError: with the first such number and its place.
+    """
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
+        return
+    if tensor.dtype.itemsize == 1:  # of 8 bits, for which torch has no comparison
+        import torch
+
+        tensor = tensor.to(torch.bfloat16)
+    lowest, highest = tensor.aminmax()
+    target = tensor.dtype if dtype is None else dtype
+    if lowest.to(target).isfinite() and highest.to(target).isfinite():
+        return
+    wrong = ~tensor.to(target).isfinite()
+    place = wrong.nonzero()[0].tolist()
+    found = tensor[tuple(place)]
+    at = f" at {place}" if place else ""
+    if found.isfinite():
+        kind = str(target).removeprefix("torch.")
+        raise CheckpointError(
+            f"the tensor {name} holds {found.item():g}{at}, which is beyond {kind}, the type that "
+            "it is served in; serve it with --dtype bfloat16 or --dtype float32."
+        )
+    raise CheckpointError(
+        f"the tensor {name} holds {found.item()}{at}, and {int(wrong.sum())} of its "
+        f"{tensor.numel()} numbers are not finite, which makes answers garbage; copy the file "
+        "again, or save the model from a step at which its weights were finite."
+    )
+
+
+def validate_finite(folder: Path) -> None:
+    """Refuse a checkpoint folder with a number that is not finite.
+
+    Raises:
+        CheckpointError: with the tensor, or because a file is damaged.
+    """
+    from attnres_serve.checkpoints import read  # which imports torch
+
+    for path in read.files(folder):
+        for name, tensor in read.tensors(path):
+            check_finite(name, tensor)
