@@ -18,8 +18,6 @@ from checkpoints.tensors import draw, write
 def tiny(base: str, **changes: Any) -> dict[str, Any]:
     """The config.json of a tiny model, with the vocabulary of the tests' tokenizer."""
     config = TINY[base] | {"vocab_size": 320, "max_position_embeddings": 512} | changes
-    if base == "olmoe":
-        config["rms_norm_eps"] = 1e-5
     layers = config["num_hidden_layers"]
     for key in ("layer_types", "no_rope_layers", "hybrid_override_pattern"):
         if config.get(key):
