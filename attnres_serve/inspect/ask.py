@@ -190,7 +190,7 @@ def post(url: str, asked: dict[str, Any], key: str | None = None) -> Trace:
 
 def _unreached(url: str, error: Exception) -> str:
     """Why there is no answer and what to do, as the end of a sentence."""
-    from httpx import RemoteProtocolError
+    from httpx import ReadError, RemoteProtocolError
 
     reason = str(error) or type(error).__name__
     if "://" not in url:
@@ -208,7 +208,7 @@ def _unreached(url: str, error: Exception) -> str:
         )
     if "SSL" in reason:
         return f"it does not answer by TLS ({reason}); give its address with http://."
-    if isinstance(error, RemoteProtocolError):
+    if isinstance(error, RemoteProtocolError | ReadError):  # a server of TLS may reset as well
         return f"it does not answer by HTTP ({reason}); if it has a certificate, write https://."
     if "refused" in reason:
         return (
