@@ -8,6 +8,8 @@ from typing import NamedTuple
 from attnres_serve.compat import host
 from attnres_serve.errors import SettingError
 
+MODELS = "vllm.model_executor.models"  # where newer versions may have modules that older ones lack
+
 
 class Native(NamedTuple):
     """What shows that a vLLM serves a format by itself.

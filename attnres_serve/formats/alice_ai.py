@@ -8,7 +8,7 @@ has no tensors: it reads the embedding alone.
 import re
 from typing import Any
 
-from attnres_serve.compat.native import Native
+from attnres_serve.compat.native import MODELS, Native
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
@@ -17,7 +17,7 @@ from attnres_serve.formats.translation import Translation
 
 NAME = "alice_ai"
 LACKS_FIRST_SITE = True
-NATIVE = Native("vllm.model_executor.models.alice_ai")
+NATIVE = Native(f"{MODELS}.alice_ai")
 BLOCK = "block_attn_res_block_size"
 _OLDER = re.compile(r"(block_)?attn_?res_")
 _RENAMES = [

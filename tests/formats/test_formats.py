@@ -260,7 +260,7 @@ def test_house_epsilon_of_the_heads_norms() -> None:
         (HOUSE | {"architectures": ["LlamaForCausalLM"]}, "architectures is ['LlamaForCausalLM']"),
         (HOUSE | {"architectures": ["AttnResQwen3ForCausalLM"]}, "['AttnResLlamaForCausalLM']"),
         (HOUSE | {"architectures": []}, "architectures is []"),
-        (HOUSE | {"architectures": "AttnResLlamaForCausalLM"}, "['AttnResLlamaForCausalLM']"),
+        (HOUSE | {"architectures": "LlamaForCausalLM"}, "architectures is ['LlamaForCausalLM']"),
         (without(HOUSE, "architectures"), "architectures is None"),
         (without(HOUSE, "attn_res"), "no attn_res"),
         (HOUSE | {"attn_res": {"block_size": 4, "unit": "layers"}}, "the unknown key 'unit'"),
