@@ -81,8 +81,9 @@ class Client:
         self.names.append(name)
         for end in range(1, params.max_tokens + 1):
             reason = self.ended_by if end == params.max_tokens else None
-            made = SimpleNamespace(token_ids=ANSWER[:end], finish_reason=reason)
-            yield SimpleNamespace(outputs=[made])
+            made = SimpleNamespace(index=0, token_ids=ANSWER[:end], finish_reason=reason)
+            finished = end == params.max_tokens
+            yield SimpleNamespace(outputs=[made], prompt_token_ids=[0], finished=finished)
 
     def shutdown(self, timeout: float | None = None) -> None:
         pass
