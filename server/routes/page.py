@@ -26,6 +26,7 @@ FILES = {
         "copy_link.js",
         "depth_map.js",
         "edits.js",
+        "figure_file.js",
         "figures.js",
         "fit.js",
         "grid.js",

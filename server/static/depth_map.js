@@ -5,7 +5,8 @@ import { LETTER, label, root, stepFor, svg } from "./svg.js";
 
 const TOP = 6;
 const BOTTOM = 34;
-const BAR = 58; // width of the colour bar and its numbers
+export const BAR = 58; // width of the colour bar and its numbers
+export const AXIS = 34; // width of the numbers of layers
 const MOST_LAYERS = 26;
 
 /**
@@ -16,7 +17,7 @@ const MOST_LAYERS = 26;
  */
 export function depthMap(summary, { width, rowHeight, ink, hasLayers, scale, ...acts }) {
   const { sites, widest } = summary;
-  const left = hasLayers ? 46 : 12;
+  const left = hasLayers ? AXIS + 12 : 12;
   const right = scale ? BAR : 6;
   const cell = { width: (width - left - right) / widest, height: rowHeight };
   const height = TOP + sites.length * rowHeight + BOTTOM;
@@ -29,7 +30,7 @@ export function depthMap(summary, { width, rowHeight, ink, hasLayers, scale, ...
     ink,
     { role: "grid" },
     ...kinds(sites, left, rowHeight, ink),
-    ...(hasLayers ? layers(sites, left, rowHeight, ink) : []),
+    ...(hasLayers ? layers(sites, rowHeight, ink) : []),
     cells.node,
     ...(summary.areMarked ? frames(summary, left, cell, ink) : []),
     ...columns(summary, left, cell, height, ink),
@@ -74,7 +75,8 @@ function kinds(sites, left, rowHeight, ink) {
   );
 }
 
-function layers(sites, left, rowHeight, ink) {
+/** The numbers of the layers beside their rows. */
+export function layers(sites, rowHeight, ink) {
   const places = new Map(); // layer: rows
   for (const { layer, row } of sites)
     if (layer !== null) places.set(layer, [...(places.get(layer) ?? []), row]);
@@ -96,7 +98,7 @@ function layers(sites, left, rowHeight, ink) {
     fill: ink.faint,
   });
   title.setAttribute("transform", `rotate(-90 8 ${TOP + (sites.length * rowHeight) / 2})`);
-  return [title, ...at.map(([text, y]) => label(text, left - 12, y, { "text-anchor": "end" }))];
+  return [title, ...at.map(([text, y]) => label(text, AXIS, y, { "text-anchor": "end" }))];
 }
 
 /** A line between blocks, and a frame around every open sum. */
@@ -155,7 +157,7 @@ function layersOf(sites) {
 }
 
 /** The colours of a scale, from its lowest value at the bottom. */
-function bar(scale, x, height, ink) {
+export function bar(scale, x, height, ink) {
   const steps = 60;
   const [low, high] = [scale.ticks[0], scale.ticks.at(-1)];
   const share = (value) =>
@@ -179,15 +181,17 @@ function bar(scale, x, height, ink) {
       fill: scale.colour(valueAt((at + 0.5) / steps)),
     }),
   );
+  const yOf = (value) => TOP + height * (1 - share(value));
   let free = Infinity;
   const numbers = [...scale.ticks].flatMap((value) => {
-    const y = TOP + height * (1 - share(value));
-    if (free - y < 12) return [];
+    const y = yOf(value);
+    const isEnd = value === low || value === high;
+    if (!isEnd && (free - y < 12 || y - yOf(high) < 12)) return [];
     free = y;
     return [
       label(String(Number(value.toPrecision(2))), x + 12, y, { "font-size": 10, fill: ink.text }),
     ];
   });
   const below = { "text-anchor": "end", fill: ink.faint };
-  return [...rects, ...numbers, label(scale.name, x + BAR - 8, TOP + height + BOTTOM - 8, below)];
+  return [...rects, ...numbers, label(scale.name, x + BAR - 10, TOP + height + BOTTOM - 8, below)];
 }

@@ -1,10 +1,10 @@
 // The panels of the page, side by side on the rows of one depth axis.
 import { differenceScale, inkOf, weightScale } from "./colours.js";
 import { depthMap } from "./depth_map.js";
+import { figureFile } from "./figure_file.js";
 import { legend } from "./legend.js";
 import { lensColumn } from "./lens_column.js";
 import { entropy, magnitude } from "./profile.js";
-import { file } from "./svg.js";
 import { save } from "./save.js";
 import { spoken } from "./text.js";
 import { theme } from "./theme.js";
@@ -16,6 +16,7 @@ const BESIDES = 605; // of the screen's height, for all but the rows
 const ROW = { least: 3, most: 24 };
 const NAMES = ["weights", "second", "magnitude", "entropy", "lens", "over-tokens"];
 const drawn = {}; // by name what its maker returned, with its title
+let beside = null; // what files need that the page has beside a figure, see ``build``
 
 /**
  * Draw everything anew.
@@ -55,6 +56,9 @@ export function build(view) {
   if (mode === "mean") drawn.second.paint((row, column) => scale.colour(means[row][column]));
   byId("legend").replaceChildren(legend(summary, byId("legend").clientWidth, ink));
   drawn["over-tokens"] = null;
+  const lacksAxis = NAMES.slice(isFirst("second") ? 2 : 1, 5);
+  const scales = { weights: scale, "over-tokens": scale };
+  beside = { summary, rowHeight, ink, lacksAxis, scales };
   update(view);
 }
 
@@ -82,11 +86,11 @@ export function update(view) {
   title("magnitude", `Magnitude of sources, ${said}`);
   title("entropy", `Entropy by site, ${said}`);
   if (drawn.lens) title("lens", `Depth lens of ${said}`);
-  overTokens(view, scale);
+  overTokens(view, scale, edited);
 }
 
 /** The map of the chosen site over the tokens; drawn anew only for another site. */
-function overTokens(view, scale) {
+function overTokens(view, scale, edited) {
   const { summary, token, cell } = view;
   const name = "over-tokens";
   byId(name).hidden = cell === null;
@@ -125,11 +129,12 @@ for (const name of NAMES) {
   const button = byId(name).querySelector("figcaption > button");
   button.setAttribute("aria-label", `Save as SVG: ${name.replace("-", " ")}`);
   button.addEventListener("click", () => {
-    const { node } = drawn[name];
+    const { lacksAxis, scales, ...common } = beside;
+    const options = { ...common, hasAxis: lacksAxis.includes(name), scale: scales[name] ?? null };
     save(
       `attn-res-${name}.svg`,
       "image/svg+xml",
-      file(node, node.getAttribute("aria-label"), inkOf(theme())),
+      figureFile(drawn[name].node, { name, ...options }),
     );
   });
 }

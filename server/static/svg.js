@@ -1,4 +1,4 @@
-// SVG elements, axes and files: what every figure is made of.
+// SVG elements and axes: what every figure is made of.
 
 const NS = "http://www.w3.org/2000/svg";
 export const FONT = 11; // pixels
@@ -43,20 +43,4 @@ export function stepFor(count, most) {
 export function number(value) {
   if (value === 0) return "0";
   return Math.abs(value) < 1e-3 ? value.toExponential(1) : value.toPrecision(3);
-}
-
-/** The text of an SVG file with a title, from a figure on the page. */
-export function file(figure, title, ink) {
-  const copy = figure.cloneNode(true);
-  const { width, height } = figure.viewBox.baseVal;
-  const top = 28;
-  for (const shown of copy.querySelectorAll(".ring")) shown.remove();
-  copy.setAttribute("xmlns", NS);
-  copy.setAttribute("viewBox", `0 ${-top} ${width} ${height + top}`);
-  copy.setAttribute("height", height + top);
-  copy.prepend(
-    svg("rect", { y: -top, width, height: height + top, fill: ink.background }),
-    label(title, 8, -14, { "font-size": 13, "font-weight": "bold" }),
-  );
-  return new XMLSerializer().serializeToString(copy);
 }

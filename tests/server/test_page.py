@@ -37,6 +37,13 @@ PAPER = "https://arxiv.org/abs/2603.15031"
 PROMPT = "import os\n\n\ndef "
 HOSTILE = ["</script><script>hacked = 1</script>", "<img src=x onerror=hacked=1>", "<!--", "\u202e"]
 PICTURES = ("weights", "second", "magnitude", "entropy")
+SVG = "{http://www.w3.org/2000/svg}"
+CUT_OFF = """() => {
+  const { right, bottom } = document.documentElement.getBoundingClientRect();
+  const isCut = (box) => box.left < 0 || box.top < 0 || box.right > right || box.bottom > bottom;
+  const texts = [...document.querySelectorAll("text")];
+  return texts.filter((one) => isCut(one.getBoundingClientRect())).map((one) => one.textContent);
+}"""
 
 
 def is_coloured(colours: list[str], weights: list[float], root: int = 2) -> bool:
@@ -430,6 +437,71 @@ def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
     assert steps == [[0, 0.5, 1, 1.5], [0, 100, 200]]
 
 
+def texts_of(saved: str) -> list[str]:
+    """The texts of a saved figure in their order."""
+    drawn = ElementTree.fromstring(saved)
+    assert drawn.tag == f"{SVG}svg"
+    return ["".join(one.itertext()) for one in drawn.iter(f"{SVG}text")]
+
+
+KINDS = {"attention", "MLP", "final norm"}
+RANGE = {"mean over tokens", "10 to 90 % of tokens", "chosen token"}
+LAYERS = {"layer", "0", "1", "final"}
+EXAMPLE = json.loads((page.FOLDER / "example.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("trace", "width", "own"),
+    [
+        (
+            made_up_trace(2, 2, ["a", " b", "\n", "c"]),
+            1440,
+            {"weights": {"sum of the open block"}, "magnitude": {"finished block"}},
+        ),
+        (
+            made_up_trace(6, 3, ["a", None])
+            | {"edits": [{"sites": [1], "sources": ["partial"], "ban": True}]},
+            1000,
+            {"second": {"sum of the open block"}},
+        ),
+        (made_up_trace(3, 1, ["a"]), 390, {"magnitude": {"embedding", "attention", "MLP"}}),
+        (EXAMPLE, 1200, {"lens": LAYERS | {"probability of the token"}}),
+    ],
+    ids=["blocks", "edited", "full", "lens"],
+)
+def test_a_saved_figure_stands_alone(visit, tmp_path, trace, width, own):
+    """It has its scale, legend and layers, all as text within its frame, at every width."""
+    file = tmp_path / "trace.html"
+    file.write_text(inspect_page.html(trace))
+    found = visit(viewport={"width": width, "height": 800})
+    found.tab.goto(file.as_uri())
+    found.drawn()
+    assert not found.overflows()
+    wanted = {
+        "weights": KINDS | LAYERS,
+        "second": KINDS | LAYERS,
+        "magnitude": RANGE | LAYERS,
+        "entropy": KINDS | RANGE | LAYERS | {"even weights"},
+        "over-tokens": {"embedding", "chosen token"},
+    }
+    for picture in wanted | own:
+        title = found.tab.locator(f"#{picture} svg").get_attribute("aria-label")
+        _, saved = found.download(f"#{picture} figcaption > button")
+        texts = texts_of(saved)
+        assert texts[0] == title and "[object" not in title
+        assert wanted.get(picture, set()) | own.get(picture, set()) <= set(texts), picture
+        assert texts.count("layer") == (picture != "over-tokens")
+        if picture in ("weights", "second", "over-tokens"):
+            name = texts.index("weight")  # of the scale, behind its numbers
+            assert texts[name - 1] == "1" and "0" in texts[:name][-9:]
+        path = tmp_path / f"{picture}.svg"
+        path.write_text(saved)
+        other = visit(viewport={"width": 1600, "height": 900}).tab
+        other.goto(path.as_uri())
+        assert other.evaluate(CUT_OFF) == [], picture
+    assert found.errors == []
+
+
 @pytest.mark.parametrize(
     ("layers", "block", "weights", "prompt", "tokens", "said", "traced", "lens"),
     [
@@ -583,12 +655,9 @@ def test_a_completion_and_its_trace(opened, server, tmp_path):
     for picture in (*PICTURES, "lens", "over-tokens"):
         name, text = opened.download(f"#{picture} figcaption > button")
         assert name == f"attn-res-{picture}.svg"
-        drawn = ElementTree.fromstring(text)
-        assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+        texts = texts_of(text)
         assert "var(" not in text and 'class="ring' not in text
-        assert tab.locator(f"#{picture} svg").get_attribute("aria-label") in "".join(
-            drawn.itertext()
-        )
+        assert texts[0] == tab.locator(f"#{picture} svg").get_attribute("aria-label")
 
     assert opened.brightness(tmp_path / "light.png") > 0.8
     tab.click("#theme")
