@@ -32,7 +32,7 @@ def register() -> None:
 
 
 def _register() -> None:
-    from attnres_serve.checkpoints.validate import translate
+    from attnres_serve.checkpoints.checked import translate
     from attnres_serve.compat import prepare
     from attnres_serve.families import FAMILIES
     from attnres_serve.model import config as model_config
@@ -60,7 +60,7 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
 
     config = with_list_of_architectures(config)
     modules: tuple[Any, ...] = formats.SERVED
-    own = (module for module in modules if hasattr(module, "NATIVE") and module.claims(config))
+    own = (module for module in modules if hasattr(module, "NATIVE") and module.matches(config))
     if (found := next(own, None)) is None:
         return False
     wanted = settings.native(additional_config)
@@ -83,7 +83,7 @@ def on_config(vllm_config) -> None:
     """
     from attnres_serve import settings
     from attnres_serve.checkpoints import needs
-    from attnres_serve.checkpoints.validate import validate, validate_hub
+    from attnres_serve.checkpoints.checked import check_folder, check_hub
     from attnres_serve.compat import adapters, backbone_limits
     from attnres_serve.errors import SettingError
     from attnres_serve.families import BY_ARCHITECTURE, footprint
@@ -139,18 +139,18 @@ def on_config(vllm_config) -> None:
     source = engine_config.reads_weights_from(vllm_config)
     if source is not None:
         folder = Path(source[0])
-        checkpoint = validate(folder) if folder.is_dir() else validate_hub(*source)
-        needs.validate_quantized(source[0], checkpoint.inventory)
-    _validate_ids(vllm_config)
+        checkpoint = check_folder(folder) if folder.is_dir() else check_hub(*source)
+        needs.check_quantized(source[0], checkpoint.index)
+    _check_ids(vllm_config)
 
 
-def _validate_ids(vllm_config) -> None:
+def _check_ids(vllm_config) -> None:
     """Refuse tokens that the model has no rows for, where no command of ours has done so."""
     from attnres_serve.checkpoints import token_ids
 
     model = vllm_config.model_config
     rows = model.hf_config.attn_res_config["vocab_size"]
-    token_ids.validate_end(Path(model.model), rows)
+    token_ids.check_end(Path(model.model), rows)
     name = engine_config.reads_tokenizer_from(vllm_config)
     if name is not None and Path(name).is_dir():
-        token_ids.validate(Path(name), rows)
+        token_ids.check(Path(name), rows)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve.checkpoints.validate import Checkpoint, read_tensor
+from attnres_serve.checkpoints.checked import Checkpoint, read_tensor
 from attnres_serve.compat import adapter_files, adapters
 from attnres_serve.errors import SettingError
 from attnres_serve.families.family import EMBEDDING, HEAD
@@ -32,9 +32,9 @@ def check(words: list[str], checkpoint: Checkpoint) -> None:
         return
     if "--enable-lora" not in map(usual, words):
         raise SettingError(f"{MODULES} is given without --enable-lora; give that as well.")
-    inventory, rank = checkpoint.inventory, value_of("--max-lora-rank", words) or ""
+    index, rank = checkpoint.index, value_of("--max-lora-rank", words) or ""
     model = adapter_files.Model(
-        needed=inventory.base.needed if inventory else {},
+        needed=index.base.needed if index else {},
         most_rank=int(rank) if rank.isdecimal() else USUAL_RANK,
         has_table=lambda leaf, table: _has_table(checkpoint, leaf, table),
     )
@@ -71,9 +71,9 @@ def _has_table(checkpoint: Checkpoint, leaf: str, table: "Tensor") -> bool:
     """Whether a table equals the checkpoint's, in the type of fewer digits of the two."""
     import torch
 
-    if checkpoint.inventory is None:  # its weights are not here
+    if checkpoint.index is None:  # its weights are not here
         return True
-    names = checkpoint.inventory.own_names
+    names = checkpoint.index.own_names
     own = names.get(HEAD if leaf == "lm_head" else EMBEDDING) or names.get(EMBEDDING)
     if own is None or own not in checkpoint.headers:
         return False

@@ -16,8 +16,8 @@ from typing import Any
 import attnres_serve
 from attnres_serve import formats, settings
 from attnres_serve.checkpoints import cache, hub, needs
-from attnres_serve.checkpoints.draft import validate_draft
-from attnres_serve.checkpoints.validate import validate_model
+from attnres_serve.checkpoints.checked import check_model
+from attnres_serve.checkpoints.draft import check_draft
 from attnres_serve.compat import compiler, openai_server, start_events
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
@@ -175,15 +175,15 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
     """
     words = words or []
     has_weights = value_of("--load-format", words) != "dummy"
-    found = validate_model(name, value_of("--revision", words), has_weights)
+    found = check_model(name, value_of("--revision", words), has_weights)
     folder = hub.local_path(name)
-    translation = found.translated(name)
-    needs.validate(name, translation, folder, words)
-    validate_draft(translation, words)
-    if formats.own_layer_names(translation.format) is None:  # others take no adapters
+    parsed = found.translated(name)
+    needs.check(name, parsed, folder, words)
+    check_draft(parsed, words)
+    if formats.own_layer_names(parsed.format) is None:  # others take no adapters
         adapters.check(words, found)
-    kept = cache.of(name, translation, words)
-    start_events.tell("model", facts=facts.of_checkpoint(name, translation, kept))
+    kept = cache.of(name, parsed, words)
+    start_events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
     return str(folder or name), kept
 
 

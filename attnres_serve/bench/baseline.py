@@ -12,18 +12,18 @@ from torch import Tensor
 from attnres_serve import output
 from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints.check import amount
+from attnres_serve.checkpoints.checked import check_model, translate
 from attnres_serve.checkpoints.convert.source import Source, Stream
 from attnres_serve.checkpoints.files import read_config
 from attnres_serve.checkpoints.names import is_left_over, site_of
 from attnres_serve.checkpoints.read import header
-from attnres_serve.checkpoints.validate import translate, validate_model
 from attnres_serve.checkpoints.write import shards, write_shards
 from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.formats import house
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 
 def read(checkpoint: str, has_weights: bool) -> Source:
@@ -38,7 +38,7 @@ def read(checkpoint: str, has_weights: bool) -> Source:
         CheckpointError: it cannot be served exactly as it was trained.
     """
     folder = hub.on_this_machine(checkpoint)
-    found = validate_model(str(folder), has_weights=has_weights)
+    found = check_model(str(folder), has_weights=has_weights)
     return Source(folder, found.config, found.translated(checkpoint), found.headers)
 
 
@@ -49,9 +49,9 @@ class Other:
     folder: Path
     config: dict[str, Any]
 
-    def differs_from(self, translation: Translation) -> list[str]:
+    def differs_from(self, parsed: ParsedConfig) -> list[str]:
         """The sizes whose values are not those of the AttnRes model."""
-        ours, sizes = translation.config, FAMILIES[translation.base].sizes
+        ours, sizes = parsed.config, FAMILIES[parsed.base].sizes
         return [key for key in sizes if self.config.get(key, ours.get(key)) != ours.get(key)]
 
 
@@ -64,23 +64,23 @@ def read_other(name: str) -> Other:
     """
     folder = hub.on_this_machine(name)
     config = read_config(folder)
-    translation = translate(config, False, folder)
-    if translation is not None and translation.spec is not None:
+    parsed = translate(config, False, folder)
+    if parsed is not None and parsed.spec is not None:
         raise SettingError(
-            f"--baseline {name} has Attention Residuals ({translation.format}); expected a model "
+            f"--baseline {name} has Attention Residuals ({parsed.format}); expected a model "
             "with standard residuals."
         )
     return Other(folder, config)
 
 
-def twin_config(translation: Translation) -> dict[str, Any]:
+def twin_config(parsed: ParsedConfig) -> dict[str, Any]:
     """The config.json of the twin, in the house format where our plugin serves it."""
-    family = FAMILIES[translation.base]
+    family = FAMILIES[parsed.base]
     if is_ours(family):
         own = {"architectures": [family.architecture], "model_type": family.model_type}
-        return {**translation.config, **own, house.KEY: None}
+        return {**parsed.config, **own, house.KEY: None}
     own = {"architectures": [family.stock_architecture], "model_type": family.hf}
-    return {**translation.config, **own}
+    return {**parsed.config, **own}
 
 
 def is_ours(family: Family) -> bool:
@@ -97,7 +97,7 @@ def write_twin(source: Source, target: Path) -> None:
     Raises:
         SettingError: it cannot be written.
     """
-    config = twin_config(source.translation)
+    config = twin_config(source.parsed)
     stream = _of_the_base(source, source.without_values())
     headers = {name: header(name, tensor, path) for path, name, tensor in stream}
     size, room = sum(h.stored_bytes for h in headers.values()), shutil.disk_usage(target.parent)
@@ -118,7 +118,7 @@ def write_twin(source: Source, target: Path) -> None:
 
 
 def _of_the_base(source: Source, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
-    layout = source.translation.layout
+    layout = source.parsed.layout
     for path, name, tensor in source.in_house_names(tensors):
-        if site_of(name, layout) is None and not is_left_over(name, source.translation.config):
+        if site_of(name, layout) is None and not is_left_over(name, source.parsed.config):
             yield path, name, tensor

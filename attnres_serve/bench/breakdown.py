@@ -14,7 +14,7 @@ from attnres_serve.depth import groups as site_groups
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.kernels import traffic
 
 SITES, ATTENTION, MLP, PRODUCTS = "AttnRes", "attention", "MLP", "matrix products"
@@ -24,7 +24,7 @@ REPEATS = 3
 PRODUCT = r"^(?!graph_)\S*(linear|gemm|(?<![a-z])(add)?mm|matmul)\S* "
 
 
-def rules(translation: Translation) -> list[list[str]]:
+def rules(parsed: ParsedConfig) -> list[list[str]]:
     """Rules that tell an operator's part by its name and shapes; the first that fits counts.
 
     A matrix product is known by the sizes that only its part has: the MLP's, the head's vocabulary;
@@ -32,8 +32,8 @@ def rules(translation: Translation) -> list[list[str]]:
     are "matrix products".)  A loop that inductor fused is known by the operations in its name; what
     it fused across parts counts for the first of them.
     """
-    sizes = FAMILIES[translation.base].product_sizes(translation.config)
-    vocabulary, inner = translation.config["vocab_size"], "|".join(map(str, sorted(sizes["mlp"])))
+    sizes = FAMILIES[parsed.base].product_sizes(parsed.config)
+    vocabulary, inner = parsed.config["vocab_size"], "|".join(map(str, sorted(sizes["mlp"])))
     shared = not sizes["attention"].isdisjoint(sizes["mlp"])
     return [
         [ATTENTION, r"^attnres_serve::cpp_recurrence\b"],
@@ -53,7 +53,7 @@ def rules(translation: Translation) -> list[list[str]]:
 def measure(
     engines: Sequence[Engine],
     cells: Sequence[Cell],
-    translation: Translation,
+    parsed: ParsedConfig,
     step: Callable[[str], object],
 ) -> list[dict[str, Any]] | None:
     """Profile every cell in every engine, in turn.
@@ -69,7 +69,7 @@ def measure(
     if any(engine.at_start["backend"] == "torch" for engine in engines):
         return None
     rows = []
-    vocabulary, told_by = engines[0].at_start["vocabulary"], rules(translation)
+    vocabulary, told_by = engines[0].at_start["vocabulary"], rules(parsed)
     warm = {"prompts": draw_prompts(WARM, vocabulary, -1), "max_tokens": WARM_STEPS}
     for cell in cells:
         found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
@@ -83,7 +83,7 @@ def measure(
         for engine in engines:
             row = {**asdict(cell), "steps": cell.max_tokens - 1, "engine": engine.name}
             row |= _shares(found[engine.name])
-            rows.append(row | {"site_bytes": _moved(engine, cell, translation)})
+            rows.append(row | {"site_bytes": _moved(engine, cell, parsed)})
     return rows
 
 
@@ -97,18 +97,18 @@ def _shares(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _moved(engine: Engine, cell: Cell, translation: Translation) -> int | None:
+def _moved(engine: Engine, cell: Cell, parsed: ParsedConfig) -> int | None:
     """Bytes that the sites of one profiled generation read and write."""
     algorithm = engine.at_start["algorithm"]
-    if algorithm is None or translation.spec is None:
+    if algorithm is None or parsed.spec is None:
         return None
     most = engine.at_start["max_num_batched_tokens"]
     steps = [cell.batch] * (cell.max_tokens - 1)
     if cell.phase == "prefill":
         steps = [min(most, cell.context - start) for start in range(0, cell.context, most)]
     dtype = getattr(torch, engine.at_start["dtype"])
-    shape = translation.config["hidden_size"], dtype, most
-    return sum(site_bytes(translation.spec, algorithm, tokens, *shape) for tokens in steps)
+    shape = parsed.config["hidden_size"], dtype, most
+    return sum(site_bytes(parsed.spec, algorithm, tokens, *shape) for tokens in steps)
 
 
 def site_rows(spec: AttnResSpec) -> dict[Site, traffic.SiteRow]:

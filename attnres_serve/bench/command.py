@@ -13,7 +13,7 @@ from attnres_serve.bench.budget import MINUTES, Budget
 from attnres_serve.bench.length import TRIAL, USUAL, Length, add_length, length_of
 from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.bench.workload import STEPS
-from attnres_serve.checkpoints import hub, needs, validate
+from attnres_serve.checkpoints import checked, hub, needs
 from attnres_serve.compat import compiler
 from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import SettingError
@@ -136,7 +136,7 @@ def run(
             require_matplotlib("--plot")
         _refuse_without_http(own, flags)
         folder = hub.on_this_machine(checkpoint)
-        found = _validate(checkpoint, folder, own, flags)
+        found = _check(checkpoint, folder, own, flags)
         from attnres_serve.bench import report
         from attnres_serve.checkpoints.convert.source import Source
 
@@ -225,15 +225,15 @@ def _refuse_without_http(own: argparse.Namespace, flags: list[str]) -> None:
         raise SettingError(f"--max-model-len is {longest}; expected a whole number of tokens.")
 
 
-def _validate(
+def _check(
     checkpoint: str, folder: Path, own: argparse.Namespace, flags: list[str]
-) -> validate.Checkpoint:
+) -> checked.Checkpoint:
     """Refuse what an engine would end at after the seconds of its start; torch is not imported."""
     backend_choice.require(own.attnres_backend)
-    found = validate.validate_model(str(folder), has_weights=_has_weights(flags))
-    translation = found.translated(checkpoint)
-    needs.validate_heads(checkpoint, translation)
-    needs.validate_context(checkpoint, translation, flags)
+    found = checked.check_model(str(folder), has_weights=_has_weights(flags))
+    parsed = found.translated(checkpoint)
+    needs.check_heads(checkpoint, parsed)
+    needs.check_context(checkpoint, parsed, flags)
     if not own.quick:
         compiler.require(flags)
     return found
@@ -262,8 +262,8 @@ def measure(
     from attnres_serve.bench.overhead import overheads
 
     other = None if own.baseline == "auto" else baseline.read_other(own.baseline)
-    translation = source.translation
-    longest = value_of("--max-model-len", flags) or needs.context(translation.config)
+    parsed = source.parsed
+    longest = value_of("--max-model-len", flags) or needs.context(parsed.config)
     steps = own.steps or (QUICK_STEPS if own.quick else STEPS)
     cells = workload.make_cells(int(longest), own.prompt_lengths, own.batches, own.contexts, steps)
     threads = own.threads or machine.cores()
@@ -281,7 +281,7 @@ def measure(
         twin = other.folder if other else Path(scratch) / "twin"
         if other is None:
             baseline.write_twin(source, twin)
-        is_ours = other is None and baseline.is_ours(FAMILIES[translation.base])
+        is_ours = other is None and baseline.is_ours(FAMILIES[parsed.base])
         plain = process.without_sites if is_ours else process.stock
         contenders = [
             plain(BASELINE, twin, flags),
@@ -294,7 +294,7 @@ def measure(
             cells,
             length,
             threads,
-            translation if own.profile else None,
+            parsed if own.profile else None,
             own.cache,
             budget,
             tells_ratios=not own.quick,
@@ -308,9 +308,9 @@ def measure(
         "config": {
             "checkpoint": source.folder.name,
             "baseline": twin.name if other else "ours" if is_ours else "auto",
-            "baseline_differs_in": other.differs_from(source.translation) if other else [],
+            "baseline_differs_in": other.differs_from(source.parsed) if other else [],
             "weights": "checkpoint" if _has_weights(flags) else "dummy",
-            **report.model(translation),
+            **report.model(parsed),
             **report.setting(found.engines[ATTNRES]),
             "threads": threads,
             "flags": machine.shown(flags),

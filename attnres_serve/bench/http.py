@@ -36,7 +36,7 @@ def measure(
     source = read(checkpoint, has_weights=False)
     url = base_of(own.http)
     rounds = own.rounds or ROUNDS_OF_ONE
-    longest = int(min(needs.context(source.translation.config), served.longest))
+    longest = int(min(needs.context(source.parsed.config), served.longest))
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)
     rows = []

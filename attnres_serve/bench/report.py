@@ -20,15 +20,15 @@ from attnres_serve.bench.ratios import geometric_mean
 from attnres_serve.bench.session import BUDGET, STARTS, Outcome
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.checkpoints.check import amount
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 
-def model(translation: Translation) -> dict[str, Any]:
+def model(parsed: ParsedConfig) -> dict[str, Any]:
     """Content of a document about the model."""
-    config, spec = translation.config, translation.spec
+    config, spec = parsed.config, parsed.spec
     return {
-        "format": translation.format,
-        "backbone": translation.base,
+        "format": parsed.format,
+        "backbone": parsed.base,
         "layers": config["num_hidden_layers"],
         "hidden_size": config["hidden_size"],
         "blocks": spec.num_blocks if spec else 0,

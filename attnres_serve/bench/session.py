@@ -16,7 +16,7 @@ from attnres_serve.bench.overhead import widest
 from attnres_serve.bench.process import Contender, Engine, running
 from attnres_serve.bench.progress import Progress
 from attnres_serve.bench.workload import Cell
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 STARTS, WIDTH, BUDGET = "starts", "width", "budget"  # what ends a measurement
 
@@ -54,7 +54,7 @@ def run(
     cells: Sequence[Cell],
     length: Length,
     threads: int,
-    translation: Translation | None,
+    parsed: ParsedConfig | None,
     cache: str | None = None,
     budget: Budget | None = None,
     tells_ratios: bool = True,
@@ -69,7 +69,7 @@ def run(
         cells: what to ask for.
         length: starts, and the rounds of each.
         threads: of each engine on CPU.
-        translation: what the AttnRes contenders' config.json means; None leaves the profile out.
+        parsed: what the AttnRes contenders' config.json means; None leaves the profile out.
         cache: folder that keeps what was compiled; None for one that the starts of this run share.
         budget: None for none.  The profile's time does not count.
         tells_ratios: whether ratios are shown while it runs.
@@ -101,9 +101,9 @@ def run(
                     check_ran(engine, at_end[engine.name])
                 if number == 0:
                     facts = at_end
-                    if translation:
+                    if parsed:
                         with budget.paused():
-                            shares = breakdown.measure(engines, cells, translation, progress.step)
+                            shares = breakdown.measure(engines, cells, parsed, progress.step)
             took.append(budget.spent - begin)
             progress.end_of_start(results)
             ended_by = _end(length, results, names, budget, took)

@@ -15,7 +15,7 @@ from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.flags import value_of
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 VARIABLE = environment.CACHE  # whole GiB for every worker
 FLAG = "--kv-cache-memory-bytes"  # the variable has precedence
@@ -50,12 +50,12 @@ class Cache:
         return f"{amount(self.size)}{each}, {self.tokens:,} tokens"
 
 
-def of(name: str, translation: Translation, words: list[str] | None = None) -> Cache | None:
+def of(name: str, parsed: ParsedConfig, words: list[str] | None = None) -> Cache | None:
     """The cache that a server on this machine will have; None where vLLM measures it.
 
     Args:
         name: what the checkpoint is called.
-        translation: what the resolver made of it.
+        parsed: what the resolver made of it.
         words: flags of vLLM's server.
 
     Raises:
@@ -67,7 +67,7 @@ def of(name: str, translation: Translation, words: list[str] | None = None) -> C
     left_to_vllm = given is None and any(value_of(flag, words) for flag in LEFT_TO_VLLM)
     if left_to_vllm or not source.is_cpu_build():
         return None
-    family, config = FAMILIES[translation.base], translation.config
+    family, config = FAMILIES[parsed.base], parsed.config
     asked = needs.number(value_of("--max-model-len", words))
     context = asked or needs.context(config)
     workers, shares = _workers(words)

@@ -6,9 +6,9 @@ from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.checkpoints import cache, hub, needs
+from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import is_draft, is_left_over, site_of
-from attnres_serve.checkpoints.validate import Checkpoint, validate
 from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
@@ -39,12 +39,12 @@ def check(name: str, as_json: bool) -> None:
     facts: dict[str, Any] = {}
     try:
         folder = hub.on_this_machine(name)
-        checkpoint = validate(folder)
-        translation = checkpoint.translated(name)
+        checkpoint = check_folder(folder)
+        parsed = checkpoint.translated(name)
         facts = describe(checkpoint) | needs.facts(folder)
-        needs.validate(name, translation, folder)
-        needs.validate_quantized(name, checkpoint.inventory)
-        facts |= _cache(cache.of(name, translation))
+        needs.check(name, parsed, folder)
+        needs.check_quantized(name, checkpoint.index)
+        facts |= _cache(cache.of(name, parsed))
     except CheckpointError as error:
         if as_json:
             print(json.dumps({"checkpoint": name, "served": False, "reason": str(error), **facts}))
@@ -58,7 +58,7 @@ def check(name: str, as_json: bool) -> None:
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The facts about a checkpoint that was validated.
+    """The facts about a checkpoint that was checked.
 
     Sizes are in bytes.  ``weights_bytes`` is the memory for the weights as they are served;
     ``bank_bytes_per_token`` is that of the finished blocks and the partial sum where a site reads
@@ -68,9 +68,9 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     Both counts are None for quantised weights, whose elements are not parameters.  ``left_aside``
     counts the tensors that predict further tokens, which the model is served without.
     """
-    translation = checkpoint.translation
-    assert translation is not None, "only an AttnRes checkpoint has these facts"
-    config, spec = translation.config, translation.spec
+    parsed = checkpoint.parsed
+    assert parsed is not None, "only an AttnRes checkpoint has these facts"
+    config, spec = parsed.config, parsed.spec
     quantised = bool(config.get("quantization_config"))
     own, base, drafts = _split(checkpoint)
     elements = sum(header.elements for header in base)
@@ -79,10 +79,10 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     stored = sum(header.stored_bytes for header in base)
     all_sites = sites(spec) if spec else ()
     rows = max((site.num_sources for site in all_sites), default=0)
-    family = FAMILIES[translation.base]
+    family = FAMILIES[parsed.base]
     return {
-        "format": translation.format,
-        "backbone": translation.base,
+        "format": parsed.format,
+        "backbone": parsed.base,
         "architecture": family.architecture,
         "hidden_size": config["hidden_size"],
         "head_size": family.head_size(config),
@@ -121,16 +121,16 @@ def _cache(found: cache.Cache | None) -> dict[str, Any]:
 
 def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header], int]:
     """The headers of the AttnRes tensors, those of the base model, and how many are drafts'."""
-    translation = checkpoint.translation
-    assert translation is not None
-    rename, layout = formats.by_name(translation.format).rename, translation.layout
+    parsed = checkpoint.parsed
+    assert parsed is not None
+    rename, layout = formats.by_name(parsed.format).rename, parsed.layout
     own, base, drafts = [], [], 0
     for name, header in checkpoint.headers.items():
         house = rename(name)
-        drafts += is_draft(house, translation.config)
+        drafts += is_draft(house, parsed.config)
         if site_of(house, layout):
             own.append(header)
-        elif not is_left_over(house, translation.config):
+        elif not is_left_over(house, parsed.config):
             base.append(header)
     return own, base, drafts
 

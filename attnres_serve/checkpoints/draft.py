@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 from attnres_serve.checkpoints import hub
-from attnres_serve.checkpoints.validate import validate, validate_hub
+from attnres_serve.checkpoints.checked import check_folder, check_hub
 from attnres_serve.errors import CheckpointError
 from attnres_serve.flags import value_of
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 
-def validate_draft(target: Translation, words: list[str]) -> None:
+def check_draft(target: ParsedConfig, words: list[str]) -> None:
     """Check the draft that ``--speculative-config`` names, if it is a model of its own.
 
     A draft with Attention Residuals is checked as a target is.  One with standard residuals is
@@ -28,8 +28,8 @@ def validate_draft(target: Translation, words: list[str]) -> None:
         return
     revision = config.get("revision")
     folder = hub.local_path(model)
-    draft = validate_hub(model, revision) if folder is None else validate(Path(folder))
-    config = draft.config if draft.translation is None else draft.translation.config
+    draft = check_hub(model, revision) if folder is None else check_folder(Path(folder))
+    config = draft.config if draft.parsed is None else draft.parsed.config
     size, wanted = config.get("vocab_size"), target.config["vocab_size"]
     if size not in (None, wanted):
         raise CheckpointError(

@@ -53,7 +53,7 @@ def check_finite(name: str, tensor: "Tensor", dtype: "torch.dtype | None" = None
     )
 
 
-def validate_finite(folder: Path) -> None:
+def check_folder_is_finite(folder: Path) -> None:
     """Refuse a checkpoint folder with a number that is not finite.
 
     Raises:

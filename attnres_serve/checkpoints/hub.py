@@ -89,7 +89,7 @@ def read_shared_headers(name: str, revision: str | None = None) -> dict[str, Hea
     are read.  Asked once a process, so that all its parts see the same.
 
     Returns:
-        The headers, or None where they cannot be had; tensors are then validated while they load.
+        The headers, or None where they cannot be had; tensors are then checked while they load.
     """
     from huggingface_hub import constants, get_safetensors_metadata, snapshot_download
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.checkpoints import quantized, token_ids
-from attnres_serve.checkpoints.inventory import Inventory
+from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, latent
 from attnres_serve.flags import usual, value_of
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 # Files of which one is enough for a tokenizer of one kind or another.
 TOKENIZERS = (
@@ -37,14 +37,14 @@ def facts(folder: Path) -> dict[str, Any]:
     return {"tokenizer": tokenizer(folder), "chat_template": has_chat_template(folder)}
 
 
-def validate(
-    name: str, translation: Translation, folder: Path | None, words: list[str] | None = None
+def check(
+    name: str, parsed: ParsedConfig, folder: Path | None, words: list[str] | None = None
 ) -> None:
     """Refuse a checkpoint that vLLM's server would fail at, after the seconds of its start.
 
     Args:
         name: what the checkpoint is called.
-        translation: what the resolver made of it.
+        parsed: what the resolver made of it.
         folder: where its files are; None for a model id, whose tokenizer is not looked for.
         words: flags of vLLM's server.
 
@@ -54,11 +54,11 @@ def validate(
         SettingError: ``--max-model-len`` is longer than the model's context.
     """
     words = words or []
-    validate_heads(name, translation)
-    validate_context(name, translation, words)
-    rows = translation.config["vocab_size"]
+    check_heads(name, parsed)
+    check_context(name, parsed, words)
+    rows = parsed.config["vocab_size"]
     if folder is not None:
-        token_ids.validate_end(folder, rows)
+        token_ids.check_end(folder, rows)
     other = value_of("--tokenizer", words)
     place = folder if other is None else Path(other)
     another_kind = value_of("--tokenizer-mode", words) not in (None, "auto", "hf", "slow")
@@ -72,18 +72,18 @@ def validate(
             "weights, name another folder with --tokenizer, or serve token ids alone with "
             "--skip-tokenizer-init."
         )
-    token_ids.validate(place, rows)
+    token_ids.check(place, rows)
 
 
-def validate_heads(name: str, translation: Translation) -> None:
+def check_heads(name: str, parsed: ParsedConfig) -> None:
     """Refuse heads that vLLM's attention on this device does not compute.
 
     Raises:
         CheckpointError: their size is none of those that it has a kernel for.
     """
-    family, config = FAMILIES[translation.base], translation.config
+    family, config = FAMILIES[parsed.base], parsed.config
     if family.is_latent:
-        _validate_row(name, config)
+        _check_row(name, config)
         return
     size, sizes = family.head_size(config), source.head_sizes()
     if size is not None and sizes and size not in sizes:
@@ -93,7 +93,7 @@ def validate_heads(name: str, translation: Translation) -> None:
         )
 
 
-def _validate_row(name: str, config: Mapping[str, Any]) -> None:
+def _check_row(name: str, config: Mapping[str, Any]) -> None:
     row, wanted = [config[key] for key in latent.ROW], source.latent_row()
     if wanted and row != [*wanted]:
         both = " and ".join(map("{} {}".format, latent.ROW, row))
@@ -103,26 +103,26 @@ def _validate_row(name: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def validate_quantized(name: str, inventory: Inventory | None) -> None:
+def check_quantized(name: str, index: TensorIndex | None) -> None:
     """Refuse quantised layers that vLLM does not compute on this device.
 
     Args:
         name: what the checkpoint is called.
-        inventory: its tensors; None where they cannot be had.
+        index: its tensors; None where they cannot be had.
 
     Raises:
         CheckpointError: there are some.
     """
-    if inventory is None or not source.is_cpu_build():
+    if index is None or not source.is_cpu_build():
         return
-    found = quantized.first_quantised(inventory.stored, quantized.FOLDED)
+    found = quantized.first_quantised(index.stored, quantized.FOLDED)
     if found is not None:
         raise CheckpointError(
             f"{name} has a quantised kv_b_proj ({found} in house names), which vLLM was not shown "
             "to fold rightly on a CPU; serve it on a GPU, or quantise the model with kv_b_proj in "
             "`ignore`."
         )
-    found = quantized.first_quantised(inventory.stored, quantized.EXPERT)
+    found = quantized.first_quantised(index.stored, quantized.EXPERT)
     if found is not None and source.lacks_quantized_experts():
         raise CheckpointError(
             f"{name} has quantised experts ({found} in house names), and vLLM computes those on "
@@ -131,7 +131,7 @@ def validate_quantized(name: str, inventory: Inventory | None) -> None:
         )
 
 
-def validate_context(name: str, translation: Translation, words: list[str]) -> None:
+def check_context(name: str, parsed: ParsedConfig, words: list[str]) -> None:
     """Refuse a ``--max-model-len`` that vLLM refuses.
 
     Raises:
@@ -140,7 +140,7 @@ def validate_context(name: str, translation: Translation, words: list[str]) -> N
     asked = number(value_of("--max-model-len", words))
     free = os.environ.get(LONGER, "0").strip().lower() in ("1", "true")
     others = [word for word in map(usual, words) if word.startswith(OTHER_CONTEXT)]
-    config = translation.config
+    config = parsed.config
     if asked is None or free or others or "max_position_embeddings" not in config:
         return
     rope = _rope(config)

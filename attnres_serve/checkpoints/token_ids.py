@@ -25,7 +25,7 @@ _PIECE = b"\n"  # protobuf's tag of a piece of SentencePiece's, or of the text i
 _BYTES = 2  # protobuf's type of what has a length
 
 
-def validate(folder: Path, rows: int) -> None:
+def check(folder: Path, rows: int) -> None:
     """Refuse a tokenizer that cannot be read, or that has tokens without a row.
 
     Args:
@@ -52,7 +52,7 @@ def validate(folder: Path, rows: int) -> None:
     )
 
 
-def validate_end(folder: Path, rows: int) -> None:
+def check_end(folder: Path, rows: int) -> None:
     """Refuse a generation_config.json with tokens that end an answer and have no logit.
 
     Args:

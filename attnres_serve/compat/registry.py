@@ -26,8 +26,8 @@ def install_config_parser(
 
     Args:
         translate: from a config.json, "may run the repository's code", the model's folder or id and
-            its revision to a translation or None.
-        build: from a translation and the model's name to a Hugging Face config.
+            its revision to a parsed or None.
+        build: from a parsed config and the model's name to a Hugging Face config.
         leaves: from a config.json and the additional_config to whether vLLM serves it by itself.
     """
     from transformers import PreTrainedConfig
@@ -47,14 +47,14 @@ def install_config_parser(
             except Exception:
                 content = {}  # vLLM's own parser will say what is wrong
             overrides = kwargs.get("hf_overrides")
-            if isinstance(overrides, dict):  # in the checkpoint's own keys, so before translation
+            if isinstance(overrides, dict):  # in the checkpoint's own keys, so before it is parsed
                 content = {**content, **overrides}
-            translation = None
+            parsed = None
             if not leaves(content, _additional_config.get()):
-                translation = translate(content, trust_remote_code, model, revision)
-            if translation is None:
+                parsed = translate(content, trust_remote_code, model, revision)
+            if parsed is None:
                 return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
-            return content, build(translation, str(model))
+            return content, build(parsed, str(model))
 
     table["hf"] = AttnResConfigParser
     _hear_additional_config()

@@ -13,7 +13,7 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "alice_ai"
 LACKS_FIRST_SITE = True
@@ -33,13 +33,13 @@ _RENAMES = [
 ]
 
 
-def claims(config: dict[str, Any]) -> bool:
+def matches(config: dict[str, Any]) -> bool:
     return config.get("model_type") == NAME and config.get("architectures") == [
         "AliceAIForCausalLM"
     ]
 
 
-def translate(config: dict[str, Any]) -> Translation:
+def translate(config: dict[str, Any]) -> ParsedConfig:
     base = base_config(config, NAME, [key for key in config if _OLDER.match(key)])
     layers = config.get(BLOCK, "missing")
     if layers is not None and not is_count(layers):
@@ -51,7 +51,7 @@ def translate(config: dict[str, Any]) -> Translation:
     if layers is not None:
         family = FAMILIES[NAME]
         spec = AttnResSpec.by_layers(family.layout(config), layers, family.epsilon(config))
-    return Translation(NAME, NAME, base, spec)
+    return ParsedConfig(NAME, NAME, base, spec)
 
 
 def rename(name: str) -> str:

@@ -10,8 +10,8 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant
-from attnres_serve.formats.translation import Translation
 
 ARCHITECTURES = {
     "qwen3_attnres": ("qwen3", "Qwen3AttnResForCausalLM"),
@@ -29,14 +29,14 @@ KEYS = (
 )
 
 
-def claims(config: dict[str, Any], model_types: tuple[str, ...]) -> bool:
+def matches(config: dict[str, Any], model_types: tuple[str, ...]) -> bool:
     model_type = config.get("model_type")
     return model_type in model_types and config.get("architectures") == [
         ARCHITECTURES[model_type][1]
     ]
 
 
-def translate(config: dict[str, Any], name: str, **options: Any) -> Translation:
+def translate(config: dict[str, Any], name: str, **options: Any) -> ParsedConfig:
     """Translate for the format ``name``, whose specification has the further ``options``.
 
     A block has ceil(L / attnres_num_blocks) layers; in the mode ``full`` every sublayer is one.
@@ -73,7 +73,7 @@ def translate(config: dict[str, Any], name: str, **options: Any) -> Translation:
         spec = AttnResSpec.uniform(layout, 1, eps, **options)
     else:
         spec = AttnResSpec.by_layers(layout, -(-layout.num_layers // blocks), eps, **options)
-    return Translation(name, base, translated, spec)
+    return ParsedConfig(name, base, translated, spec)
 
 
 def rename(name: str) -> str:

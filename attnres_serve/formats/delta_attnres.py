@@ -12,7 +12,7 @@ NAME = "delta_attnres"
 MARK = re.compile(r"^model\.final_res_(proj|norm)\.")  # a tensor that open-attnres does not have
 KEY = "attnres_use_null_source"  # a key that open-attnres does not write
 
-claims = partial(attnres_mode.claims, model_types=("qwen3_attnres", "llama_attnres"))
+matches = partial(attnres_mode.matches, model_types=("qwen3_attnres", "llama_attnres"))
 translate = partial(attnres_mode.translate, name=NAME)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from attnres_serve.formats import fla_delta, fla_transformer
 from attnres_serve.formats.fla_keys import OWN_KEYS
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "fla"
 OWN_LAYER_NAMES = "FLA"
@@ -23,12 +23,12 @@ class Served(NamedTuple):
     Attributes:
         architecture: its name in config.json.
         keys: those that FLA writes for it always, beside those of every class.
-        translate: from its config.json and the format's name to a translation.
+        translate: from its config.json and the format's name to a parsed.
     """
 
     architecture: str
     keys: frozenset[str]
-    translate: Callable[[dict[str, Any], str], Translation]
+    translate: Callable[[dict[str, Any], str], ParsedConfig]
 
 
 CLASSES = {
@@ -55,7 +55,7 @@ RENAMES = [
 ]
 
 
-def claims(config: dict[str, Any]) -> bool:
+def matches(config: dict[str, Any]) -> bool:
     found = CLASSES.get(str(config.get("model_type")))
     return (
         found is not None
@@ -65,7 +65,7 @@ def claims(config: dict[str, Any]) -> bool:
     )
 
 
-def translate(config: dict[str, Any]) -> Translation:
+def translate(config: dict[str, Any]) -> ParsedConfig:
     return CLASSES[config["model_type"]].translate(config, NAME)
 
 

@@ -7,7 +7,7 @@ from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats import fla_keys
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 OWN_KEYS = frozenset(("head_dim", "conv_size", "expand_v"))
 # By which kernel FLA computes one and the same function.
@@ -23,7 +23,7 @@ GATED: Only = {"use_gate": (True, "outputs without a gate")}
 GATES = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
 
 
-def gated_deltanet(config: dict[str, Any], name: str) -> Translation:
+def gated_deltanet(config: dict[str, Any], name: str) -> ParsedConfig:
     """Of a config.json of FLA's Gated DeltaNet and the format's name."""
     heads, head, values = _sizes(
         config, "gated_deltanet", ONLY | GATED, ("output_gate_activation",)
@@ -50,7 +50,7 @@ def gated_deltanet(config: dict[str, Any], name: str) -> Translation:
     return _translation(config, name, "gated_deltanet", base)
 
 
-def kda(config: dict[str, Any], name: str) -> Translation:
+def kda(config: dict[str, Any], name: str) -> ParsedConfig:
     """Of a config.json of FLA's Kimi Delta Attention and the format's name."""
     heads, head, values = _sizes(config, "kda", ONLY, ("safe_gate", "lower_bound"))
     if config.get("num_v_heads") not in (None, heads):
@@ -117,6 +117,6 @@ def _is_whole(product: float, reach: float) -> bool:
 
 def _translation(
     config: dict[str, Any], name: str, base: str, translated: dict[str, Any]
-) -> Translation:
+) -> ParsedConfig:
     layout = FAMILIES[base].layout(translated)
-    return Translation(name, base, translated, fla_keys.spec(config, layout))
+    return ParsedConfig(name, base, translated, fla_keys.spec(config, layout))

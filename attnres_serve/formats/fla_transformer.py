@@ -6,14 +6,14 @@ from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats import fla_keys
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 # What no code of FLA's reads, beside what is read here.
 KNOWN = ("window_size", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm", "elementwise_affine")
 QK_NORM_EPS = 1e-5  # FLA's RMSNorm default; its Attention never passes norm_eps on
 
 
-def translate(config: dict[str, Any], name: str) -> Translation:
+def translate(config: dict[str, Any], name: str) -> ParsedConfig:
     """Of a config.json and the format's name."""
     fla_keys.counts_or_null(config, "num_kv_heads")
     fla_keys.flags(config, "qkv_bias", "qk_norm")
@@ -42,7 +42,7 @@ def translate(config: dict[str, Any], name: str) -> Translation:
     qk_norm = config.get("qk_norm", False)
     base = "qwen3" if qk_norm else "qwen2" if config.get("qkv_bias", False) else "llama"
     translated = _base_config(config)
-    return Translation(
+    return ParsedConfig(
         format=name,
         base=base,
         config=translated,

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 
 class Format(Protocol):
@@ -24,13 +24,13 @@ class Format(Protocol):
     @property
     def NAME(self) -> str: ...
 
-    def claims(self, config: dict[str, Any]) -> bool:
+    def matches(self, config: dict[str, Any]) -> bool:
         """Whether a config.json is of this format.
 
         Decided by model_type, architectures and keys together, never by one key alone.
         """
 
-    def translate(self, config: dict[str, Any]) -> Translation:
+    def translate(self, config: dict[str, Any]) -> ParsedConfig:
         """The base family, its Hugging Face config and the AttnRes specification.
 
         Raises:

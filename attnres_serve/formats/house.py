@@ -16,17 +16,17 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import PREFIX
 from attnres_serve.formats.base_config import base_config
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "house"
 KEY = "attn_res"
 
 
-def claims(config: dict[str, Any]) -> bool:
+def matches(config: dict[str, Any]) -> bool:
     return str(config.get("model_type", "")).startswith(PREFIX)
 
 
-def translate(config: dict[str, Any]) -> Translation:
+def translate(config: dict[str, Any]) -> ParsedConfig:
     base = config["model_type"].removeprefix(PREFIX)
     if base not in FAMILIES:
         raise CheckpointError(
@@ -57,7 +57,7 @@ def translate(config: dict[str, Any]) -> Translation:
     spec = None
     if config[KEY] is not None:
         spec = AttnResSpec.from_house(config[KEY], family.layout(config), family.epsilon(config))
-    return Translation(NAME, base, translated, spec, qk_norm_eps)
+    return ParsedConfig(NAME, base, translated, spec, qk_norm_eps)
 
 
 def rename(name: str) -> str:

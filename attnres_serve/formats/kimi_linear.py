@@ -11,14 +11,14 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats import refused
 from attnres_serve.formats.base_config import base_config
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "kimi_linear"
 BLOCK = "attn_res_block_size"
 NATIVE = Native("vllm.transformers_utils.configs.kimi_linear", "KimiLinearConfig", BLOCK)
 
 
-def claims(config: dict[str, Any]) -> bool:
+def matches(config: dict[str, Any]) -> bool:
     return (
         config.get("model_type") == NAME
         and config.get("architectures") == ["KimiLinearForCausalLM"]
@@ -26,7 +26,7 @@ def claims(config: dict[str, Any]) -> bool:
     )
 
 
-def translate(config: dict[str, Any]) -> Translation:
+def translate(config: dict[str, Any]) -> ParsedConfig:
     refused.refuse_latent_experts(config)
     base = base_config(config, NAME, (BLOCK,))
     if not is_count(layers := config[BLOCK]):
@@ -36,7 +36,7 @@ def translate(config: dict[str, Any]) -> Translation:
         )
     family = FAMILIES[NAME]
     spec = AttnResSpec.by_layers(family.layout(config), layers, family.epsilon(config))
-    return Translation(NAME, NAME, base, spec)
+    return ParsedConfig(NAME, NAME, base, spec)
 
 
 def rename(name: str) -> str:

@@ -14,7 +14,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec, is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.translation import Translation, kept
+from attnres_serve.formats.parsed_config import ParsedConfig, kept
 
 NAME = "nanogpt"
 OWN_LAYER_NAMES = "nanoGPT"
@@ -74,7 +74,7 @@ _MODULES = {
 }
 
 
-def claims(config: dict[str, Any]) -> bool:
+def matches(config: dict[str, Any]) -> bool:
     return (
         config.get("model_type") == "nanogpt"
         and config.get("architectures") == ["NanoGPTForCausalLM"]
@@ -82,7 +82,7 @@ def claims(config: dict[str, Any]) -> bool:
     )
 
 
-def translate(config: dict[str, Any]) -> Translation:
+def translate(config: dict[str, Any]) -> ParsedConfig:
     config = _DEFAULTS | config
     _check_types(config)
     _refuse_other_models(config)
@@ -114,7 +114,7 @@ def translate(config: dict[str, Any]) -> Translation:
         "mlp_bias": config["bias"],
     }
     name = "gated_llama" if config["use_attn_gate"] else "llama"
-    return Translation(
+    return ParsedConfig(
         format=NAME,
         base=name,
         config=base,

@@ -15,7 +15,7 @@ NAME = "open_attnres"
 MARK = re.compile(r"\.(attn|mlp)_res_bias$")  # a tensor that delta-attnres does not have
 KEY = "attnres_recency_bias_init"  # a key that delta-attnres does not write
 
-claims = partial(attnres_mode.claims, model_types=("qwen3_attnres",))
+matches = partial(attnres_mode.matches, model_types=("qwen3_attnres",))
 translate = partial(
     attnres_mode.translate, name=NAME, final_mix=False, cumulative=True, recency_bias=True
 )

@@ -10,19 +10,19 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "qwen3_ar"
 KEYS = ("attn_res_block_size", "attn_res_output_route")
 
 
-def claims(config: dict[str, Any]) -> bool:
+def matches(config: dict[str, Any]) -> bool:
     return config.get("model_type") == NAME and config.get("architectures") == [
         "Qwen3ARForCausalLM"
     ]
 
 
-def translate(config: dict[str, Any]) -> Translation:
+def translate(config: dict[str, Any]) -> ParsedConfig:
     base = base_config(config, "qwen3", KEYS)
     refuse_windows(config)
     layers, final_mix = config.get(KEYS[0], "missing"), config.get(KEYS[1], True)
@@ -38,7 +38,7 @@ def translate(config: dict[str, Any]) -> Translation:
         eps = config.get("rms_norm_eps", 1e-6)
         layout = FAMILIES["qwen3"].layout(config)
         spec = AttnResSpec.by_layers(layout, layers, eps, final_mix)
-    return Translation(NAME, "qwen3", base, spec)
+    return ParsedConfig(NAME, "qwen3", base, spec)
 
 
 def rename(name: str) -> str:

@@ -11,14 +11,14 @@ from attnres_serve import formats
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES, checks
 from attnres_serve.formats import refused
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 TensorNames = Callable[[], Collection[str] | None]
 
 
 def resolve(
     config: dict[str, Any], own_code: bool = False, names: TensorNames = lambda: None
-) -> Translation | None:
+) -> ParsedConfig | None:
     """Recognise a checkpoint and translate its configuration.
 
     Args:
@@ -30,20 +30,20 @@ def resolve(
             called only where config.json leaves open which format this is.
 
     Returns:
-        The translation, or None where this is not an AttnRes checkpoint that we should touch.
+        The parsed, or None where this is not an AttnRes checkpoint that we should touch.
 
     Raises:
         CheckpointError: for AttnRes that cannot be served exactly.
     """
     config = with_list_of_architectures(config)
-    translations = [module.translate(config) for module in formats.SERVED if module.claims(config)]
-    for translation in translations:
-        FAMILIES[translation.base].check(translation.config)
-        checks.check_ends(translation.config, "config.json")
-    if len(translations) > 1:
-        return _told_apart(translations, config, names())
-    if translations:
-        return translations[0]
+    candidates = [module.translate(config) for module in formats.SERVED if module.matches(config)]
+    for parsed in candidates:
+        FAMILIES[parsed.base].check(parsed.config)
+        checks.check_ends(parsed.config, "config.json")
+    if len(candidates) > 1:
+        return _told_apart(candidates, config, names())
+    if candidates:
+        return candidates[0]
     if config.get("model_type") == "transformer" and "auto_map" in config:
         return None  # a foreign repository with code of its own under a name that anyone may use
     if not (own_code and "auto_map" in config):
@@ -58,13 +58,13 @@ def with_list_of_architectures(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told_apart(
-    translations: list[Translation], config: dict[str, Any], names: Collection[str] | None
-) -> Translation:
+    candidates: list[ParsedConfig], config: dict[str, Any], names: Collection[str] | None
+) -> ParsedConfig:
     """The one of several formats with the same config.json that the tensors are of.
 
     Without tensors a key decides that only one of the formats writes.
     """
-    modules: list[Any] = [formats.by_name(translation.format) for translation in translations]
+    modules: list[Any] = [formats.by_name(parsed.format) for parsed in candidates]
     if names is None:
         where, marks = "config.json", {m.NAME: m.KEY for m in modules if m.KEY in config}
     else:
@@ -76,7 +76,7 @@ def _told_apart(
             if module.MARK.search(name)
         }
     if len(marks) == 1:
-        return next(translation for translation in translations if translation.format in marks)
+        return next(parsed for parsed in candidates if parsed.format in marks)
     meanings = " or ".join(module.NAME for module in modules)
     found = " and ".join(f"{mark} (of {name} only)" for name, mark in marks.items())
     raise CheckpointError(

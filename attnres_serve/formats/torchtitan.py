@@ -10,18 +10,18 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "torchtitan"
 KEY = "attn_res_num_blocks"
 ARCHITECTURE = "Qwen3BlockAttnResForCausalLM"
 
 
-def claims(config: dict[str, Any]) -> bool:
+def matches(config: dict[str, Any]) -> bool:
     return config.get("model_type") == "qwen3" and config.get("architectures") == [ARCHITECTURE]
 
 
-def translate(config: dict[str, Any]) -> Translation:
+def translate(config: dict[str, Any]) -> ParsedConfig:
     base = base_config(config, "qwen3", (KEY,))
     refuse_windows(config)
     if not is_count(config.get(KEY)):
@@ -32,7 +32,7 @@ def translate(config: dict[str, Any]) -> Translation:
     per_block = max(layers // config[KEY], 1)
     layout = FAMILIES["qwen3"].layout(config)
     spec = AttnResSpec.by_layers(layout, per_block, config.get("rms_norm_eps", 1e-6))
-    return Translation(NAME, "qwen3", base, spec)
+    return ParsedConfig(NAME, "qwen3", base, spec)
 
 
 def rename(name: str) -> str:

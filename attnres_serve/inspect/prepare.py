@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnres_serve.checkpoints import hub, needs, tokenizer
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import engine_config
 from attnres_serve.compat.token_texts import TokenTexts
 from attnres_serve.depth.layout import Layout
@@ -63,18 +63,18 @@ def opened(
     if any_residuals:
         from attnres_serve.inspect import standard  # which imports torch
 
-        translation = standard.translated(checkpoint, folder)
+        parsed = standard.translated(checkpoint, folder)
     else:
-        translation = validate(folder).translated(checkpoint)
-    needs.validate_heads(checkpoint, translation)
+        parsed = check_folder(folder).translated(checkpoint)
+    needs.check_heads(checkpoint, parsed)
     if max_model_len is not None:
-        needs.validate_context(
-            checkpoint, translation, [*with_config(flags), f"--max-model-len={max_model_len}"]
+        needs.check_context(
+            checkpoint, parsed, [*with_config(flags), f"--max-model-len={max_model_len}"]
         )
-    spec, layout = translation.spec, translation.layout
+    spec, layout = parsed.spec, parsed.layout
     if spec is None and not any_residuals:
         raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
-    config = translation.config
+    config = parsed.config
     context = max_model_len or needs.context(config)
     ours = [f"--model={folder}", "--enforce-eager", "--disable-log-stats"]
     if value_of("--served-model-name", with_config(flags)) is None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attnres_serve.checkpoints.checked import Checkpoint, check_folder, read_tensor
 from attnres_serve.checkpoints.names import PARTS, tensor_name
-from attnres_serve.checkpoints.validate import Checkpoint, read_tensor, validate
 from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError
 from attnres_serve.inspect.rows import SiteRow, arrays_of, columns, rows_of
@@ -49,7 +49,7 @@ def read(name: str, folder: Path) -> Queries:
         CheckpointError: it is no AttnRes checkpoint, cannot be served, or has a tensor that is not
             of finite numbers.
     """
-    checkpoint = validate(folder)
+    checkpoint = check_folder(folder)
     spec = checkpoint.translated(name).spec
     if spec is None:
         raise CheckpointError(f"{name} has standard residuals: it has no queries.")
@@ -75,15 +75,15 @@ def read(name: str, folder: Path) -> Queries:
 
 def _stored(checkpoint: Checkpoint, site: int, part: str) -> np.ndarray:
     """A tensor of a site, ``[n]`` float64; NaN where the format stores none for it."""
-    assert checkpoint.translation is not None and checkpoint.inventory is not None
-    name = tensor_name(site, part, checkpoint.translation.layout)
-    own = checkpoint.inventory.own_names.get(name)
+    assert checkpoint.parsed is not None and checkpoint.index is not None
+    name = tensor_name(site, part, checkpoint.parsed.layout)
+    own = checkpoint.index.own_names.get(name)
     if own is None:  # of the first site, which reads the embedding alone
-        return np.full(checkpoint.translation.config["hidden_size"], np.nan)
+        return np.full(checkpoint.parsed.config["hidden_size"], np.nan)
     values = read_tensor(checkpoint.headers, own).double().reshape(-1).numpy()
     if not np.isfinite(values).all():
         raise CheckpointError(
-            f"{own}, the {PARTS[part]} of {checkpoint.translation.layout.site_name(site)}, holds "
+            f"{own}, the {PARTS[part]} of {checkpoint.parsed.layout.site_name(site)}, holds "
             "numbers that are not finite; copy or download the checkpoint again."
         )
     return values

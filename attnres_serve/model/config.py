@@ -15,7 +15,7 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.families import FAMILIES, layout_of
 from attnres_serve.families.family import Family
 from attnres_serve.formats.keys import TRAINING_KEYS
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 
 def register_model_types() -> None:
@@ -40,28 +40,28 @@ def class_of(family: Family) -> type[PreTrainedConfig]:
     return found
 
 
-def build(translation: Translation, name_or_path: str = "") -> PreTrainedConfig:
+def build(parsed: ParsedConfig, name_or_path: str = "") -> PreTrainedConfig:
     """The configuration that vLLM and every one of its processes sees.
 
     Beside the base family's fields it holds ``attn_res`` (the normalised specification, None for
     standard residuals), ``attn_res_format``, ``attn_res_qk_norm_eps`` and ``attn_res_config`` (the
     base family's config.json, under the keys that it has on disk).
     """
-    family = FAMILIES[translation.base]
+    family = FAMILIES[parsed.base]
     fields: dict[str, Any] = {
         key: value
-        for key, value in translation.config.items()
+        for key, value in parsed.config.items()
         if key not in ("model_type", "architectures", *TRAINING_KEYS)
     }
     config: PreTrainedConfig = class_of(family).from_dict(fields)
     family.adapt(config)
     config.name_or_path = name_or_path
     config.architectures = [family.architecture]
-    config.attn_res = translation.spec.to_house() if translation.spec else None
-    config.attn_res_format = translation.format
-    config.attn_res_qk_norm_eps = translation.qk_norm_eps
+    config.attn_res = parsed.spec.to_house() if parsed.spec else None
+    config.attn_res_format = parsed.format
+    config.attn_res_qk_norm_eps = parsed.qk_norm_eps
     # A copy: vLLM writes the name of its own type into the rope_parameters of DeepSeek's.
-    config.attn_res_config = deepcopy(translation.config) | {"model_type": family.model_type}
+    config.attn_res_config = deepcopy(parsed.config) | {"model_type": family.model_type}
     return config
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from attnres_serve.checkpoints import quantized
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.finite import check_finite
-from attnres_serve.checkpoints.inventory import Inventory
 from attnres_serve.checkpoints.names import (
     PARTS,
     cut,
@@ -19,6 +18,7 @@ from attnres_serve.checkpoints.names import (
     site_of,
 )
 from attnres_serve.checkpoints.read import DTYPES
+from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import FLOATS, Stored
 from attnres_serve.compat import decoder, host, start_events
 from attnres_serve.depth.spec import AttnResSpec
@@ -57,43 +57,43 @@ class LoadingMixin(_Base):
             CheckpointError: a tensor of this stage is missing, left over or misshapen, or one has
                 a number that is not finite.
         """
-        inventory = Inventory(self.attn_res_format, self.attn_res_base, spec_of(self.config))
-        loaded: set[str] = super().load_weights(self._by_module(weights, inventory))
+        index = TensorIndex(self.attn_res_format, self.attn_res_base, spec_of(self.config))
+        loaded: set[str] = super().load_weights(self._by_module(weights, index))
         if not self.attn_res_loaded:
             # No part is left at what memory held, even if no folder could be validated before.
-            inventory.close(self._is_here)
-            if inventory.base.quantisation:
-                self._require_one_quantisation(inventory, loaded)
-            _tell_drafts(inventory)
+            index.close(self._is_here)
+            if index.base.quantisation:
+                self._require_one_quantisation(index, loaded)
+            _tell_drafts(index)
             start_events.tell("loaded")
         self.attn_res_loaded = True
         return loaded
 
     def _by_module(
-        self, weights: Iterable[tuple[str, Tensor]], inventory: Inventory
+        self, weights: Iterable[tuple[str, Tensor]], index: TensorIndex
     ) -> Iterator[tuple[str, Tensor]]:
         """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site.
 
         Args:
             weights: the checkpoint's tensors by its own names.
-            inventory: takes them.
+            index: takes them.
         """
         for own, tensor in weights:
             dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
-            parts = inventory.take(own, Stored(tuple(tensor.shape), dtype))
+            parts = index.take(own, Stored(tuple(tensor.shape), dtype))
             first = next(iter(parts))
-            if not is_draft(first, inventory.base.config):
+            if not is_draft(first, index.base.config):
                 check_finite(own, tensor, self._served_in(first, parts[first]))
             for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
                 if site is None:
-                    inventory.check_values(name, piece)
-                    if not is_draft(name, inventory.base.config):
+                    index.check_values(name, piece)
+                    if not is_draft(name, index.base.config):
                         yield name, piece
                     continue
                 for parameter in self.attn_res_parameters[site]:
                     yield parameter, piece.reshape(-1)
         if lacks_first_site(self.attn_res_format):
-            hidden = inventory.base.config["hidden_size"]
+            hidden = index.base.config["hidden_size"]
             for part in PARTS:  # they never matter, and vLLM wants all parameters filled
                 for parameter in self.attn_res_parameters.get((0, part), ()):
                     yield parameter, torch.zeros(hidden)
@@ -112,16 +112,16 @@ class LoadingMixin(_Base):
             return decoder.is_on_this_stage(self, name)
         return bool(self.attn_res_parameters[site])
 
-    def _require_one_quantisation(self, inventory: Inventory, loaded: Collection[str]) -> None:
+    def _require_one_quantisation(self, index: TensorIndex, loaded: Collection[str]) -> None:
         """Raise if vLLM reads ``quantization_config`` otherwise than the checkpoint is quantised.
 
         It would cast weights of another type, and multiply by scales that nothing filled.
         """
-        for name in filter(quantized.is_weight, inventory.stored):
-            parameter, dtype = decoder.parameter(self, name), inventory.stored[name].dtype
+        for name in filter(quantized.is_weight, index.stored):
+            parameter, dtype = decoder.parameter(self, name), index.stored[name].dtype
             wanted = dtype if parameter is None else DTYPES.get(parameter.dtype, dtype)
             if dtype != wanted and not {dtype, wanted} <= {*FLOATS}:
-                own = inventory.own_names[name]
+                own = index.own_names[name]
                 raise CheckpointError(
                     f"the tensor {own} holds {dtype}, but by quantization_config vLLM "
                     f"reads {wanted}; quantization_config must say how each layer is quantised."
@@ -134,8 +134,8 @@ class LoadingMixin(_Base):
             )
 
 
-def _tell_drafts(inventory: Inventory) -> None:
-    drafts = sum(is_draft(name, inventory.base.config) for name in inventory.stored)
+def _tell_drafts(index: TensorIndex) -> None:
+    drafts = sum(is_draft(name, index.base.config) for name in index.stored)
     if drafts and decoder.is_first_worker():
         host.logger().warning(
             "AttnRes: %d tensors that predict further tokens are left aside; the model is served "

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from attnres_serve import output, settings
 from attnres_serve.checkpoints import needs
-from attnres_serve.checkpoints.finite import validate_finite
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.checkpoints.finite import check_folder_is_finite
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.verify import compare, passages
 
@@ -58,13 +58,13 @@ def run(own: argparse.Namespace) -> int:
             f"--tokens is {own.tokens} and --passages {own.passages}; expected at least 2 and 1."
         )
     folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
-    served = validate(folder).translated(str(folder))
-    needs.validate_heads(str(folder), served)
+    served = check_folder(folder).translated(str(folder))
+    needs.check_heads(str(folder), served)
     backend_choice.require(own.attnres_backend)
     if reference != folder:
         _require_same_sizes(folder, served, reference)
     for checkpoint in dict.fromkeys((folder, reference)):
-        validate_finite(checkpoint)
+        check_folder_is_finite(checkpoint)
     tokens = passages.tokens(served, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
     report = compare.verify(folder, reference, prompts, settings.given(own), own.against)
@@ -76,8 +76,8 @@ def run(own: argparse.Namespace) -> int:
     return 0 if report.holds else 1
 
 
-def _require_same_sizes(folder: Path, served: Translation, reference: Path) -> None:
-    wanted = validate(reference).translated(str(reference))
+def _require_same_sizes(folder: Path, served: ParsedConfig, reference: Path) -> None:
+    wanted = check_folder(reference).translated(str(reference))
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
         found, other = served.config[key], wanted.config[key]
         if found != other:

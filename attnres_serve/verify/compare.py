@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from attnres_serve import output
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.files import read_config
-from attnres_serve.checkpoints.validate import validate
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError, first_line
 from attnres_serve.families import FAMILIES
@@ -177,12 +177,12 @@ def _model(folder: Path) -> Reference:
     """The hand-written model, or where it does not know the family, Hugging Face's rewritten."""
     from attnres_serve.verify import oracle, rewritten
 
-    translation = validate(folder).translated(str(folder))
-    if translation.base in oracle.BASES:
+    parsed = check_folder(folder).translated(str(folder))
+    if parsed.base in oracle.BASES:
         return oracle.load(folder)
-    layout = translation.layout
+    layout = parsed.layout
     sites = [rewritten.Site(one.layer, one.kind, one.norm) for one in layout.sublayers]
-    return rewritten.load(folder, sites, layout.final_norm, FAMILIES[translation.base].hf)
+    return rewritten.load(folder, sites, layout.final_norm, FAMILIES[parsed.base].hf)
 
 
 def part_errors(model: Reference, passage: Passage) -> Iterator[tuple[str, float]]:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ def load(folder: Path) -> Callable[[list[int]], "Tensor"]:
     from attnres_serve.compat.workarounds import torch_vector_math
 
     torch_vector_math.settle()  # the engine, whose plugin does this, starts later
-    found = validate(folder)
-    translation = found.translated(str(folder))
-    module = MODULES.get(translation.format)
+    found = check_folder(folder)
+    parsed = found.translated(str(folder))
+    module = MODULES.get(parsed.format)
     if module is None:
         raise CheckpointError(
-            f"--against hf does not know the {translation.format} format of {folder}: "
-            f"{NO_CLASS[translation.format]}; compare with --against fp64."
+            f"--against hf does not know the {parsed.format} format of {folder}: "
+            f"{NO_CLASS[parsed.format]}; compare with --against fp64."
         )
     module = module.format_map(found.config)
     (architecture,) = found.config["architectures"]

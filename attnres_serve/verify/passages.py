@@ -8,27 +8,27 @@ from typing import Any
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 USUAL = 64  # tokens of a passage where nothing asks for more
 BEYOND = 32  # tokens beyond a window
 WIDEST = 4096  # window that is passed unasked: the float64 model's attention is quadratic in it
 
 
-def tokens(translation: Translation, asked: int | None, name: str) -> int:
+def tokens(parsed: ParsedConfig, asked: int | None, name: str) -> int:
     """The tokens of a passage: those asked for, else enough to pass a window.
 
     Args:
-        translation: of the served checkpoint.
+        parsed: of the served checkpoint.
         asked: by the user, if at all.
         name: what the checkpoint is called.
 
     Raises:
         SettingError: more were asked for than the context has.
     """
-    most = _context(translation) - 1  # the engine generates one more
+    most = _context(parsed) - 1  # the engine generates one more
     if asked is None:
-        window = window_of(translation) or 0
+        window = window_of(parsed) or 0
         return min(max(USUAL, window + BEYOND) if 0 < window <= WIDEST else USUAL, most)
     if asked > most:
         raise SettingError(
@@ -58,16 +58,16 @@ def unreached(config: Mapping[str, Any], window: int | None, count: int) -> str 
     return f"positions 0 to {count - 1}; {' and '.join(missed)} {verb} not reached"
 
 
-def window_of(translation: Translation) -> int | None:
+def window_of(parsed: ParsedConfig) -> int | None:
     """The sliding window, which is served only where every layer has it."""
-    window = FAMILIES[translation.base].window
-    return window and window(translation.config)
+    window = FAMILIES[parsed.base].window
+    return window and window(parsed.config)
 
 
-def _context(translation: Translation) -> int:
+def _context(parsed: ParsedConfig) -> int:
     from attnres_serve.model import config as model_config  # imports transformers
 
-    return model_config.build(translation).max_position_embeddings
+    return model_config.build(parsed).max_position_embeddings
 
 
 def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[list[int]]:

@@ -45,14 +45,14 @@ def measure(
     steps: int,
 ) -> dict[str, Any]:
     """Measure one shape: engines, cells, overheads by algorithm and phase."""
-    with models(shape) as (folder, twin, translation):
-        plain = without_sites if is_ours(FAMILIES[translation.base]) else stock
+    with models(shape) as (folder, twin, parsed):
+        plain = without_sites if is_ours(FAMILIES[parsed.base]) else stock
         contenders = [plain(BASELINE, twin, FLAGS)]
         contenders += [attnres(name, folder, FLAGS, {ALGORITHM_KEY: name}) for name in algorithms]
         if control:
             contenders.append(plain(CONTROL, twin, FLAGS))
         cells = make_cells(LONGEST, None, BATCHES, None, steps)
-        found = session.run(contenders, cells, length, threads, translation)
+        found = session.run(contenders, cells, length, threads, parsed)
     overhead = {
         contender.name: overheads(found.results, contender.name, BASELINE)
         for contender in contenders[1:]

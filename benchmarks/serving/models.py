@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from attnres_serve.bench.baseline import read, write_twin
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 LONGEST = 1024
 
@@ -79,7 +79,7 @@ QUICK = {"128x4": Shape(128, 4, heads=2, kv_heads=1, intermediate=256, block_siz
 
 
 @contextmanager
-def models(shape: Measured) -> Iterator[tuple[Path, Path, Translation]]:
+def models(shape: Measured) -> Iterator[tuple[Path, Path, ParsedConfig]]:
     """Folders of a model and of its standard-residual twin, and what the model's config means."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, twin = Path(scratch) / "model", Path(scratch) / "twin"
@@ -87,4 +87,4 @@ def models(shape: Measured) -> Iterator[tuple[Path, Path, Translation]]:
         (folder / "config.json").write_text(json.dumps(shape.config()))
         source = read(str(folder), has_weights=False)
         write_twin(source, twin)
-        yield folder, twin, source.translation
+        yield folder, twin, source.parsed

@@ -62,13 +62,13 @@ def measure(
     shape: Shape, cells: Sequence[Cell], algorithm: str, length: Length, flags: Sequence[str]
 ) -> dict[str, Any]:
     """One point."""
-    with models(shape) as (folder, twin, translation):
+    with models(shape) as (folder, twin, parsed):
         flags = [*FLAGS, *flags]
         contenders = [
             stock(BASELINE, twin, flags),
             attnres(ATTNRES, folder, flags, {ALGORITHM_KEY: algorithm}),
         ]
-        found = session.run(contenders, cells, length, machine.cores(), translation)
+        found = session.run(contenders, cells, length, machine.cores(), parsed)
     return {"shape": asdict(shape), **report.content(found, BASELINE)}
 
 

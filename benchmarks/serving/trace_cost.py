@@ -35,7 +35,7 @@ DISABLED, ALLOWED, TRACED = "disabled", "allowed", "traced"
 def measure(shape: Shape, length: Length, threads: int, steps: int, eager: bool) -> dict[str, Any]:
     """Measure one shape: engines, cells, overheads by engine and phase."""
     flags = [*FLAGS, *(["--enforce-eager"] if eager else [])]
-    with models(shape) as (folder, _, translation):
+    with models(shape) as (folder, _, parsed):
         off, on = {TRACE_KEY: "off"}, {TRACE_KEY: "on"}
         contenders = [
             attnres(DISABLED, folder, flags, off),
@@ -44,7 +44,7 @@ def measure(shape: Shape, length: Length, threads: int, steps: int, eager: bool)
             attnres(CONTROL, folder, flags, off),
         ]
         cells = make_cells(LONGEST, None, BATCHES, None, steps)
-        found = session.run(contenders, cells, length, threads, translation)
+        found = session.run(contenders, cells, length, threads, parsed)
     return {
         "shape": asdict(shape),
         **report.content(found, DISABLED),

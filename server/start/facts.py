@@ -6,7 +6,7 @@ from attnres_serve import __version__
 from attnres_serve.checkpoints.cache import Cache
 from attnres_serve.compat import source
 from attnres_serve.depth.sites import sites
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 
 def title() -> str:
@@ -24,10 +24,10 @@ def _installed(package: str) -> str:
         return ""
 
 
-def of_checkpoint(name: str, translation: Translation, cache: Cache | None) -> dict[str, str]:
+def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[str, str]:
     """The name that was given for a checkpoint, the layout of its residuals, and its cache."""
-    spec = translation.spec
-    layout = f"format {translation.format}, family {translation.base}, "
+    spec = parsed.spec
+    layout = f"format {parsed.format}, family {parsed.base}, "
     if spec is None:
         layout += "standard residuals"
     else:

@@ -63,7 +63,7 @@ from attnres_serve.bench.ratios import (
 )
 from attnres_serve.bench.session import Outcome
 from attnres_serve.bench.workload import Cell, draw_prompts, make_cells
-from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints import checked
 from attnres_serve.cli import main
 from attnres_serve.compat import bench_client
 from attnres_serve.compat.workarounds import malloc
@@ -287,7 +287,7 @@ def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
     source = read(str(GOLDENS / golden), has_weights=True)
     write_twin(source, tmp_path / "twin")
     config = json.loads((tmp_path / "twin" / "config.json").read_text())
-    shapes = FAMILIES[source.translation.base].shapes(config)
+    shapes = FAMILIES[source.parsed.base].shapes(config)
     own = load_file(source.folder / "model.safetensors")
     twin = load_file(next((tmp_path / "twin").glob("*.safetensors")))
     assert {name: tuple(tensor.shape) for name, tensor in twin.items()} == {
@@ -311,7 +311,7 @@ def test_a_baseline_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_a_model_that_stock_vllm_has_not_is_compared_with_ours_without_sites():
     source = read(str(GOLDENS / "nanogpt_block"), has_weights=True)
-    plain = resolve(twin_config(source.translation), names=tuple)
+    plain = resolve(twin_config(source.parsed), names=tuple)
     assert (plain.base, plain.spec) == ("gated_llama", None)
 
 
@@ -319,10 +319,8 @@ def test_a_model_that_stock_vllm_has_not_is_compared_with_ours_without_sites():
 def test_a_class_that_needs_a_gpu_is_compared_with_ours_on_a_cpu(on_cpu, monkeypatch):
     """The same class of ours, without sites; it is what vLLM's own computes."""
     monkeypatch.setattr(baseline.vllm_source, "is_cpu_build", lambda: on_cpu)
-    translation = read(
-        str(GOLDENS.parent / "family_goldens" / "kimi_linear"), has_weights=True
-    ).translation
-    twin = twin_config(translation)
+    parsed = read(str(GOLDENS.parent / "family_goldens" / "kimi_linear"), has_weights=True).parsed
+    twin = twin_config(parsed)
     if not on_cpu:
         assert twin["architectures"] == ["KimiLinearForCausalLM"] and "attn_res" not in twin
         return
@@ -452,8 +450,8 @@ def test_most_of_the_memory_is_left_alone(monkeypatch):
     ],
 )
 def test_operators_belong_to_parts(operator, part):
-    translation = read(str(DEMO), has_weights=False).translation
-    rules = breakdown.rules(translation)
+    parsed = read(str(DEMO), has_weights=False).parsed
+    rules = breakdown.rules(parsed)
     assert next((name for name, rule in rules if re.search(rule, operator)), None) == part
 
 
@@ -474,9 +472,9 @@ class Profiled(process.Engine):
 
 
 def test_the_profile_is_the_median_of_generations_and_every_one_has_a_warm_up():
-    translation = read(str(DEMO), has_weights=False).translation
+    parsed = read(str(DEMO), has_weights=False).parsed
     engines = [Profiled("a", [9.0, 1.0, 2.0]), Profiled("b", [4.0, 5.0, 6.0])]
-    rows = breakdown.measure(engines, [PREFILL], translation, lambda what: None)
+    rows = breakdown.measure(engines, [PREFILL], parsed, lambda what: None)
     assert [row["engine"] for row in rows] == ["a", "b"]
     assert rows[0]["milliseconds"] == {"attention": 500.0, "rest": 1500.0}
     ends = {"attention": [250.0, 2250.0], "rest": [750.0, 6750.0]}
@@ -486,15 +484,15 @@ def test_the_profile_is_the_median_of_generations_and_every_one_has_a_warm_up():
 
 
 def test_sites_that_are_operators_like_any_other_are_not_told_apart():
-    translation = read(str(DEMO), has_weights=False).translation
+    parsed = read(str(DEMO), has_weights=False).parsed
     engines = [Profiled("a", []), Profiled("b", [], backend="torch")]
-    assert breakdown.measure(engines, [PREFILL], translation, lambda what: None) is None
+    assert breakdown.measure(engines, [PREFILL], parsed, lambda what: None) is None
 
 
 def test_products_that_sizes_do_not_tell_apart_are_one_part():
-    translation = read(str(DEMO), has_weights=False).translation
-    config = translation.config | {"intermediate_size": 256}  # as attention's heads together
-    parts = {name for name, _ in breakdown.rules(replace(translation, config=config))}
+    parsed = read(str(DEMO), has_weights=False).parsed
+    config = parsed.config | {"intermediate_size": 256}  # as attention's heads together
+    parts = {name for name, _ in breakdown.rules(replace(parsed, config=config))}
     assert "matrix products" in parts
 
 
@@ -710,10 +708,10 @@ def outcome(*ratios: float, rounds: int = 9) -> Outcome:
 def document(*ratios: float) -> dict[str, Any]:
     """The document of a run with a start for every ratio."""
     found = outcome(*ratios)
-    translation = read(str(DEMO), has_weights=False).translation
+    parsed = read(str(DEMO), has_weights=False).parsed
     config = {"checkpoint": "demo", "baseline": "auto", "weights": "checkpoint", "flags": []}
     config["baseline_differs_in"] = []
-    config |= report.model(translation) | {"algorithm": "single_pass", "backend": "cpp"}
+    config |= report.model(parsed) | {"algorithm": "single_pass", "backend": "cpp"}
     config |= {"dtype": "bfloat16", "compiled": True, "threads": 2}
     config |= Length(len(ratios), 9).told(len(ratios)) | {"profile": True}
     return {
@@ -969,9 +967,9 @@ def test_only_steps_of_the_whole_batch_count():
 def test_the_headers_are_read_once(monkeypatch):
     """Refusals before an engine and the twin go by the same reading of the same files."""
     read, measured = [], []
-    original = validate.read_headers
+    original = checked.read_headers
     monkeypatch.setattr(
-        validate, "read_headers", lambda folder: read.append(folder) or original(folder)
+        checked, "read_headers", lambda folder: read.append(folder) or original(folder)
     )
 
     def measure(source, *_):
@@ -981,7 +979,7 @@ def test_the_headers_are_read_once(monkeypatch):
     monkeypatch.setattr(command, "measure", measure)
     assert main(["bench", str(DEMO), "--quick"]) == 2
     (source,) = measured
-    assert read == [source.folder] and source.headers and source.translation.spec is not None
+    assert read == [source.folder] and source.headers and source.parsed.spec is not None
 
 
 def test_a_batch_that_does_not_run_together_is_refused():
@@ -1079,7 +1077,7 @@ def test_a_baseline_of_another_shape_is_told(tmp_path):
     plain["vocab_size"] = config["vocab_size"]
     (tmp_path / "config.json").write_text(json.dumps(plain))
     source = read(str(GOLDENS / "fla_transformer_block"), has_weights=False)
-    assert read_other(str(tmp_path)).differs_from(source.translation) == ["hidden_size"]
+    assert read_other(str(tmp_path)).differs_from(source.parsed) == ["hidden_size"]
 
 
 def test_a_document_names_no_path_and_no_secret():

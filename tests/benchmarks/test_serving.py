@@ -451,8 +451,8 @@ def test_the_quick_measurement_runs_end_to_end(tmp_path, name, flags):
 def test_a_model_of_another_family_has_a_twin(name: str) -> None:
     """Of its family, with eight blocks or nine."""
     shape = FAMILY_SHAPES[name]
-    with models(shape) as (folder, twin, translation):
-        assert (translation.base, translation.spec.num_blocks) == (shape.family, 8 + ("x9" in name))
+    with models(shape) as (folder, twin, parsed):
+        assert (parsed.base, parsed.spec.num_blocks) == (shape.family, 8 + ("x9" in name))
         plain = json.loads((twin / "config.json").read_text())
         assert plain.get("attn_res") is None
         assert json.loads((folder / "config.json").read_text())["attn_res"] == {"block_size": 2}

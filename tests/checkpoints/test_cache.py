@@ -12,7 +12,7 @@ from serving import free_port
 from attnres_serve import cli
 from attnres_serve.checkpoints import cache
 from attnres_serve.checkpoints.check import describe
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import memory, openai_server, source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.resolve import resolve
@@ -86,7 +86,7 @@ def test_a_few_contexts_and_at_most_a_quarter(
 @pytest.mark.parametrize("base", ["mamba2", "qwen3_next"])
 def test_states_of_recurrent_layers_count(base, tmp_path) -> None:
     """They are as large for a short sequence as for a long one."""
-    facts = describe(checkpoint := validate(write_house(tmp_path, base, block_size=1)))
+    facts = describe(checkpoint := check_folder(write_house(tmp_path, base, block_size=1)))
     found = cache.of("m", checkpoint.translated("m"), ["--max-model-len", "64"])
     need = 64 * facts["kv_cache_bytes_per_token"] + facts["state_bytes_per_sequence"]
     assert found is not None and facts["state_bytes_per_sequence"] > 0

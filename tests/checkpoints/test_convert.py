@@ -36,8 +36,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from attnres_serve import cli, formats
+from attnres_serve.checkpoints import checked
 from attnres_serve.checkpoints import read as weights
-from attnres_serve.checkpoints import validate
 from attnres_serve.checkpoints.convert import command as convert_module
 from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.checkpoints.write import SafetensorsFile
@@ -109,7 +109,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def assert_served(folder: Path) -> None:
-    assert validate.validate(folder).translation is not None
+    assert checked.check_folder(folder).parsed is not None
 
 
 @pytest.fixture
@@ -358,8 +358,8 @@ def test_goldens_in_the_house_format(name: str, tmp_path: Path) -> None:
     case = json.loads((GOLDENS / name / "expected.json").read_text())[1]
     ids = case["prompt"] + case["output"]
     house, original = load(tmp_path / "house").logprobs(ids), load(GOLDENS / name).logprobs(ids)
-    translation = validate.validate(GOLDENS / name).translation
-    fused = hasattr(formats.by_name(translation.format), "parts")
+    parsed = checked.check_folder(GOLDENS / name).parsed
+    fused = hasattr(formats.by_name(parsed.format), "parts")
     # One product of a fused matrix and three of its parts round differently.
     assert (house - original).abs().max() <= (1e-12 if fused else 0)
     for position, want in enumerate(case["output_logprobs"], len(case["prompt"]) - 1):
@@ -446,7 +446,7 @@ def test_qk_norm_eps_that_are_refused(base: str, eps: Any, tmp_path: Path) -> No
     """No such number, or no such norms."""
     edit_config(write_house(tmp_path, base, block_size=2), qk_norm_eps=eps)
     with pytest.raises(CheckpointError, match=f"qk_norm_eps is {eps!r}; expected a positive"):
-        validate.validate(tmp_path)
+        checked.check_folder(tmp_path)
 
 
 def test_shards_and_their_index(tmp_path: Path) -> None:
@@ -509,7 +509,7 @@ def test_what_has_no_place_in_the_house_format(tmp_path: Path, refused: Callable
 def test_a_translation_that_the_house_format_cannot_express(
     lost: dict[str, Any], tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a later format adds to a translation, it is not lost without a word."""
+    """Whatever a later format adds to a parsed, it is not lost without a word."""
     source = write_fla(tmp_path / "source", qk_norm=True)
     original = formats.house.translate
     monkeypatch.setattr(formats.house, "translate", lambda c: replace(original(c), **lost))
@@ -542,13 +542,13 @@ class FusedFla:
     """FLA with queries, keys and values in one tensor."""
 
     NAME = "fused"
-    claims = staticmethod(lambda config: config.get("model_type") == "fused")
+    matches = staticmethod(lambda config: config.get("model_type") == "fused")
 
     @staticmethod
     def translate(config: dict[str, Any]):
         own = config | {"model_type": "transformer"}
-        translation = fla.translate(own)
-        return type(translation)(**{**vars(translation), "format": "fused"})
+        parsed = fla.translate(own)
+        return type(parsed)(**{**vars(parsed), "format": "fused"})
 
     @staticmethod
     def parts(name: str) -> tuple[str, ...]:
@@ -783,9 +783,9 @@ def test_an_existing_target_is_refused(tmp_path: Path) -> None:
 
 def test_a_target_that_appears_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder could be replaced by the rename; it is not."""
-    original = convert_module.validate
+    original = convert_module.check_folder
     target = tmp_path / "target"
-    monkeypatch.setattr(convert_module, "validate", lambda f: (target.mkdir(), original(f))[1])
+    monkeypatch.setattr(convert_module, "check_folder", lambda f: (target.mkdir(), original(f))[1])
     with pytest.raises(SettingError, match="exists already"):
         convert(str(GOLDENS / "fla_transformer_block"), str(target), to_house=True)
     assert list(tmp_path.iterdir()) == [target] and not list(target.iterdir())

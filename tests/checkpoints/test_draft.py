@@ -8,11 +8,11 @@ import pytest
 from checkpoints import GOLDENS, write_house
 from serving import DEMO
 
-from attnres_serve.checkpoints.draft import validate_draft
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.checkpoints.draft import check_draft
 from attnres_serve.errors import CheckpointError
 
-TARGET = validate(DEMO).translated("demo")
+TARGET = check_folder(DEMO).translated("demo")
 
 
 def flags(model: Path, **config: object) -> list[str]:
@@ -27,10 +27,10 @@ def demo_with(folder: Path, **changes: object) -> Path:
 
 
 def test_a_draft_that_fits(tmp_path):
-    validate_draft(TARGET, flags(DEMO, method="draft_model"))
+    check_draft(TARGET, flags(DEMO, method="draft_model"))
     plain = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attn_res": None}
-    validate_draft(TARGET, flags(demo_with(tmp_path / "plain", **plain)))
-    validate_draft(TARGET, [])
+    check_draft(TARGET, flags(demo_with(tmp_path / "plain", **plain)))
+    check_draft(TARGET, [])
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_draft_that_fits(tmp_path):
 )
 def test_a_draft_that_cannot_be_served(changes, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
-        validate_draft(TARGET, flags(demo_with(tmp_path / "draft", **changes)))
+        check_draft(TARGET, flags(demo_with(tmp_path / "draft", **changes)))
 
 
 def test_another_vocabulary(tmp_path):
@@ -53,10 +53,10 @@ def test_another_vocabulary(tmp_path):
     house = write_house(tmp_path / "house", "llama", block_size=2)
     for draft in (plain, house, GOLDENS / "fla_transformer_block"):
         with pytest.raises(CheckpointError, match=r"vocabulary of \d+ tokens and the target"):
-            validate_draft(TARGET, flags(draft))
+            check_draft(TARGET, flags(draft))
 
 
 def test_what_is_left_to_vllm():
     """JSON that cannot be read, and methods without a model of their own."""
-    validate_draft(TARGET, ["--speculative-config", "{"])
-    validate_draft(TARGET, ["--speculative-config", '{"method": "ngram"}'])
+    check_draft(TARGET, ["--speculative-config", "{"])
+    check_draft(TARGET, ["--speculative-config", '{"method": "ngram"}'])

@@ -35,7 +35,7 @@ pytest.importorskip("vllm")
 from in_process import serve, world
 from judge import truth
 
-from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints import checked
 from attnres_serve.checkpoints.files import INDEX
 from attnres_serve.errors import CheckpointError
 
@@ -135,14 +135,14 @@ def refusal(error: CheckpointError) -> tuple[str, str]:
 def judged(folder: Path, meaning: Callable[[], Tensor]) -> tuple[str, str]:
     """``refused``, ``served`` or ``wrong``, and the sentence or what is wrong."""
     try:
-        translation = validate.validate(folder).translation
-        if translation is None:  # nothing of ours, which the launcher says
+        parsed = checked.check_folder(folder).parsed
+        if parsed is None:  # nothing of ours, which the launcher says
             return "refused", ""
     except CheckpointError as error:
         return refusal(error)
     except Exception as error:
         return "wrong", f"judged with {type(error).__name__}: {error}"
-    context = translation.config.get("max_position_embeddings")  # an engine answers nothing longer
+    context = parsed.config.get("max_position_embeddings")  # an engine answers nothing longer
     try:
         found = serve(folder, IDS[:context])
     except Exception as error:
@@ -500,7 +500,7 @@ def stands_for(int8: Target, tensors: dict[str, Tensor]) -> Tensor:
 def int8_judged(int8: Target, meaning: Callable[[], Tensor]) -> tuple[str, str]:
     """As ``judged``; but that vLLM stops with an error of its own is right here too."""
     try:
-        validate.validate(int8.folder)
+        checked.check_folder(int8.folder)
         found = serve(int8.folder, IDS).double()
     except CheckpointError as error:
         return refusal(error)
@@ -618,7 +618,7 @@ def any_config_is_judged(data: st.DataObject, root: Path) -> None:
     removed = data.draw(st.sets(keys, max_size=1))
     path.write_text(json.dumps({k: v for k, v in (config | changed).items() if k not in removed}))
     try:
-        validate.validate(folder)
+        checked.check_folder(folder)
     except CheckpointError as error:
         sentence = str(error)
     else:
@@ -631,7 +631,7 @@ def any_config_is_judged(data: st.DataObject, root: Path) -> None:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_config_is_judged(data: st.DataObject, root: Path) -> None:
-    """Changed, added and removed values give a translation, None or ``CheckpointError``."""
+    """Changed, added and removed values give a parsed, None or ``CheckpointError``."""
     any_config_is_judged(data, root)
 
 

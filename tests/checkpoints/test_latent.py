@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from attnres_serve.checkpoints import needs
 from attnres_serve.checkpoints.check import describe
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import host, source
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
@@ -27,7 +27,7 @@ def written(folder: Path, base: str, **changes: Any) -> Path:
 @pytest.mark.parametrize("base", LATENT)
 def test_one_row_a_token_is_cached(base: str, tmp_path: Path) -> None:
     """A latent of 512 channels and 64 rotated ones in bfloat16, in each layer of attention."""
-    facts = describe(validate(written(tmp_path, base)))
+    facts = describe(check_folder(written(tmp_path, base)))
     layers = {"kimi_linear": 1, "bailing_hybrid": 2}.get(base, 4)
     assert facts["kv_cache_bytes_per_token"] == layers * (512 + 64) * 2
     assert facts["head_size"] == 576
@@ -37,7 +37,9 @@ def test_a_dense_kimi_linear_has_no_idle_experts(tmp_path: Path) -> None:
     """And none of its keys need be stated."""
     keys = ("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size")
     dense = dict.fromkeys((*keys, "first_k_dense_replace", "routed_scaling_factor"))
-    facts = describe(validate(written(tmp_path, "kimi_linear", **dense, mla_use_output_gate=True)))
+    facts = describe(
+        check_folder(written(tmp_path, "kimi_linear", **dense, mla_use_output_gate=True))
+    )
     assert facts["active_parameters"] == facts["parameters"]
 
 
@@ -47,13 +49,13 @@ def test_rows_that_this_device_does_not_compute(
 ) -> None:
     """Sizes of heads do not matter: 24 is none that vLLM's other attention has."""
     monkeypatch.setattr(source, "is_cpu_build", lambda: True)
-    usual = validate(written(tmp_path / "usual", "deepseek_v3", qk_nope_head_dim=24))
-    needs.validate_heads("m", usual.translated("m"))
-    other = validate(written(tmp_path / "other", "deepseek_v3", **changes)).translated("m")
+    usual = check_folder(written(tmp_path / "usual", "deepseek_v3", qk_nope_head_dim=24))
+    needs.check_heads("m", usual.translated("m"))
+    other = check_folder(written(tmp_path / "other", "deepseek_v3", **changes)).translated("m")
     with pytest.raises(CheckpointError, match=r"m has latent .* 512 and 64 alone; serve it on a G"):
-        needs.validate_heads("m", other)
+        needs.check_heads("m", other)
     monkeypatch.setattr(source, "is_cpu_build", lambda: False)
-    needs.validate_heads("m", other)
+    needs.check_heads("m", other)
 
 
 def test_the_row_is_the_one_of_vllms_kernels() -> None:
@@ -69,19 +71,19 @@ def test_the_row_is_the_one_of_vllms_kernels() -> None:
 def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: Path) -> None:
     """Where config.json says that there are some; `verify` leaves them aside too."""
     folder = written(tmp_path, base, **{FURTHER: 1})
-    before = describe(validate(folder))
+    before = describe(check_folder(folder))
     ids = [7, 8, 9]
     expected = tiny_sites.load(folder).logprobs(ids)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.4.eh_proj.weight"] = tensors["model.norm.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert describe(validate(folder)) == before | {"left_aside": 1}
+    assert describe(check_folder(folder)) == before | {"left_aside": 1}
     assert tiny_sites.load(folder).logprobs(ids).equal(expected)
     path = folder / "config.json"
     for value, said in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
         path.write_text(json.dumps(json.loads(path.read_text()) | {FURTHER: value}))
         with pytest.raises(CheckpointError, match=said):
-            validate(folder)
+            check_folder(folder)
 
 
 @pytest.mark.parametrize(("base", "name"), [("ernie4_5_moe", "model.mtp_"), ("exaone_moe", "mtp.")])
@@ -90,9 +92,9 @@ def test_a_head_that_predicts_further_tokens_is_left_aside(
 ) -> None:
     """Whatever it holds, depth attention of its own too."""
     folder = write_house(tmp_path, base, block_size=3, layers=4)
-    before = describe(validate(folder))
+    before = describe(check_folder(folder))
     tensors = load_file(folder / "model.safetensors")
     for leaf in ("block.0.input_layernorm", "layers.0.mlp_res_norm"):
         tensors[f"{name}{leaf}.weight"] = tensors["model.norm.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert describe(validate(folder)) == before | {"left_aside": 2}
+    assert describe(check_folder(folder)) == before | {"left_aside": 2}

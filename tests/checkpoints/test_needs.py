@@ -16,7 +16,7 @@ from serving import DEMO
 
 from attnres_serve import cli
 from attnres_serve.checkpoints import needs
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import compiler, host, openai_server, source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -34,7 +34,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def required(folder: Path, *words: str) -> None:
-    needs.validate("m", validate(folder).translated("m"), folder, list(words))
+    needs.check("m", check_folder(folder).translated("m"), folder, list(words))
 
 
 def computes(size: int, dtype: torch.dtype) -> bool:
@@ -472,16 +472,16 @@ def test_quantised_experts_without_a_kernel(
 ) -> None:
     base = write_house(tmp_path / "float", "qwen3_moe", layers=2, block_size=2)
     layers = linear_layers(load_file(base / "model.safetensors"), without="shared_expert_gate")
-    found = validate(quantised(tmp_path / "int8", base, layers=layers)).inventory
+    found = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
     monkeypatch.setattr(source, "lacks_quantized_experts", lambda: False)
-    needs.validate_quantized("m", found)
+    needs.check_quantized("m", found)
     monkeypatch.setattr(source, "lacks_quantized_experts", lambda: True)
-    needs.validate_quantized("m", validate(base).inventory)
-    needs.validate_quantized("m", None)
+    needs.check_quantized("m", check_folder(base).index)
+    needs.check_quantized("m", None)
     with pytest.raises(CheckpointError) as caught:
-        needs.validate_quantized("m", found)
+        needs.check_quantized("m", found)
     monkeypatch.setattr(source, "is_cpu_build", lambda: False)
-    needs.validate_quantized("m", found)
+    needs.check_quantized("m", found)
     assert str(caught.value) == (
         "m has quantised experts (model.layers.0.mlp.experts.0.down_proj.weight in house names), "
         "and vLLM computes those on this CPU only with AMX or zentorch; serve it on such a CPU or "
@@ -492,13 +492,13 @@ def test_quantised_experts_without_a_kernel(
 def test_a_quantised_layer_that_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = write_house(tmp_path / "float", "deepseek_v3", layers=2, block_size=2)
     layers = linear_layers(load_file(base / "model.safetensors"), without=r"\.experts\.")
-    found = validate(quantised(tmp_path / "int8", base, layers=layers)).inventory
+    found = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
     monkeypatch.setattr(source, "is_cpu_build", lambda: False)
-    needs.validate_quantized("m", found)
+    needs.check_quantized("m", found)
     monkeypatch.setattr(source, "is_cpu_build", lambda: True)
-    needs.validate_quantized("m", validate(base).inventory)
+    needs.check_quantized("m", check_folder(base).index)
     with pytest.raises(CheckpointError, match=r"m has a quantised kv_b_proj \(model\.layers\.0\."):
-        needs.validate_quantized("m", found)
+        needs.check_quantized("m", found)
 
 
 def test_which_cpus_compute_quantised_experts() -> None:

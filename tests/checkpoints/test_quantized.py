@@ -17,7 +17,7 @@ from checkpoints import GOLDENS, quantised, write_fla, write_house, write_mode
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attnres_serve.checkpoints import quantized, validate
+from attnres_serve.checkpoints import checked, quantized
 from attnres_serve.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def refusal(folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        validate.validate(folder)
+        checked.check_folder(folder)
     sentence = str(caught.value)
     assert "\n" not in sentence and sentence.endswith(".")
     return sentence
@@ -54,11 +54,11 @@ def refusal(folder: Path) -> str:
 def test_whole_int8_checkpoints(golden: str, tmp_path: Path) -> None:
     """Of any format; the tests below prove something only if they are accepted."""
     folder = quantised(tmp_path / "int8", GOLDENS / golden)
-    assert validate.validate(folder).translation is not None
+    assert checked.check_folder(folder).parsed is not None
 
 
 def test_house_int8(folder: Path) -> None:
-    assert validate.validate(folder).translation is not None
+    assert checked.check_folder(folder).parsed is not None
 
 
 @pytest.mark.parametrize("value", ["int8", ["int8"], 8, True], ids=repr)
@@ -170,7 +170,7 @@ def family_of(tmp_path: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral", "gemma2"])
 def test_whole_int8_checkpoints_of_families(name: str, tmp_path: Path) -> None:
-    found = validate.validate(family_of(tmp_path, name)).inventory
+    found = checked.check_folder(family_of(tmp_path, name)).index
     assert found is not None
     expert = quantized.first_quantised(found.stored, quantized.EXPERT)
     assert (expert is None) == (name == "gemma2")
@@ -242,7 +242,7 @@ def test_experts_alone_may_stay_as_they_are(tmp_path: Path) -> None:
     source = write_house(tmp_path / "float", "qwen3_moe", layers=2, block_size=2)
     layers = linear_layers(load_file(source / WEIGHTS), without=r"\.experts\.")
     folder = quantised(tmp_path / "int8", source, ["re:.*[.]experts[.].*"], layers)
-    found = validate.validate(folder).inventory
+    found = checked.check_folder(folder).index
     assert found is not None and quantized.first_quantised(found.stored, quantized.EXPERT) is None
 
 
@@ -302,7 +302,7 @@ def write_packed(folder: Path, method: str, source: Path) -> Path:
 def test_methods_that_pack_otherwise(method: str, tmp_path: Path) -> None:
     """Whole they are accepted, without their scales, or without the weight, refused."""
     whole = write_packed(tmp_path / "packed", method, write_house(tmp_path / "float", block_size=2))
-    assert validate.validate(whole).translation is not None
+    assert checked.check_folder(whole).parsed is not None
     scales = {"weight_scale", "weight_scale_inv", "scales", "qzeros"} & set(packed(method))
     weights = {"weight", "weight_packed", "qweight"} & set(packed(method))
     for leaf in scales | weights:
@@ -321,7 +321,7 @@ def test_scales_of_a_cache(folder: Path) -> None:
     """Of an 8-bit KV cache: they say nothing about the weights."""
     names = ("self_attn.k_scale", "self_attn.attn.v_scale", "self_attn.k_proj.output_scale")
     edit(folder, lambda t: t.update({f"{LAYER}.{name}": torch.ones(1) for name in names}))
-    assert validate.validate(folder).translation is not None
+    assert checked.check_folder(folder).parsed is not None
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0])
@@ -334,7 +334,7 @@ def test_biases_that_gptq_writes(value: float, tmp_path: Path) -> None:
     if value:
         assert f"holds the bias {name}, which is not zero" in refusal(folder)
     else:
-        assert validate.validate(folder).translation is not None
+        assert checked.check_folder(folder).parsed is not None
 
 
 # --- names inside a quantisation
@@ -385,7 +385,7 @@ def test_entries_that_fit_one_name_only(changes: dict[str, Any], tmp_path: Path)
     ids=str,
 )
 def test_entries_that_fit_both_names(changes: dict[str, Any], tmp_path: Path) -> None:
-    assert validate.validate(fla_of(tmp_path, **changes)).translation is not None
+    assert checked.check_folder(fla_of(tmp_path, **changes)).parsed is not None
 
 
 def test_entries_where_only_sites_are_renamed(tmp_path: Path) -> None:
@@ -393,4 +393,4 @@ def test_entries_where_only_sites_are_renamed(tmp_path: Path) -> None:
     ignored = [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]
     source = write_mode(tmp_path / "float", cumulative=True)
     folder = quantised(tmp_path / "int8", source, ignore=ignored)
-    assert validate.validate(folder).translation is not None
+    assert checked.check_folder(folder).parsed is not None

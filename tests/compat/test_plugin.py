@@ -21,7 +21,7 @@ from checkpoints import GOLDENS, write_fla
 from facts import TINY
 
 from attnres_serve import plugin, settings
-from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints import checked
 from attnres_serve.compat import decoder, host, openai_server, registry
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -295,11 +295,11 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Model ids, with their revisions, whose headers would have been fetched."""
     calls: list[tuple] = []
 
-    def validate_hub(*arguments: Any) -> SimpleNamespace:
+    def check_hub(*arguments: Any) -> SimpleNamespace:
         calls.append(arguments)
-        return SimpleNamespace(inventory=None)
+        return SimpleNamespace(index=None)
 
-    monkeypatch.setattr(validate, "validate_hub", validate_hub)
+    monkeypatch.setattr(checked, "check_hub", check_hub)
     return calls
 
 
@@ -397,7 +397,7 @@ def test_vllm_has_no_ray_on_a_cpu() -> None:
 
 
 def test_overrides_in_the_checkpoints_own_keys_take_effect() -> None:
-    """`--hf-overrides` is applied before the translation, or it would be ignored silently."""
+    """`--hf-overrides` is applied before the parsed, or it would be ignored silently."""
     from vllm.transformers_utils.config import get_config
 
     plugin.register()

@@ -7,7 +7,7 @@ from goldens import check_executed, check_job, expected
 from jobs import engine_job, run_engine
 from serving import GOLDENS
 
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.settings import ALGORITHMS
@@ -18,9 +18,9 @@ BLOCK = "fla_transformer_block"
 
 
 def spec_of(golden: str) -> AttnResSpec:
-    translation = validate(GOLDENS / golden).translation
-    assert translation is not None and translation.spec is not None
-    return translation.spec
+    parsed = check_folder(GOLDENS / golden).parsed
+    assert parsed is not None and parsed.spec is not None
+    return parsed.spec
 
 
 LAYERS = {path.name: spec_of(path.name).layout.num_layers for path in sorted(GOLDENS.iterdir())}

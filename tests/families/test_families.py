@@ -165,6 +165,6 @@ def test_the_window_of_mistral() -> None:
         ({"sliding_window": None}, None),
     ]
     for changes, window in cases:
-        translation = translated("mistral", **changes)
-        assert FAMILIES["mistral"].window(translation.config) == window
-        assert model_config.build(translation).sliding_window == window
+        parsed = translated("mistral", **changes)
+        assert FAMILIES["mistral"].window(parsed.config) == window
+        assert model_config.build(parsed).sliding_window == window

@@ -9,8 +9,8 @@ from facts import TINY
 from safetensors.torch import load_file, save_file
 
 from attnres_serve.checkpoints.check import describe
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.command import convert
-from attnres_serve.checkpoints.validate import validate
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.resolve import resolve
 from attnres_serve.verify.rewritten import alice_ai
@@ -66,28 +66,28 @@ def test_the_first_site_alone_has_no_tensors(tmp_path: Path) -> None:
     folder = write_alice_ai(tmp_path / "own", 4, 2)
     file = folder / "model.safetensors"
     whole = load_file(file)
-    before = describe(validate(folder))
+    before = describe(check_folder(folder))
     draft = {"mtp.norm.weight": whole["model.norm.weight"].clone()}
     save_file(whole | draft, file, metadata={"format": "pt"})
-    assert describe(validate(folder)) == before | {"left_aside": 1}
+    assert describe(check_folder(folder)) == before | {"left_aside": 1}
     for role, names in alice_ai.DEPTH_NAMES.items():
         name = names.format(3)
         assert name in whole, role
         rest = {key: tensor for key, tensor in whole.items() if key != name}
         save_file(rest, file, metadata={"format": "pt"})
         with pytest.raises(CheckpointError, match="the checkpoint lacks the"):
-            validate(folder)
+            check_folder(folder)
     query = alice_ai.DEPTH_NAMES["attention_query"].format(0)
     extra = {query: whole["model.norm.weight"][None].clone()}
     save_file(whole | extra, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="for which its configuration has no site"):
-        validate(folder)
+        check_folder(folder)
 
 
 def test_the_house_format_has_them_all(tmp_path: Path) -> None:
     folder = write_alice_ai(tmp_path / "own", 4, 2)
     convert(str(folder), str(tmp_path / "house"), to_house=True)
-    own, house = (validate(path) for path in (folder, tmp_path / "house"))
-    assert own.translation is not None and house.translation is not None
-    assert own.translation.spec == house.translation.spec
+    own, house = (check_folder(path) for path in (folder, tmp_path / "house"))
+    assert own.parsed is not None and house.parsed is not None
+    assert own.parsed.spec == house.parsed.spec
     assert len(house.headers) == len(own.headers) + 2

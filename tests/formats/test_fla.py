@@ -8,8 +8,8 @@ import pytest
 from safetensors import safe_open
 
 from attnres_serve.checkpoints.check import describe
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.command import convert
-from attnres_serve.checkpoints.validate import validate
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
@@ -179,15 +179,15 @@ OWN = {
 @pytest.mark.parametrize("model_type", fla_models.DELTA)
 def test_it_is_claimed_by_everything(model_type: str) -> None:
     config = stated(model_type)
-    assert fla.claims(config)
+    assert fla.matches(config)
     for changes in (
         {"architectures": ["TransformerForCausalLM"]},
         {"model_type": "transformer"},
         {"auto_map": {"AutoConfig": "configuration_x.X"}},
     ):
-        assert not fla.claims(config | changes)
+        assert not fla.matches(config | changes)
     for key in ("attnres_block_size", "conv_size", "num_heads"):
-        assert not fla.claims({name: value for name, value in config.items() if name != key})
+        assert not fla.matches({name: value for name, value in config.items() if name != key})
 
 
 @pytest.mark.parametrize("model_type", fla_models.DELTA)
@@ -196,7 +196,7 @@ def test_tensors_are_those_that_it_saves(model_type: str, tmp_path: Path) -> Non
     plain = fla_models.write(tmp_path / "plain", model_type, 1, attnres_block_size=None)
     own = fla_models.write(tmp_path / "own", model_type, 1, attnres_block_size=4)
     convert(str(own), str(tmp_path / "house"), to_house=True)
-    facts = {path.name: describe(validate(path)) for path in (plain, own, tmp_path / "house")}
+    facts = {path.name: describe(check_folder(path)) for path in (plain, own, tmp_path / "house")}
     assert facts["plain"]["attnres_parameters"] == 0
     changed = {"format": "house"}
     assert facts["house"] == facts["own"] | changed

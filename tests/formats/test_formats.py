@@ -1,4 +1,4 @@
-"""From a config.json to a translation, and from that to the configuration that vLLM sees."""
+"""From a config.json to a parsed, and from that to the configuration that vLLM sees."""
 
 import json
 import pickle
@@ -56,11 +56,11 @@ HOUSE = {
 
 def test_fla_golden_in_full() -> None:
     """Every field that decides the numbers arrives under the base family's name."""
-    translation = resolve(golden())
-    assert translation is not None
-    assert (translation.format, translation.base) == ("fla", "llama")
-    assert translation.spec == AttnResSpec(Layout.of(5), (0, 4, 8), 1e-6, final_mix=True)
-    assert translation.qk_norm_eps is None
+    parsed = resolve(golden())
+    assert parsed is not None
+    assert (parsed.format, parsed.base) == ("fla", "llama")
+    assert parsed.spec == AttnResSpec(Layout.of(5), (0, 4, 8), 1e-6, final_mix=True)
+    assert parsed.qk_norm_eps is None
     wanted = {
         "hidden_size": 64,
         "num_hidden_layers": 5,
@@ -76,8 +76,8 @@ def test_fla_golden_in_full() -> None:
         "tie_word_embeddings": False,
         "attention_bias": False,
     }
-    assert translation.config.items() >= wanted.items()
-    assert "sliding_window" not in translation.config
+    assert parsed.config.items() >= wanted.items()
+    assert "sliding_window" not in parsed.config
 
 
 @pytest.mark.parametrize(("kv_heads", "wanted"), [(1, 1), (2, 2), (4, 4), (None, 4)])
@@ -125,10 +125,10 @@ def test_fla_bias_and_qk_norm_choose_the_backbone(
     bias: bool, norm: bool, base: str, eps: float | None
 ) -> None:
     """Per-head norms have FLA's default eps, whatever norm_eps is."""
-    translation = fla.translate(golden(qkv_bias=bias, qk_norm=norm, norm_eps=1e-3))
-    assert (translation.base, translation.qk_norm_eps) == (base, eps)
-    assert translation.config["attention_bias"] is bias
-    assert translation.config["rms_norm_eps"] == translation.spec.key_norm_eps == 1e-3
+    parsed = fla.translate(golden(qkv_bias=bias, qk_norm=norm, norm_eps=1e-3))
+    assert (parsed.base, parsed.qk_norm_eps) == (base, eps)
+    assert parsed.config["attention_bias"] is bias
+    assert parsed.config["rms_norm_eps"] == parsed.spec.key_norm_eps == 1e-3
 
 
 def test_fla_window() -> None:
@@ -146,9 +146,9 @@ def test_fla_tied_head(tied: bool) -> None:
 
 def test_fla_null_block_size_is_the_standard_residual_model() -> None:
     """The twin without AttnRes is recognised, and has no specification."""
-    translation = resolve(golden(attnres_block_size=None))
-    assert translation is not None and translation.spec is None
-    assert translation.base == "llama"
+    parsed = resolve(golden(attnres_block_size=None))
+    assert parsed is not None and parsed.spec is None
+    assert parsed.base == "llama"
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -238,18 +238,18 @@ def test_house_bases(base: str) -> None:
     architectures = [FAMILIES[base].architecture]
     config = HOUSE | {"model_type": f"attnres_{base}", "architectures": architectures}
     before = deepcopy(config)
-    translation = resolve(config)
-    assert translation is not None and config == before
-    assert (translation.format, translation.base, translation.qk_norm_eps) == ("house", base, None)
-    assert translation.config == without(config, "attn_res")
-    assert translation.spec == AttnResSpec(Layout.of(3), (0, 4), 1e-5)
+    parsed = resolve(config)
+    assert parsed is not None and config == before
+    assert (parsed.format, parsed.base, parsed.qk_norm_eps) == ("house", base, None)
+    assert parsed.config == without(config, "attn_res")
+    assert parsed.spec == AttnResSpec(Layout.of(3), (0, 4), 1e-5)
 
 
 def test_house_epsilon_of_the_heads_norms() -> None:
     """FLA's per-head norms have an epsilon of their own, and so may the house format's."""
     qwen3 = {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausalLM"]}
-    translation = resolve(HOUSE | qwen3 | {"qk_norm_eps": 1e-5})
-    assert translation is not None and translation.qk_norm_eps == 1e-5
+    parsed = resolve(HOUSE | qwen3 | {"qk_norm_eps": 1e-5})
+    assert parsed is not None and parsed.qk_norm_eps == 1e-5
 
 
 @pytest.mark.parametrize(
@@ -524,20 +524,20 @@ def built(config: dict[str, Any]):
 )
 def test_build(config: dict[str, Any], cls: str) -> None:
     """Class, architecture and the normalised specification of the configuration that vLLM sees."""
-    translation, result = resolve(config), built(config)
+    parsed, result = resolve(config), built(config)
     assert type(result).__name__ == cls
-    assert result.model_type == FAMILIES[translation.base].hf
-    assert result.attn_res_config.items() >= without(translation.config, "model_type").items()
-    assert result.attn_res_config["model_type"] == f"attnres_{translation.base}"
-    assert result.architectures == [FAMILIES[translation.base].architecture]
-    assert result.attn_res == translation.spec.to_house()
+    assert result.model_type == FAMILIES[parsed.base].hf
+    assert result.attn_res_config.items() >= without(parsed.config, "model_type").items()
+    assert result.attn_res_config["model_type"] == f"attnres_{parsed.base}"
+    assert result.architectures == [FAMILIES[parsed.base].architecture]
+    assert result.attn_res == parsed.spec.to_house()
     assert set(result.attn_res) == {"block_starts", "key_norm_eps"}
-    assert model_config.spec_of(result) == translation.spec
-    assert result.attn_res_format == translation.format
-    assert result.attn_res_qk_norm_eps == translation.qk_norm_eps
+    assert model_config.spec_of(result) == parsed.spec
+    assert result.attn_res_format == parsed.format
+    assert result.attn_res_qk_norm_eps == parsed.qk_norm_eps
     assert result.name_or_path == "some/where"
     assert result.hidden_size == 64 and result.vocab_size == 320
-    assert result.rms_norm_eps == translation.config["rms_norm_eps"]
+    assert result.rms_norm_eps == parsed.config["rms_norm_eps"]
 
 
 def test_build_without_attnres() -> None:

@@ -15,7 +15,7 @@ from goldens import check_all_against, check_executed, check_job, expected
 from jobs import engine_job, fresh_prompts, run_named
 from safetensors.torch import load_file, save_file
 
-from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints import checked
 from attnres_serve.checkpoints.names import expected_parts
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
@@ -44,11 +44,11 @@ def golden(name: str = BLOCK, **changes: Any) -> dict[str, Any]:
 def test_golden_in_full(own_code: bool) -> None:
     """Every field that decides the numbers arrives under Llama's name. The class that the
     checkpoint brings along is not needed, and vLLM could not run it if it were allowed to."""
-    translation = resolve(golden(), own_code)
-    assert translation is not None
-    assert (translation.format, translation.base) == ("nanogpt", "gated_llama")
-    assert translation.spec == AttnResSpec(Layout.of(6), (0, 4, 8), 1e-5, final_mix=True)
-    assert translation.qk_norm_eps is None
+    parsed = resolve(golden(), own_code)
+    assert parsed is not None
+    assert (parsed.format, parsed.base) == ("nanogpt", "gated_llama")
+    assert parsed.spec == AttnResSpec(Layout.of(6), (0, 4, 8), 1e-5, final_mix=True)
+    assert parsed.qk_norm_eps is None
     wanted = {
         "hidden_size": 64,
         "num_hidden_layers": 6,
@@ -65,17 +65,17 @@ def test_golden_in_full(own_code: bool) -> None:
         "attention_bias": False,
         "mlp_bias": False,
     }
-    assert translation.config.items() >= wanted.items()
-    assert "auto_map" not in translation.config and "block_size" not in translation.config
+    assert parsed.config.items() >= wanted.items()
+    assert "auto_map" not in parsed.config and "block_size" not in parsed.config
 
 
 def test_other_golden() -> None:
     """Biases everywhere, a head of its own; the key norms keep their eps whatever the norms'."""
-    translation = resolve(golden(SMALL))
-    assert translation.config["attention_bias"] is translation.config["mlp_bias"] is True
-    assert translation.config["tie_word_embeddings"] is False
-    assert translation.config["rms_norm_eps"] == 1e-6 and translation.spec.key_norm_eps == 1e-5
-    assert translation.config["rope_parameters"]["rope_theta"] == 5000.0
+    parsed = resolve(golden(SMALL))
+    assert parsed.config["attention_bias"] is parsed.config["mlp_bias"] is True
+    assert parsed.config["tie_word_embeddings"] is False
+    assert parsed.config["rms_norm_eps"] == 1e-6 and parsed.spec.key_norm_eps == 1e-5
+    assert parsed.config["rope_parameters"]["rope_theta"] == 5000.0
 
 
 def test_variants_that_are_served() -> None:
@@ -94,7 +94,7 @@ def test_variants_that_are_served() -> None:
 def test_number_of_parameters(layers: int, block_size: int | None, parameters: int) -> None:
     """The published models' sizes, as their index counts them (docs/models.json in
     YpLarryWang/attnres4babylm2026)."""
-    translation = resolve(
+    parsed = resolve(
         golden(
             n_layer=layers,
             n_embd=512,
@@ -106,10 +106,10 @@ def test_number_of_parameters(layers: int, block_size: int | None, parameters: i
             attn_res_block_size=block_size or 2,
         )
     )
-    shapes = FAMILIES[translation.base].shapes(translation.config)
+    shapes = FAMILIES[parsed.base].shapes(parsed.config)
     found = sum(math.prod(shape) for shape in shapes.values())
-    if translation.spec:
-        found += 512 * len(expected_parts(translation.spec))
+    if parsed.spec:
+        found += 512 * len(expected_parts(parsed.spec))
     assert found == parameters
 
 
@@ -231,7 +231,7 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("name", [BLOCK, SMALL])
 def test_goldens_hold_what_is_needed(name: str) -> None:
-    assert validate.validate(GOLDENS / name).translation is not None
+    assert checked.check_folder(GOLDENS / name).parsed is not None
 
 
 LAYER = "transformer.h.2."
@@ -269,20 +269,20 @@ def test_tensors_that_are_refused(edit: dict, sentence: str, folder: Path) -> No
             tensors[name] = torch.zeros(shape)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(CheckpointError) as caught:
-        validate.validate(folder)
+        checked.check_folder(folder)
     assert sentence in str(caught.value)
 
 
 def test_res_tensors_beside_standard_residuals(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(golden(use_attn_res=False)))
     with pytest.raises(CheckpointError, match="no site"):
-        validate.validate(folder)
+        checked.check_folder(folder)
 
 
 def test_a_gate_that_the_configuration_does_not_have(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(golden(use_attn_gate=False)))
     with pytest.raises(CheckpointError, match="attn_gate"):
-        validate.validate(folder)
+        checked.check_folder(folder)
 
 
 # --- the oracle
@@ -341,7 +341,7 @@ def test_oracle_equals_the_second_opinion(options: dict, tmp_path: Path) -> None
     folder = write_nanogpt(tmp_path, seed=3, **options)
     other = nanogpt_model.load(folder)(IDS)
     torch.testing.assert_close(load(folder).logprobs(IDS), other, atol=1e-10, rtol=0)
-    assert validate.validate(folder).translation is not None
+    assert checked.check_folder(folder).parsed is not None
 
 
 @pytest.mark.parametrize("options", [VARIANTS["biases, untied"], VARIANTS["no gate"]], ids=repr)
@@ -350,7 +350,7 @@ def test_house_copy(options: dict, tmp_path: Path) -> None:
     own = write_nanogpt(tmp_path / "own", **options)
     house = house_copy_of_nanogpt(own, tmp_path / "house")
     torch.testing.assert_close(load(house).logprobs(IDS), load(own).logprobs(IDS))
-    first, second = (validate.validate(folder).translation for folder in (own, house))
+    first, second = (checked.check_folder(folder).parsed for folder in (own, house))
     assert (first.base, first.spec) == (second.base, second.spec)
     shapes = FAMILIES[second.base].shapes(second.config)
     assert shapes == FAMILIES[first.base].shapes(first.config)

@@ -18,7 +18,7 @@ from hub import MODEL, server
 from safetensors.torch import load_file, save_file
 
 from attnres_serve import cli
-from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints import checked
 from attnres_serve.compat import openai_server
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
@@ -67,11 +67,11 @@ def test_the_base_familys_config_and_every_tensor(name: str, tmp_path: Path) -> 
     """The base's keys arrive untouched, the format's own do not; every tensor has its place."""
     write, base = WRITERS[name]
     folder = write(tmp_path, layers=5)
-    translation = validate.validate(folder).translation
-    assert translation is not None and translation.format == name.split()[0]
-    assert (translation.base, translation.qk_norm_eps) == (base, None)
+    parsed = checked.check_folder(folder).parsed
+    assert parsed is not None and parsed.format == name.split()[0]
+    assert (parsed.base, parsed.qk_norm_eps) == (base, None)
     own = {key: value for key, value in config_of(folder).items() if not key.startswith(OWN_KEYS)}
-    assert translation.config == own
+    assert parsed.config == own
 
 
 R1 = {"key_norm_eps": 1e-6}
@@ -114,16 +114,16 @@ TITAN = {"model_type": "qwen3", "architectures": ["Qwen3BlockAttnResForCausalLM"
 def test_specifications_by_hand(config: dict, starts: tuple[int, ...], options: dict) -> None:
     """Each unit of the block size becomes the sublayers that it means."""
     config = SIZES | config
-    translation = resolve(config)
-    assert translation is not None
+    parsed = resolve(config)
+    assert parsed is not None
     layout = Layout.of(config["num_hidden_layers"])
-    assert translation.spec == AttnResSpec(layout, starts, **options)
+    assert parsed.spec == AttnResSpec(layout, starts, **options)
 
 
 def test_qwen3_ar_without_blocks_has_standard_residuals(tmp_path: Path) -> None:
     """A null size is the twin without AttnRes, and so are its tensors."""
-    translation = validate.validate(write_kimi_names(tmp_path, block_layers=None)).translation
-    assert translation is not None and translation.spec is None
+    parsed = checked.check_folder(write_kimi_names(tmp_path, block_layers=None)).parsed
+    assert parsed is not None and parsed.spec is None
 
 
 def test_qwen3_ar_is_served_without_its_own_code() -> None:
@@ -131,8 +131,8 @@ def test_qwen3_ar_is_served_without_its_own_code() -> None:
     config = SIZES | AR | {"num_hidden_layers": 2, "attn_res_block_size": 1}
     config["auto_map"] = {"AutoConfig": "configuration_qwen3_ar.Qwen3ARConfig"}
     for own_code in (True, False):
-        translation = resolve(config, own_code)
-        assert translation is not None and "auto_map" not in translation.config
+        parsed = resolve(config, own_code)
+        assert parsed is not None and "auto_map" not in parsed.config
 
 
 # --- open-attnres or delta-attnres
@@ -145,11 +145,11 @@ def test_goldens_are_told_apart_by_their_tensors(path: Path) -> None:
     keys = ("attnres_recency_bias_init", "attnres_use_null_source")
     for changes in ({}, {keys[0]: 0.0, keys[1]: False}):
         config = golden(path.name, **changes)
-        translation = validate.translate(config, False, path)
-        assert translation is not None and translation.format == wanted
+        parsed = checked.translate(config, False, path)
+        assert parsed is not None and parsed.format == wanted
     bare = {key: value for key, value in golden(path.name).items() if key not in keys}
-    translation = validate.translate(bare, False, path)
-    assert translation is not None and translation.format == wanted
+    parsed = checked.translate(bare, False, path)
+    assert parsed is not None and parsed.format == wanted
 
 
 def test_an_index_tells_as_well(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_an_index_tells_as_well(tmp_path: Path) -> None:
     names = load_file(GOLDENS / CUMULATIVE / WEIGHTS)
     table = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
     (tmp_path / INDEX).write_text(json.dumps(table))
-    translation = validate.translate(config_of(tmp_path), False, tmp_path)
-    assert translation is not None and translation.format == "open_attnres"
+    parsed = checked.translate(config_of(tmp_path), False, tmp_path)
+    assert parsed is not None and parsed.format == "open_attnres"
 
 
 def engine_config(folder: Path | str, **options: Any):
@@ -244,7 +244,7 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 ASK = """
 import json, sys
-from attnres_serve.checkpoints.validate import validate_hub
+from attnres_serve.checkpoints.checked import check_hub
 from attnres_serve.errors import CheckpointError
 from attnres_serve.plugin import register
 from vllm.transformers_utils.config import get_config
@@ -252,9 +252,9 @@ register()
 answers = []
 for revision in (None, "main", "v2"):
     config = get_config(sys.argv[1], trust_remote_code=False, revision=revision)
-    answers.append([config.attn_res_format, validate_hub(sys.argv[1], revision).translation.format])
+    answers.append([config.attn_res_format, check_hub(sys.argv[1], revision).parsed.format])
 try:
-    answers.append(str(validate_hub(sys.argv[1], "broken")))
+    answers.append(str(check_hub(sys.argv[1], "broken")))
 except CheckpointError as error:
     answers.append(str(error))
 print()
@@ -464,7 +464,7 @@ def test_tensors_that_are_refused(
     """Missing, left over, of both formats, or of a function that is not served."""
     folder = edit(shutil.copytree(GOLDENS / source, tmp_path / "checkpoint"), tensors)
     with pytest.raises(CheckpointError) as caught:
-        validate.validate(folder)
+        checked.check_folder(folder)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
@@ -472,20 +472,20 @@ def test_a_recency_bias_on_llama(tmp_path: Path) -> None:
     """No published code has one; the tensor is named."""
     folder = edit(write_mode(tmp_path, "llama"), put(LAYER + "attn_res_bias"))
     with pytest.raises(CheckpointError, match=r"attn_res_bias, for which its configuration has no"):
-        validate.validate(folder)
+        checked.check_folder(folder)
 
 
 def test_house_tensors_of_shared_queries(tmp_path: Path) -> None:
     """The sites that share have no tensors of their own, and the ones that are shared must be."""
     shared = {"shared_queries": "layer", "recency_bias": True}
-    validate.validate(write_house(tmp_path, block_size=2, attn_res=shared))
+    checked.check_folder(write_house(tmp_path, block_size=2, attn_res=shared))
     edit(tmp_path, put(LAYER + "mlp_res_norm.weight", 64))
     with pytest.raises(CheckpointError, match=r"layers.1.mlp_res_norm.weight, for which"):
-        validate.validate(tmp_path)
+        checked.check_folder(tmp_path)
     write_house(tmp_path, block_size=2, attn_res=shared)
     edit(tmp_path, attn_res={"block_size": 2, "recency_bias": True})
     with pytest.raises(CheckpointError, match="lacks the query of the MLP of layer 0"):
-        validate.validate(tmp_path)
+        checked.check_folder(tmp_path)
 
 
 # --- a tied head
@@ -502,7 +502,7 @@ def test_a_tied_head_that_is_stored(same: bool, tmp_path: Path) -> None:
 
     edit(folder, add)
     if same:
-        assert validate.validate(folder).translation is not None
+        assert checked.check_folder(folder).parsed is not None
         return
     with pytest.raises(CheckpointError, match=r"ties the head to the embedding .* other values"):
-        validate.validate(folder)
+        checked.check_folder(folder)

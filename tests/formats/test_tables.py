@@ -10,7 +10,7 @@ from checkpoints import write_kimi_names, write_titan
 from safetensors import safe_open
 from serving import FAMILY_GOLDENS, GOLDENS
 
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.formats import SERVED, by_name, own_layer_names
 from attnres_serve.verify import own_class
 
@@ -42,7 +42,7 @@ def renamed(folder: Path, format_name: str) -> Iterator[str]:
 
 
 def test_adapters_are_refused_where_linear_layers_have_other_names(folders: list[Path]) -> None:
-    formats = {folder: validate(folder).translated(folder.name).format for folder in folders}
+    formats = {folder: check_folder(folder).translated(folder.name).format for folder in folders}
     assert sorted(set(formats.values())) == NAMES
     odd = {name for folder, name in formats.items() if any(renamed(folder, name))}
     assert odd == {module.NAME for module in SERVED if own_layer_names(module.NAME)}

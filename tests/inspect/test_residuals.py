@@ -88,7 +88,7 @@ def test_a_format_with_its_depth_attention_off(tmp_path):
     source = baseline.read(str(folder), has_weights=True)
     baseline.write_twin(source, twin)
     (ids,) = fresh_prompts((LENGTH,))
-    layout = source.translation.layout
+    layout = source.parsed.layout
     check(measured(folder, layout, ids), judged(twin, layout, ids))
 
 

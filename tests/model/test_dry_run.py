@@ -33,7 +33,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from attnres_serve import plugin
 from attnres_serve.checkpoints.check import describe
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import decoder, host
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
@@ -153,7 +153,7 @@ def test_every_site_runs(base: str, algorithm: str, make: Make) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "unmixed", "standard"])
 def test_check_counts_what_vllm_holds(name: str, make: Make, world: Path) -> None:
     """``attnres-serve check`` counts headers; the model in vLLM has as many parameters."""
-    facts = describe(validate(world / name))
+    facts = describe(check_folder(world / name))
     parameters = dict(make(name).named_parameters())
     own = [parameters[n] for n in parameters if n.endswith((".query", ".key_norm"))]
     assert sum(p.numel() for p in parameters.values()) == facts["parameters"]

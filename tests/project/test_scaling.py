@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from attnres_serve.checkpoints.check import amount, describe
+from attnres_serve.checkpoints.checked import check_content
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import expected_parts, tensor_name
-from attnres_serve.checkpoints.validate import validate_content
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.resolve import resolve
 
@@ -51,17 +51,17 @@ def facts(name: str) -> dict:
         "attn_res": {"block_size": 2 * layers // BLOCKS},
         **SHAPES[name],
     }
-    translation = resolve(config)
+    parsed = resolve(config)
     file = Path("model.safetensors")
     headers = {
         tensor: Header(shape, "BF16", file)
-        for tensor, shape in FAMILIES[translation.base].shapes(translation.config).items()
+        for tensor, shape in FAMILIES[parsed.base].shapes(parsed.config).items()
     }
-    for site, part in expected_parts(translation.spec):
-        headers[tensor_name(site, part, translation.layout)] = Header(
+    for site, part in expected_parts(parsed.spec):
+        headers[tensor_name(site, part, parsed.layout)] = Header(
             (config["hidden_size"],), "F32", file
         )
-    return describe(validate_content(config, lambda: headers))
+    return describe(check_content(config, lambda: headers))
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -22,7 +22,7 @@ from load import load, slopes, watched_memory
 from serving import DEMO, OURS, VLLMS, Server, free_port, tail
 
 from attnres_serve.checkpoints.check import describe
-from attnres_serve.checkpoints.validate import validate
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.server.lifecycle import AGAIN
 from attnres_serve.server.metrics import OUTCOMES
 
@@ -177,7 +177,7 @@ def test_our_metrics_are_beside_those_of_vllm(server):
     passes = value(after, "attnres_forward_passes_total", algorithm="single_pass", mode="eager")
     assert passes == executed["single_pass"] > 0
     assert value(after, "attnres_forward_passes_total", mode="compiled") == 0
-    facts = describe(validate(DEMO))
+    facts = describe(check_folder(DEMO))
     assert value(after, "attnres_bank_bytes") == STEP * facts["bank_bytes_per_token"]
     families = set(re.findall(r"# TYPE (\S+)", after))
     ours = {name for name in families if name.startswith("attnres_")}
@@ -422,7 +422,7 @@ def test_two_servers_of_two_engines(folder):
     two = (*ENGINES, "--api-server-count", "2")
     with running(OURS, DEMO, folder / "servers", *FLAGS, *two, **CORES) as server, asked(server):
         text = server.complete("import os", max_tokens=4)["choices"][0]["text"]
-        bank = STEP * describe(validate(DEMO))["bank_bytes_per_token"]
+        bank = STEP * describe(check_folder(DEMO))["bank_bytes_per_token"]
         for number in range(1, 9):  # some of them by the other server or engine
             with httpx.Client(base_url=server.url, timeout=60) as client:
                 body = {"prompt": "import os", "max_tokens": 4, "temperature": 0}

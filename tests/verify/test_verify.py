@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from serving import GOLDENS, TESTS, run_module
 
 from attnres_serve import cli
-from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints import checked
 from attnres_serve.compat import engines
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.verify import command as verify
@@ -108,10 +108,10 @@ def reports(tmp_path_factory) -> dict[str, dict]:
         for number, (path, golden) in enumerate(served.values())
     ]
     wrong, right = without_its_window(folder / "window")
-    translation = validate.validate(right).translated("it")
+    parsed = checked.check_folder(right).translated("it")
     for name, tokens in (
         ("64 tokens", 64),
-        ("its tokens", passage_texts.tokens(translation, None, "it")),
+        ("its tokens", passage_texts.tokens(parsed, None, "it")),
     ):
         served[name] = wrong, ""
         prompts = [[(7 * i * i + 3 * i + 5) % 320 for i in range(tokens)]]
@@ -376,13 +376,13 @@ def test_keys_that_serving_does_without(write: Callable, tmp_path: Path) -> None
         (folder / "config.json").write_text(text)
         edit(folder, **{key: None})
         try:
-            translation = validate.validate(folder).translation
+            parsed = checked.check_folder(folder).parsed
         except CheckpointError:
             continue
-        if translation is not None and translation.spec is not None:
+        if parsed is not None and parsed.spec is not None:
             spec = oracle.load(folder).spec
-            assert spec.eps == translation.config.get("rms_norm_eps", 1e-6), key
-            assert spec.key_norm_eps == translation.spec.key_norm_eps, key
+            assert spec.eps == parsed.config.get("rms_norm_eps", 1e-6), key
+            assert spec.key_norm_eps == parsed.spec.key_norm_eps, key
 
 
 # --- how far the sample reaches
@@ -412,17 +412,17 @@ def test_windows(
 ) -> None:
     """Passed by the sample where that is cheap; else the report says that they were not."""
     folder = windowed(tmp_path, window, max_positions=context)
-    translation = validate.validate(folder).translated("it")
-    assert passage_texts.tokens(translation, asked, "it") == tokens
-    reach = passage_texts.window_of(translation)
+    parsed = checked.check_folder(folder).translated("it")
+    assert passage_texts.tokens(parsed, asked, "it") == tokens
+    reach = passage_texts.window_of(parsed)
     assert reach == window
-    assert passage_texts.unreached(translation.config, reach, tokens) == said
+    assert passage_texts.unreached(parsed.config, reach, tokens) == said
 
 
 def test_a_short_context(tmp_path: Path) -> None:
     """The usual sample is as long as the context allows."""
     folder = write_house(tmp_path, block_size=2, max_positions=40)
-    assert passage_texts.tokens(validate.validate(folder).translated("it"), None, "it") == 39
+    assert passage_texts.tokens(checked.check_folder(folder).translated("it"), None, "it") == 39
 
 
 def test_scaled_positions() -> None:

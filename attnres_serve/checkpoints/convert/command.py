@@ -1,7 +1,7 @@
 """``attnres-serve convert``: old weight files, other formats and standard models made servable.
 
 One tensor after the other is copied, in its own type and bit for bit, into a folder beside the
-target.  It is validated as a checkpoint, and only then takes the target's name.
+target.  It is checked as a checkpoint, and only then takes the target's name.
 """
 
 import json
@@ -15,10 +15,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from attnres_serve.checkpoints import check
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.plan import Plan, make_plan
 from attnres_serve.checkpoints.convert.source import open_source
 from attnres_serve.checkpoints.files import INDEX
-from attnres_serve.checkpoints.validate import validate
 from attnres_serve.checkpoints.write import write_shards
 from attnres_serve.errors import SettingError
 
@@ -115,7 +115,7 @@ def _sync(path: Path) -> None:
 
 
 def _write(plan: Plan, folder: Path) -> None:
-    """Write a plan into an empty folder and validate the result.
+    """Write a plan into an empty folder and check the result.
 
     Raises:
         OSError: it cannot be written.
@@ -134,8 +134,8 @@ def _write(plan: Plan, folder: Path) -> None:
         size = sum(header.stored_bytes for header in plan.result.headers.values())
         index = {"metadata": {"total_size": size}, "weight_map": table}
         _write_json(folder / INDEX, index)
-    written = validate(folder)
-    if written.translation != plan.result.translation:
+    written = check_folder(folder)
+    if written.parsed != plan.result.parsed:
         raise RuntimeError("what was written is not what was planned")
 
 

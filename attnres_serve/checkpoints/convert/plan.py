@@ -1,6 +1,6 @@
 """What ``attnres-serve convert`` will write, planned from names, shapes and types alone.
 
-The plan is validated as the checkpoint that it will be, by the same rules as for serving, before a
+The plan is checked as the checkpoint that it will be, by the same rules as for serving, before a
 byte is written.
 """
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from attnres_serve.checkpoints import read as weights
+from attnres_serve.checkpoints.checked import Checkpoint, check_content
 from attnres_serve.checkpoints.convert.source import Source, Stream
 from attnres_serve.checkpoints.files import INDEX, PICKLES, Header
 from attnres_serve.checkpoints.names import lacks_first_site, site_of, tensor_name
-from attnres_serve.checkpoints.validate import Checkpoint, validate_content
 from attnres_serve.checkpoints.write import shards
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
@@ -24,8 +24,8 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import EMBEDDINGS
 from attnres_serve.formats import house
+from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import resolve
-from attnres_serve.formats.translation import Translation
 
 # Taken over as they are.
 KEPT = (
@@ -77,7 +77,7 @@ class Plan:
 
 
 def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
-    """Plan a conversion and validate what will come of it.
+    """Plan a conversion and check what will come of it.
 
     Args:
         source: what to convert.
@@ -90,22 +90,22 @@ def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
     added: dict[str, Tensor] = {}
     if block_size is not None:
         source, added = _with_zero_queries(source, block_size)
-    elif to_house and source.translation.spec and lacks_first_site(source.format):
+    elif to_house and source.parsed.spec and lacks_first_site(source.format):
         added = _zero_queries(source, [0])
-    keeps_format = block_size is None and (not to_house or source.translation.format == house.NAME)
+    keeps_format = block_size is None and (not to_house or source.parsed.format == house.NAME)
     if keeps_format and not source.has_pickles:
-        mend = "" if source.translation.format == house.NAME else "; did you mean `--to house`?"
+        mend = "" if source.parsed.format == house.NAME else "; did you mean `--to house`?"
         raise CheckpointError(
-            f"{source.folder} is in safetensors already, in the {source.translation.format} format"
+            f"{source.folder} is in safetensors already, in the {source.parsed.format} format"
             f"{mend or '.'}"
         )
-    config = source.config if keeps_format else house_config(source.translation)
+    config = source.config if keeps_format else house_config(source.parsed)
     if not keeps_format:
         _refuse_renamed_quantisation(source)
     source.check_tied_head()
     stream = _rewritten(source, source.without_values(), keeps_format, added)
     headers = {name: weights.header(name, tensor, path) for path, name, tensor in stream}
-    result = validate_content(config, lambda: headers)
+    result = check_content(config, lambda: headers)
     kept, left = _other_files(source)
     return Plan(source, keeps_format, added, result, shards(headers), kept, left)
 
@@ -116,16 +116,16 @@ def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[st
     Zero queries make every mix a plain mean, whose scale the norm behind it takes away, up to its
     eps.
     """
-    config = source.translation.config
-    eps = FAMILIES[source.translation.base].epsilon(config)
-    spec = AttnResSpec.uniform(source.translation.layout, block_size, eps)
+    config = source.parsed.config
+    eps = FAMILIES[source.parsed.base].epsilon(config)
+    spec = AttnResSpec.uniform(source.parsed.layout, block_size, eps)
     added = _zero_queries(source, [site.index for site in sites(spec)])
-    return replace(source, translation=replace(source.translation, spec=spec)), added
+    return replace(source, parsed=replace(source.parsed, spec=spec)), added
 
 
 def _zero_queries(source: Source, places: list[int]) -> dict[str, Tensor]:
     """Zero queries and unit key norms of sites, by house names, in the embedding's type."""
-    layout, hidden = source.translation.layout, source.translation.config["hidden_size"]
+    layout, hidden = source.parsed.layout, source.parsed.config["hidden_size"]
     rename = source.format.rename
     found = [header.dtype for name, header in source.headers.items() if rename(name) in EMBEDDINGS]
     if not found:
@@ -138,13 +138,13 @@ def _zero_queries(source: Source, places: list[int]) -> dict[str, Tensor]:
     return added
 
 
-def house_config(translation: Translation) -> dict[str, Any]:
+def house_config(parsed: ParsedConfig) -> dict[str, Any]:
     """The config.json of a model in the house format.
 
     Raises:
         CheckpointError: the house format cannot say all of it.
     """
-    spec = translation.spec
+    spec = parsed.spec
     if spec is None:
         raise CheckpointError(
             "the model has standard residuals, which the house format does not describe; add "
@@ -155,21 +155,21 @@ def house_config(translation: Translation) -> dict[str, Any]:
     size = (starts[1:] or [spec.num_sublayers])[0]
     if starts == list(range(0, spec.num_sublayers, size)):
         options = {"block_size": size} | {k: v for k, v in options.items() if k != "block_starts"}
-    family = FAMILIES[translation.base]
+    family = FAMILIES[parsed.base]
     config: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "attn_res": options,
     }
-    if translation.qk_norm_eps is not None:
-        config["qk_norm_eps"] = translation.qk_norm_eps
-    base = _of_the_base(translation.config)
+    if parsed.qk_norm_eps is not None:
+        config["qk_norm_eps"] = parsed.qk_norm_eps
+    base = _of_the_base(parsed.config)
     config |= base
     found = resolve(config)
-    same = found and replace(found, format=translation.format, config=translation.config)
-    if found is None or same != translation or _of_the_base(found.config) != base:
+    same = found and replace(found, format=parsed.format, config=parsed.config)
+    if found is None or same != parsed or _of_the_base(found.config) != base:
         raise CheckpointError(
-            f"the house format cannot describe this model of the {translation.format} format "
+            f"the house format cannot describe this model of the {parsed.format} format "
             "exactly, so it cannot be converted; serve it as it is."
         )
     return config
@@ -186,7 +186,7 @@ def _refuse_renamed_quantisation(source: Source) -> None:
     if source.config.get("quantization_config") and any(rename(n) != n for n in source.headers):
         raise CheckpointError(
             "the model is quantised, and its quantization_config names modules as the "
-            f"{source.translation.format} format does; convert the model before it is quantised."
+            f"{source.parsed.format} format does; convert the model before it is quantised."
         )
 
 
@@ -197,7 +197,7 @@ def _rewritten(
     added: dict[str, Tensor],
 ) -> Stream:
     """The source's tensors under the names they will have, and behind them those that are added."""
-    layout = source.translation.layout
+    layout = source.parsed.layout
     if keeps_format:
         yield from (found for found in tensors if not source.is_tied_head(found[1]))
     else:

@@ -11,17 +11,17 @@ from torch import Tensor
 from attnres_serve import formats
 from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints import read as weights
+from attnres_serve.checkpoints.checked import check_content
 from attnres_serve.checkpoints.files import PICKLES, Header, pickles, read_config
-from attnres_serve.checkpoints.inventory import validate_headers
 from attnres_serve.checkpoints.names import TIED, split
+from attnres_serve.checkpoints.tensor_index import check_headers
 from attnres_serve.checkpoints.tensors import check_tied
-from attnres_serve.checkpoints.validate import validate_content
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import EMBEDDINGS, HEAD
 from attnres_serve.formats import house
 from attnres_serve.formats.base_config import base_config
-from attnres_serve.formats.translation import Translation
+from attnres_serve.formats.parsed_config import ParsedConfig
 
 Stream = Iterator[tuple[Path, str, Tensor]]
 
@@ -33,20 +33,20 @@ class Source:
     Attributes:
         folder: where it is.
         config: the content of its config.json.
-        translation: what that means.  A standard model counts as one of the house format, whose
+        parsed: what that means.  A standard model counts as one of the house format, whose
             tensors have the same names, with no specification.
         headers: its tensors, file by file.
     """
 
     folder: Path
     config: dict[str, Any]
-    translation: Translation
+    parsed: ParsedConfig
     headers: Mapping[str, Header]
 
     @property
     def format(self) -> Any:
         """The module of its format."""
-        return formats.by_name(self.translation.format)
+        return formats.by_name(self.parsed.format)
 
     @property
     def files(self) -> list[Path]:
@@ -77,7 +77,7 @@ class Source:
 
     def is_tied_head(self, name: str) -> bool:
         """Whether a tensor is the copy of the embedding that old files hold for a tied head."""
-        tied = self.translation.config.get("tie_word_embeddings")
+        tied = self.parsed.config.get("tie_word_embeddings")
         return bool(tied) and self.format.rename(name) == HEAD
 
     def check_tied_head(self) -> None:
@@ -95,7 +95,7 @@ class Source:
 
 
 def open_source(name: str, standard: bool) -> Source:
-    """Read a checkpoint's names, shapes and types, and validate them.
+    """Read a checkpoint's names, shapes and types, and check them.
 
     Args:
         name: folder, or a model id whose files are in the Hugging Face cache.
@@ -107,12 +107,12 @@ def open_source(name: str, standard: bool) -> Source:
     folder = hub.on_this_machine(name)
     _refuse_lone_pickles(folder)
     config = read_config(folder)
-    found = validate_content(config, lambda: _read_headers(folder))
-    if found.translation is None and standard:
-        translation = standard_model(name, config, "be given queries")
+    found = check_content(config, lambda: _read_headers(folder))
+    if found.parsed is None and standard:
+        parsed = standard_model(name, config, "be given queries")
         headers = _read_headers(folder)
-        validate_headers(translation, headers)
-        return Source(folder, config, translation, headers)
+        check_headers(parsed, headers)
+        return Source(folder, config, parsed, headers)
     own = found.translated(name)
     if standard and own.spec is not None:
         raise CheckpointError(
@@ -141,7 +141,7 @@ def _refuse_lone_pickles(folder: Path) -> None:
             weights.read_pickle(path)
 
 
-def standard_model(name: str, config: dict[str, Any], wish: str) -> Translation:
+def standard_model(name: str, config: dict[str, Any], wish: str) -> ParsedConfig:
     """A family's own model, with standard residuals, as one of the house format.
 
     Args:
@@ -161,4 +161,4 @@ def standard_model(name: str, config: dict[str, Any], wish: str) -> Translation:
             "code of its own."
         )
     known[base].shapes(config)  # says which size is not stated
-    return Translation(house.NAME, base, base_config(config, base, ()), None)
+    return ParsedConfig(house.NAME, base, base_config(config, base, ()), None)

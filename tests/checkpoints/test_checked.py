@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from serving import free_port
 
 from attnres_serve import cli
-from attnres_serve.checkpoints import validate
+from attnres_serve.checkpoints import checked
 from attnres_serve.compat import openai_server
 from attnres_serve.server import launcher
 from attnres_serve.verify import oracle
@@ -82,8 +82,8 @@ def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
 def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is judged is what is served."""
     read = []
-    original = validate.read_config
-    monkeypatch.setattr(validate, "read_config", lambda path: read.append(path) or original(path))
+    original = checked.read_config
+    monkeypatch.setattr(checked, "read_config", lambda path: read.append(path) or original(path))
     assert launcher.check_checkpoint(str(folder))[0] == str(folder)
     assert read == [folder]
 
@@ -220,9 +220,9 @@ def test_keys_that_say_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     """Other keys are left out of what vLLM sees, so they cannot change the model."""
     folder = write_house(tmp_path / "house", block_size=2)
     edit_config(folder, **changes)
-    translation = validate.validate(folder).translation
-    assert translation is not None
-    assert set(changes) & set(translation.config) <= {"initializer_range", "use_cache"}
+    parsed = checked.check_folder(folder).parsed
+    assert parsed is not None
+    assert set(changes) & set(parsed.config) <= {"initializer_range", "use_cache"}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_keys_that_say_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
 def test_rotary_embeddings_that_state_what_is_usual(rope: dict, tmp_path: Path) -> None:
     folder = write_house(tmp_path / "house", block_size=2)
     edit_config(folder, rope_parameters=None, rope_scaling=rope, torch_dtype="torch.bfloat16")
-    assert validate.validate(folder).translation is not None
+    assert checked.check_folder(folder).parsed is not None
     oracle.load(folder)
 
 
@@ -400,7 +400,7 @@ def test_quantised_tensors_of_which_config_json_says_nothing(
 def test_house_tensors_without_a_final_mix(tmp_path: Path, refused: Callable[..., str]) -> None:
     """A final query beside `final_mix: false` is left over."""
     folder = write_house(tmp_path / "house", block_size=2)
-    validate.validate(folder)
+    checked.check_folder(folder)
     edit_config(folder, attn_res={"block_size": 2, "final_mix": False})
     line = refused(folder)
     assert "model.output_attn_res_" in line and "no site" in line
@@ -649,8 +649,8 @@ def test_unknown_model_id() -> None:
 def test_block_as_large_as_the_model_and_larger(size: int, folder: Path) -> None:
     """One block; the tensors are the same, so the same weights fit."""
     edit_config(folder, attnres_block_size=size)
-    translation = validate.validate(folder).translation
-    assert translation is not None and translation.spec.block_starts == (0,)
+    parsed = checked.check_folder(folder).parsed
+    assert parsed is not None and parsed.spec.block_starts == (0,)
 
 
 @pytest.mark.parametrize(
@@ -664,16 +664,16 @@ def test_block_as_large_as_the_model_and_larger(size: int, folder: Path) -> None
 )
 def test_variants_that_are_accepted(options: dict[str, Any], tmp_path: Path) -> None:
     """The list of tensors to expect follows biases, norms, a tied head and standard residuals."""
-    translation = validate.validate(write_fla(tmp_path, **options)).translation
-    assert translation is not None
-    assert (translation.spec is None) == (options.get("block_size", 4) is None)
+    parsed = checked.check_folder(write_fla(tmp_path, **options)).parsed
+    assert parsed is not None
+    assert (parsed.spec is None) == (options.get("block_size", 4) is None)
 
 
 def test_harmless_left_overs_are_accepted(folder: Path) -> None:
     """Rotary tables, which old checkpoints carry, and a copy of a tied head."""
     name = "model.layers.0.attn.rotary.rotary_emb.inv_freq"
     edit_tensors(folder, lambda t: t.update({name: t["model.res_norm.weight"].clone()}))
-    assert validate.validate(folder).translation is not None
+    assert checked.check_folder(folder).parsed is not None
 
 
 def test_qwen3_without_a_head_size(tmp_path: Path, refused: Callable[..., str]) -> None:

@@ -25,7 +25,7 @@ def kept(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Translation:
+class ParsedConfig:
     """A checkpoint in normalised terms.
 
     Attributes:

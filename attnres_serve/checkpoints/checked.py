@@ -1,4 +1,4 @@
-"""Validates a checkpoint without an engine: by its config.json and the names and shapes of its
+"""Checks a checkpoint without an engine: by its config.json and the names and shapes of its
 tensors."""
 
 import shlex
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from attnres_serve import formats
 from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints.files import INDEX, Header, read_config, read_headers, weight_map
-from attnres_serve.checkpoints.inventory import Inventory, validate_headers
+from attnres_serve.checkpoints.tensor_index import TensorIndex, check_headers
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import resolve
-from attnres_serve.formats.translation import Translation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was validated.
+    """A checkpoint that was checked.
 
     Attributes:
         config: the content of config.json.
-        translation: what the resolver made of it, None where this is no AttnRes checkpoint.
+        parsed: what the resolver made of it, None where this is no AttnRes checkpoint.
         headers: its tensors by their own names; none where it is no AttnRes checkpoint, or a model
             id whose headers cannot be had.
-        inventory: the same tensors by house names, None where there are no headers.
+        index: the same tensors by house names, None where there are no headers.
     """
 
     config: dict[str, Any]
-    translation: Translation | None
+    parsed: ParsedConfig | None
     headers: Mapping[str, Header]
-    inventory: Inventory | None = None
+    index: TensorIndex | None = None
 
-    def translated(self, name: str) -> Translation:
+    def translated(self, name: str) -> ParsedConfig:
         """What the resolver made of it, where it must be an AttnRes checkpoint.
 
         Args:
@@ -47,14 +47,14 @@ class Checkpoint:
         Raises:
             CheckpointError: it is none.
         """
-        if self.translation is None:
+        if self.parsed is None:
             raise CheckpointError(
                 f"{name} is not an AttnRes checkpoint that can be served: found model_type "
                 f"{self.config.get('model_type')!r} and architectures "
                 f"{self.config.get('architectures')!r}; {formats.SUPPORTED}."
                 f"{_way_to_attnres(name, self.config)}"
             )
-        return self.translation
+        return self.parsed
 
 
 def _way_to_attnres(name: str, config: dict[str, Any]) -> str:
@@ -89,12 +89,12 @@ def translate(
     own_code: bool,
     name: str | Path,
     revision: str | None = None,
-) -> Translation | None:
+) -> ParsedConfig | None:
     """``resolve`` with the tensors of the checkpoint ``name`` at hand."""
     return resolve(config, own_code, lambda: tensor_names(name, revision))
 
 
-def validate_content(
+def check_content(
     config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]
 ) -> Checkpoint:
     """Validate what a checkpoint says of itself, wherever that is from.
@@ -107,13 +107,13 @@ def validate_content(
         CheckpointError: for anything that cannot be served exactly.
     """
     headers = cache(headers)
-    translation = resolve(config, names=headers)
-    if translation is None:
+    parsed = resolve(config, names=headers)
+    if parsed is None:
         return Checkpoint(config, None, {})
-    return Checkpoint(config, translation, headers(), validate_headers(translation, headers()))
+    return Checkpoint(config, parsed, headers(), check_headers(parsed, headers()))
 
 
-def validate(folder: Path) -> Checkpoint:
+def check_folder(folder: Path) -> Checkpoint:
     """Validate a checkpoint folder by its config.json and the headers of its safetensors files.
 
     Of the tensors themselves only a head is read that is stored although it is tied, and biases
@@ -122,27 +122,27 @@ def validate(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: for anything that cannot be served exactly.
     """
-    found = validate_content(read_config(folder), lambda: read_headers(folder))
-    if found.inventory is not None:
-        _check_values(found.inventory, found.headers)
+    found = check_content(read_config(folder), lambda: read_headers(folder))
+    if found.index is not None:
+        _check_values(found.index, found.headers)
     return found
 
 
-def validate_hub(name: str, revision: str | None = None) -> Checkpoint:
+def check_hub(name: str, revision: str | None = None) -> Checkpoint:
     """The same for a Hugging Face model id, as far as the headers of its files can be had.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly, or a model that does not exist.
     """
     config = hub.read_config(name, revision)
-    translation = translate(config, False, name, revision)
-    headers = None if translation is None else hub.read_shared_headers(name, revision)
-    if translation is None or headers is None:
-        return Checkpoint(config, translation, {})
-    return Checkpoint(config, translation, headers, validate_headers(translation, headers))
+    parsed = translate(config, False, name, revision)
+    headers = None if parsed is None else hub.read_shared_headers(name, revision)
+    if parsed is None or headers is None:
+        return Checkpoint(config, parsed, {})
+    return Checkpoint(config, parsed, headers, check_headers(parsed, headers))
 
 
-def validate_model(name: str, revision: str | None = None, has_weights: bool = True) -> Checkpoint:
+def check_model(name: str, revision: str | None = None, has_weights: bool = True) -> Checkpoint:
     """Validate a folder, or a Hugging Face model id, that must be an AttnRes checkpoint.
 
     Args:
@@ -158,30 +158,30 @@ def validate_model(name: str, revision: str | None = None, has_weights: bool = T
         config = hub.read_config(name, revision) if folder is None else read_config(folder)
         found = Checkpoint(config, translate(config, False, folder or name, revision), {})
     elif folder is None:
-        found = validate_hub(name, revision)
+        found = check_hub(name, revision)
     else:
-        found = validate(folder)
+        found = check_folder(folder)
     found.translated(name)
     return found
 
 
-def _check_values(inventory: Inventory, headers: Mapping[str, Header]) -> None:
+def _check_values(index: TensorIndex, headers: Mapping[str, Header]) -> None:
     """Check the tensors whose values decide, after their headers.
 
     Raises:
         CheckpointError: a tied head has other values than the embedding, or a bias that the model
             does not have is not zero.
     """
-    for name, own in inventory.own_names.items():
-        if own in headers and inventory.has_telling_values(name):
-            inventory.check_values(name, read_tensor(headers, own))
+    for name, own in index.own_names.items():
+        if own in headers and index.has_telling_values(name):
+            index.check_values(name, read_tensor(headers, own))
 
 
 def read_tensor(headers: Mapping[str, Header], name: str) -> "Tensor":
     """One tensor of a checkpoint, as it is stored.
 
     Args:
-        headers: those of a validated checkpoint.
+        headers: those of a checked checkpoint.
         name: the checkpoint's own name of it.
     """
     from safetensors import safe_open  # torch is not imported for the usual checkpoint

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint, validated against those that its model needs.
+"""The tensors of a checkpoint, checked against those that its model needs.
 
 The headers of a checkpoint's files and the weights that stream to a model both go through an
-``Inventory``, so that a checkpoint is refused by the same rules wherever it is read.
+``TensorIndex``, so that a checkpoint is refused by the same rules wherever it is read.
 """
 
 import re
@@ -33,8 +33,8 @@ from attnres_serve.checkpoints.tensors import (
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.format import Format
+from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant
-from attnres_serve.formats.translation import Translation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ _LOOKS_LIKE_ATTNRES = re.compile(
 )
 
 
-class Inventory:
+class TensorIndex:
     """The tensors of a checkpoint that have come, by house names.
 
     Attributes:
@@ -211,24 +211,24 @@ class Inventory:
             check_spare_bias(self.own_names[name], tensor)
 
 
-def validate_headers(translation: Translation, headers: Mapping[str, Stored]) -> Inventory:
+def check_headers(parsed: ParsedConfig, headers: Mapping[str, Stored]) -> TensorIndex:
     """Validate that tensors are exactly those that a model needs, by their headers.
 
     All are entered before one is checked: a tensor under a wrong name is missing and left over, and
     what is missing tells more.
 
     Args:
-        translation: what the resolver made of config.json.
+        parsed: what the resolver made of config.json.
         headers: the tensors by the checkpoint's own names.
 
     Raises:
         CheckpointError: one is missing, left over, misshapen or of a type that cannot be read.
     """
-    base = BaseTensors(translation.base, translation.config)
-    inventory = Inventory(formats.by_name(translation.format), base, translation.spec)
+    base = BaseTensors(parsed.base, parsed.config)
+    index = TensorIndex(formats.by_name(parsed.format), base, parsed.spec)
     for own, header in headers.items():
-        inventory.enter(own, header)
-    inventory.close()
-    for name in inventory.stored:
-        inventory.check(name)
-    return inventory
+        index.enter(own, header)
+    index.close()
+    for name in index.stored:
+        index.check(name)
+    return index
