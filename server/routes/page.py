@@ -17,6 +17,7 @@ FILES = {
     "page.css": "text/css",
     "example.json": "application/json",
     "tutorial.txt": "text/plain",
+    "page.txt": "text/plain",
 } | dict.fromkeys(
     (
         "api.js",

@@ -94,10 +94,13 @@ def test_every_file_is_served_and_every_reference_is_a_file():
     assert not re.search(r'\sstyle="|\son\w+="|<style|javascript:', index)
 
 
-def test_the_tutorial_is_that_of_the_documentation():
-    """The page links to a copy, because a wheel has no docs/: ``cp docs/use/tutorial.md`` there."""
-    copy = page.FOLDER / "tutorial.txt"
-    assert copy.read_bytes() == (ROOT / "docs" / "use" / "tutorial.md").read_bytes()
+@pytest.mark.parametrize("name", ["tutorial", "page"])
+def test_the_page_leads_to_copies_of_the_documentation(name):
+    """They are copies, because a wheel has no docs/: ``cp docs/use/NAME.md`` there."""
+    copy = page.FOLDER / f"{name}.txt"
+    assert copy.read_bytes() == (ROOT / "docs" / "use" / f"{name}.md").read_bytes()
+    below_the_title = page_text().partition('<p id="why">')[2].partition("</p>")[0]
+    assert f'href="attn_res/{copy.name}"' in below_the_title and PAPER in below_the_title
 
 
 def test_the_example_is_a_small_trace_of_the_demo():
