@@ -5,6 +5,7 @@ import { hide, show, shownTrace } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
 const listeners = [];
+const LIVELY = 10; // a token of the example at which the lens changes with the depth
 
 /** Call a function before a trace of a file is shown, with the file's name, and wait for it. */
 export function onOpen(act) {
@@ -36,7 +37,7 @@ async function open(file) {
 /** Show the run that comes with the page. */
 export async function showExample() {
   const trace = await (await fetch("attn_res/example.json")).json();
-  show(trace, {}, true);
+  show(trace, { token: LIVELY }, true);
   byId("model").textContent = `${trace.model}, a saved example`;
 }
 

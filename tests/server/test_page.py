@@ -417,6 +417,36 @@ def test_tokens_are_quoted_so_that_blanks_are_seen(visit, tmp_path):
     assert found.errors == []
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("\n    ", r'"\n    "'), ("   ", '"   "'), ("a  b", '"a  b"')]
+)
+def test_a_chosen_token_has_all_of_its_blanks(visit, tmp_path, text, said):
+    """As the browser lays them out."""
+    edit = {"sites": [1], "sources": ["embedding"], "tokens": [1], "ban": True}
+    trace = made_up_trace(1, 2, ["a", text]) | {"edits": [edit]}
+    file = tmp_path / "trace.html"
+    file.write_text(inspect_page.html(trace))
+    found = visit()
+    found.tab.goto(file.as_uri())
+    found.drawn()
+    assert f"token 1, {said} (id" in found.tab.locator("#chosen").inner_text()
+
+
+@pytest.mark.parametrize("width", [1440, 1100, 390])
+def test_the_choice_of_the_second_map_is_not_cut_off(visit, tmp_path, width):
+    """It is as wide as its longest line needs, also where the columns are narrow."""
+    file = tmp_path / "trace.html"
+    file.write_text(inspect_page.html(EXAMPLE))
+    found = visit(viewport={"width": width, "height": 900})
+    found.tab.goto(file.as_uri())
+    found.drawn()
+    choice = found.tab.locator("#mode")
+    width = choice.evaluate("one => one.offsetWidth")
+    choice.evaluate("one => { one.style.maxWidth = 'none'; one.style.flex = 'none'; }")
+    assert choice.evaluate("one => one.offsetWidth") == width
+    assert not found.overflows()
+
+
 def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
     """What the page computes by itself, against matplotlib and numpy."""
     file = tmp_path / "trace.html"
@@ -868,6 +898,8 @@ def test_without_the_key_there_is_an_example(visit):
     found.wait("#status", "This server asks for an API key.")
     found.drawn()
     assert found.text("#error") == "" and found.text("#model") == "demo, a saved example"
+    predicted = found.tab.locator("#lens text").all_text_contents()
+    assert "):" in predicted and "U+0019" not in predicted  # at a token that shows something
     assert found.cells() > 40 and found.tab.locator("#lens").is_visible()
     assert found.tab.locator("#copy").is_disabled() and found.tab.locator("#ban").is_disabled()
     found.tab.click("#run")
