@@ -45,6 +45,8 @@ def test_the_readme_counts_the_decoders() -> None:
 def test_the_readme_has_its_parts_in_order():
     text = README.read_text()
     marks = (
+        "docs/use/tutorial.md",
+        "docs/images/page-figures.png",
         "arxiv.org/abs/2603.15031",
         "docs/images/attnres.svg",
         "make serve",
@@ -62,6 +64,7 @@ def test_the_readme_has_its_parts_in_order():
     places = [text.index(mark) for mark in marks]
     assert places == sorted(places)
     assert text[: text.index("docs/images/attnres.svg")].count("\n") <= 12  # above the fold
+    assert links(README)[:2] == ["docs/use/tutorial.md", "docs/images/page-figures.png"]
 
 
 def test_the_demos_figures_are_those_of_its_card():
