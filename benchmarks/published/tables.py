@@ -72,20 +72,6 @@ def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(["workload", "peer", "seconds", "tokens/s", *references.values()], cells)
 
 
-def course(points: Mapping[str, Any]) -> list[str]:
-    """A row for each cell of every point; the share of the sites is that under the profiler."""
-    rows = []
-    for value, point in points.items():
-        baseline, model = point["engines"]
-        profiles = [row for row in point["breakdown"] if row["engine"] == model]
-        for row, profile in zip(point["cells"], profiles, strict=True):
-            engines, parts = row["engines"], profile["milliseconds"]
-            typical = f"{1e3 * engines[baseline]['median_s']:.1f} ms"
-            share = f"{parts['AttnRes'] / sum(parts.values()):.1%}"
-            rows.append([value, cell_of(row).label, typical, told(engines[model]), share])
-    return table(["", "cell", "baseline", "AttnRes", "sites"], rows)
-
-
 def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A row for each shape: nanoseconds of a site and token, and the ratio within rounds."""
     cells = []
@@ -100,9 +86,7 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 MADE = {
     "latency": (ratios, breakdown),
-    "trace_cost": (ratios,),
     "peers": (peers,),
-    "scaling": (course,),
     "kernels.cpu_stack": (stacks,),
     "stack": (gpu.decoders,),
 }

@@ -17,8 +17,8 @@ from attnres_serve.bench.ratios import geometric_mean, mean_interval
 from attnres_serve.bench.workload import Cell
 from benchmarks import common
 from benchmarks.peers import __main__ as peers
-from benchmarks.published import figures, tables
-from benchmarks.serving import detection, latency, regression, scaling, startup, trace_cost
+from benchmarks.published import tables
+from benchmarks.serving import detection, latency, regression
 from benchmarks.serving.families import FAMILY_SHAPES
 from benchmarks.serving.models import models
 
@@ -44,13 +44,6 @@ def check_document(document: dict[str, Any]) -> None:
     assert not [word for word in words if word.startswith(("/", "~")) and len(word) > 1]
     assert os.uname().nodename not in words
     CHECKS[document["benchmark"]](document)
-
-
-def check_startup(document: dict[str, Any]) -> None:
-    (row,) = document["results"]
-    seconds = row["seconds"]
-    assert len(seconds) == document["config"]["runs"]
-    assert row == {**common.spread(seconds), "seconds": seconds}
 
 
 class Stored(Samples):
@@ -122,21 +115,6 @@ def check_overhead(shape: dict[str, Any], results: list[Results], baseline: str)
             check_ratio(found[phase], expected[phase])
 
 
-def check_trace_cost(document: dict[str, Any]) -> None:
-    for shape in document["results"].values():
-        results = check_cells(shape, document["config"], trace_cost.DISABLED)
-        check_overhead(shape, results, trace_cost.DISABLED)
-        assert {trace_cost.ALLOWED, trace_cost.TRACED, trace_cost.CONTROL} == set(shape["overhead"])
-        # A replay counts as no pass, so the engine that is traced ran as many as the others.
-        (_,) = {json.dumps(facts["executed"]) for facts in shape["engines"].values()}
-
-
-def check_scaling(document: dict[str, Any]) -> None:
-    for points in document["results"].values():
-        for point in points.values():
-            check_cells(point, document["config"])
-
-
 def check_detection(document: dict[str, Any]) -> None:
     """Every interval follows from the ratios of its starts, every count from the intervals."""
     assert document["results"] == detection.summarise(document["runs"])
@@ -162,10 +140,7 @@ def check_peers(document: dict[str, Any]) -> None:
 
 CHECKS = {
     "latency": check_latency,
-    "startup": check_startup,
     "detection": check_detection,
-    "scaling": check_scaling,
-    "trace_cost": check_trace_cost,
     "peers": check_peers,
 }
 RESULTS = [
@@ -335,80 +310,16 @@ def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
         assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_scaling_goes_on_where_it_was_interrupted(monkeypatch, capsys, tmp_path):
-    """And a shape that several courses go through is measured once."""
-    out, asked = tmp_path / "scaling.json", []
-
-    def measure(shape: scaling.Shape, cells: list[Cell], *_: Any) -> dict[str, Any]:
-        if len(asked) == 3:
-            raise KeyboardInterrupt
-        asked.append((shape, cells))
-        return {"shape": shape.layers, "number": len(asked)}
-
-    monkeypatch.setattr(scaling, "measure", measure)
-    monkeypatch.setattr(scaling.report, "tables", lambda found: "")
-    with pytest.raises(KeyboardInterrupt):
-        scaling.main(["--vary", "hidden", "depth", "--out", str(out)])
-    held = json.loads(out.read_text())["results"]
-    assert {what: len(points) for what, points in held.items()} == {"hidden": 3}
-    asked.clear()
-    with pytest.raises(KeyboardInterrupt):
-        scaling.main(["--out", str(out)])
-    asked.clear()
-    monkeypatch.setattr(scaling, "measure", lambda *_: {"shape": 0, "number": 0})
-    assert scaling.main(["--out", str(out)]) == 0
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert document == json.loads(out.read_text())
-    results = document["results"]
-    assert {what: [*points] for what, points in results.items()} == {
-        what: [*points] for what, points in scaling.POINTS.items()
-    }
-    assert results["hidden"] == held["hidden"]
-    assert results["depth"]["24"] == results["blocks"]["8"] == held["hidden"]["256"]
-    assert [point["number"] for point in results["depth"].values()] == [1, 1, 2, 3]
-
-
-def test_scaling_does_not_go_on_from_something_else(capsys, tmp_path):
-    out = tmp_path / "scaling.json"
-    out.write_text(json.dumps({"hardware": {}, "versions": {}, "config": {}}))
-    with pytest.raises(SystemExit):
-        scaling.main(["--out", str(out)])
-    assert "move it away to begin anew" in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("benchmark", [detection, latency, scaling, trace_cost])
+@pytest.mark.parametrize("benchmark", [detection, latency])
 def test_no_start_is_refused_in_one_sentence(benchmark, capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["--starts", "0"])
     assert "--starts is 0; expected at least 1." in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_picture_is_drawn_from_what_is_on_file(tmp_path):
-    assert figures.main(["--out", str(tmp_path)]) == 0
-    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_command_names_no_folder_of_the_machine():
     shown = machine.command_line(["python", "-m", "startup", "--model", "/somewhere/else/model"])
     assert shown == "python -m startup --model model"
-
-
-def test_the_document_of_startup_is_complete(monkeypatch, capsys, tmp_path):
-    times = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr(startup, "seconds_to_first_token", lambda model: next(times))
-    (tmp_path / "config.json").write_text("{}")
-    out = tmp_path / "results" / "startup.json"
-    command = ["--runs", "3", "--model", str(tmp_path), "--out", str(out)]
-    assert startup.main(command) == 0
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert document == json.loads(out.read_text())
-    check_document(document)
-    assert document["results"][0] | {"seconds": 0} == {
-        "median": 2.0,
-        "min": 1.0,
-        "max": 3.0,
-        "seconds": 0,
-    }
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -438,11 +349,9 @@ def test_the_documentation_has_the_figures_on_file(path):
 @pytest.mark.engine
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("name", "flags"), [("serving.latency", ["--control"]), ("serving.trace_cost", [])]
-)
-def test_the_quick_measurement_runs_end_to_end(tmp_path, name, flags):
-    document = run_benchmark(name, tmp_path / "quick.json", "--quick", *flags)
+def test_the_quick_measurement_runs_end_to_end(tmp_path):
+    out = tmp_path / "quick.json"
+    document = run_benchmark("serving.latency", out, "--quick", "--control")
     assert document["quick"]
     check_document(document)
 

@@ -1,1 +1,0 @@
-"""Sites of a whole model without vLLM."""
