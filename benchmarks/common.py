@@ -1,34 +1,67 @@
-"""Shared by the benchmarks: how long they measure, and the document that they print."""
+"""Shared by the benchmarks: how long they measure, intervals, and the document that they print."""
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attnres_serve.bench.length import Length, length_of
+import numpy as np
+
 from attnres_serve.bench.machine import command_line, hardware, versions
-from attnres_serve.errors import SettingError
+from attnres_serve.bench.workload import rounds_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-EIGHT = Length(starts=8, rounds=4)  # fixed, because one document may be of several models
+EIGHT = 8  # starts
+
+
+@dataclass(frozen=True)
+class Length:
+    """How often every engine is started, and the rounds of each start."""
+
+    starts: int
+    rounds: int
+
+    def told(self) -> dict[str, Any]:
+        """Content of a document about the length, and what its intervals are over."""
+        return asdict(self) | {"interval": "over starts" if self.starts > 1 else "over rounds"}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
+def median_interval(
+    values: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """A percentile bootstrap interval of the median."""
+    drawn = np.random.default_rng(seed).choice(values, size=(resamples, len(values)))
+    tails = (1 - level) / 2, (1 + level) / 2
+    low, high = np.quantile(np.median(drawn, axis=1), tails)
+    return float(low), float(high)
+
+
+def add_length(parser: argparse.ArgumentParser, starts: int) -> None:
+    """The flags; ``starts`` is what holds without them."""
+    parser.add_argument("--starts", type=int, metavar="N", help=f"of engines (default: {starts})")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of each start")
+
+
 def asked_length(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, usual: Length
+    parser: argparse.ArgumentParser, options: argparse.Namespace, usual: int
 ) -> Length:
-    """The length by the flags of ``add_length``; one that cannot be ends with one sentence."""
-    try:
-        return length_of(options.starts, options.rounds, usual)
-    except SettingError as error:
-        parser.error(str(error))
+    """The length by the flags of ``add_length``; one that has no interval ends with a sentence."""
+    starts = usual if options.starts is None else options.starts
+    rounds = rounds_of(starts) if options.rounds is None else options.rounds
+    least = 2 if starts == 1 else 1  # rounds of a single start are what its interval is over
+    for name, number, expected in (("starts", starts, 1), ("rounds", rounds, least)):
+        if number < expected:
+            parser.error(f"--{name} is {number}; expected at least {expected}.")
+    return Length(starts, rounds)
 
 
 def describe(name: str, arguments: Sequence[str], **content: Any) -> dict[str, Any]:

@@ -25,6 +25,9 @@ from attnres_serve.families.family import Family
 from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
 
+NO_SIZES = ("token_id", "max_position_embeddings")  # whole numbers that are no work
+KINDS = ("layer_types", "layers_block_type", "linear_attn_config")  # of layers
+
 
 def read(checkpoint: str, has_weights: bool) -> Source:
     """Validate a checkpoint.
@@ -51,8 +54,12 @@ class Other:
 
     def differs_from(self, parsed: ParsedConfig) -> list[str]:
         """The sizes whose values are not those of the AttnRes model."""
-        ours, sizes = parsed.config, FAMILIES[parsed.base].sizes
-        return [key for key in sizes if self.config.get(key, ours.get(key)) != ours.get(key)]
+        return [
+            key
+            for key, value in parsed.config.items()
+            if (type(value) is int and not key.endswith(NO_SIZES)) or key in KINDS
+            if self.config.get(key, value) != value
+        ]
 
 
 def read_other(name: str) -> Other:

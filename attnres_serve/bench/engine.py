@@ -9,7 +9,6 @@ nothing spins between two requests, and a step is timed where it is taken.
 import gc
 import json
 import os
-import re
 import runpy
 import sys
 import time
@@ -47,21 +46,9 @@ class Bench:
         self.due = 0  # tokens that the prompts of ``begin`` still get
         gc.freeze()  # what the start left is not to be looked through between two steps
 
-    def generate(
-        self,
-        prompts: list[list[int]],
-        max_tokens: int,
-        on_decode: Callable[[], object] = lambda: None,
-    ) -> dict[str, Any]:
-        """``begin`` and ``decode`` to the end: run prompts together, and time all of it.
-
-        Args:
-            prompts, max_tokens: as of ``begin``.
-            on_decode: called between the two.
-        """
-        first = self.begin(prompts, max_tokens)
-        on_decode()
-        return first | self.decode()
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+        """``begin`` and ``decode`` to the end: run prompts together, and time all of it."""
+        return self.begin(prompts, max_tokens) | self.decode()
 
     def begin(self, prompts: list[list[int]], max_tokens: int) -> dict[str, list[float]]:
         """Run prompts together, greedily, until every one has its first token.
@@ -175,49 +162,6 @@ class Bench:
             "algorithm": self.engine.collective_rpc("attn_res_algorithm")[0] if ours else None,
         }
 
-    def profile(
-        self, prompts: list[list[int]], max_tokens: int, rules: list[list[str]]
-    ) -> dict[str, Any]:
-        """Where the time goes, by torch's profiler: of prefill, or of the steps behind it.
-
-        Args:
-            prompts, max_tokens: as of ``generate``; one token is a prefill.
-            rules: names and regular expressions; an operator belongs to the first whose expression
-                is found in its name and shapes, and otherwise to what called it.
-
-        Returns:
-            ``seconds`` by name, of the device where there is one, and ``wall``, all seconds.
-        """
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        on_device = torch.cuda.is_available()
-        if on_device:
-            activities.append(ProfilerActivity.CUDA)
-        profiler = profile(activities=activities, record_shapes=True)
-        if max_tokens == 1:
-            profiler.start()
-            answer = self.generate(prompts, max_tokens)
-            wall = answer["first"][-1]
-        else:
-            answer = self.generate(prompts, max_tokens, on_decode=profiler.start)
-            wall = sum(answer["steps"])
-        profiler.stop()
-        expressions = [(name, re.compile(rule)) for name, rule in rules]
-        seconds = dict.fromkeys((name for name, _ in rules), 0.0)
-        for event in profiler.events():
-            if event.device_type != torch.autograd.DeviceType.CPU:
-                continue  # a kernel counts for the operator that launched it
-            caller, part = event, None
-            while caller is not None and part is None:
-                text = f"{caller.name} {caller.input_shapes}"
-                part = next((name for name, rule in expressions if rule.search(text)), None)
-                caller = caller.cpu_parent
-            if part is not None:
-                own = event.self_device_time_total if on_device else event.self_cpu_time_total
-                seconds[part] += own / 1e6
-        return {"seconds": seconds, "wall": wall}
-
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -232,8 +176,7 @@ def uncollected() -> Iterator[None]:
 def peak_memory() -> int:
     """The most bytes that this process has had in memory.
 
-    What ``getrusage`` says includes those of the process that started it, which holds gigabytes of
-    free memory (``memory.py``).
+    What ``getrusage`` says includes those of the process that started it.
     """
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith("VmHWM:"))  # VmHWM:   1234 kB

@@ -1,15 +1,15 @@
 """The same cells over HTTP: vLLM's own benchmark client against any OpenAI-compatible server."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from random import SystemRandom
-from typing import Any
+from typing import Any, Literal
 
+from attnres_serve.address import base_of, past_proxies
 from attnres_serve.bench import machine, workload
-from attnres_serve.bench.address import base_of, past_proxies
 from attnres_serve.bench.baseline import read
-from attnres_serve.bench.length import ROUNDS_OF_ONE
+from attnres_serve.bench.document import Part, Percentiles
 from attnres_serve.bench.server import Served
 from attnres_serve.bench.workload import PERCENTILES, Cell, cell_of
 from attnres_serve.checkpoints import needs
@@ -17,10 +17,42 @@ from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
 
 METRICS = ("ttft", "tpot", "itl")
+REQUESTS = 20  # for every one that runs at a time
+
+
+class HttpCell(Part):
+    """A cell as the client asks it: requests that begin as others end, not all at once."""
+
+    phase: Literal["prefill", "decode"]
+    batch: int
+    context: int
+    steps: int
+    seed: int
+    requests: int
+    seconds: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    ttft_s: Percentiles
+    tpot_s: Percentiles | None
+    itl_s: Percentiles | None
+
+
+class HttpDocument(Part):
+    benchmark: Literal["bench-http"] = "bench-http"
+    command: str
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    checkpoint: str
+    flags: list[str]
+    cells: list[HttpCell]
 
 
 def measure(
-    checkpoint: str, own: argparse.Namespace, flags: list[str], served: Served
+    checkpoint: str,
+    own: argparse.Namespace,
+    flags: list[str],
+    served: Served,
+    command: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The document of a measurement of a server.
 
@@ -29,26 +61,25 @@ def measure(
         own: what ``command.add_arguments`` defines.
         flags: further flags of vLLM's client.
         served: what is there (``server.check_there``).
+        command: the whole command line.
 
     Raises:
         SettingError: the server cannot be asked, or a request failed.
     """
     source = read(checkpoint, has_weights=False)
-    url = base_of(own.http)
-    rounds = own.rounds or ROUNDS_OF_ONE
     longest = int(min(needs.context(source.parsed.config), served.longest))
     steps = own.steps or workload.STEPS
     cells = workload.make_cells(longest, own.prompt_lengths, own.batches, own.contexts, steps)
     rows = []
     for cell in cells:
         asked = {
-            "base-url": url,
+            "base-url": base_of(own.http),
             "model": served.model,
             "tokenizer": str(source.folder),
             "dataset-name": "random",
             "random-input-len": cell.context,
             "random-output-len": cell.max_tokens,
-            "num-prompts": rounds * cell.batch,
+            "num-prompts": REQUESTS * cell.batch,
             "max-concurrency": cell.batch,
             "num-warmups": 0,  # the client's own are its first prompt, which the server then caches
             "percentile-metrics": ",".join(METRICS),
@@ -58,17 +89,15 @@ def measure(
         # The first run was the check that the server is there, too.
         seed, found = _ask(cell, asked | {"ready-check-timeout-sec": 0}, flags)
         rows.append(_row(cell, found) | {"seed": seed})
-    return {
-        "benchmark": "bench-http",
+    document = {
+        "command": machine.command_line(["attnres-serve", *command]),
         "versions": machine.versions(),
         "hardware": machine.hardware(),
-        "config": {
-            "checkpoint": source.folder.name,
-            "rounds": rounds,
-            "flags": machine.shown(flags),
-        },
+        "checkpoint": source.folder.name,
+        "flags": machine.shown(flags),
         "cells": rows,
     }
+    return HttpDocument.model_validate(document).model_dump()
 
 
 def _ask(cell: Cell, asked: Mapping[str, Any], flags: list[str]) -> tuple[int, dict[str, Any]]:
@@ -123,5 +152,4 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def _whole(cell: Cell) -> str:
-    """A decode cell as the client asks it: requests that begin as others end, not all at once."""
     return f"{cell.context} + {1 + cell.steps} tokens, {cell.batch} at a time"

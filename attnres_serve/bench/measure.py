@@ -1,13 +1,11 @@
 """Engines asked in turn, cell by cell, all with the same fresh prompts."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
 from attnres_serve.bench.process import Engine
-from attnres_serve.bench.ratios import paired_ratios
+from attnres_serve.bench.ratios import Results, Samples
 from attnres_serve.bench.workload import UNTIMED, WARM_STEPS, WARM_TOKENS, Cell, draw_prompts
 from attnres_serve.errors import SettingError
 from attnres_serve.settings import AUTO
@@ -33,35 +31,6 @@ WARM = Cell("decode", 1, WARM_TOKENS, 0)
 One = TypeVar("One")
 
 
-@dataclass
-class Samples:
-    """Times of one engine in one cell of one start, in seconds.
-
-    Attributes:
-        turns: of each round one figure for each turn: of prefill the time to the first token, of
-            decode the median step of a slice, so that a hiccup of the machine does not count.
-        first: time to the first token of every prompt of every round.
-        steps: every timed step of every round, which is the inter-token latency of its sequences.
-    """
-
-    turns: list[list[float]] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
-
-    @property
-    def rounds(self) -> list[float]:
-        """The median turn of each round."""
-        return [median(turns) for turns in self.turns]
-
-    def ratios(self, baseline: "Samples") -> list[float]:
-        """The median ratio of each round to the baseline's figure in the same turn."""
-        pairs = zip(self.turns, baseline.turns, strict=True)
-        return [median(paired_ratios(own, others)) for own, others in pairs]
-
-
-Results = dict[Cell, dict[str, Samples]]
-
-
 def measure(
     engines: Sequence[Engine],
     cells: Sequence[Cell],
@@ -74,13 +43,13 @@ def measure(
     Args:
         engines: running; the first is the baseline.
         cells: what to ask for.
-        rounds: of a start, beside those discarded; more may be taken of the last one.
+        rounds: of a start, beside those discarded.
         start: which start of the engines this is; prompts go on from the last one's, and orders
             are moved by one, because those of a start may be as many as there are.
         step: told, before each request, what it is.
 
     Yields:
-        The same results after every round that counts, without end.
+        The same results after every round that counts.
 
     Raises:
         SettingError: the engines are not alike, or one ran something else than its name says.
@@ -88,7 +57,7 @@ def measure(
     check_alike(engines)
     vocabulary = engines[0].at_start["vocabulary"]
     results: Results = {cell: {engine.name: Samples() for engine in engines} for cell in cells}
-    for count in itertools.count():
+    for count in range(rounds + DISCARDED):
         number = start * (rounds + DISCARDED) + count
         for place, cell in enumerate(cells):
             first: dict[str, list[float]] = {engine.name: [] for engine in engines}

@@ -162,7 +162,6 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1",  # names for the breakdown's profiler
         "HF_HUB_OFFLINE": "1",
     }
     if source.is_cpu_build():

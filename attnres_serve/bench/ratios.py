@@ -1,20 +1,26 @@
-"""Paired statistics: what is taken in one round is compared within that round.
+"""Paired statistics: what is taken in one turn is compared within that turn.
 
 A round's ratio has the noise of the machine in it, and all rounds of a start have the luck of its
-processes in common.  So a start gives one ratio, the median of its rounds, and the starts are the
-sample: their mean on the log scale, with Student's interval.  A bootstrap of so few would be too
-narrow.  The log of a ratio is the difference of two processes, so it scatters alike to both sides,
-and Student's interval holds for such even if tails are heavy (``tests/bench/test_bench.py``).
+processes in common: two processes of one model differ by a percent and more, by where their memory
+lies.  So a start gives one ratio, the median of its rounds, and the starts are the sample: their
+mean on the log scale, with Student's interval.  With one start the rounds are the sample, and the
+interval does not know the luck of a process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from math import exp, log, sqrt
+from math import ceil, exp, log, log10, sqrt
 from statistics import fmean, median, stdev
+from typing import Any
 
 import numpy as np
 
+from attnres_serve.bench.workload import Cell
 from attnres_serve.errors import SettingError
+
+PHASES = ("prefill", "decode")
+LUCK = 0.02  # of one pair of processes, about; it was 1.1 to 3.7 % on machines that were looked at
 
 
 def paired_ratios(times: Sequence[float], baseline: Sequence[float]) -> list[float]:
@@ -31,19 +37,40 @@ def paired_ratios(times: Sequence[float], baseline: Sequence[float]) -> list[flo
     return [time / base for time, base in zip(times, baseline, strict=True)]
 
 
-def interval(starts: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The 95 % interval of the geometric mean over starts of the median over rounds.
+@dataclass
+class Samples:
+    """Times of one engine in one cell of one start, in seconds.
 
-    Args:
-        starts: the ratios of every round of every start; of a single one the interval is over its
-            rounds, and does not know the luck of a process.
+    Attributes:
+        turns: of each round one figure for each turn: of prefill the time to the first token, of
+            decode the median step of a slice, so that a hiccup of the machine does not count.
+        first: time to the first token of every prompt of every round.
+        steps: every timed step of every round, which is the inter-token latency of its sequences.
     """
-    if len(starts) == 1:
-        return median_interval(starts[0])
-    return mean_interval([median(rounds) for rounds in starts])
+
+    turns: list[list[float]] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> list[float]:
+        """The median turn of each round."""
+        return [median(turns) for turns in self.turns]
+
+    def ratios(self, baseline: "Samples") -> list[float]:
+        """The median ratio of each round to the baseline's figure in the same turn."""
+        pairs = zip(self.turns, baseline.turns, strict=True)
+        return [median(paired_ratios(own, others)) for own, others in pairs]
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+Results = dict[Cell, dict[str, Samples]]
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return exp(fmean(map(log, values)))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
     """Student's 95 % interval of the geometric mean of two or more positive values."""
     logs = [log(value) for value in values]
     reach = student(len(logs) - 1) * stdev(logs) / sqrt(len(logs))
@@ -59,15 +86,54 @@ def student(freedom: int) -> float:
     return sqrt(freedom) * float(np.tan(np.interp(0.95, below / below[-1], angles)))
 
 
-def median_interval(
-    values: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """A percentile bootstrap interval of the median."""
-    drawn = np.random.default_rng(seed).choice(values, size=(resamples, len(values)))
-    tails = (1 - level) / 2, (1 + level) / 2
-    low, high = np.quantile(np.median(drawn, axis=1), tails)
-    return float(low), float(high)
+def summary(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The ratio and its interval, of the ratios of every round of every start."""
+    each = [median(rounds) for rounds in starts]
+    sample = each if len(starts) > 1 else starts[0]
+    low, high = interval(sample)
+    return {
+        "ratio": geometric_mean(sample),
+        "ci95": [low, high],
+        "includes_1": low <= 1 <= high,
+        "start_ratios": each,
+    }
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    return exp(fmean(map(log, values)))
+def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str, dict[str, Any]]:
+    """A summary for each phase that was measured: in every round the geometric mean of its cells.
+
+    The cells' ratios, which belong to one round, are averaged before the interval is taken, so that
+    it knows what they have in common.
+    """
+    found = {}
+    measured = {cell.phase for cell in results[0]}
+    for phase in filter(measured.__contains__, PHASES):
+        starts = []
+        for start in results:
+            ratios = [
+                engines[name].ratios(engines[baseline])
+                for cell, engines in start.items()
+                if cell.phase == phase
+            ]
+            starts.append([geometric_mean(cells) for cells in zip(*ratios, strict=True)])
+        found[phase] = summary(starts)
+    return found
+
+
+def half_width(found: Mapping[str, Any]) -> float:
+    """Half of the width of a ratio's interval, about, as a share of the ratio."""
+    low, high = found["ci95"]
+    return (high - low) / 2 / found["ratio"]
+
+
+def decimals(found: Mapping[str, Any]) -> int:
+    """Decimals of a ratio that its interval leaves to be believed: one to three."""
+    reach = max(half_width(found), LUCK if len(found["start_ratios"]) == 1 else 0.0)
+    return max(1, min(3, ceil(-log10(reach)))) if reach > 0 else 3
+
+
+def told(found: Mapping[str, Any], digits: int | None = None) -> str:
+    """A ratio and its interval with so many decimals, or with those that are to be believed."""
+    digits = decimals(found) if digits is None else digits
+    low, high = found["ci95"]
+    return f"{found['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

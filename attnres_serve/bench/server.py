@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from attnres_serve import settings
-from attnres_serve.bench.address import base_of, past_proxies
+from attnres_serve.address import base_of, past_proxies
 from attnres_serve.errors import SettingError
 
 TIMEOUT = 10  # seconds for the list of models

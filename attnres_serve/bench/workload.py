@@ -11,6 +11,9 @@ PROMPT_LENGTHS = (128, 512)
 BATCHES = (1, 8)
 CONTEXTS = (128,)
 STEPS = 48
+STARTS = 4  # an even number: every engine is started before another as often as behind it
+ROUNDS = 4  # of each start
+ROUNDS_OF_ONE = 8  # of a single start, whose interval is over them
 PERCENTILES = (50, 90, 99)  # of TTFT and ITL
 PREFILLS = 5  # in one round: each is short, and their median is steadier than one of them
 SLICE = 6  # timed steps of decode that an engine takes before the next one is asked
@@ -56,6 +59,11 @@ class Cell:
         if self.phase == "prefill":
             return f"prefill of {self.context} tokens"
         return f"decode, batch {self.batch}, context {self.context}"
+
+
+def rounds_of(starts: int) -> int:
+    """The usual rounds of each of so many starts."""
+    return ROUNDS if starts > 1 else ROUNDS_OF_ONE
 
 
 def cell_of(row: Mapping[str, Any]) -> Cell:

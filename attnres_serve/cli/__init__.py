@@ -153,10 +153,10 @@ def build_parser() -> argparse.ArgumentParser:
             "standard residuals in stock vLLM, in one interleaved run. Unless stdout is a "
             "terminal, the last line is one JSON document. Exit status: 0 measured, 2 refused.",
             epilog="Any other flag is vLLM's engine's and given to both, for example "
-            "--max-model-len, --dtype, --enforce-eager, --tensor-parallel-size.\n\n"
+            "--max-model-len, --dtype, --tensor-parallel-size.\n\n"
             + examples(
                 "bench path/to/checkpoint --quick",
-                "bench path/to/checkpoint --out result.json --plot result",
+                "bench path/to/checkpoint --budget 30 --out result.json",
                 "bench path/to/checkpoint --http http://127.0.0.1:8000",
             ),
             allow_abbrev=False,

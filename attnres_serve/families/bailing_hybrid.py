@@ -199,7 +199,6 @@ FAMILY = Family(
     has_hf_class=False,
     needs_gpu=True,
     keys=lambda: KEYS,
-    sizes=(*STATED, DENSE),
     layout=lambda config: Layout.of(config.get("num_hidden_layers")),
     shapes=shapes,
     checks=(
@@ -218,7 +217,6 @@ FAMILY = Family(
     idle_elements=lambda config: footprint.idle_elements(
         shapes(config), config["num_experts_per_tok"]
     ),
-    product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
     fused=FUSED,
     is_latent=True,
     usual_eps=None,

@@ -84,7 +84,6 @@ FAMILY = Family(
     has_hf_class=False,
     adapt=state_defaults,
     keys=lambda: KEYS,
-    sizes=(*STATED, DENSE),
     layout=lambda config: Layout.of(config.get("num_hidden_layers")),
     shapes=shapes,
     checks=(
@@ -103,7 +102,6 @@ FAMILY = Family(
     idle_elements=lambda config: footprint.idle_elements(
         shapes(config), config["num_experts_per_tok"]
     ),
-    product_sizes=lambda config: hugging_face.product_sizes(shapes(config), config["hidden_size"]),
     fused=(("gate_proj", "up_proj"),),
     usual_eps=None,
 )

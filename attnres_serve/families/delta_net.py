@@ -97,7 +97,6 @@ def family(
         treated_as="Mamba2ForCausalLM",
         adapt=adapt,
         keys=lambda: (*needed, *READ, *only, *also),
-        sizes=needed,
         layout=lambda config: Layout.of(config.get("num_hidden_layers")),
         shapes=shapes,
         checks=(
@@ -110,9 +109,6 @@ def family(
         window=None,
         cache_elements=lambda config: 0,
         state_bytes=state_bytes,
-        product_sizes=lambda config: hugging_face.product_sizes(
-            shapes(config), config["hidden_size"]
-        ),
         fused=(*fused, ("gate_proj", "up_proj")),
         usual_eps=None,
         has_hf_class=False,

@@ -53,24 +53,16 @@ def family(name: str, layer: Layer, **rest: Any) -> Family:
         rows = sum(found[f"self_attn.{part}_proj.weight"][0] for part in "kv")
         return int(config["num_hidden_layers"] * rows)
 
-    def product_sizes(config: Config) -> dict[str, set[int]]:
-        found, inner = layer(config), config["intermediate_size"]
-        qkv = sum(found[f"self_attn.{part}_proj.weight"][0] for part in "qkv")
-        attention = {*found["self_attn.o_proj.weight"], qkv}
-        return {"attention": attention, "mlp": {inner, 2 * inner}}
-
     usual: dict[str, Any] = {
         "module": f"vllm.model_executor.models.{name}",
         "hf": name,
         "keys": lambda: KEYS,
-        "sizes": SIZES,
         "layout": lambda config: Layout.of(config.get("num_hidden_layers")),
         "fused": FUSED,
     }
     functions = {
         "shapes": shapes,
         "cache_elements": cache_elements,
-        "product_sizes": product_sizes,
     }
     return Family(name=name, **usual | functions | rest)
 

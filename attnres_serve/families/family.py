@@ -45,7 +45,6 @@ class Family:
             cannot have Hugging Face's.
         hf: the Hugging Face model type whose config.json and tensor names it has.
         keys: gives what its classes read of a config.json, beside what every family's read.
-        sizes: keys of a config.json in which a baseline must be the same.
         layout: gives the sublayers.
         shapes: gives the shape of every tensor, by Hugging Face's names; raises CheckpointError
             where config.json leaves a size open.
@@ -60,8 +59,6 @@ class Family:
         has_float32_states: whether it keeps them in float32 unless ``--mamba-ssm-cache-dtype``
             says otherwise, whatever the activations are.
         idle_elements: gives the elements of the experts that a token does not see.
-        product_sizes: gives the sizes that the matrix products of a kind of sublayer have, by which
-            a profile tells them apart.
         fused: linear layers of which vLLM makes one.
         eps: the key of the norms' epsilon.
         usual_eps: its value where a config.json does not state it; None where it must.
@@ -82,13 +79,11 @@ class Family:
     cls: str
     hf: str
     keys: Callable[[], Collection[str]]
-    sizes: tuple[str, ...]
     layout: Callable[[Config], Layout]
     shapes: Callable[[Config], dict[str, Shape]]
     checks: tuple[Check, ...]
     window: Callable[[Config], int | None] | None
     cache_elements: Callable[[Config], int]
-    product_sizes: Callable[[Config], dict[str, set[int]]]
     fused: tuple[tuple[str, ...], ...]
     limits: frozenset[Limit] = frozenset()
     reordered: tuple[str, ...] = ()

@@ -5,7 +5,6 @@ Names and shapes are those of the class on the meta device, with the conversions
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -18,18 +17,6 @@ from attnres_serve.families.family import HEAD, Check, Config, Family, Shape
 NORMS = tuple(norm for _, norm in COMMON)
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")  # transformers reads all of them
 STATED = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
-# Beside them, what makes models of one family differ in the work that they are.
-SIZES = (
-    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    *("n_routed_experts", "n_shared_experts", "num_shared_experts", "first_k_dense_replace"),
-    *("moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_layer_interval"),
-    *("moe_layer_start_index", "moe_layer_end_index", "interleave_moe_layer_step"),
-    *("intermediate_size_mlp", "num_dense_layers"),
-    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-    *("num_heads", "mamba_num_heads", "mamba_head_dim", "state_size", "ssm_state_size"),
-    *("n_groups", "expand", "conv_kernel", "conv_L_cache", "layer_types", "layers_block_type"),
-)
 # Of all these families: vLLM makes one layer of those of a line, where a model has them.
 FUSED = (
     ("q_proj", "k_proj", "v_proj"),
@@ -37,11 +24,6 @@ FUSED = (
     ("w1", "w3"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
 )
-_IN_LAYER = re.compile(r"(model|backbone)\.layers\.\d+\.(?P<name>.+?)(\.weight)?")
-# Of attention and what takes its place in a layer, wherever they are.
-_MIXES = re.compile(r"attn|attention|(^|\.)((q|k|v|o|in|out)_proj)$")
-_ROUTER = re.compile(r"(^|\.)(gate|router|router\.layer|shared_expert_gate)$")
-_EXPERTS = re.compile(r"\.experts\.|moe\.")  # whose weights may be stacked
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 
 
@@ -115,7 +97,6 @@ def family(
         "hf": hf,
         "usual_eps": None,  # the classes' defaults differ
         "keys": lambda: keys(hf) | {*also, *part},
-        "sizes": (*stated, *SIZES),
         "layout": lambda config: Layout.of(config.get("num_hidden_layers"), parts, final_norm),
         "shapes": shapes,
         "checks": (
@@ -135,7 +116,6 @@ def family(
         "cache_elements": lambda config: footprint.cache_elements(shapes(config)),
         "state_bytes": state_bytes,
         "idle_elements": idle_elements,
-        "product_sizes": lambda config: product_sizes(shapes(config), config["hidden_size"]),
         "fused": FUSED,
         "is_latent": is_latent,
     }
@@ -200,30 +180,6 @@ def chosen_experts(hf: str, config: Config) -> int:
     """Experts that a token sees in a layer that has some, by config.json or else the class."""
     own = config_class(hf).from_dict(_fields(config))
     return next((int(getattr(own, key)) for key in CHOSEN if getattr(own, key, None)), 0)
-
-
-def product_sizes(shapes: Mapping[str, Shape], hidden: int) -> dict[str, set[int]]:
-    """The sizes of matrix products of attention, and those that only the MLP or experts have."""
-    sizes: dict[str, set[int]] = {"attention": set(), "mlp": set()}
-    joint: dict[str, int] = {}
-    for name, shape in shapes.items():
-        found = _IN_LAYER.fullmatch(name)
-        if found is None or _ROUTER.search(found["name"]) or name.endswith("bias"):
-            continue
-        if len(shape) == 3 and _EXPERTS.search(name):
-            shape = shape[1:]
-        if len(shape) != 2:
-            continue
-        block, _, leaf = found["name"].rpartition(".")
-        kind = "attention" if _MIXES.search(found["name"]) else "mlp"
-        sizes[kind] |= {*shape}
-        group = next((group for group in FUSED if leaf in group), None)
-        if group:
-            place = f"{name.partition(block)[0]}{block}.{group[0]}"
-            joint[place] = joint.get(place, 0) + shape[0]
-            sizes[kind].add(joint[place])
-    sizes["mlp"].discard(hidden)
-    return sizes
 
 
 def _fields(config: Config) -> dict[str, Any]:

@@ -194,7 +194,6 @@ FAMILY = hugging_face.family(
     adjust=adjust,
     cache_elements=cache_elements,
     head_size=latent.head_size,
-    sizes=(*STATED, *EXPERTS, *latent.ROW, "q_lora_rank", DENSE, LINEAR),
 )
 # Its rows are those of latent attention; the checks of rotary embedding are not for it.
 FAMILY = replace(FAMILY, is_latent=True)

@@ -6,8 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from attnres_serve import settings
-from attnres_serve.bench import address
+from attnres_serve import address, settings
 from attnres_serve.compat import engine_config, engines, requests
 from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError

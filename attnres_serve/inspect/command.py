@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnres_serve import output
-from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.checkpoints import files, hub
 from attnres_serve.errors import SettingError
 from attnres_serve.flags import with_config
 from attnres_serve.inspect import prepare
+from attnres_serve.inspect.pictures import require_matplotlib
 
 if TYPE_CHECKING:
     from tqdm import tqdm

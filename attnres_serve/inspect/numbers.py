@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnres_serve import output
-from attnres_serve.bench.pictures import require_matplotlib
 from attnres_serve.errors import SettingError
+from attnres_serve.inspect.pictures import require_matplotlib
 
 NUMBERS = (".csv", ".npz")
 FIGURES = (".png", ".svg", ".pdf")

@@ -42,8 +42,8 @@ from tqdm import tqdm
 from attnres_serve.bench.machine import cores
 from attnres_serve.bench.measure import check_ran, order
 from attnres_serve.bench.process import Contender, Engine, running
-from attnres_serve.bench.ratios import median_interval, paired_ratios
-from benchmarks.common import publish
+from attnres_serve.bench.ratios import paired_ratios
+from benchmarks.common import median_interval, publish
 from benchmarks.peers.models import STYLES, write_checkpoints
 from benchmarks.peers.process import CONCURRENT, Requests
 

@@ -11,13 +11,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnres_serve.bench.breakdown import PARTS
-from attnres_serve.bench.overhead import PHASES, told
+from attnres_serve.bench.ratios import PHASES
+from attnres_serve.bench.ratios import told as told_by
 from attnres_serve.bench.workload import cell_of
 from attnres_serve.checkpoints.check import amount
 from benchmarks.common import RESULTS
 from benchmarks.published import gpu
 from benchmarks.published.markdown import table
+
+# By which earlier versions of `attnres-serve bench` told an engine's time apart.
+PARTS = ("attention", "MLP", "matrix products", "AttnRes", "norms", "head", "rest")
+
+
+def told(found: Mapping[str, Any]) -> str:
+    return told_by(found, digits=3)
 
 
 def name_of(engine: str) -> str:
@@ -41,8 +48,10 @@ def ratios(result: Mapping[str, Any]) -> list[str]:
 def breakdown(result: Mapping[str, Any]) -> list[str]:
     """Milliseconds by part of the model, with the least and the most that a generation took.
 
-    Documents up to procedure 4 have one generation, and no range.
+    Documents up to procedure 4 have one generation, and no range; those of today have none of it.
     """
+    if not result.get("breakdown"):
+        return []
     shown = [part for part in PARTS if part in result["breakdown"][0]["milliseconds"]]
     rows = []
     for row in result["breakdown"]:
@@ -99,7 +108,7 @@ def of(document: Mapping[str, Any]) -> list[list[str]]:
     made = MADE.get(document["benchmark"], ())
     results = document["results"]
     each = results.values() if isinstance(results, dict) else [results]
-    return [one(result) for one in made for result in each]
+    return [lines for one in made for result in each if (lines := one(result))]
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.detection --out benchmarks/results/cpu-detection.json
 
-Repeats its measurement, at the default length but with one cell for each phase, on a model against
+Repeats its measurement, by its default starts but with one cell for each phase, on a model against
 two others: the same model again, whose interval should contain 1 and be narrow, and the same model
 with every step made 5 % longer, whose interval should lie above 1.  A run is written to ``--out``
 as soon as it is done, and the command, given again, goes on from there.  The last line on stdout is
@@ -18,16 +18,16 @@ from typing import Any
 
 from attnres_serve.bench import machine, session
 from attnres_serve.bench.command import BASELINE, CONTROL
-from attnres_serve.bench.length import NARROW, USUAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
-from attnres_serve.bench.overhead import PHASES, half_width, overheads
 from attnres_serve.bench.process import stock
-from attnres_serve.bench.workload import STEPS, make_cells
-from benchmarks.common import asked_length, describe, on_file, write
+from attnres_serve.bench.ratios import PHASES, half_width, overheads
+from attnres_serve.bench.workload import STARTS, STEPS, make_cells
+from benchmarks.common import Length, add_length, asked_length, describe, on_file, write
 from benchmarks.serving import slowed_engine
 from benchmarks.serving.models import FLAGS, LONGEST, SHAPES, models
 
 SLOWED = "slowed"
+NARROW = 0.015  # half of an interval
 ENOUGH = 0.8  # of the runs must be right
 
 Run = dict[str, dict[str, dict[str, Any]]]  # by engine and phase, as in ``overheads``
@@ -40,7 +40,7 @@ def repetition(shape: str, length: Length, eager: bool, cache: str) -> Run:
         slowed = stock(SLOWED, twin, flags, Path(slowed_engine.__file__))
         contenders = [stock(name, twin, flags) for name in (BASELINE, CONTROL)] + [slowed]
         cells = make_cells(LONGEST, (128,), (1,), None, STEPS)
-        found = session.run(contenders, cells, length, machine.cores(), None, cache)
+        found = session.run(contenders, cells, length.starts, length.rounds, machine.cores(), cache)
     return {name: overheads(found.results, name, BASELINE) for name in (CONTROL, SLOWED)}
 
 
@@ -67,19 +67,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="768x12")
     parser.add_argument("--runs", type=int, default=10)
-    add_length(parser, USUAL)
+    add_length(parser, STARTS)
     parser.add_argument("--enforce-eager", action="store_true", help="start faster")
     parser.add_argument("--out", type=Path, help="write the document there, and go on from it")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
-    length = asked_length(parser, options, USUAL)
+    length = asked_length(parser, options, STARTS)
     described = describe(
         "detection",
         arguments,
         config={
             "shape": options.shape,
             "planted": slowed_engine.SHARE,
-            **length.told(length.starts),
+            **length.told(),
             "procedure": PROCEDURE,
             "compiled": not options.enforce_eager,
             "flags": list(FLAGS),

@@ -19,17 +19,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.bench import machine, report, session
+from attnres_serve.bench import document, machine, report, session
 from attnres_serve.bench.baseline import is_ours
 from attnres_serve.bench.command import BASELINE, CONTROL
-from attnres_serve.bench.length import TRIAL, Length, add_length
 from attnres_serve.bench.measure import PROCEDURE
-from attnres_serve.bench.overhead import overheads
 from attnres_serve.bench.process import attnres, stock, without_sites
+from attnres_serve.bench.ratios import overheads
 from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
-from benchmarks.common import EIGHT, asked_length, publish
+from benchmarks.common import EIGHT, Length, add_length, asked_length, publish
 from benchmarks.serving.families import FAMILY_SHAPES
 from benchmarks.serving.models import FLAGS, LONGEST, QUICK, SHAPES, Measured, models
 
@@ -52,12 +51,12 @@ def measure(
         if control:
             contenders.append(plain(CONTROL, twin, FLAGS))
         cells = make_cells(LONGEST, None, BATCHES, None, steps)
-        found = session.run(contenders, cells, length, threads, parsed)
+        found = session.run(contenders, cells, length.starts, length.rounds, threads)
     overhead = {
         contender.name: overheads(found.results, contender.name, BASELINE)
         for contender in contenders[1:]
     }
-    return {"shape": asdict(shape), **report.content(found, BASELINE), "overhead": overhead}
+    return {"shape": asdict(shape), **document.content(found, BASELINE), "overhead": overhead}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     shapes: Mapping[str, Measured] = (
         QUICK if options.quick else {name: ALL[name] for name in options.shape}
     )
-    length = asked_length(parser, options, TRIAL if options.quick else EIGHT)
+    length = asked_length(parser, options, 1 if options.quick else EIGHT)
     asked = options.algorithms, options.control, length, options.threads, options.steps
     results = {}
     for name, shape in shapes.items():
@@ -91,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
             "compiled": True,
             "flags": list(FLAGS),
             "threads": options.threads,
-            **length.told(length.starts),
+            **length.told(),
             "steps": options.steps,
             "procedure": PROCEDURE,
         },

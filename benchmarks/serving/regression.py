@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench import machine, report
-from attnres_serve.bench.length import Length
 from attnres_serve.bench.measure import PROCEDURE
-from attnres_serve.bench.overhead import PHASES
-from benchmarks.common import RESULTS
+from attnres_serve.bench.ratios import PHASES
+from benchmarks.common import RESULTS, Length
 from benchmarks.serving import latency
 from benchmarks.serving import models as shapes
 

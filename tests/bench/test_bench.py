@@ -1,8 +1,8 @@
 """``attnres-serve bench``: its statistics, its baseline, what it refuses, and its document."""
 
+import io
 import itertools
 import json
-import mmap
 import os
 import re
 import socket
@@ -21,45 +21,40 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import numpy as np
-import psutil
 import pytest
 import torch
-from PIL import Image
+import tqdm
 from safetensors.torch import load_file
 from serving import DEMO, GOLDENS, run_module
 
 import attnres_serve.bench
+from attnres_serve import output
 from attnres_serve.bench import (
     baseline,
-    breakdown,
-    busy,
     command,
     http,
     machine,
     measure,
-    memory,
-    plot,
     process,
     report,
     server,
     session,
     workload,
 )
+from attnres_serve.bench import document as documents
 from attnres_serve.bench.baseline import read, read_other, twin_config, write_twin
-from attnres_serve.bench.budget import Budget
 from attnres_serve.bench.engine import Bench
-from attnres_serve.bench.length import NARROW, TRIAL, USUAL, Length, Until, length_of
-from attnres_serve.bench.measure import Samples
-from attnres_serve.bench.overhead import overheads
 from attnres_serve.bench.ratios import (
+    Results,
+    Samples,
     geometric_mean,
     interval,
-    mean_interval,
-    median_interval,
+    overheads,
     paired_ratios,
     student,
+    summary,
+    told,
 )
 from attnres_serve.bench.session import Outcome
 from attnres_serve.bench.workload import Cell, draw_prompts, make_cells
@@ -67,50 +62,16 @@ from attnres_serve.checkpoints import checked
 from attnres_serve.cli import main
 from attnres_serve.compat import bench_client
 from attnres_serve.compat.workarounds import malloc
-from attnres_serve.depth.layout import Layout
-from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.flags import usual
 from attnres_serve.formats.resolve import resolve
-from attnres_serve.kernels import traffic
 
 FOLDER = Path(attnres_serve.bench.__file__).parent
-SCHEMA, HTTP_SCHEMA = (
-    json.loads((FOLDER / name).read_text()) for name in ("schema.json", "schema_http.json")
-)
 PREFILL, DECODE = Cell("prefill", 1, 128, 0), Cell("decode", 8, 64, 16)
 
 
 # Statistics.
-
-
-def noisy(rng: np.random.Generator, ratio: float, rounds: int = 15) -> tuple[list, list]:
-    """Times of two engines, log-normal noise of 3 %, on a machine that slows down threefold."""
-    drift = np.linspace(1, 3, rounds)
-    noise = np.exp(0.03 * rng.standard_normal((2, rounds)))
-    return (ratio * drift * noise[0]).tolist(), (drift * noise[1]).tolist()
-
-
-def test_the_interval_covers_a_known_ratio_as_often_as_it_says():
-    rng = np.random.default_rng(1)
-    covered = []
-    for _ in range(400):
-        ratios = paired_ratios(*noisy(rng, 1.05))
-        low, high = median_interval(ratios, resamples=1000)
-        covered.append(low <= 1.05 <= high)
-        assert low <= median(ratios) <= high
-        assert high - low < 0.15  # the drift, common to both, does not widen it
-    # The percentile interval of a median of 15 covers 92 to 97 %; three standard errors around it.
-    assert 0.88 < np.mean(covered) < 0.995
-
-
-def test_an_interval_narrows_with_rounds_and_is_reproducible():
-    rng = np.random.default_rng(2)
-    few, many = (paired_ratios(*noisy(rng, 1.0, rounds)) for rounds in (15, 400))
-    assert np.ptp(median_interval(many)) < np.ptp(median_interval(few)) / 2
-    assert median_interval(few) == median_interval(few)
-    assert median_interval([1.5] * 5) == (1.5, 1.5)
 
 
 def test_ratios_are_taken_within_a_round():
@@ -130,74 +91,55 @@ def test_the_interval_over_starts_is_students():
     logs = np.log([1.01, 1.03, 1.02])
     reach = student(2) * np.std(logs, ddof=1) / np.sqrt(3)
     middle = np.log(geometric_mean([1.01, 1.03, 1.02]))
-    assert np.log(mean_interval([1.01, 1.03, 1.02])) == pytest.approx(
-        [middle - reach, middle + reach]
-    )
+    expected = np.exp([middle - reach, middle + reach])
+    assert interval([1.01, 1.03, 1.02]) == pytest.approx(expected)
     hiccups = [[1.01, 1.01, 9.0], [0.1, 1.03, 1.03], [1.02, 1.02, 1.02]]
-    assert interval(hiccups) == mean_interval([1.01, 1.03, 1.02])
-    assert interval(hiccups[:1]) == median_interval(hiccups[0])  # it has no other sample
+    assert summary(hiccups)["ci95"] == pytest.approx(expected)
+    assert summary([[1.01, 1.03, 1.02]])["ci95"] == pytest.approx(expected)  # over its rounds
 
 
-def to_itself(
-    rng: np.random.Generator, luck: float, noise: float, length: Length, freedom: int
-) -> list[list[float]]:
-    """Ratios of one model to itself: of every round of every start that a measurement has.
+def to_itself(ratio: float, luck: float, starts: int, rounds: int) -> list[list[list[float]]]:
+    """Ratios of every round of every start of many measurements, log-normal about ``ratio``.
 
     Args:
-        rng: what to draw with.
-        luck: of a pair of processes, a standard deviation of the log.
-        noise: of a round, likewise.
-        length: starts and rounds.
-        freedom: of the Student's t that luck is: 3 has heavy tails.
+        ratio: the true one.
+        luck: of a pair of processes, a standard deviation; rounds scatter by 1.3 % beside it.
+        starts, rounds: of each measurement.
     """
-    most = length.until.starts if length.until else length.starts
-    drawn = rng.standard_t(freedom, (most, 1)) * np.sqrt((freedom - 2) / freedom)
-    rounds = rng.standard_normal((most, length.rounds))
-    ratios = np.exp(luck * drawn + noise * rounds).tolist()
-
-    def is_enough(made: int) -> bool:
-        return length.is_enough(made, lambda: float(np.ptp(interval(ratios[:made])) / 2))
-
-    return ratios[: next(filter(is_enough, itertools.count(1)))]
-
-
-@pytest.mark.parametrize("freedom", [3, 100])
-@pytest.mark.parametrize(
-    ("luck", "noise", "typical"),
-    [(0.006, 0.017, 8), (0.011, 0.013, 8), (0.021, 0.013, 10), (0.037, 0.013, 24)],
-)
-def test_the_usual_length_knows_the_luck_of_a_process(luck, noise, typical, freedom):
-    """By the noise that decode and prefill had on two machines (768 x 12, eager)."""
     rng = np.random.default_rng(3)
-
-    def found(length: Length, runs: int) -> tuple[np.ndarray, float]:
-        drawn = [to_itself(rng, luck, noise, length, freedom) for _ in range(runs)]
-        return np.array([interval(starts) for starts in drawn]), median(map(len, drawn))
-
-    usual, starts = found(USUAL, 1000)
-    assert 0.915 < contains_1(usual) < 0.98  # 93 to 96 %, and two standard errors
-    assert np.mean(np.ptp(usual, axis=1) / 2 <= NARROW) > 0.8
-    assert starts <= typical + 2
-    assert contains_1(found(Length(1, 20), 100)[0]) < 0.9, "one start knows it too"
+    drawn = luck * rng.standard_normal((1000, starts, 1))
+    noise = 0.013 * rng.standard_normal((1000, starts, rounds))
+    return (ratio * np.exp(drawn + noise)).tolist()
 
 
-def contains_1(intervals: np.ndarray) -> float:
-    return float(np.mean((intervals[:, 0] <= 1) & (intervals[:, 1] >= 1)))
+@pytest.mark.parametrize("luck", [0.0, 0.006, 0.011])
+def test_a_slowdown_of_5_percent_is_seen_and_none_is_not(luck):
+    """By the luck that processes had on a machine, and without any."""
+    usual = workload.STARTS, workload.ROUNDS
+    slowed = [summary(starts)["ci95"][0] > 1 for starts in to_itself(1.05, luck, *usual)]
+    assert np.mean(slowed) > 0.99
+    alike = [summary(starts)["includes_1"] for starts in to_itself(1.0, luck, *usual)]
+    assert 0.93 < np.mean(alike) < 0.97
 
 
-def test_a_length_is_what_was_asked_for_or_usual():
-    assert length_of(None, None, USUAL) == USUAL
-    assert length_of(None, None, TRIAL) == TRIAL
-    assert length_of(3, None, USUAL) == Length(3, USUAL.rounds)  # and no more
-    assert length_of(None, 9, USUAL) == replace(USUAL, rounds=9)
-    assert length_of(1, None, USUAL) == Length(1, 20)
-    assert length_of(2, 1, TRIAL) == Length(2, 1)
+def test_one_start_does_not_know_the_luck_of_a_process():
+    alike = to_itself(1.0, 0.011, 1, workload.ROUNDS_OF_ONE)
+    assert np.mean([summary(starts)["includes_1"] for starts in alike]) < 0.8
 
 
-@pytest.mark.parametrize(("starts", "rounds"), [(0, None), (2, 0), (1, 5)])
-def test_a_length_that_has_no_interval_is_refused(starts, rounds):
-    with pytest.raises(SettingError, match="expected at least"):
-        length_of(starts, rounds, USUAL)
+@pytest.mark.parametrize(
+    ("ratio", "reach", "starts", "expected"),
+    [
+        (1.0123, 0.004, 4, "1.012 (1.008 to 1.016)"),
+        (1.0123, 0.012, 4, "1.01 (1.00 to 1.02)"),
+        (1.0123, 0.2, 4, "1.0 (0.8 to 1.2)"),
+        (1.0123, 0.0004, 1, "1.01 (1.01 to 1.01)"),  # two starts differ by more than that
+        (1.0123, 0.9, 1, "1.0 (0.1 to 1.9)"),
+    ],
+)
+def test_a_ratio_has_the_digits_that_are_to_be_believed(ratio, reach, starts, expected):
+    found = {"ratio": ratio, "ci95": [ratio - reach, ratio + reach], "start_ratios": [1.0] * starts}
+    assert told(found) == expected
 
 
 # Work.
@@ -249,11 +191,11 @@ def test_cells_fit_the_context_as_vllm_counts_it(
     if base == "mamba2":
         leave_out(tmp_path, "max_position_embeddings")
     names = ("prompt_lengths", "batches", "contexts", "quick")
-    own = SimpleNamespace(**dict.fromkeys(names), http="x", rounds=1, steps=1, baseline="auto")
+    own = SimpleNamespace(**dict.fromkeys(names), http="x", steps=1, baseline="auto")
     source = read(folder, has_weights=True)
     whole = partial(http.measure, folder) if over_http else partial(command.measure, source)
     with pytest.raises(Seen, match=f"^{tokens}$"):
-        whole(own, [], *([server.Served("demo", inf)] if over_http else [USUAL, Budget()]))
+        whole(own, [], server.Served("demo", inf) if over_http else [])
 
 
 @pytest.mark.parametrize(
@@ -385,145 +327,13 @@ def test_workers_bind_their_own_threads(tmp_path):
     assert found.get("GOMP_CPU_AFFINITY") == os.environ.get("GOMP_CPU_AFFINITY")
 
 
-# Memory.
-
-
-def test_free_memory_in_pieces_is_what_linux_says(monkeypatch, tmp_path):
-    zones = "DMA 1 0 0 0 0 0 0 0 1 5", "Normal 10 2 0 0 0 0 0 0 0 7"
-    (tmp_path / "buddyinfo").write_text("".join(f"Node 0, zone {zone}\n" for zone in zones))
-    monkeypatch.setattr(memory, "BUDDIES", tmp_path / "buddyinfo")
-    pages = 1 + 256 + 10 + 2 * 2  # those of order 9 are huge
-    assert memory.in_pieces() == pages * mmap.PAGESIZE
-    monkeypatch.setattr(memory, "BUDDIES", tmp_path / "nothing")
-    assert memory.in_pieces() == 0
-
-
-def test_pieces_are_held_and_given_back(monkeypatch):
-    size, process = 200 * 2**20, psutil.Process()
-    monkeypatch.setattr(memory, "in_pieces", lambda: size + 5)
-    before = process.memory_info().rss
-    with memory.pieces_held() as held:
-        assert held == size
-        assert process.memory_info().rss - before > 0.9 * size
-    assert process.memory_info().rss - before < 0.1 * size
-
-
 def test_an_engines_peak_is_its_own(tmp_path):
-    """Not that of the process that started it, while that one holds the pieces."""
+    """Not that of the process that started it."""
     script = tmp_path / "script.py"
     script.write_text("from attnres_serve.bench import engine; print(engine.peak_memory())")
     held = np.ones(2**30, np.uint8)
     own = int(subprocess.check_output([sys.executable, script], cwd=FOLDER.parents[1]))
     assert 2**20 < own < held.size
-
-
-def test_most_of_the_memory_is_left_alone(monkeypatch):
-    """A quarter of what the machine has left, or of what the container may still take."""
-    page = mmap.PAGESIZE
-    monkeypatch.setattr(memory, "in_pieces", lambda: 2**40)
-    for left, held in ((100, 25), (43, 10), (0, 0)):
-        monkeypatch.setattr(memory.memory, "left", lambda left=left: left * page)
-        with memory.pieces_held() as found:
-            assert found == held * page
-
-
-# Where the time goes.
-
-
-@pytest.mark.parametrize(
-    ("operator", "part"),
-    [
-        ("attnres_serve::cpp_single_pass [[2, 192], [2, 5, 192]]", "AttnRes"),
-        ("_C::cpu_attn_reshape_and_cache [[2, 2, 64]]", "attention"),
-        ("_C::rotary_embedding [[2], [2, 256]]", "attention"),
-        ("_C::weight_packed_linear [[2, 512], [2, 192], [512, 192]]", "attention"),
-        ("_C::weight_packed_linear [[2, 192], [2, 256], [192, 256]]", "attention"),
-        ("_C::weight_packed_linear [[2, 192], [2, 448], [192, 448]]", "MLP"),
-        ("aten::mm [[2, 192], [192, 896]]", "MLP"),
-        ("aten::silu [[256, 448]]", "MLP"),
-        ("graph_0_cpp_fused_mul_silu_slice_weight_packed_linear_3 []", "MLP"),
-        ("_C::weight_packed_linear [[2, 2048], [2, 192], [2048, 192]]", "head"),
-        ("_C::fused_add_rms_norm [[2, 192]]", "norms"),
-        ("attnres_serve::cpp_single_pass [[2, 192], [2, 3, 192]]", "AttnRes"),
-        ("attnres_serve::cpp_recurrence [[2, 4, 32]]", "attention"),
-        ("aten::empty [[]]", None),
-    ],
-)
-def test_operators_belong_to_parts(operator, part):
-    parsed = read(str(DEMO), has_weights=False).parsed
-    rules = breakdown.rules(parsed)
-    assert next((name for name, rule in rules if re.search(rule, operator)), None) == part
-
-
-class Profiled(process.Engine):
-    """An engine whose generations take the seconds it is given under the profiler."""
-
-    def __init__(self, name: str, walls: list[float], backend: str | None = None) -> None:
-        at_start = facts(vocabulary=50, workers=1, backend=backend, algorithm=None)
-        super().__init__(process.Contender(name, ()), None, Path(), at_start)
-        self.walls, self.asked = list(walls), []
-
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        self.asked.append((what, arguments["prompts"]))
-        if what == "generate":
-            return {}
-        wall = self.walls.pop(0)
-        return {"wall": wall, "seconds": {"attention": wall / 4}}
-
-
-def test_the_profile_is_the_median_of_generations_and_every_one_has_a_warm_up():
-    parsed = read(str(DEMO), has_weights=False).parsed
-    engines = [Profiled("a", [9.0, 1.0, 2.0]), Profiled("b", [4.0, 5.0, 6.0])]
-    rows = breakdown.measure(engines, [PREFILL], parsed, lambda what: None)
-    assert [row["engine"] for row in rows] == ["a", "b"]
-    assert rows[0]["milliseconds"] == {"attention": 500.0, "rest": 1500.0}
-    ends = {"attention": [250.0, 2250.0], "rest": [750.0, 6750.0]}
-    assert rows[0]["range_milliseconds"] == ends
-    assert [what for what, _ in engines[0].asked] == ["generate", "profile"] * 3
-    assert [asked for asked in engines[0].asked] == [asked for asked in engines[1].asked]
-
-
-def test_sites_that_are_operators_like_any_other_are_not_told_apart():
-    parsed = read(str(DEMO), has_weights=False).parsed
-    engines = [Profiled("a", []), Profiled("b", [], backend="torch")]
-    assert breakdown.measure(engines, [PREFILL], parsed, lambda what: None) is None
-
-
-def test_products_that_sizes_do_not_tell_apart_are_one_part():
-    parsed = read(str(DEMO), has_weights=False).parsed
-    config = parsed.config | {"intermediate_size": 256}  # as attention's heads together
-    parts = {name for name, _ in breakdown.rules(replace(parsed, config=config))}
-    assert "matrix products" in parts
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_bytes_of_the_sites_follow_the_formulae(full):
-    """Counted by hand, in vectors: what ``docs/measure/bytes.md`` says of a launch."""
-    layers, size, hidden, tokens = 8, 1 if full else 4, 192, 512
-    spec = AttnResSpec.uniform(Layout.of(layers), size, 1e-6)
-    vectors, blocks = 0, 1  # the embedding
-    for site in range(1, 2 * layers + 1):
-        begins = (site - 1) % size == 0  # a partial sum
-        vectors += blocks + (3 if begins else 4)
-        blocks += site % size == 0  # which is a block from here on
-    expected = vectors * tokens * hidden * 2 + 2 * layers * hidden * 6
-    found = breakdown.site_bytes(spec, "single_pass", tokens, hidden, torch.bfloat16, 2048)
-    assert found == expected
-
-
-def test_bytes_of_a_block_are_those_of_its_group():
-    spec = AttnResSpec.uniform(Layout.of(12), 8, 1e-6)  # three blocks of eight sublayers
-    shape = 64, torch.bfloat16
-    found = {
-        name: breakdown.site_bytes(spec, name, 32, *shape, 2048)
-        for name in ("single_pass", "two_phase")
-    }
-    assert found["two_phase"] < found["single_pass"]
-    third = traffic.block_rows(3, 8)  # what the last whole block would save by one group
-    saved = traffic.single_pass_group(32, third, *shape) - traffic.two_phase_group(
-        32, third, *shape
-    )
-    assert found["single_pass"] - found["two_phase"] == pytest.approx(saved, rel=0.2)
 
 
 # What is refused.
@@ -595,14 +405,13 @@ def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
         (["--quick", str(DEMO)], "bench needs a checkpoint as its first argument"),
         ([str(DEMO), "--model", "demo"], "--model goes with --http"),
         ([str(DEMO), "--revision", "main"], "--revision is not looked up here"),
-        ([str(DEMO), "--threads", "4096"], "--threads is 4096; expected at most"),
         ([str(DEMO), "--baseline", "nowhere/at/all"], "nowhere/at/all does not exist"),
         ([str(DEMO), "--baseline", str(DEMO)], "has Attention Residuals (house); expected"),
         ([str(DEMO), "--steps", "5000"], "--steps is 5000"),
         ([str(DEMO), "--starts", "0"], "--starts is 0; expected at least 1."),
-        ([str(DEMO), "--rounds", "0"], "--rounds is 0; expected at least 1."),
-        ([str(DEMO), "--starts=1", "--rounds=5"], "--rounds is 5; expected at least 6 with one"),
         ([str(DEMO), "--additional-config", "{}"], "--additional-config would be ours in one"),
+        ([str(DEMO), "--enforce-eager"], "--enforce-eager makes a norm of vLLM's many operators"),
+        ([str(DEMO), "--enforce_eager", "--quick"], "AttnRes would seem faster than no AttnRes"),
         ([str(DEMO), "--max-model-len", "4k"], "--max-model-len is 4k; expected a whole number"),
         ([str(DEMO), "--max_model_len=30", "--contexts", "99"], "--steps is 48, but prompt and"),
         ([str(DEMO), "--out", "/nowhere/at/all"], "--out: /nowhere/at is not a folder"),
@@ -615,13 +424,10 @@ def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
         ([str(DEMO), "--http", "ftp://x"], "--http is ftp://x; expected http://HOST:PORT"),
         ([str(DEMO), "--http", "http://x:port"], "--http is http://x:port; expected http://HOST"),
         ([str(DEMO), "--http", "http:///v1"], "--http is http:///v1; expected http://HOST:PORT"),
-        ([str(DEMO), "--http", "http://x", "--profile"], "--profile does not go with --http"),
         ([str(DEMO), "--http", "http://x", "--budget", "2"], "--budget does not go with --http"),
         ([str(DEMO), "--budget", "-1"], "--budget is -1; expected a number of minutes above 0."),
-        ([str(DEMO), "--http", "http://x", "--plot", "x"], "--plot does not go with --http"),
         ([str(DEMO), "--http", "http://x", "--starts", "2"], "--starts does not go with --http"),
         ([str(DEMO), "--http", "http://x", "--baseline", "y"], "--baseline does not go with"),
-        ([str(DEMO), "-tp=2", "--threads", "2"], "--threads is for one worker"),
         ([str(DEMO), "--load-format", "dummy", "--contexts", "9999"], "--contexts has 9999"),
         ([str(DEMO), "--max-model-len", "999999"], "has a context of 1024 tokens; give at most"),
     ],
@@ -673,7 +479,7 @@ def test_what_serve_refuses_is_refused_before_torch_is_imported(words, size, sen
 
 def outcome(*ratios: float, rounds: int = 9) -> Outcome:
     """Samples of AttnRes that take, start by start, these times the baseline's in every round."""
-    results: list[measure.Results] = []
+    results: list[Results] = []
     for ratio in ratios:
         results.append({})
         for cell in (PREFILL, DECODE):
@@ -687,60 +493,46 @@ def outcome(*ratios: float, rounds: int = 9) -> Outcome:
                     samples.steps += [scale * seconds] * cell.steps
     facts_of = {"architecture": "A", "start_s": 1.0, "peak_memory_bytes": 10**9, "executed": {}}
     facts_of["kv_cache_tokens"] = 4096
-    shares = [
-        {
-            "phase": cell.phase,
-            "batch": cell.batch,
-            "context": cell.context,
-            "steps": cell.max_tokens - 1,
-            "engine": name,
-            "milliseconds": {"attention": 1.0, "MLP": 2.0, "AttnRes": 0.1, "rest": 0.5},
-            "range_milliseconds": {"attention": [0.9, 1.1]},
-            "site_bytes": 10**6 if name == "attnres" else None,
-        }
-        for cell in (PREFILL, DECODE)
-        for name in ("baseline", "attnres")
-    ]
     engines = {"baseline": facts_of, "attnres": facts_of}
-    return Outcome(engines, results, shares, session.STARTS, 60.0)
+    return Outcome(engines, results, 60.0)
 
 
-def document(*ratios: float) -> dict[str, Any]:
+def document(*ratios: float, **config: Any) -> dict[str, Any]:
     """The document of a run with a start for every ratio."""
     found = outcome(*ratios)
-    parsed = read(str(DEMO), has_weights=False).parsed
-    config = {"checkpoint": "demo", "baseline": "auto", "weights": "checkpoint", "flags": []}
-    config["baseline_differs_in"] = []
-    config |= report.model(parsed) | {"algorithm": "single_pass", "backend": "cpp"}
-    config |= {"dtype": "bfloat16", "compiled": True, "threads": 2}
-    config |= Length(len(ratios), 9).told(len(ratios)) | {"profile": True}
-    return {
+    made = {
         "command": "attnres-serve bench demo",
-        "benchmark": "bench",
         "quick": False,
         "versions": {"vllm": "0"},
         "hardware": {"cpu": "C", "cores": 2, "memory_gib": 8.0},
-        "config": config | {"discarded_rounds": 2, "procedure": measure.PROCEDURE},
-        "end": report.end(found, Budget(), "baseline"),
-        "trust": None,
-        **report.content(found, "baseline"),
-        "overhead": overheads(found.results, "attnres", "baseline"),
-        "control": None,
+        "config": {
+            **{"checkpoint": "demo", "baseline": "auto", "baseline_differs_in": []},
+            **{"weights": "checkpoint", "format": "house", "backbone": "llama", "layers": 8},
+            **{"hidden_size": 192, "blocks": 4, "dtype": "bfloat16", "compiled": True},
+            **{"backend": "cpp", "algorithm": "single_pass", "threads": 2, "flags": []},
+            **{"starts": len(ratios), "rounds": 9, "discarded_rounds": 2, "procedure": 6},
+            **documents.interval_over(len(ratios)),
+            **config,
+        },
+        "took_s": found.took_s,
+        "ended_by": "starts",
+        "overhead": {"attnres": overheads(found.results, "attnres", "baseline")},
+        **documents.content(found, "baseline"),
     }
+    return documents.Document.model_validate(made).model_dump()
 
 
 def test_a_known_ratio_is_reported():
     for phase in ("prefill", "decode"):
-        found = document(1.05)["overhead"][phase]
+        found = document(1.05)["overhead"]["attnres"][phase]
         assert found["ratio"] == pytest.approx(1.05)
         assert found["ci95"] == pytest.approx([1.05, 1.05])
         assert not found["includes_1"]
-    assert document(1.0)["overhead"]["decode"]["includes_1"]
+    assert document(1.0)["overhead"]["attnres"]["decode"]["includes_1"]
 
 
 def test_the_figures_follow_from_the_rounds():
     made = document(1.02, 1.03, 1.04)
-    jsonschema.validate(made, SCHEMA)
     for row in made["cells"]:
         base, ours = row["engines"]["baseline"], row["engines"]["attnres"]
         assert len(base["rounds_s"]) == made["config"]["starts"] * made["config"]["rounds"]
@@ -751,7 +543,7 @@ def test_the_figures_follow_from_the_rounds():
         each = [median(ratios[start : start + 9]) for start in (0, 9, 18)]
         assert ours["start_ratios"] == each
         assert ours["ratio"] == pytest.approx(geometric_mean(each))
-        assert ours["ci95"] == pytest.approx(mean_interval(each))
+        assert ours["ci95"] == pytest.approx(interval(each))
         tokens = row["context"] if row["phase"] == "prefill" else row["batch"]
         assert base["tokens_per_s"] == pytest.approx(tokens / base["median_s"])
     decode = made["cells"][1]["engines"]["baseline"]
@@ -775,7 +567,7 @@ def test_an_overhead_has_the_starts_as_its_sample():
     found = overheads(outcome(*starts).results, "attnres", "baseline")["prefill"]
     assert found["start_ratios"] == pytest.approx(starts)
     assert found["ratio"] == pytest.approx(geometric_mean(starts))
-    assert found["ci95"] == pytest.approx(mean_interval(starts))
+    assert found["ci95"] == pytest.approx(interval(starts))
     assert found["includes_1"] == (found["ci95"][0] <= 1)
 
 
@@ -821,10 +613,9 @@ def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
     assert len({str(one[1]) for one, _ in pairs}) == len(pairs), "a prompt came twice"
 
 
-def rounds_of(engines: list[Asked], cell: Cell, rounds: int, start: int = 0) -> measure.Results:
+def rounds_of(engines: list[Asked], cell: Cell, rounds: int, start: int = 0) -> Results:
     """What some rounds of a start found."""
-    asked = measure.measure(engines, [cell], rounds, start, lambda what: None)
-    return next(itertools.islice(asked, rounds - 1, None))
+    return [*measure.measure(engines, [cell], rounds, start, lambda what: None)][-1]
 
 
 class Started(Asked):
@@ -848,63 +639,79 @@ def test_every_start_has_new_engines_started_in_another_order(monkeypatch):
         yield Started(contender.name, said, [1.0 if contender.name == "baseline" else 2.0])
         events.append(("ends", contender.name))
 
-    @contextmanager
-    def pieces_held():
-        events.append(("holds", "memory"))
-        yield
-
     monkeypatch.setattr(session, "running", running)
-    monkeypatch.setattr(session, "pieces_held", pieces_held)
     contenders = [process.Contender(name, ()) for name in ("baseline", "other")]
-    found = session.run(contenders, [PREFILL], Length(4, 2), 1, None)
+    found = session.run(contenders, [PREFILL], 4, 2, 1)
     started = [name[0] for what, name in events if what == "starts"]
     assert "".join(started) == "boobobbo"
-    assert [what for what, _ in events] == 4 * ["holds", "starts", "starts", "ends", "ends"]
+    assert [what for what, _ in events] == 4 * ["starts", "starts", "ends", "ends"]
     assert all(len(folders) == 1 for folders in compiled.values()), "compiled code is not kept"
     assert compiled["baseline"] != compiled["other"]
     assert [start[PREFILL]["other"].rounds for start in found.results] == 4 * [[2.0, 2.0]]
-    assert list(found.engines) == ["baseline", "other"] and found.breakdown is None
+    assert list(found.engines) == ["baseline", "other"]
     turns = 4 * (2 + measure.DISCARDED) * PREFILL.turns
     assert len({str(prompts) for _, prompts in said}) == turns, "a prompt came twice"
     assert found.engines["other"]["start_s"] == len(said) / 4, "not of the first start"
 
 
 @pytest.mark.parametrize(
-    ("ratios", "starts"),
-    [
-        ([1.02], 4),  # known at once
-        ([1.0, 1.1], 12),  # never
-        ([1.0, 1.1, 1.05], 12),
-        ([1.0, 1.03, *[1.015] * 10], 6),  # after five, too, which is odd
-    ],
+    ("budget", "starts"),
+    [(inf, 4), (1, 1), (62, 1), (64, 2), (71, 2), (73, 3), (91, 3), (93, 4)],
 )
-def test_there_are_more_starts_until_the_ratios_are_known(ratios, starts, monkeypatch):
-    length = Length(4, 1, Until(NARROW, 12))
-    times = {"baseline": itertools.repeat(1.0), "other": itertools.cycle(ratios)}
+def test_no_start_but_the_first_overruns_the_budget(budget, starts, monkeypatch):
+    """The first takes 30 seconds, because it compiles, and any other 20; a tenth is left."""
+    clock = [0.0]
 
     @contextmanager
     def running(contender: process.Contender, *_):
-        yield Started(contender.name, [], [next(times[contender.name])])
+        clock[0] += 10.0 if clock[0] >= 30 else 15.0
+        yield Started(contender.name, [], [1.0])
 
     monkeypatch.setattr(session, "running", running)
-    monkeypatch.setattr(session, "pieces_held", nullcontext)
-    contenders = [process.Contender(name, ()) for name in times]
-    found = session.run(contenders, [PREFILL, DECODE], length, 1, None)
+    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
+    contenders = [process.Contender(name, ()) for name in ("baseline", "other")]
+    found = session.run(contenders, [PREFILL], 4, 2, 1, budget=budget)
     assert len(found.results) == starts
-    found_ratio = overheads(found.results, "other", "baseline")["prefill"]
-    assert (np.ptp(found_ratio["ci95"]) / 2 <= NARROW) == (starts < 12)
-    told = length.told(starts)
-    assert (told["starts"], told["until"]) == (starts, {"half_width": NARROW, "starts": 12})
+    assert found.took_s == 30 + 20 * (starts - 1)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_a_terminal_sees_the_ratio_as_it_narrows(stream, monkeypatch):
+    """Anything else sees no progress at all."""
+    seen = stream()
+    monkeypatch.setattr(output, "err", lambda: seen)
+    ratios = {"baseline": itertools.repeat(1.0), "attnres": itertools.cycle([1.01, 1.03])}
+
+    @contextmanager
+    def running(contender: process.Contender, *_):
+        yield Started(contender.name, [], [next(ratios[contender.name])])
+
+    monkeypatch.setattr(session, "running", running)
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
+    contenders = [process.Contender(name, ()) for name in ratios]
+    session.run(contenders, [PREFILL], 4, 2, 1)
+    said = seen.getvalue()
+    if stream is io.StringIO:
+        assert said == ""
+        return
+    assert "start 1 of 4, starting baseline" in said and "prefill of 128 tokens" in said
+    assert "prefill 1.01 (1.01 to 1.01)" in said  # of one start
+    assert "prefill 1.02 (1.00 to 1.04)" in said  # of four
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_no_engine_is_asked_first_more_often(number):
-    """Over the usual starts, of the rounds that count; a start of three has half of the orders."""
+    """Over the usual starts, by a turn or two; a start of three has half of the orders."""
     asked: dict[str, list[str]] = {"begin": [], "decode": []}
-    for start in range(USUAL.starts):
+    for start in range(workload.STARTS):
         said: list = []
         engines = [Asked(name, said, [1.0]) for name in "abcd"[:number]]
-        rounds_of(engines, DECODE, USUAL.rounds, start)
+        rounds_of(engines, DECODE, workload.ROUNDS, start)
         for what, turns in (("begin", 1), ("decode", len(DECODE.slices))):
             found = [name for name, prompts in said if (prompts is None) == (what == "decode")]
             asked[what] += found[measure.DISCARDED * turns * number :]
@@ -915,7 +722,8 @@ def test_no_engine_is_asked_first_more_often(number):
             before.update(
                 "".join(sorted(pair)) + pair[0] for pair in itertools.combinations(turn, 2)
             )
-        assert all(abs(count - len(turns) / 2) <= 1 for count in before.values()), (what, before)
+        off = [abs(count - len(turns) / 2) for count in before.values()]
+        assert max(off) <= number // 2, (what, before)
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
@@ -1041,33 +849,32 @@ def test_every_step_is_in_a_slice(steps):
 
 
 def test_a_person_can_read_it():
-    shown = report.render(document(1.02))
+    shown = report.render(document(1.021, 1.021, 1.021, 1.022))
     for words in (
         "demo: house on llama",
-        "1.020 (1.020 to 1.020)",
+        "1.021 (1.020 to 1.022)",
         "decode, batch 8, context 64",
-        "sites move 1.0 MB",
         "AttnRes takes",
+        "4 of every engine, each in a new process",
     ):
         assert words in shown
+    assert "No evidence" not in shown and "eager" not in shown
 
 
 def test_the_verdict_says_how_far_to_trust_it():
-    shown = report.render(document(1.02))
-    assert "they do not know the luck of a process" in shown and "trial" not in shown
-    assert "one of every engine, so the luck of a process is not known" in shown
-    several = report.render(document(1.02, 1.03))
-    assert "2 of every engine, each in a new process" in several
-    assert "do not know" not in several and "is not known" not in several
-    made = document(1.02)
-    assert "1.020 (1.020 to 1.020)" in report.render(made | {"control": made["overhead"]})
+    single = report.render(document(1.021))
+    assert "started once" in single and "No evidence" in single
+    assert "takes 1.02 (1.02 to 1.02) times" in single and "1.021" not in single
+    made = document(1.021, 1.022)
+    one = made["overhead"]["attnres"]
     assert "control, a second baseline, takes" in report.render(
-        made | {"control": made["overhead"]}
+        made | {"overhead": {"attnres": one, "control": one}}
     )
-    assert "A trial, no evidence: AttnRes takes" in report.render(made | {"quick": True})
-    assert "is the aim" not in several
+    ended = report.render(made | {"ended_by": "budget"})
+    assert "no room for more than 2 starts (1.0 minutes)" in ended
+    assert "many operators" in report.render(document(1.021, 1.022, compiled=False))
     other = {"baseline": "twin", "baseline_differs_in": ["num_hidden_layers"]}
-    shown = report.render(made | {"config": made["config"] | other})
+    shown = report.render(document(1.021, **other))
     assert "twin, in stock vLLM; ANOTHER SHAPE: it differs in num_hidden_layers" in shown
 
 
@@ -1129,7 +936,7 @@ def over_http(
     monkeypatch.setattr(
         server, "check_there", lambda url, model, flags: server.Served("demo", served)
     )
-    shape = ["--prompt-lengths", "32", "--batches", "2", "--rounds", "6"]
+    shape = ["--prompt-lengths", "32", "--batches", "2"]
     shape += ["--contexts", *contexts] if contexts else []
     assert main(["bench", str(DEMO), "--http", "http://x", *shape, "--header", "A=b"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1]), asked
@@ -1277,56 +1084,11 @@ def test_a_decode_over_http_is_as_long_as_the_server_allows(monkeypatch, capsys)
 
 def test_over_http_prefill_counts_prompt_tokens_and_has_no_time_between_tokens(monkeypatch, capsys):
     document, _ = over_http(monkeypatch, capsys)
-    jsonschema.validate(document, HTTP_SCHEMA)
     prefill, decode = document["cells"]
-    assert prefill["prompt_tokens_per_s"] == 6 * 32 / 2.0
+    assert prefill["prompt_tokens_per_s"] == http.REQUESTS * 32 / 2.0
     assert prefill["tpot_s"] is None and prefill["itl_s"] is None
     assert decode["itl_s"] is not None and prefill["ttft_s"]["p50"] == 0.005
-    assert document["config"]["flags"] == ["--header", "***"]
-
-
-def test_the_picture_is_drawn_as_png_and_svg(tmp_path):
-    plot.draw(document(1.02), tmp_path / "v1.5")
-    assert (tmp_path / "v1.5.png").is_file() and (tmp_path / "v1.5.svg").is_file()
-    plot.draw(document(1.02), tmp_path / "cost.png")
-    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "cost.svg").read_text()
-    with pytest.raises(SettingError, match="cannot be written"):
-        plot.draw(document(1.02), tmp_path / "nowhere" / "cost.png")
-
-
-def with_control(made: dict[str, Any]) -> dict[str, Any]:
-    """The document with a control, whose figures are those of the model."""
-    for row in made["cells"]:
-        row["engines"]["control"] = row["engines"]["attnres"]
-    shares = [row | {"engine": "control"} for row in made["breakdown"] if row["site_bytes"]]
-    breakdown = made["breakdown"] + shares
-    return made | {"control": made["overhead"], "breakdown": breakdown}
-
-
-@pytest.mark.parametrize("name", ["demo", "organisation--a-model-with-a-long-name-" * 3])
-@pytest.mark.parametrize("kind", ["profile", "ratios", "control", "busy"])
-@pytest.mark.parametrize("many", [False, True])
-def test_nothing_of_the_picture_is_cut_off(name, kind, many, tmp_path):
-    """The edges of the picture are white: whatever goes beyond them has ink there."""
-    made = document(1.02, 1.05)
-    made["config"] |= {"checkpoint": name, "algorithm": "single_pass"}
-    if many:
-        long = [row | {"batch": 4096, "context": 131072} for row in made["cells"]]
-        made["cells"] += long * 3
-        long = [row | {"batch": 4096, "context": 131072} for row in made["breakdown"]]
-        made["breakdown"] += long * 3
-    if kind == "control":
-        made = with_control(made)
-    if kind in ("ratios", "busy"):
-        made["breakdown"] = None
-    if kind == "busy":
-        made = busy.judge(made | {"quick": True}, 0.9)
-    plot.draw(made, tmp_path / "cost")
-    pixels = np.asarray(Image.open(tmp_path / "cost.png").convert("L"))
-    assert pixels.min() < 50, "nothing is drawn"
-    for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]):
-        assert edge.min() == 255
+    assert document["flags"] == ["--header", "***"]
 
 
 # The whole.
@@ -1335,14 +1097,13 @@ def test_nothing_of_the_picture_is_cut_off(name, kind, many, tmp_path):
 def bench(*words: str) -> dict[str, Any]:
     """Run the command; its document, which fits the schema."""
     found = json.loads(run_module("attnres_serve", "bench", *words, timeout=1200).splitlines()[-1])
-    jsonschema.validate(found, SCHEMA)
+    documents.Document.model_validate(found)
     words_of = [word for word in json.dumps(found).replace('"', " ").split() if len(word) > 1]
     assert not [word for word in words_of if word.startswith("/")], "a path of this machine"
     return found
 
 
-SHORT = ("--quick", "--prompt-lengths", "32", "--contexts", "16", "--steps", "4", "--rounds", "6")
-SHORT += ("--threads", "1")  # two would wait for each other beside another test
+SHORT = ("--quick", "--prompt-lengths", "32", "--batches", "2", "--contexts", "16", "--steps", "4")
 
 
 @pytest.mark.engine
@@ -1356,25 +1117,14 @@ SHORT += ("--threads", "1")  # two would wait for each other beside another test
 )
 def test_a_golden_is_measured_against_its_twin(golden, algorithm, tmp_path):
     out = tmp_path / "out.json"
-    ours = ("--attnres-algorithm", algorithm, "--out", str(out), "--plot", str(tmp_path / "cost"))
+    ours = ("--attnres-algorithm", algorithm, "--out", str(out))
     found = bench(str(GOLDENS / golden), *SHORT, *ours)
     assert json.loads(out.read_text()) == found
-    assert (tmp_path / "cost.svg").is_file()
     engines = found["engines"]
     assert not engines["baseline"]["architecture"].startswith("AttnRes")
     assert engines["attnres"]["architecture"].startswith("AttnRes")
-    ran = {name for name, ways in engines["attnres"]["executed"].items() if ways["eager"]}
+    ran = {name for name, ways in engines["attnres"]["executed"].items() if ways["compiled"]}
     assert ran == {algorithm}
-
-
-@pytest.mark.engine
-@pytest.mark.exhaustive
-def test_a_profile_tells_the_sites_from_the_rest():
-    found = bench(str(GOLDENS / "fla_transformer_block"), *SHORT, "--profile")
-    shares = [row for row in found["breakdown"] if row["engine"] == "attnres"]
-    assert all(row["milliseconds"]["AttnRes"] > 0 for row in shares)
-    others = [row for row in found["breakdown"] if row["engine"] == "baseline"]
-    assert all(row["milliseconds"]["AttnRes"] == 0 for row in others)
 
 
 @pytest.mark.engine
@@ -1402,21 +1152,19 @@ def test_a_zero_query_conversion_is_measured(tmp_path):
     added = ("--add-zero-queries", "--block-size", "4")
     assert main(["convert", str(tmp_path / "plain"), str(made), *added]) == 0
     found = bench(str(made), *SHORT, "--control", "--baseline", str(tmp_path / "plain"))
-    assert found["control"] is not None
+    assert found["overhead"].keys() == {"attnres", "control"}
     assert found["config"]["baseline"] == "plain"
 
 
-@pytest.mark.parametrize("change", [{}, {"quick": True}, {"control": None}], ids=str)
-def test_a_report_has_80_columns_and_begins_with_the_ratio(change: dict) -> None:
-    shown = report.fitted(report.render(document(1.02) | change))
+@pytest.mark.parametrize("ratios", [[1.02], [1.02, 1.025], [1.02] * 4], ids=len)
+def test_a_report_has_80_columns_and_begins_with_the_ratio(ratios: list[float]) -> None:
+    shown = report.fitted(report.render(document(*ratios)))
     lines = shown.splitlines()
-    breakdown = shown.index("milliseconds under the profiler")
-    assert max(map(len, shown[:breakdown].splitlines())) <= 80
+    assert max(map(len, lines)) <= 80
     assert "AttnRes takes 1.02" in lines[0]
     table = next(line for line in lines if line.startswith("ratio"))
     assert lines[lines.index(table) + 1].startswith("1.02")
-    is_trial = change.get("quick", False)
-    assert ("p99" in shown) != is_trial and ("1.020" in shown) != is_trial
+    assert ("p99" in shown) == (len(ratios) > 1)
 
 
 @pytest.mark.parametrize(

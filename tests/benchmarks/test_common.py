@@ -1,10 +1,13 @@
-"""The documents of benchmarks as files: readable by line, with every figure."""
+"""The documents of benchmarks as files: readable by line, with every figure; and intervals."""
 
 import json
+from statistics import median
 
+import numpy as np
 import pytest
 
-from benchmarks.common import RESULTS, json_text
+from attnres_serve.bench.ratios import paired_ratios
+from benchmarks.common import RESULTS, json_text, median_interval
 
 DOCUMENTS = sorted(RESULTS.glob("*.json"))
 
@@ -34,3 +37,31 @@ def test_an_item_of_a_list_is_a_line():
 def test_results_are_written_compactly(path):
     text = path.read_text()
     assert text == json_text(json.loads(text)) + "\n"
+
+
+def noisy(rng: np.random.Generator, ratio: float, rounds: int = 15) -> list[float]:
+    """Ratios of two engines, log-normal noise of 3 %, on a machine that slows down threefold."""
+    drift = np.linspace(1, 3, rounds)
+    noise = np.exp(0.03 * rng.standard_normal((2, rounds)))
+    return paired_ratios((ratio * drift * noise[0]).tolist(), (drift * noise[1]).tolist())
+
+
+def test_the_interval_covers_a_known_ratio_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    covered = []
+    for _ in range(400):
+        ratios = noisy(rng, 1.05)
+        low, high = median_interval(ratios, resamples=1000)
+        covered.append(low <= 1.05 <= high)
+        assert low <= median(ratios) <= high
+        assert high - low < 0.15  # the drift, common to both, does not widen it
+    # The percentile interval of a median of 15 covers 92 to 97 %; three standard errors around it.
+    assert 0.88 < np.mean(covered) < 0.995
+
+
+def test_an_interval_narrows_with_rounds_and_is_reproducible():
+    rng = np.random.default_rng(2)
+    few, many = (noisy(rng, 1.0, rounds) for rounds in (15, 400))
+    assert np.ptp(median_interval(many)) < np.ptp(median_interval(few)) / 2
+    assert median_interval(few) == median_interval(few)
+    assert median_interval([1.5] * 5) == (1.5, 1.5)

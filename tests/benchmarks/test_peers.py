@@ -17,10 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnres_serve.bench.process import Engine
-from attnres_serve.bench.ratios import median_interval, paired_ratios
+from attnres_serve.bench.ratios import paired_ratios
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels import reference
 from attnres_serve.verify.oracle import load
+from benchmarks.common import median_interval
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import models as peer_models
 from benchmarks.peers import process as peer_process

@@ -18,12 +18,11 @@ from matplotlib.figure import Figure
 from serving import DEMO, GOLDENS, free_port, run_module
 
 from attnres_serve import cli
-from attnres_serve.bench import pictures
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.inspect import answer as trace_answer
-from attnres_serve.inspect import figure
+from attnres_serve.inspect import figure, pictures
 from attnres_serve.inspect.answer import Trace
 
 TEXTS = ("import", " os", "\n", "def", " $x$", "\t", "你", "é")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from attnres_serve.bench import address
+from attnres_serve import address
 
 
 @pytest.mark.parametrize(
