@@ -110,33 +110,6 @@ class WorkerExtension:
         ]
         return {"sites": found, "predicted": packed, "lens": read}
 
-    @_answered("measurement", sites=[])
-    def attn_res_magnitudes(
-        self, ids: list[int], norms: Sequence[str] | None = None
-    ) -> dict[str, Any]:
-        """Measure how large outputs and mixes of a sequence are, see ``magnitudes.measure``.
-
-        Args:
-            ids: the sequence.
-            norms: of a model with standard residuals the paths of all norms that stand where sites
-                would, see ``residuals.measure``; None with sites.
-
-        Returns:
-            ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
-            worker; for each its index, and the RMS of what it receives and of its mix, both as the
-            bytes of ``[tokens]`` float32.
-        """
-        from attnres_serve.inspect import magnitudes, residuals
-
-        if norms is None:
-            found = magnitudes.measure(self, ids)
-        else:
-            found = residuals.measure(self, ids, norms)
-        sites = [
-            [index, *(part.numpy().tobytes() for part in parts)] for index, parts in found.items()
-        ]
-        return {"sites": sites if decoder.is_first_tensor_rank() else []}
-
     def attn_res_copies(self, length: int) -> int:
         """How many copies of a sequence of ``length`` tokens one replay may run."""
         return replay.most_copies(self, length)

@@ -169,7 +169,6 @@ def build_parser() -> argparse.ArgumentParser:
             usage="attnres-serve inspect CHECKPOINT --prompt TEXT [options] [flags of vLLM's "
             "engine]\n       attnres-serve inspect --url URL --prompt TEXT [options]"
             "\n       attnres-serve inspect --from TRACE.json [options]"
-            "\n       attnres-serve inspect CHECKPOINT --text FILE [options] [flags]"
             "\n       attnres-serve inspect CHECKPOINT --queries [options]",
             description="Trace a prompt in an engine of its own, or on a running server, and draw "
             "it: the weights of every site on its sources, for a token and on average, the "
@@ -182,9 +181,6 @@ def build_parser() -> argparse.ArgumentParser:
                 "inspect --from trace.json --out trace.png",
                 'inspect path/to/checkpoint --prompt "import os" --edit "ban sources=partial"',
                 'inspect path/to/checkpoint --prompt "import os" --importance map.json',
-                "inspect path/to/checkpoint --text book.txt --numbers weights.csv",
-                "inspect path/to/checkpoint --text book.txt --against path/to/another",
-                'inspect path/to/checkpoint --prompt "import os" --magnitudes',
                 "inspect path/to/checkpoint --queries --numbers queries.csv",
                 "inspect --url http://127.0.0.1:8000 --prompt-file question.txt --out page.html",
             ),

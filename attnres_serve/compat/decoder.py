@@ -1,6 +1,6 @@
 """vLLM's model objects inside a worker: norms, layers, parameters and pipeline stages."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,23 +116,6 @@ def is_on_this_stage(model, name: str) -> bool:
             return False
         module = getattr(module, part, None)
     return True
-
-
-def norms_here(model, paths: Sequence[str]) -> dict[int, Any]:
-    """The norms that run in this pipeline stage, by their places among all of them.
-
-    Args:
-        model: one of vLLM's.
-        paths: of all norms below its decoder, the one before the head last.
-    """
-    from vllm.distributed import get_pp_group
-
-    own = paths if get_pp_group().is_last_rank else paths[:-1]  # some have that on every stage
-    return {
-        number: of(model).get_submodule(path)
-        for number, path in enumerate(own)
-        if is_on_this_stage(model, f"{name_in(model)}.{path}")
-    }
 
 
 def parameter(model, name: str) -> Any:

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 OUT = "inspect.png"
 TOP = 3  # most probable tokens that are named where there are edits
 AT_ONCE = 16  # copies of a text that are measured at once, of those that fit into a step
-# Flags of ours that go together.
-TEXT = ("text", "numbers", "out", "max_model_len")
-MAGNITUDES = ("magnitudes", "against", "prompt", "prompt_file", "numbers", "out", "max_model_len")
-AGAINST = ("against", "against_text", "against_prompt")
 
 
 def _write_figure(trace: "Trace", token: int, path: Path, **width: float) -> None:
@@ -97,29 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a file that is not whole is continued",
     )
     parser.add_argument(
-        "--text",
-        metavar="FILE",
-        help="mean and spread of the weights over a whole text, in all and by class of token; - "
-        "reads it from stdin",
-    )
-    parser.add_argument(
-        "--against",
-        metavar="CHECKPOINT",
-        help="compare the mean weights over --text or --prompt with those of another checkpoint; "
-        "with --magnitudes the magnitudes, and the other one may have standard residuals",
-    )
-    parser.add_argument(
-        "--against-text", metavar="FILE", help="compare them with those over another text"
-    )
-    parser.add_argument(
-        "--against-prompt", metavar="TEXT", help="the same with a text that is given here"
-    )
-    parser.add_argument(
-        "--magnitudes",
-        action="store_true",
-        help="how large the outputs of the sublayers and the mixes are, by depth",
-    )
-    parser.add_argument(
         "--queries",
         action="store_true",
         help="look at what the sites have learned, without a prompt and an engine",
@@ -127,8 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--numbers",
         metavar="FILE",
-        help="write the numbers of --text, --against, --magnitudes or --queries as .csv or .npz; "
-        "without --out nothing is drawn then",
+        help="write the numbers of --queries as .csv or .npz; without --out nothing is drawn then",
     )
     parser.add_argument(
         "--token",
@@ -153,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_model_len",  # which vLLM takes as well
         type=int,
         metavar="N",
-        help="longest sequence of the engine (default: as long as needed, for --text up to 4096)",
+        help="longest sequence of the engine (default: as long as needed)",
     )
 
 
@@ -175,31 +147,11 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         from attnres_serve.inspect import show
 
         return show.queries(checkpoint, own.numbers, own.out, flags)
-    if own.magnitudes:
-        _require_only(MAGNITUDES, own)
-        prepare.require_ours(flags)
-        from attnres_serve.inspect import magnitudes_command
-
-        return magnitudes_command.run(checkpoint, own, flags)
-    against = next((name for name in AGAINST if getattr(own, name) is not None), None)
-    if against is not None:
-        _require_only((against, *AGAINST, *TEXT, "prompt", "prompt_file"), own)
-        prepare.require_ours(flags)
-        from attnres_serve.inspect import compare
-
-        return compare.run(checkpoint, own, flags)
-    if own.text is not None:
-        _require_only(TEXT, own)
-        prepare.require_ours(flags)
-        from attnres_serve.inspect import show
-
-        return show.whole_text(checkpoint, own, flags)
     if own.importance is not None:
         return _measure(checkpoint, own, flags)
     if own.numbers is not None:
         raise SettingError(
-            "--numbers is for --text, --against, --magnitudes and --queries; the numbers of a "
-            "trace are --out FILE.json."
+            "--numbers is for --queries; the numbers of a trace are --out FILE.json."
         )
     path = Path(own.out or OUT)
     write = _writer(path)

@@ -23,7 +23,6 @@ from matplotlib.patches import Patch, Rectangle
 
 from attnres_serve.depth.sites import PARTIAL
 from attnres_serve.inspect.answer import Trace
-from attnres_serve.inspect.statistics import PERCENTILES
 
 # Of Okabe and Ito's colours, which are told apart in every kind of colour blindness.
 KINDS = {
@@ -38,6 +37,7 @@ FINISHED = "^"  # how a finished block is marked
 STYLE: list[Any] = ["default", {"font.size": 9, "axes.titlesize": 9, "svg.hashsalt": "attnres"}]
 STYLE.append({"svg.fonttype": "none", "pdf.fonttype": 42})  # text stays text
 WIDTH = 13.0  # inches
+PERCENTILES = (10, 90)  # of the tokens, between which most are
 NARROW = 8.0  # inches, below which the panels have room in two rows only
 SMALL = {"font.size": 6, "axes.titlesize": 6}  # type of a narrow figure
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)  # between labels

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnres_serve.checkpoints import hub, needs, tokenizer
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import engine_config
 from attnres_serve.compat.token_texts import TokenTexts
-from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
@@ -25,11 +23,10 @@ MAX_LOGPROBS = 20  # vLLM's default of --max-logprobs
 
 
 class Opened(NamedTuple):
-    """A checkpoint that can be traced, or measured.
+    """A checkpoint that can be traced.
 
     Attributes:
-        sites: all of them; none with standard residuals.
-        layout: the sublayers.
+        sites: all of them.
         tokenizer: of transformers'.
         vocabulary: how many tokens there are.
         longest: tokens of the longest sequence, by its context and by the memory of its traces.
@@ -37,73 +34,55 @@ class Opened(NamedTuple):
     """
 
     sites: tuple[Site, ...]
-    layout: Layout
     tokenizer: Any
     vocabulary: int
     longest: int
     flags: list[str]
 
 
-def opened(
-    checkpoint: str, max_model_len: int | None, flags: list[str], any_residuals: bool = False
-) -> Opened:
+def opened(checkpoint: str, max_model_len: int | None, flags: list[str]) -> Opened:
     """Validate a checkpoint and load its tokenizer.
 
     Args:
         checkpoint: folder, or a model id whose files are in the Hugging Face cache.
         max_model_len: as given.
         flags: of vLLM's engine, as given.
-        any_residuals: whether it may have standard residuals, see ``standard.translated``.
 
     Raises:
         CheckpointError: it cannot be served, has no sites, or lacks its tokenizer.
         SettingError: it has a shorter context than ``max_model_len``.
     """
     folder = hub.on_this_machine(checkpoint)
-    if any_residuals:
-        from attnres_serve.inspect import standard  # which imports torch
-
-        parsed = standard.translated(checkpoint, folder)
-    else:
-        parsed = check_folder(folder).translated(checkpoint)
+    parsed = check_folder(folder).translated(checkpoint)
     needs.check_heads(checkpoint, parsed)
     if max_model_len is not None:
         needs.check_context(
             checkpoint, parsed, [*with_config(flags), f"--max-model-len={max_model_len}"]
         )
-    spec, layout = parsed.spec, parsed.layout
-    if spec is None and not any_residuals:
+    spec = parsed.spec
+    if spec is None:
         raise CheckpointError(f"{checkpoint} has standard residuals: there is no site to look at.")
     config = parsed.config
     context = max_model_len or needs.context(config)
     ours = [f"--model={folder}", "--enforce-eager", "--disable-log-stats"]
     if value_of("--served-model-name", with_config(flags)) is None:
         ours.append(f"--served-model-name={checkpoint}")
-    if spec is None:  # vLLM's own class does not ask for it
-        ours.append(f"--worker-extension-cls={engine_config.WORKER_EXTENSION}")
-    every = () if spec is None else sites(spec)
-    rows = sum(site.mixes for site in every) or layout.num_sublayers + 1
-    longest = min(context, MAX_ROWS // rows)
-    return Opened(every, layout, tokenizer.load(folder), config["vocab_size"], longest, ours)
-
-
-def name_of(checkpoint: str, flags: list[str]) -> str:
-    """What figures call a checkpoint."""
-    return value_of("--served-model-name", with_config(flags)) or checkpoint
+    every = sites(spec)
+    longest = min(context, MAX_ROWS // (sum(site.mixes for site in every) or 1))
+    return Opened(every, tokenizer.load(folder), config["vocab_size"], longest, ours)
 
 
 class Prepared(NamedTuple):
     """A checkpoint that can be served, and a prompt.
 
     Attributes:
-        sites, layout: of the model, as of ``Opened``.
+        sites: of the model, as of ``Opened``.
         given: the prompt.
         flags: of an engine for prompt and answer.
         texts: those of token ids, each as it is behind another token.
     """
 
     sites: tuple[Site, ...]
-    layout: Layout
     given: list[int]
     flags: list[str]
     texts: Callable[[Sequence[int]], list[str]]
@@ -115,7 +94,6 @@ def prepared(
     max_tokens: int,
     flags: list[str],
     max_model_len: int | None = None,
-    any_residuals: bool = False,
 ) -> Prepared:
     """Validate a checkpoint, and encode a prompt.
 
@@ -125,14 +103,13 @@ def prepared(
         max_tokens: how long the answer may be.
         flags: of vLLM's engine, as given.
         max_model_len: longest sequence of the engine; None for as long as needed.
-        any_residuals: as of ``opened``.
 
     Raises:
         CheckpointError: as of ``opened``.
         SettingError: the prompt has no token, one that is not in the vocabulary, or with its answer
             too many.
     """
-    model = opened(checkpoint, max_model_len, flags, any_residuals)
+    model = opened(checkpoint, max_model_len, flags)
     # The length is validated below.
     text = isinstance(prompt, str)
     given = model.tokenizer.encode(prompt, verbose=False) if text else [*prompt]
@@ -150,7 +127,7 @@ def prepared(
             "shorten the prompt or ask for fewer tokens."
         )
     ours = [*model.flags, f"--max-model-len={max_model_len or length}"]
-    return Prepared(model.sites, model.layout, given, ours, TokenTexts(model.tokenizer).of)
+    return Prepared(model.sites, given, ours, TokenTexts(model.tokenizer).of)
 
 
 def traced_sites(found: Prepared, asked: Question) -> list[Site]:

@@ -242,10 +242,10 @@ ASK = ("--prompt", "import os")
         (["", *ASK], "the checkpoint is empty; give it a value"),
         *(
             ([str(DEMO), *ASK, flag, ""], f"{flag} is empty; give it a value, or leave it out")
-            for flag in ("--from", "--importance", "--numbers", "--against", "--text", "--out")
+            for flag in ("--from", "--importance", "--numbers", "--out")
         ),
         ([str(DEMO), *ASK, "--max-model-len", "0"], "--max-model-len is 0; expected 1 or more"),
-        ([str(DEMO), "--text", "x", "--max-model-len", "-5"], "-len is -5; expected 1 or more"),
+        ([str(DEMO), *ASK, "--max-model-len", "-5"], "-len is -5; expected 1 or more"),
         (["--from", "x.json", "--max-model-len", "0"], "--max-model-len is 0"),
         (["--from", "x.json", "--max-model-len", "9"], "--max-model-len is for a new trace"),
         (["--from", "x.json", "--lens", "0"], "--lens is for a new trace"),

@@ -36,12 +36,10 @@ def test_the_longest_sequence_is_vllms(base, options, tokens, tmp_path):
 
 
 def test_a_name_in_a_file_of_flags(tmp_path):
-    """Is that of the engine and of figures, and the one right behind it if both are there."""
+    """It is that of the engine."""
     folder = str(write_house(tmp_path / "model", layers=2, block_size=2))
     (tmp_path / "flags.yaml").write_text("served-model-name: demo\n")
     flags = ["--config", str(tmp_path / "flags.yaml")]
-    assert prepare.name_of(folder, flags) == "demo"
-    assert prepare.name_of(folder, [*flags, "--served-model-name", "x"]) == "x"
     named = f"--served-model-name={folder}"
     assert named in prepare.opened(folder, None, []).flags
     assert named not in prepare.opened(folder, None, flags).flags

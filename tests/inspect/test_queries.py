@@ -177,7 +177,7 @@ sys.exit(status or len({{"vllm", "transformers"}} & set(sys.modules)))
         ),
         ([str(DEMO), "--queries", "--numbers", "x.txt"], "x.txt; expected a name that ends with"),
         ([str(DEMO), "--queries", "--numbers", "no/x.csv"], "--numbers: no is not a folder"),
-        ([str(DEMO), "--prompt", "a", "--numbers", "x.csv"], "--numbers is for --text"),
+        ([str(DEMO), "--prompt", "a", "--numbers", "x.csv"], "--numbers is for --queries"),
         (["no/such/folder", "--queries"], "no/such/folder does not exist"),
     ],
 )

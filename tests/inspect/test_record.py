@@ -218,7 +218,6 @@ def test_a_worker_never_raises():
     worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
     for method, empty, *args in (
         ("trace", {"sites": [], "predicted": None, "lens": None}, [10**6], [0], [0]),
-        ("magnitudes", {"sites": []}, [10**6]),
         ("importance", {"means": None}, [10**6, 0], [(-1, -1)]),
         ("importance", {"means": None}, None, [(-1, -1)]),
     ):
@@ -234,7 +233,6 @@ def test_a_worker_never_raises():
     ("method", "place", "args"),
     [
         ("trace", "record.record", ([1], [0], [0])),
-        ("magnitudes", "magnitudes.measure", ([1],)),
         ("importance", "record.record", ([1, 2], [(-1, -1)])),
     ],
 )

@@ -109,7 +109,7 @@ def open_source(name: str, standard: bool) -> Source:
     config = read_config(folder)
     found = check_content(config, lambda: _read_headers(folder))
     if found.parsed is None and standard:
-        parsed = standard_model(name, config, "be given queries")
+        parsed = _standard_model(name, config)
         headers = _read_headers(folder)
         check_headers(parsed, headers)
         return Source(folder, config, parsed, headers)
@@ -141,13 +141,12 @@ def _refuse_lone_pickles(folder: Path) -> None:
             weights.read_pickle(path)
 
 
-def standard_model(name: str, config: dict[str, Any], wish: str) -> ParsedConfig:
+def _standard_model(name: str, config: dict[str, Any]) -> ParsedConfig:
     """A family's own model, with standard residuals, as one of the house format.
 
     Args:
         name: what it is called.
         config: the content of its config.json.
-        wish: what it cannot do where it is another model, in words.
 
     Raises:
         CheckpointError: it is none of a family.
@@ -156,7 +155,7 @@ def standard_model(name: str, config: dict[str, Any], wish: str) -> ParsedConfig
     known = {name: family for name, family in FAMILIES.items() if family.is_stock}
     if base not in known or found != [known[base].stock_architecture] or "auto_map" in config:
         raise CheckpointError(
-            f"{name} cannot {wish}: found model_type {base!r} and architectures "
+            f"{name} cannot be given queries: found model_type {base!r} and architectures "
             f"{found!r}; expected a model of {', '.join(known)} with standard residuals and no "
             "code of its own."
         )
