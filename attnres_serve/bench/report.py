@@ -34,28 +34,25 @@ def tables(document: Mapping[str, Any]) -> str:
 
 def _latencies(document: Mapping[str, Any]) -> list[str]:
     """Times of every engine; with one start, whose percentiles say little, two digits of each."""
-    row = document["cells"][0]
-    is_single = all(
-        len(times["start_ratios"]) == 1 for times in row["engines"].values() if "ratio" in times
-    )
-    head = "" if is_single else f"{'p90':>9}{'p99':>9}"
-    lines = [f"{'milliseconds':32}{'engine':10}{'typical':>9}{head}{'tokens/s':>11}"]
-    for row in document["cells"]:
-        label = cell_of(row).label
-        for name, times in row["engines"].items():
-            typical, speed = 1e3 * times["median_s"], times["tokens_per_s"]
-            line = f"{label:32}{name:10}"
-            if is_single:
-                line += f"{_two_digits(typical):>9}{_two_digits(speed):>11}"
-            else:
-                each = times["itl_s"] or times["ttft_s"]  # of decode and of prefill
-                tail = "".join(f"{1e3 * each[percent]:9.2f}" for percent in ("p90", "p99"))
-                line += f"{typical:9.2f}{tail}{speed:11.1f}"
-            lines.append(line)
-            label = ""
-    lines.append("TTFT in prefill, TPOT in decode: the mean of the starts' medians.")
-    if not is_single:
-        lines.append("Percentiles are of every prompt's TTFT and of every full step's ITL.")
+    times = document["cells"][0]["engines"].values()
+    is_single = all(len(one["start_ratios"]) == 1 for one in times if "ratio" in one)
+    percents = ("p50",) if is_single else ("p50", "p90", "p99")
+    lines: list[str] = []
+    for phase, key, word in (("prefill", "ttft_s", "TTFT"), ("decode", "itl_s", "ITL")):
+        rows = [row for row in document["cells"] if row["phase"] == phase]
+        if rows:
+            head = "".join(f"{percent:>9}" for percent in percents)
+            lines.append(f"{word + ', ms':32}{'engine':10}{head}{'tokens/s':>11}")
+        for row in rows:
+            label = cell_of(row).label
+            for name, one in row["engines"].items():
+                each = [1e3 * one[key][percent] for percent in percents]
+                if is_single:
+                    shown = f"{_two_digits(each[0]):>9}{_two_digits(one['tokens_per_s']):>11}"
+                else:
+                    shown = "".join(f"{ms:9.2f}" for ms in each) + f"{one['tokens_per_s']:11.1f}"
+                lines.append(f"{label:32}{name:10}{shown}")
+                label = ""
     return lines
 
 
