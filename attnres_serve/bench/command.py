@@ -26,6 +26,11 @@ MINUTES, QUICK_STEPS = 10.0, 16
 REFUSED = {
     "--additional-config": "would be ours in one engine only; give --attnres-algorithm and "
     "--attnres-backend.",
+    **dict.fromkeys(
+        ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"),
+        "makes a step give several tokens, and steps are what is timed here; measure a server "
+        "with drafts and one without by --http.",
+    ),
     "--revision": "is not looked up here; give the folder of that snapshot as CHECKPOINT.",
 }
 
@@ -166,8 +171,9 @@ def _refuse_without_http(own: argparse.Namespace, flags: list[str]) -> None:
     """Refuse what would be dropped, or would make the engines different."""
     if own.model:
         raise SettingError("--model goes with --http; here the checkpoint is what is measured.")
+    given = {word.partition("=")[0].partition(".")[0] for word in flags}
     for flag, why in REFUSED.items():
-        if value_of(flag, flags) is not None:
+        if flag in given:
             raise SettingError(f"{flag} {why}")
     if "--enforce-eager" in flags and vllm_source.is_cpu_build():
         raise SettingError(
