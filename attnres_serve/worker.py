@@ -109,35 +109,3 @@ class WorkerExtension:
             for index, site in sorted(traces.items())
         ]
         return {"sites": found, "predicted": packed, "lens": read}
-
-    def attn_res_copies(self, length: int) -> int:
-        """How many copies of a sequence of ``length`` tokens one replay may run."""
-        return replay.most_copies(self, length)
-
-    @_answered("measurement", means=None)
-    def attn_res_importance(self, ids: list[int], bans: list[tuple[int, int]]) -> dict[str, Any]:
-        """Measure a text with one ban after the other, in copies of one replay.
-
-        Args:
-            ids: the text, of two tokens at least.
-            bans: of each the index of a site and the number of its source; a negative site for
-                none.
-
-        Returns:
-            ``problem``: a sentence, or None.  ``means``: the mean logprob of the tokens but the
-            first for each ban, from the first worker of the last pipeline stage.
-        """
-        from attnres_serve.inspect import edits as edit_lists
-        from attnres_serve.inspect import predict, record
-
-        length, copies = len(ids), range(len(bans))
-        positions = [at * length + token for at in copies for token in range(length - 1)]
-        predictions = predict.Predictions(positions, ids[1:] * len(bans), 1)
-        edits = [
-            edit_lists.Resolved("ban", [(at * length, (at + 1) * length)], [], [(site, [column])])
-            for at, (site, column) in enumerate(bans)
-            if site >= 0
-        ]
-        record.record(self, ids, [], [], edits, predictions, len(bans))
-        means = predictions.means(len(bans))
-        return {"means": means if decoder.is_first_tensor_rank() else None}

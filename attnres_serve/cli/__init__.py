@@ -166,15 +166,15 @@ def build_parser() -> argparse.ArgumentParser:
         add(
             "inspect",
             help="draw what the sites of a prompt attend to",
-            usage="attnres-serve inspect CHECKPOINT --prompt TEXT [options] [flags of vLLM's "
-            "engine]\n       attnres-serve inspect --url URL --prompt TEXT [options]"
+            usage="attnres-serve inspect CHECKPOINT --prompt TEXT [options] [flags of serve]"
+            "\n       attnres-serve inspect --url URL --prompt TEXT [options]"
             "\n       attnres-serve inspect --from TRACE.json [options]"
             "\n       attnres-serve inspect CHECKPOINT --queries [options]",
-            description="Trace a prompt in an engine of its own, or on a running server, and draw "
+            description="Trace a prompt on a server of its own, or on a running one, and draw "
             "it: the weights of every site on its sources, for a token and on average, the "
             "magnitude of the sources and the entropy of the weights. Exit status: 0 written, 2 "
             "refused.",
-            epilog="Any other flag is vLLM's engine's, for example --dtype, "
+            epilog="Any other flag is that of `serve`, for example --dtype, "
             "--tensor-parallel-size, --served-model-name.\n\n"
             + examples(
                 'inspect path/to/checkpoint --prompt "import os" --out trace.json',
@@ -250,8 +250,9 @@ def _run(arguments: list[str]) -> int:
                 return bench.run(checkpoint, own, others, command)
         elif own.command == "inspect":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
+            known, theirs = source.flags_of_server(), flags.names(launcher.add_arguments)
             own_flags = flags.names(inspect.add_arguments)
-            flags.require_known(others, source.flags_of_engine(), own_flags, source.choices)
+            flags.require_known(others, known and known | theirs, own_flags, source.choices)
             with output.libraries_hidden("inspect", own.verbose):
                 return inspect.run(checkpoint, own, others)
         else:

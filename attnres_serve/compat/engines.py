@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
 
-from attnres_serve.compat import decoder, engine_config, host, requests
+from attnres_serve.compat import decoder, engine_config
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import SettingError
 from attnres_serve.families import layout_of
@@ -101,51 +100,3 @@ def _kept_here() -> Iterator[None]:
         for name in (here, memory):
             os.environ.pop(name, None)
         os.environ.update(before)
-
-
-@contextmanager
-def engine_here(flags: list[str]) -> Iterator[Any]:
-    """An engine in this process, for the time of the context.
-
-    Args:
-        flags: of vLLM's engine.
-
-    Raises:
-        SettingError: vLLM refused them.
-    """
-    problem = host.unsupported_version()
-    if problem:
-        raise SettingError(problem)
-    from pydantic import ValidationError
-    from vllm import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    class Parser(FlexibleArgumentParser):
-        """Says what is wrong with a flag instead of ending the process."""
-
-        def error(self, message: str) -> NoReturn:
-            raise SettingError(f"{message}.")
-
-    parser = EngineArgs.add_cli_args(Parser())
-    args = EngineArgs.from_cli_args(parser.parse_args(flags))
-    try:
-        with _kept_here():
-            engine = LLMEngine.from_engine_args(args)
-    except ValidationError as error:
-        raise SettingError(engine_config.reasons(error)) from None
-    try:
-        yield engine
-    finally:
-        engine.engine_core.shutdown()
-
-
-def generate_here(engine, ids: list[int], max_tokens: int, on_token: Callable) -> list[int]:
-    """The same as ``generate`` by an engine in this process; ``on_token`` is called for each."""
-    engine.add_request("0", *requests.greedy(ids, max_tokens))
-    tokens: list[int] = []
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            tokens = list(output.outputs[0].token_ids)
-            on_token()
-    return tokens

@@ -39,25 +39,10 @@ def untraceable(worker) -> str | None:
     return None
 
 
-def most_copies(worker, length: int) -> int:
-    """How many copies of a sequence a replay may run at once, at least 1."""
-    layers = worker.vllm_config.compilation_config.static_forward_context
-    config = worker.vllm_config.scheduler_config
-    room = [config.max_num_batched_tokens // length, config.max_num_seqs]
-    for group in _groups(worker):
-        cache = layers[group.layer_names[0]].kv_cache
-        while isinstance(cache, tuple | list):
-            cache = cache[0]
-        blocks = cache.shape[_block_dim(group)] - NULL_BLOCKS
-        room.append(blocks // _blocks(group, length))
-    return max(1, min(room))
-
-
 def replay(
     worker,
     ids: Sequence[int],
     at_end: Callable[[Any, int, Any], None] | None = None,
-    copies: int = 1,
 ) -> int:
     """Run a sequence through a worker's own modules, attention and its kernels included.
 
@@ -69,8 +54,6 @@ def replay(
         ids: the sequence.
         at_end: called on the last stage with the model, the position at which a chunk begins, and
             what the decoder gave for it, ``[T, d]``.
-        copies: how many times the sequence runs, at once and next to each other: ``T`` are then the
-            tokens of all copies.  More than one only in one chunk, see ``most_copies``.
 
     Returns:
         The number of chunks.
@@ -90,7 +73,7 @@ def replay(
     chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
     failure: Exception | None = None
     done = 0
-    with torch.inference_mode(), _caches(worker, len(ids), copies, device) as metadata:
+    with torch.inference_mode(), _caches(worker, len(ids), device) as metadata:
         for chunk in chunks:  # to the end also after a failure: the other stages send and wait
             received, sent = None, {}
             if not stages.is_first_rank:
@@ -101,8 +84,7 @@ def replay(
                     raise failure or RuntimeError("another pipeline stage failed.")
                 positions = torch.arange(done, done + len(chunk), device=device)
                 of_layers, slots = metadata(positions)
-                positions = positions.repeat(copies)
-                own = torch.tensor(chunk, device=device).repeat(copies)
+                own = torch.tensor(chunk, device=device)
                 before = None if received is None else IntermediateTensors(received)
                 with set_forward_context(
                     of_layers,
@@ -159,19 +141,16 @@ def _groups(worker) -> list[Any]:
 
 
 @contextmanager
-def _caches(
-    worker, length: int, copies: int, device
-) -> Iterator[Callable[[Any], tuple[dict, dict]]]:
-    """Caches for copies of one sequence, instead of the layers' own, which hold other requests.
+def _caches(worker, length: int, device) -> Iterator[Callable[[Any], tuple[dict, dict]]]:
+    """Caches for one sequence, instead of the layers' own, which hold other requests.
 
     Args:
         worker: vLLM's.
         length: tokens of the sequence.
-        copies: how many there are.
         device: the worker's.
 
     Yields:
-        A function of the positions of a chunk of each copy.  It gives the attention metadata and
+        A function of the positions of a chunk.  It gives the attention metadata and
         the slots of the chunk's tokens, both by the name of the layer.
     """
     layers = worker.vllm_config.compilation_config.static_forward_context
@@ -181,24 +160,24 @@ def _caches(
     try:
         for group in groups:
             for name in group.layer_names:
-                layers[name].kv_cache = _alike(group, kept[name], length, copies)
+                layers[name].kv_cache = _alike(group, kept[name], length)
         for name in names:
             shared = getattr(layers[name], "kv_sharing_target_layer_name", None)
             if shared is not None:
                 layers[name].kv_cache = layers[shared].kv_cache
-        yield lambda positions: _metadata(groups, positions, length, copies, device)
+        yield lambda positions: _metadata(groups, positions, device)
     finally:
         for name, cache in kept.items():
             layers[name].kv_cache = cache
 
 
-def _alike(group, cache, length: int, copies: int) -> Any:
-    """A cache of one layer as ``cache`` is, with room for the copies; a state has several."""
+def _alike(group, cache, length: int) -> Any:
+    """A cache of one layer as ``cache`` is, with room for a sequence; a state has several."""
     import torch
 
     if isinstance(cache, tuple | list):
-        return type(cache)(_alike(group, part, length, copies) for part in cache)
-    blocks = NULL_BLOCKS + copies * _blocks(group, length)
+        return type(cache)(_alike(group, part, length) for part in cache)
+    blocks = NULL_BLOCKS + _blocks(group, length)
     return torch.zeros_like(cache.narrow(_block_dim(group), 0, blocks))
 
 
@@ -225,36 +204,33 @@ def _blocks(group, length: int) -> int:
     return 1 if _is_state(group) else -(-length // _spec(group).block_size)
 
 
-def _metadata(
-    groups, positions, length: int, copies: int, device
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _metadata(groups, positions, device) -> tuple[dict[str, Any], dict[str, Any]]:
     import torch
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     tokens, end = len(positions), int(positions[-1]) + 1
-    ends = torch.full((copies,), end, dtype=torch.int32)
-    begins = torch.arange(copies + 1, dtype=torch.int32) * tokens
+    ends = torch.tensor([end], dtype=torch.int32)
+    begins = torch.tensor([0, tokens], dtype=torch.int32)
     metadata: dict[str, Any] = {}
     slots: dict[str, Any] = {}
     for group in groups:
         size = _spec(group).block_size
-        first = NULL_BLOCKS + torch.arange(copies, dtype=torch.int32) * _blocks(group, length)
-        table = first[:, None] + torch.arange(-(-end // size), dtype=torch.int32)
+        table = NULL_BLOCKS + torch.arange(-(-end // size), dtype=torch.int32)[None]
         if _is_state(group):  # whichever block vLLM looks for it in
-            table = first[:, None].expand_as(table).contiguous()
+            table = torch.full_like(table, NULL_BLOCKS)
         common = CommonAttentionMetadata(
             query_start_loc=begins.to(device),
             query_start_loc_cpu=begins,
             seq_lens=ends.to(device),
             seq_lens_cpu_upper_bound=ends,
-            num_reqs=copies,
-            num_actual_tokens=copies * tokens,
+            num_reqs=1,
+            num_actual_tokens=tokens,
             max_query_len=tokens,
             max_seq_len=end,
             block_table_tensor=table.to(device),
-            slot_mapping=(first.long().to(device)[:, None] * size + positions).flatten(),
-            positions=positions.repeat(copies),
-            is_prefilling=torch.tensor([True] * copies),
+            slot_mapping=NULL_BLOCKS * size + positions,
+            positions=positions,
+            is_prefilling=torch.tensor([True]),
         )
         found = group.metadata_builders[0].build(0, common)
         metadata |= dict.fromkeys(group.layer_names, found)

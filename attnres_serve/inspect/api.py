@@ -1,5 +1,6 @@
-"""``attnres_serve.trace``: a trace by an engine in this process, or by a server that runs."""
+"""``attnres_serve.trace``: a trace by a server that runs, or by one that is started for it."""
 
+import difflib
 import inspect
 import json
 import operator
@@ -8,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from tqdm import tqdm
 
-from attnres_serve import flags, mistakes, output
-from attnres_serve.compat import source
+from attnres_serve import mistakes
 from attnres_serve.errors import SettingError
-from attnres_serve.inspect import ask, given, prepare
+from attnres_serve.inspect import ask, given, own_server
 from attnres_serve.inspect import edits as edit_lists
-from attnres_serve.inspect.answer import Trace as Answer
+from attnres_serve.inspect.ask import Server
 from attnres_serve.inspect.question import Question
 from attnres_serve.inspect.traced import Trace
 
@@ -40,9 +39,8 @@ def trace(
     """Trace depth attention: weights, RMS of the sources and entropy at every site.
 
     Args:
-        model_or_url: the address of a server that runs; or a checkpoint, for which an engine is
-            started in this process and ended again: its folder, or a model id whose files are in
-            the Hugging Face cache.
+        model_or_url: the address of a server that runs; or a checkpoint, for which a server is
+            started and stopped again: its folder, or a Hugging Face model id.
         prompt: text or token ids.
         max_tokens: greedy tokens of an answer, which are traced as well.
         sites: indices; None for all that mix.
@@ -53,14 +51,13 @@ def trace(
         logprobs: how many of the most probable tokens are named behind every token.
         lens: how many are named where each mix and each sum is read by the last norm and head.
         key: of the server; None for the one in OPENAI_API_KEY, if there is one.
-        max_model_len: longest sequence of the engine; None for as long as needed.
-        verbose: whether to show what vLLM and torch write.  Otherwise whatever this process writes
-            to stdout and stderr while the engine is there is kept back.
-        engine: further flags of vLLM's engine, such as ``dtype="float32"``.
+        max_model_len: longest sequence of the server that is started; None for the model's own.
+        verbose: whether to show what that server writes.
+        engine: further flags of that server, which are those of vLLM and of ``serve``, such as
+            ``dtype="float32"``.
 
     Raises:
-        CheckpointError: the checkpoint cannot be served, has no sites, or lacks its tokenizer.
-        SettingError: anything else, in one sentence.  Both are ValueErrors.
+        SettingError: there is no trace, and why, in one sentence.  It is a ValueError.
     """
     where = os.fspath(model_or_url)
     if tokens is not None and not isinstance(tokens, Mapping):
@@ -77,34 +74,27 @@ def trace(
     if where.startswith(SERVERS):
         of_engine = [*engine, *["max_model_len"] * (max_model_len is not None)]
         if of_engine:
-            raise SettingError(f"{of_engine[0]} is for an engine; with an address none is started.")
-        return Trace(ask.ask_server(where, prompt, question, tqdm(disable=True), key))
+            raise SettingError(
+                f"{of_engine[0]} is for a server that is started; the one at the address "
+                "runs already."
+            )
+        return Trace(ask.ask(Server(where, key), prompt, question))
     if key is not None:
-        raise SettingError("key is for a server; an engine in this process asks for none.")
-    with output.libraries_hidden("trace", verbose):
-        return Trace(_by_engine(where, prompt, question, max_model_len, _words(engine)))
-
-
-def _by_engine(
-    checkpoint: str,
-    prompt: str | list[int],
-    question: Question,
-    max_model_len: int | None,
-    words: list[str],
-) -> Answer:
-    """Everything that can be validated before an engine starts is."""
-    own = {f"--{name.replace('_', '-')}" for name in inspect.signature(trace).parameters}
-    flags.require_known(words, source.flags_of_engine(), own, source.choices)
-    prepare.require_ours(words)
-    for field in ("logprobs", "lens"):
-        prepare.require_few_logprobs(field, getattr(question, field), words)
+        raise SettingError("key is for a server that runs; one that is started has its own.")
+    _require_no_typo(engine)
     if question.edits:
         edit_lists.require_few_tokens(question.max_tokens, "max_tokens", "edits")
-    prepared = prepare.prepared(checkpoint, prompt, question.max_tokens, words, max_model_len)
-    length = len(prepared.given) + question.max_tokens
-    resolved = edit_lists.resolve(question.edits, prepared.sites, length)
-    sites = prepare.traced_sites(prepared, question)
-    return ask.ask_engine(prepared, words, sites, question, resolved, tqdm(disable=True))
+    words = _words({"max_model_len": max_model_len} | engine)
+    with own_server.running(where, words, verbose) as server:
+        return Trace(ask.ask(server, prompt, question))
+
+
+def _require_no_typo(engine: Mapping[str, Any]) -> None:
+    """Refuse a flag that is an argument of ``trace`` but for a letter or two."""
+    own = [name for name in inspect.signature(trace).parameters if name != "engine"]
+    for name in engine:
+        if near := difflib.get_close_matches(name, own, n=1, cutoff=0.85):
+            raise SettingError(f"{name} is no argument of trace; did you mean {near[0]}?")
 
 
 def _question(**fields: Any) -> Question:

@@ -1,27 +1,26 @@
 """``attnres-serve inspect``: flags, and the file they ask for."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnres_serve import output
-from attnres_serve.checkpoints import files, hub
 from attnres_serve.errors import SettingError
 from attnres_serve.flags import with_config
-from attnres_serve.inspect import prepare
 from attnres_serve.inspect.pictures import require_matplotlib
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
     from attnres_serve.inspect.answer import Trace
+    from attnres_serve.inspect.ask import Server
     from attnres_serve.inspect.question import Question
 
 OUT = "inspect.png"
 TOP = 3  # most probable tokens that are named where there are edits
-AT_ONCE = 16  # copies of a text that are measured at once, of those that fit into a step
 
 
 def _write_figure(trace: "Trace", token: int, path: Path, **width: float) -> None:
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="TRACE.json",
-        help="draw a trace that was written before, without an engine or a server",
+        help="draw a trace that was written before, without a server",
     )
     parser.add_argument(
         "--max-tokens",
@@ -95,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queries",
         action="store_true",
-        help="look at what the sites have learned, without a prompt and an engine",
+        help="look at what the sites have learned, without a prompt and a server",
     )
     parser.add_argument(
         "--numbers",
@@ -117,15 +116,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--width", type=float, metavar="INCHES", help="of the figure, such as 3.25 for a column"
     )
-    parser.add_argument(
-        "--url", metavar="URL", help="ask the server there instead of starting an engine"
-    )
+    parser.add_argument("--url", metavar="URL", help="ask the server there instead of starting one")
     parser.add_argument(
         "--max-model-len",
         "--max_model_len",  # which vLLM takes as well
         type=int,
         metavar="N",
-        help="longest sequence of the engine (default: as long as needed)",
+        help="longest sequence of the server that is started (default: the model's)",
     )
 
 
@@ -133,10 +130,9 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     """Trace a prompt and write what the command line asks for.
 
     Args:
-        checkpoint: folder, or a model id whose files are in the Hugging Face cache; None with
-            ``--url`` and ``--from``.
+        checkpoint: folder or Hugging Face model id; None with ``--url`` and ``--from``.
         own: what ``add_arguments`` defines.
-        flags: any other, which are vLLM's engine's.
+        flags: any other, which are those of a server that is started.
 
     Raises:
         CheckpointError, SettingError: with one sentence.
@@ -158,14 +154,17 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     _check(checkpoint, own, flags)
     if own.width is not None:
         write = partial(write, width=own.width)
-    if own.source is not None:
-        steps, ask = 1, _read(own.source)
-    elif checkpoint is None:
-        steps, ask = 1, _ask_server(own)
-    else:
-        steps, ask = 2 + own.max_tokens, _ask_engine(checkpoint, own, flags)
-    with output.bar(total=steps + 1, unit="step") as bar:
-        trace = ask(bar)
+    with output.bar(total=3, unit="step") as bar:
+        if own.source is None:
+            from attnres_serve.inspect import ask
+
+            with _server(checkpoint, own, flags, bar) as server:
+                bar.set_description("asking the server")
+                trace = ask.ask(server, own.prompt, _question(own))
+        else:
+            from attnres_serve.inspect import given
+
+            trace = given.trace(own.source)
         positions = [one.position for one in trace.tokens]
         token = positions[-1] if own.token is None else own.token
         _check_token(token, positions)
@@ -218,7 +217,10 @@ def _check_values(checkpoint: str | None, own: argparse.Namespace) -> None:
     for flag, value in {"the checkpoint": checkpoint, **given}.items():
         if value == "":  # as an unset variable of a shell leaves it
             raise SettingError(f"{flag} is empty; give it a value, or leave it out.")
-    for flag, least in (("--max-tokens", 0), ("--lens", 0), ("--max-model-len", 1)):
+    for flag, least in (
+        *(("--max-tokens", 0), ("--lens", 0), ("--token", 0)),
+        ("--max-model-len", 1),
+    ):
         if given.get(flag, least) < least:
             raise SettingError(f"{flag} is {given[flag]}; expected {least} or more.")
 
@@ -252,10 +254,18 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
             "--token chooses what a figure shows, and with --edit the token behind which the most "
             f"probable ones are told; a {suffix} file has every token."
         )
-    of_engine = [*flags, *["--max-model-len"] * (own.max_model_len is not None)]
-    if own.url is not None and of_engine:
-        raise SettingError(f"{of_engine[0]} is for an engine; with --url none is started.")
-    prepare.require_ours(flags)
+    words = _flags(own, flags)
+    if own.url is not None and words:
+        name = words[0].partition("=")[0]
+        raise SettingError(
+            f"{name} is for a server that is started; the one at --url runs already."
+        )
+
+
+def _flags(own: argparse.Namespace, flags: list[str]) -> list[str]:
+    """Those of a server that is started."""
+    longest = own.max_model_len
+    return [*flags, *([] if longest is None else [f"--max-model-len={longest}"])]
 
 
 def _check_token(token: int, positions: Sequence[int]) -> None:
@@ -266,22 +276,22 @@ def _check_token(token: int, positions: Sequence[int]) -> None:
         )
 
 
-def _read(path: str) -> Callable[["tqdm"], "Trace"]:
-    from attnres_serve.inspect import given
+@contextmanager
+def _server(
+    checkpoint: str | None, own: argparse.Namespace, flags: list[str], bar: "tqdm"
+) -> Iterator["Server"]:
+    """The server of ``--url``, or one that is started for the time of the context."""
+    from attnres_serve.inspect import own_server
+    from attnres_serve.inspect.ask import Server
 
-    trace = given.trace(path)
-
-    def tell(bar: "tqdm") -> "Trace":
+    if checkpoint is None:
+        yield Server(own.url)
+        return
+    bar.set_description("starting the server")
+    words = _flags(own, flags)
+    with own_server.running(checkpoint, words, output.is_verbose()) as server:
         bar.update()
-        return trace
-
-    return tell
-
-
-def _ask_server(own: argparse.Namespace) -> Callable[["tqdm"], "Trace"]:
-    from attnres_serve.inspect import ask
-
-    return partial(ask.ask_server, own.url, own.prompt, _question(own))
+        yield server
 
 
 def _question(own: argparse.Namespace) -> "Question":
@@ -289,30 +299,6 @@ def _question(own: argparse.Namespace) -> "Question":
 
     fields = {"max_tokens": own.max_tokens, "edits": own.edits, "lens": own.lens}
     return Question.model_validate(fields | ({"logprobs": TOP} if own.edits else {}))
-
-
-def _ask_engine(
-    checkpoint: str, own: argparse.Namespace, flags: list[str]
-) -> Callable[["tqdm"], "Trace"]:
-    """The function that starts an engine; everything that can be validated before is."""
-    found, asked = _prepared(checkpoint, own, flags), _question(own)
-    length = len(found.given) + own.max_tokens
-    if own.token is not None:
-        _check_token(own.token, range(length))
-    from attnres_serve.inspect import ask, edits
-
-    try:
-        resolved = edits.resolve(own.edits, found.sites, length)
-    except SettingError as error:
-        raise SettingError(f"--edit: {error}") from None
-    sites = prepare.traced_sites(found, asked)
-    prepare.require_few_logprobs("--lens", asked.lens, flags)
-    prepare.require_few_logprobs("the number of tokens told by --edit", asked.logprobs, flags)
-    return partial(ask.ask_engine, found, flags, sites, asked, resolved)
-
-
-def _prepared(checkpoint: str, own: argparse.Namespace, flags: list[str]) -> prepare.Prepared:
-    return prepare.prepared(checkpoint, own.prompt, own.max_tokens, flags, own.max_model_len)
 
 
 def _require_only(names: Sequence[str], own: argparse.Namespace) -> None:
@@ -335,17 +321,12 @@ def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) 
         raise SettingError(f"--importance is {path}; expected FILE.json in a folder that exists.")
     _require_only(("importance", "prompt", "prompt_file", "url", "max_model_len"), own)
     _check(checkpoint, own, flags)
-    from attnres_serve.inspect import importance, measure
+    from attnres_serve.inspect import measure
 
-    if checkpoint is None:
-        measure.by_server(own.url, own.prompt, path)
-    else:
-        asked = _prepared(checkpoint, own, flags)
-        every = [importance.empty_site(site) for site in asked.sites if site.mixes]
-        weights = files.state(hub.on_this_machine(checkpoint))
-        read = with_config(flags)
-        wanted = importance.empty(checkpoint, read, asked.given, every, weights)
-        words = [*asked.flags, f"--max-num-seqs={AT_ONCE}", *flags]
-        measure.by_engine(words, wanted, path)
+    with (
+        output.bar(total=2, unit="step") as bar,
+        _server(checkpoint, own, flags, bar) as server,
+    ):
+        measure.write_map(server, own.prompt, with_config(flags), path)
     print(path, file=output.out())
     return 0

@@ -1,7 +1,7 @@
 """How much a text's mean logprob changes when one site cannot read one source.
 
 A map has a number for every source of every site that mixes; a site with one source has null, for
-it cannot do without.  It is written after every batch, and a file that is not whole is continued.
+it cannot do without.  It is written after every ban, and a file that is not whole is continued.
 """
 
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, ValidationError
 
-from attnres_serve.depth.sites import Site, source_names
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect.answer import TracedSite
 
@@ -19,8 +18,8 @@ Ban = tuple[int, int]  # index of a site, number of a source
 NOTHING: Ban = (-1, -1)
 # Nats between two mean logprobs of one text and model: float32 in another order of sums.
 SAME = 1e-4
-# Mean logprobs of the text with each of some bans; no ban is NOTHING.
-Measure = Callable[[list[Ban]], list[float]]
+# The mean logprob of the text with a ban; no ban is NOTHING.
+Measure = Callable[[Ban], float]
 
 
 class SiteImportance(BaseModel):
@@ -39,10 +38,9 @@ class Importance(BaseModel):
     """The file."""
 
     model: str
-    weights: str | None = Field(
-        None, description="tells the files of the model from others; null: it is a server's"
+    flags: list[str] = Field(
+        description="of the server that was started, as given, behind those of --config"
     )
-    flags: list[str] = Field(description="of the engine, as given, behind those of --config")
     tokens: list[int]
     logprob: float | None = Field(description="mean over the tokens but the first; null: not yet")
     sites: list[SiteImportance]
@@ -53,12 +51,10 @@ def empty(
     flags: Sequence[str],
     tokens: Sequence[int],
     sites: Sequence[SiteImportance],
-    weights: str | None = None,
 ) -> Importance:
     """A map without numbers."""
     return Importance(
         model=model,
-        weights=weights,
         flags=list(flags),
         tokens=list(tokens),
         logprob=None,
@@ -66,15 +62,14 @@ def empty(
     )
 
 
-def empty_site(site: Site | TracedSite) -> SiteImportance:
+def empty_site(site: TracedSite) -> SiteImportance:
     """A site without numbers."""
-    sources = site.sources if isinstance(site, TracedSite) else source_names(site)
     return SiteImportance(
         index=site.index,
         layer=site.layer,
         kind=site.kind,
-        sources=sources,
-        change=[None] * len(sources),
+        sources=site.sources,
+        change=[None] * len(site.sources),
     )
 
 
@@ -94,7 +89,7 @@ def read(path: Path, asked: Importance) -> Importance:
         raise SettingError(
             f"--importance: {path} is another file; name one that does not exist yet."
         ) from None
-    for field in ("model", "weights", "flags", "tokens"):
+    for field in ("model", "flags", "tokens"):
         if getattr(found, field) != getattr(asked, field):
             what = "text" if field == "tokens" else field
             raise SettingError(
@@ -122,29 +117,25 @@ def missing(found: Importance) -> list[Ban]:
     ]
 
 
-def fill(found: Importance, measure: Measure, batch: int, path: Path) -> Iterator[int]:
-    """Measure what a map lacks and write it after every batch.
+def fill(found: Importance, measure: Measure, path: Path) -> Iterator[Ban]:
+    """Measure what a map lacks and write it after every ban.
 
     Args:
         found: the map, which is filled.
         measure: gives the mean logprobs.
-        batch: bans that are measured at once.
         path: of the file.
 
     Yields:
-        The number of bans that were measured since.
+        Every ban that was measured.
     """
     if found.logprob is None:
-        (found.logprob,) = measure([NOTHING])
+        found.logprob = measure(NOTHING)
         write(found, path)
     sites = {site.index: site for site in found.sites}
-    bans = missing(found)
-    for begin in range(0, len(bans), batch):
-        part = bans[begin : begin + batch]
-        for (index, column), mean in zip(part, measure(part), strict=True):
-            sites[index].change[column] = mean - found.logprob
+    for index, column in missing(found):
+        sites[index].change[column] = measure((index, column)) - found.logprob
         write(found, path)
-        yield len(part)
+        yield index, column
 
 
 def require_same(found: Importance, measure: Measure, path: Path) -> None:
@@ -157,7 +148,7 @@ def require_same(found: Importance, measure: Measure, path: Path) -> None:
     """
     if found.logprob is None:
         return
-    (now,) = measure([NOTHING])
+    now = measure(NOTHING)
     if not abs(now - found.logprob) <= SAME:
         raise SettingError(
             f"--importance: {path} was begun with other weights: the text's mean logprob was "

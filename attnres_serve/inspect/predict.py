@@ -49,19 +49,6 @@ class Predictions:
         values = ((best.values - total), own)
         return best.indices.cpu(), *(value.clamp(min=LEAST).cpu() for value in values)
 
-    def means(self, copies: int) -> list[float] | None:
-        """The mean logprob of the tokens that follow, for each of as many copies of a sequence;
-        None on a worker that has no logits.
-
-        Raises:
-            ValueError: the model gave no numbers.
-        """
-        if not self._parts:
-            return None
-        own = _numbers(torch.cat([part[2] for part in self._parts]))
-        means: list[float] = own.double().view(copies, -1).mean(-1).tolist()
-        return means
-
     def packed(self) -> list[bytes] | None:
         """The predictions as bytes; None on a worker that has no logits.
 
@@ -75,10 +62,6 @@ class Predictions:
         if not self._parts:
             return None
         top, values, own = (torch.cat(part) for part in zip(*self._parts, strict=True))
-        return [part.contiguous().numpy().tobytes() for part in (top, values, _numbers(own))]
-
-
-def _numbers(own: Tensor) -> Tensor:
-    if bool(own.isnan().any()):
-        raise ValueError("the logits are not numbers")
-    return own
+        if bool(own.isnan().any()):
+            raise ValueError("the logits are not numbers")
+        return [part.contiguous().numpy().tobytes() for part in (top, values, own)]

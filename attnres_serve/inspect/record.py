@@ -141,7 +141,6 @@ def record(
     wanted: Sequence[int],
     edits: Sequence[Resolved] = (),
     predictions: Predictions | None = None,
-    copies: int = 1,
     lens: Reader | None = None,
 ) -> dict[int, SiteTrace]:
     """Replay a sequence; every worker of the engine does so at once.
@@ -153,7 +152,6 @@ def record(
         wanted: indices of sites.
         edits: of what sites read.
         predictions: takes what follows the tokens.
-        copies: how many times the sequence runs at once; positions count through all of them.
         lens: takes what sites mix, which are among those that are wanted, and predicts from it.
 
     Returns:
@@ -174,7 +172,7 @@ def record(
     handles += [norm.register_forward_hook(intervention) for norm in changed]
     try:
         with recorded_sites() as ran:  # not counted as a pass that serves
-            passes = replay.replay(worker, ids, predictions, copies)
+            passes = replay.replay(worker, ids, predictions)
     finally:
         for handle in handles:
             handle.remove()

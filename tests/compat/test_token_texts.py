@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.compat import requests
 from attnres_serve.compat.token_texts import TokenTexts
-from attnres_serve.inspect import prepare
 
 WORDS = ("<s>", "<unk>", "▁the", "▁a", "s", ",")
 
@@ -24,7 +23,7 @@ def metaspace() -> PreTrainedTokenizerFast:
 
 
 def test_a_space_before_a_word_is_kept(metaspace):
-    """In what a server answers and in what the command does."""
+    """In what a server answers."""
     ids = metaspace.convert_tokens_to_ids(["<s>", "▁the", "s", ",", "▁a"])
     wanted = ["<s>", " the", "s", ",", " a"]
     assert metaspace.decode([ids[1]]) == "the"  # what is mended
@@ -34,12 +33,6 @@ def test_a_space_before_a_word_is_kept(metaspace):
         get_tokenizer=lambda: metaspace, vllm_config=SimpleNamespace(model_config=model)
     )
     assert requests.token_texts(client, ids) == wanted
-
-
-def test_the_command_has_the_same_texts(metaspace, monkeypatch):
-    monkeypatch.setattr(prepare.tokenizer, "load", lambda _: metaspace)
-    found = prepare.prepared(str(DEMO), "the a", 0, [])
-    assert found.texts(found.given) == [" the", " a"]
 
 
 def test_bytes_that_are_no_whole_character():

@@ -17,7 +17,6 @@ from checkpoints import write_house
 from facts import FACTS
 from goldens import EVERYWHERE, check_all_against, check_executed, rounded
 from jobs import engine_job, fresh_prompts, run_named
-from jobs.engine import COPIED
 
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHMS
@@ -39,7 +38,6 @@ CASES = {
 CHOSEN = dict(zip(CASES, cycle(ALGORITHMS), strict=False))
 CHUNK = 96  # tokens of a step; a prompt is longer
 LONGEST = 190  # tokens of a prompt
-BANS = ((-1, -1), (2, 0), (5, 1), (5, 2))  # site and source, the first one of none
 FAR = 1e-4  # float32 and float64 through eight sublayers; found was a tenth of it
 Run = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # job and result by case
 Traced = dict[int, tuple[torch.Tensor, torch.Tensor]]  # weights and magnitudes by site
@@ -65,9 +63,8 @@ def run_with_mixes(root: Path, cases: Iterable[str]) -> tuple[Path, Run]:
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
         prompts, depth = fresh_prompts((7, LONGEST, 1)), tiny_sites.load(root / case).depth
         edits = [edited_oracle.by_numbers(depth, edit) for edit in edits_of(depth, case)]
-        bans = BANS if case in EDITED else []
         jobs[case] = engine_job(
-            root / case, prompts, CHOSEN[case], chunk=CHUNK, trace=True, edits=edits, bans=bans
+            root / case, prompts, CHOSEN[case], chunk=CHUNK, trace=True, edits=edits
         )
     return root, run_named(jobs, root / "run")
 
@@ -160,30 +157,6 @@ def test_an_edit_of_a_kind_is_the_float64_models(kinds_with_mixes, case):
     assert ((found - own).abs() <= 5 * FAR + EVERYWHERE * (off - own).abs()).all()
     plain = model.run(ids, mix=model.mixed).logits.log_softmax(-1)[:-1].gather(1, following)[:, 0]
     assert (plain - own).abs().max() > 0.1  # the edit matters
-
-
-@pytest.mark.families
-@pytest.mark.parametrize("case", EDITED)
-def test_bans_side_by_side_are_single_ones(kinds_with_mixes, case):
-    """Experts and states of copies of a text do not mix, and each is the float64 model's."""
-    root, run = kinds_with_mixes
-    job, result = run[case]
-    model, ids = tiny_sites.load(root / case), max(job["prompts"], key=len)[:COPIED]
-    following, every = torch.tensor(ids[1:])[:, None], list(range(COPIED))
-    for (site, column), both in zip(
-        BANS, zip(result["together"], result["single"], strict=True), strict=True
-    ):
-        edits = []
-        if site >= 0:
-            source = edited_oracle.sources_at(model.depth, site)[column]
-            edits = [{"sites": [site], "sources": [source], "tokens": every, "ban": True}]
-        own, off = (
-            edited_run(one, ids, edits).logits.log_softmax(-1)[:-1].gather(1, following).mean()
-            for one in (model, rounded(model))
-        )
-        for found in both:
-            assert abs(found - own) <= 5 * FAR + EVERYWHERE * abs(off - own)
-    assert max(result["single"]) - min(result["single"]) > 0.01  # they matter
 
 
 def record_exact(record_property, case: str) -> None:

@@ -1,4 +1,4 @@
-"""``attnres_serve.trace``: what a server and an engine are asked, and what is refused."""
+"""``attnres_serve.trace``: what a server is asked, and what is refused."""
 
 import json
 import shutil
@@ -20,10 +20,9 @@ from asked_server import asked_server
 from serving import DEMO, environment, free_port
 
 import attnres_serve
-from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.inspect import ask
-from attnres_serve.inspect.edits import Edit
-from attnres_serve.inspect.question import Question
+from attnres_serve.errors import SettingError
+from attnres_serve.inspect import own_server
+from attnres_serve.inspect.ask import Server
 from tests.inspect.test_command import made_up
 
 URL = "http://127.0.0.1:8000/"
@@ -40,17 +39,16 @@ def server(monkeypatch):
 
 
 @pytest.fixture
-def engine(monkeypatch):
-    """What an engine was asked; none is started."""
-    asked = {}
+def own(monkeypatch, server):
+    """What a server was started with, and asked; none is started."""
 
-    def ask_engine(prepared, words, sites, question, resolved, bar):
-        asked.update(prepared=prepared, words=words, sites=sites)
-        asked.update(question=question, resolved=resolved)
-        return made_up(3, 2)
+    @contextmanager
+    def running(checkpoint, flags, verbose=False):
+        server.update(checkpoint=checkpoint, flags=flags)
+        yield Server("http://127.0.0.1:9", "its key", is_own=True)
 
-    monkeypatch.setattr(ask, "ask_engine", ask_engine)
-    return asked
+    monkeypatch.setattr(own_server, "running", running)
+    return server
 
 
 # A server is asked.
@@ -209,17 +207,16 @@ def test_a_proxy_that_does_not_pass_it_on(monkeypatch):
             attnres_serve.trace("http://10.0.0.1:8000", PROMPT)
 
 
-# An engine is started.
+# A server is started.
 
 
-def test_an_engine_is_asked(engine):
-    """Text as the tokenizer has it, edits by numbers, and flags as on a command line."""
-    edit = 'ban sites=9,final sources="block 2"'
-    attnres_serve.trace(
+def test_a_server_that_is_started_is_asked(own):
+    """With flags as on a command line, and with its own key."""
+    trace = attnres_serve.trace(
         DEMO,
         PROMPT,
         max_tokens=2,
-        edits=edit,
+        edits='ban sites=9,final sources="block 2"',
         sites=[4, 2],
         lens=1,
         dtype="float32",
@@ -229,27 +226,33 @@ def test_an_engine_is_asked(engine):
         seed=None,
         additional_config={"attnres_backend": "torch"},
     )
-    assert engine["words"] == [
+    assert trace.answer == made_up(3, 2)
+    assert own["checkpoint"] == str(DEMO)
+    assert own["flags"] == [
         *("--dtype=float32", "--enforce-eager", "--no-enable-prefix-caching"),
         *("--served-model-name", "demo", "other"),
         '--additional-config={"attnres_backend": "torch"}',
     ]
-    prepared = engine["prepared"]
-    assert "".join(prepared.texts(prepared.given)) == f"<s>{PROMPT}"
-    assert f"--max-model-len={len(prepared.given) + 2}" in prepared.flags
-    assert engine["question"] == Question(
-        max_tokens=2, sites=[4, 2], edits=[Edit.model_validate(BAN)], lens=1
-    )
-    assert [site.index for site in engine["sites"]] == [2, 4]
-    (resolved,) = engine["resolved"]
-    assert (resolved.kind, resolved.runs) == ("ban", [(0, len(prepared.given) + 2)])
-    assert [index for index, _ in resolved.sites] == [9, 16]
+    assert own["json"] == {
+        "prompt": PROMPT,
+        "max_tokens": 2,
+        "sites": [4, 2],
+        "edits": [BAN],
+        "lens": 1,
+    }
+    assert own["headers"] == {"Authorization": "Bearer its key"}
 
 
-def test_an_engine_of_token_ids(engine):
+def test_token_ids_and_the_longest_sequence(own):
     attnres_serve.trace(str(DEMO), np.array([5, 6]), max_model_len=64)
-    assert engine["prepared"].given == [5, 6] and engine["resolved"] == []
-    assert "--max-model-len=64" in engine["prepared"].flags
+    assert own["json"] == {"prompt": [5, 6]} and own["flags"] == ["--max-model-len=64"]
+
+
+def test_what_the_server_refuses_is_its_sentence(own):
+    """Without an address that nobody gave."""
+    own["answer"] = httpx.Response(400, json={"error": {"message": "There is no site 99."}})
+    with pytest.raises(SettingError, match=r"^There is no site 99\.$"):
+        attnres_serve.trace(DEMO, PROMPT, sites=[99])
 
 
 # What is refused.
@@ -258,71 +261,61 @@ def test_an_engine_of_token_ids(engine):
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"prompt": []}, "the prompt has no token"),
-        ({"prompt": [3, 99999]}, "token 99999 is not in the vocabulary of 2048 tokens"),
-        ({"prompt": [-1]}, "token -1 is not in the vocabulary"),
         ({"prompt": [2.5]}, "prompt: 'float' object .*; expected a list of whole numbers"),
         ({"max_tokens": -1}, "max_tokens: found -1; expected greater than or equal to 0."),
-        ({"max_tokens": 9999}, "expected at most 1024"),
-        ({"max_model_len": 2048}, "has a context of 1024 tokens"),
-        ({"sites": [99]}, "There is no site 99"),
         ({"sites": ["mlp"]}, "sites: 'str' object .*; expected a list of whole numbers"),
-        ({"tokens": [3]}, "There is no token 3; the sequence has at most 3"),
         ({"tokens": {"begin": 3}}, r"tokens\.begin is no field that is read; leave it out\."),
-        ({"tokens": {"start": 3}}, "The range of tokens is empty"),
         ({"edits": "ban places=3"}, r"edits\[0\]: 'places' is no field"),
         ({"edits": [BAN, "sites=3"]}, r"edits\[1\]: 'sites' stands where it cannot"),
         ({"edits": [BAN, {"mean": "no"}]}, r'edits\[1\].mean: found "no"; expected true.'),
         ({"edits": [{"sites": [3]}]}, r"edits\[0\]: give exactly one of `ban`"),
-        ({"edits": {"scale": 2, "sites": [99]}}, r"edits\[0\].sites: there is no site 99"),
         ({"edits": 5}, r"edits\[0\]: found 5; expected an object"),
         ({"tokens": 5}, "tokens: 'int' object .*; expected a list of whole numbers"),
         ({"logprobs": "3"}, 'logprobs: found "3"; expected a whole number'),
-        ({"lens": 21}, "lens is 21; expected at most 20"),
-        ({"logprobs": 21}, "logprobs is 21; expected at most 20"),
         ({"edits": BAN, "max_tokens": 65}, "max_tokens is 65; with edits expected at most 64"),
         ({"lens": -1}, "lens: found -1; expected greater than or equal to 0"),
-        ({"key": "a key"}, "key is for a server"),
-        ({"max_token": 3}, "found --max-token, which is no flag; did you mean --max-tokens"),
-        ({"model": "other"}, "--model does not go with inspect"),
-        ({"tokenizer": "other"}, "--tokenizer does not go with inspect"),
+        ({"key": "a key"}, "key is for a server that runs"),
+        ({"max_token": 3}, "max_token is no argument of trace; did you mean max_tokens"),
+        ({"max_model_length": 3}, "max_model_length is no argument .* mean max_model_len"),
+        ({"edit": BAN}, "edit is no argument of trace; did you mean edits"),
     ],
 )
-def test_a_refusal_is_one_sentence(asked, sentence, engine):
-    """Before an engine starts."""
+def test_a_refusal_is_one_sentence(asked, sentence, own):
+    """Before a server starts."""
     with pytest.raises(SettingError, match=sentence) as refusal:
         attnres_serve.trace(DEMO, **{"prompt": PROMPT} | asked)
     said = str(refusal.value)
-    assert "\n" not in said and said.endswith((".", "?")) and not engine
+    assert "\n" not in said and said.endswith((".", "?")) and "flags" not in own
 
 
 @pytest.mark.parametrize("flag", [{"dtype": "float32"}, {"max_model_len": 9}, {"max_token": 3}])
-def test_flags_are_of_an_engine(flag, server):
+def test_flags_are_of_a_server_that_is_started(flag, server):
     (name,) = flag
-    with pytest.raises(SettingError, match=f"{name} is for an engine; with an address none is"):
+    with pytest.raises(SettingError, match=f"{name} is for a server that is started"):
         attnres_serve.trace(URL, PROMPT, **flag)
     assert "url" not in server
 
 
-def test_a_checkpoint_that_is_none():
-    with pytest.raises(CheckpointError, match="no/such/folder does not exist"):
-        attnres_serve.trace("no/such/folder", PROMPT)
-
-
-def test_a_value_that_a_flag_does_not_have():
-    """In our words where its values are listed, else as vLLM's parser says; the process goes on."""
-    pytest.importorskip("vllm")
-    with pytest.raises(SettingError, match=r"found --dtype half a byte; expected one of auto,"):
-        attnres_serve.trace(DEMO, PROMPT, dtype="half a byte")
-    with pytest.raises(SettingError, match=r"argument --max-num-seqs: invalid int value: 'a few'"):
-        attnres_serve.trace(DEMO, PROMPT, max_num_seqs="a few")
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"model_or_url": "no/such/folder"}, "no/such/folder does not exist"),
+        ({"dtype": "half a byte"}, "found --dtype half a byte; expected one of auto,"),
+        ({"no_such_flag": 3}, "found --no-such-flag, which is no flag"),
+        ({"max_model_len": 2048}, "has a context of 1024 tokens"),
+    ],
+)
+def test_what_a_server_refuses_to_start_with_is_its_sentence(asked, sentence):
+    with pytest.raises(SettingError, match=sentence) as refusal:
+        attnres_serve.trace(**{"model_or_url": DEMO, "prompt": PROMPT} | asked)
+    assert "log" not in str(refusal.value)
 
 
 @pytest.mark.engine
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("path", cells.FILES, ids=lambda path: path.name)
 def test_the_cells_of_python(path, tmp_path):
-    """By engines of their own, where test_trace_server has a server for them."""
+    """By servers of their own, where test_trace_server has one for all of them."""
     cells.link_demo(tmp_path)
     done = subprocess.run(
         [sys.executable, cells.__file__, str(path)],

@@ -1,4 +1,4 @@
-"""``attnres-serve inspect``: figures of made-up traces, refusals, and traces of an engine."""
+"""``attnres-serve inspect``: figures of made-up traces, refusals, and traces of a server."""
 
 import io
 import json
@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -22,8 +23,9 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.inspect import answer as trace_answer
-from attnres_serve.inspect import figure, pictures
+from attnres_serve.inspect import figure, own_server, pictures
 from attnres_serve.inspect.answer import Trace
+from attnres_serve.inspect.ask import Server
 
 TEXTS = ("import", " os", "\n", "def", " $x$", "\t", "你", "é")
 TOKENS = len(TEXTS)
@@ -214,8 +216,7 @@ ASK = ("--prompt", "import os")
         (["--from", "x.json", "--max-tokens", "2"], "--max-tokens is for a new trace"),
         (["--from", "x.json", "--dtype", "half"], "--dtype is for a new trace"),
         ([str(DEMO), "--prompt", ""], "--prompt is empty"),
-        ([str(DEMO), *ASK, "--token", "3"], "--token is 3; expected one of the 3 tokens"),
-        ([str(DEMO), *ASK, "--token", "-1"], "--token is -1"),
+        ([str(DEMO), *ASK, "--token", "-1"], "--token is -1; expected 0 or more"),
         ([str(DEMO), *ASK, "--max-tokens", "-1"], "--max-tokens is -1; expected 0 or more"),
         ([str(DEMO), *ASK, "--lens", "-1"], "--lens is -1; expected 0 or more"),
         ([str(DEMO), *ASK, "--lens", "2"], "--lens has its place in a .json file; --out is insp"),
@@ -230,13 +231,13 @@ ASK = ("--prompt", "import os")
         ([str(DEMO), *ASK, "--out", "x"], "--out is x; expected"),
         ([str(DEMO), *ASK, "--out", "nowhere/at/all.png"], "nowhere/at is not a folder"),
         ([str(DEMO), *ASK, "--out", "x.json", "--token", "0"], "a .json file has every token"),
-        ([str(DEMO), "--prompt", "x = 1\n" * 999], "expected at most 1024"),
-        ([str(DEMO), *ASK, "--max-tokens", "9999"], "expected at most 1024"),
-        ([str(DEMO), *ASK, "--max-model-len", "2"], "may have 3 tokens; expected at most 2"),
         ([str(DEMO), *ASK, "--max-model-len", "2048"], "has a context of 1024 tokens"),
         (["no/such/folder", *ASK], "no/such/folder does not exist"),
-        ([str(DEMO), *ASK, "--model", "other"], "--model does not go with inspect"),
-        (["--url", "http://127.0.0.1:1", *ASK, "--dtype", "half"], "--dtype is for an engine"),
+        ([str(DEMO), *ASK, "--model", "other"], "found the model 'other' among the flags"),
+        (
+            ["--url", "http://127.0.0.1:1", *ASK, "--dtype", "half"],
+            "--dtype is for a server",
+        ),
         (["--url", "http://127.0.0.1:1", *ASK, "--max-model-len", "9"], "--max-model-len is for"),
         (["--url", "nonsense", *ASK], "the server nonsense cannot be asked"),
         (["", *ASK], "the checkpoint is empty; give it a value"),
@@ -258,13 +259,13 @@ def test_a_refusal_is_one_sentence(words, sentence, capsys):
 
 
 @pytest.fixture
-def no_engine(monkeypatch):
-    """What is refused is refused before an engine starts."""
+def no_server(monkeypatch):
+    """What is refused is refused before a server starts."""
 
     def started(*_):
-        pytest.fail("an engine was started")
+        pytest.fail("a server was started")
 
-    monkeypatch.setattr("attnres_serve.compat.engines.engine_here", started)
+    monkeypatch.setattr(own_server, "running", started)
 
 
 TO_JSON = ("--out", "x.json")
@@ -274,19 +275,15 @@ EDIT = ("--edit", "scale=2")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--lens", "21"], "--lens is 21; expected at most 20 (--max-logprobs)"),
-        (["--lens", "3", "--max-logprobs", "2"], "--lens is 3; expected at most 2"),
-        (["--lens", "21", "--config", "max-logprobs: 15"], "--lens is 21; expected at most 15"),
-        ([*EDIT, "--max-logprobs=2"], "the number of tokens told by --edit is 3; expected at mo"),
         ([*EDIT, "--max-tokens", "65"], "--max-tokens is 65; with --edit expected at most 64"),
         ([*EDIT * 65], "--edit is given 65 times; expected at most 64"),
-        (["--config", "tokenizer: other"], "--tokenizer does not go with inspect"),
-        (["--config", "worker-extension-cls: other"], "--worker-extension-cls does not go"),
-        (["--config", "max-model-len: 8"], "--max-model-len stands in the file of --config"),
+        (["--max-num-seqz", "5"], "found --max-num-seqz, which is no flag; did you mean --max-n"),
+        (["--max-token", "5"], "found --max-token, which is no flag; did you mean --max-tokens"),
+        (["--config", "dtype: half a byte"], "found --dtype half a byte in flags.yaml; expected"),
     ],
 )
-@pytest.mark.usefixtures("no_engine")
-def test_what_no_engine_is_started_for(words, sentence, capsys, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("no_server")
+def test_what_no_server_is_started_for(words, sentence, capsys, monkeypatch, tmp_path):
     """Flags of a file count as well."""
     monkeypatch.chdir(tmp_path)
     if "--config" in words:
@@ -295,11 +292,29 @@ def test_what_no_engine_is_started_for(words, sentence, capsys, monkeypatch, tmp
     assert sentence in refused(capsys, str(DEMO), *ASK, *TO_JSON, *words)
 
 
-@pytest.mark.parametrize("words", [["--lens", "20"], ["--lens", "21", "--max-logprobs", "-1"]])
-@pytest.mark.usefixtures("no_engine")
-def test_as_many_tokens_as_the_engine_names(words):
-    with pytest.raises(pytest.fail.Exception, match="was started"):
-        cli.main(["inspect", str(DEMO), *ASK, *TO_JSON, *words])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--dtype=half", "--attnres-backend", "torch"],
+        ["--max-model-len", "64", "--max-trace-tokens=9", "--additional-config", "{}"],
+    ],
+)
+def test_a_server_is_started_with_the_flags_that_are_not_ours(words, server, monkeypatch, tmp_path):
+    started = []
+
+    @contextmanager
+    def running(checkpoint, flags, verbose):
+        started.extend([checkpoint, *flags])
+        yield Server("http://127.0.0.1:9", "its key", is_own=True)
+
+    monkeypatch.setattr(own_server, "running", running)
+    server["answer"] = httpx.Response(200, content=made_up(3, 2).model_dump_json())
+    out = str(tmp_path / "x.json")
+    assert cli.main(["inspect", str(DEMO), *ASK, "--out", out, *words]) == 0
+    longest = ["--max-model-len=64"] if "--max-model-len" in words else []
+    wanted = words[2:] if longest else words
+    assert started == [str(DEMO), *wanted, *longest]
+    assert server["headers"] == {"Authorization": "Bearer its key"}
 
 
 @pytest.mark.parametrize("words", ["--prompt -", "--prompt-file -", "--prompt-file p"])
@@ -406,11 +421,6 @@ def test_a_model_without_sites(tmp_path, capsys):
     assert "is not an AttnRes checkpoint" in refused(capsys, str(plain), *ASK)
     twin = write_fla(tmp_path / "twin", block_size=None)
     assert "has standard residuals" in refused(capsys, str(twin), *ASK)
-
-
-def test_memory_is_bounded(monkeypatch, capsys):
-    monkeypatch.setattr("attnres_serve.inspect.prepare.MAX_ROWS", 2 * 17)
-    assert "may have 3 tokens; expected at most 2" in refused(capsys, str(DEMO), *ASK)
 
 
 def test_matplotlib_is_wanted_for_a_figure_alone(monkeypatch, capsys):

@@ -3,28 +3,37 @@
 import json
 import re
 import shlex
-from pathlib import Path
 
 import httpx
 import pytest
-from checkpoints import write_fla
 from edited_oracle import evaluate, greedy, mixing_sites, sources_at
 from serving import DEMO, run_module
 
 from attnres_serve import cli
 from attnres_serve.depth.layout import Layout
-from attnres_serve.depth.sites import sites
+from attnres_serve.depth.sites import sites, source_names
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.inspect import answer as trace_answer
 from attnres_serve.inspect import given, importance, measure
 from attnres_serve.inspect.answer import Trace
+from attnres_serve.inspect.ask import Server
 from attnres_serve.inspect.importance import Importance, SiteImportance
 
 PAGE = DEMO.parents[2] / "docs" / "use" / "inspect.md"
 ASK = ("--prompt", "import os")
 BLOCKS = AttnResSpec.uniform(Layout.of(3), 2, 1e-6)
-SITES = [importance.empty_site(site) for site in sites(BLOCKS) if site.mixes]
+SITES = [
+    SiteImportance(
+        index=site.index,
+        layer=site.layer,
+        kind=site.kind,
+        sources=source_names(site),
+        change=[None] * site.num_sources,
+    )
+    for site in sites(BLOCKS)
+    if site.mixes
+]
 NUMBER = r"-?\d+\.\d+"
 ROUNDED = 2e-3  # float32 in another order, and four decimals
 
@@ -52,14 +61,10 @@ def refused(capsys, *words: str) -> str:
         ("scale=1e9", "--edit: scale is '1e9'; expected a number"),
         ("weights=1,2", "--edit: weights is '1,2'; expected numbers from 0 to 1"),
         ("ban tokens=x", "--edit: tokens is 'x'; expected positions"),
-        ("ban sites=99 sources=embedding", "99"),
-        ("ban sites=2 sources=lead", "lead"),
-        ("ban sites=2 tokens=9", "9"),
-        ("force sites=2", "force"),
     ],
 )
 def test_an_edit_that_is_none(edit, sentence, capsys):
-    """What the flag alone shows, and what needs the model; nothing was started for it."""
+    """Nothing was started for it."""
     assert sentence in refused(capsys, str(DEMO), *ASK, "--edit", edit)
 
 
@@ -99,7 +104,7 @@ def test_an_edit_is_read(text, wanted):
         (["--importance", "m.json", "--token", "2"], "--token does not go with --importance"),
         (["--importance", "m.json", "--out", "x.png"], "--out does not go with --importance"),
         (["--importance", "m.json"], "give a checkpoint right after `inspect`"),
-        ([str(DEMO), "--importance", "m.json", "--model", "x"], "--model does not go with"),
+        ([str(DEMO), "--importance", "m.json", "--uds", "x"], "--uds is for a server that others"),
         (["--url", "http://127.0.0.1:1", "--importance", "m.json"], "cannot be asked"),
     ],
 )
@@ -167,12 +172,12 @@ class Meter:
     def __init__(self, left: int) -> None:
         self.left, self.asked = left, []
 
-    def __call__(self, bans: list[importance.Ban]) -> list[float]:
+    def __call__(self, ban: importance.Ban) -> float:
         if not self.left:
-            raise SettingError("the engine is gone.")
+            raise SettingError("the server is gone.")
         self.left -= 1
-        self.asked += bans
-        return [-1.0 if ban == importance.NOTHING else -1 - hash(ban) % 97 for ban in bans]
+        self.asked.append(ban)
+        return -1.0 if ban == importance.NOTHING else -1 - hash(ban) % 97
 
 
 def empty(**other) -> Importance:
@@ -184,12 +189,12 @@ def test_a_map_is_continued(before, tmp_path):
     """Wherever it ended: nothing is measured twice, and the file is that of one run."""
     whole, path = tmp_path / "whole.json", tmp_path / "map.json"
     once, first, second = Meter(99), Meter(before), Meter(99)
-    steps = [*importance.fill(importance.read(whole, empty()), once, 4, whole)]
+    steps = [*importance.fill(importance.read(whole, empty()), once, whole)]
     with pytest.raises(SettingError):
-        [*importance.fill(importance.read(path, empty()), first, 4, path)]
+        [*importance.fill(importance.read(path, empty()), first, path)]
     assert path.exists() == (before > 0)
     begun = importance.read(path, empty())
-    assert sum(importance.fill(begun, second, 4, path)) == sum(steps) - max(0, 4 * (before - 1))
+    assert [*importance.fill(begun, second, path)] == steps[max(0, before - 1) :]
     assert first.asked + second.asked == once.asked
     assert path.read_text() == whole.read_text()
     assert importance.missing(importance.read(path, empty())) == []
@@ -198,7 +203,7 @@ def test_a_map_is_continued(before, tmp_path):
 
 def test_every_source_that_a_site_can_do_without(tmp_path):
     found, meter = empty(), Meter(99)
-    [*importance.fill(found, meter, 3, tmp_path / "map.json")]
+    [*importance.fill(found, meter, tmp_path / "map.json")]
     assert meter.asked[0] == importance.NOTHING
     assert len(set(meter.asked)) == len(meter.asked)
     for site in found.sites:
@@ -210,7 +215,6 @@ def test_every_source_that_a_site_can_do_without(tmp_path):
     ("other", "sentence"),
     [
         ({"model": "other"}, "begun with other model"),
-        ({"weights": "other"}, "begun with other weights"),
         ({"flags": ["--dtype=half"]}, "begun with other flags"),
         ({"tokens": [3, 5]}, "begun with other text"),
         ({"sites": SITES[1:]}, "has other sites"),
@@ -222,31 +226,6 @@ def test_another_map_is_not_continued(other, sentence, tmp_path):
     importance.write(empty(**other), path)
     with pytest.raises(SettingError, match=sentence):
         importance.read(path, empty())
-
-
-def test_a_map_of_other_weights_at_the_same_place(capsys, monkeypatch, tmp_path):
-    """Or of other flags in the same file: no number of it is handed out as this model's."""
-    folder = write_fla(tmp_path / "model")
-    wanted = iter((-1.0, -2.0))
-
-    def by_engine(_, asked: Importance, path: Path) -> None:
-        found = importance.read(path, asked)
-        found.logprob = next(wanted)
-        importance.write(found, path)
-
-    monkeypatch.setattr("attnres_serve.inspect.measure.by_engine", by_engine)
-    monkeypatch.chdir(tmp_path)
-    Path("flags.yaml").write_text("dtype: float32")
-    words = [str(folder), *ASK, "--config", "flags.yaml", "--importance", "m.json"]
-    for _ in range(2):  # continued
-        assert cli.main(["inspect", *words]) == 0
-    assert json.loads(Path("m.json").read_text())["flags"][0] == "--dtype=float32"
-    capsys.readouterr()
-    Path("flags.yaml").write_text("dtype: bfloat16")
-    assert "m.json was begun with other flags" in refused(capsys, *words)
-    Path("flags.yaml").write_text("dtype: float32")
-    write_fla(folder, seed=1)
-    assert "m.json was begun with other weights" in refused(capsys, *words)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -273,11 +252,11 @@ def test_a_servers_map_is_continued_by_what_it_measures(now, same, is_whole, mon
     importance.write(begun, path)
     before = path.read_text()
     if same:
-        measure.by_server("http://x", "ab", path)
+        measure.write_map(Server("http://x"), "ab", [], path)
         assert importance.missing(Importance.model_validate_json(path.read_text())) == []
     else:
         with pytest.raises(SettingError, match=r"was -1\.000000 and is -1\.010000; name a new"):
-            measure.by_server("http://x", "ab", path)
+            measure.write_map(Server("http://x"), "ab", [], path)
     assert (path.read_text() == before) == (is_whole or not same)
     assert sum("logprobs" in body for body in asked) == (1 if is_whole or not same else 3)
 
@@ -382,7 +361,7 @@ def test_an_importance_map_of_the_demo(tmp_path):
             tokens = [*range(len(found.tokens))]
             ban = {"sites": [index], "sources": [source], "tokens": tokens, "ban": True}
             assert change == pytest.approx(mean([ban]) - mean([]), abs=2 * LOGPROBS)
-    before = path.read_text()  # a file that is whole needs no engine
+    before = path.read_text()  # a file that is whole is left as it is
     run_of_the_page(command, tmp_path)
     assert path.read_text() == before
 

@@ -17,13 +17,11 @@ pytest.importorskip("vllm")
 
 from in_process import world
 from trace_cases import FAR, check, record, wanted, worker_of
-from vllm import EngineArgs
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sequence import IntermediateTensors
 
 from attnres_serve.compat import replay as replays
-from attnres_serve.inspect import prepare
 from attnres_serve.inspect import record as recording
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
@@ -100,7 +98,7 @@ def test_the_triton_backend_in_a_process_of_its_own():
     own = test_every_format_algorithm_and_backend.__name__
     chosen = "64 and cumulative_block"
     tests = f"{__file__}::{own}", "-k", chosen
-    assert "3 passed" in run_tests(*tests)
+    assert "2 passed" in run_tests(*tests)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
@@ -218,8 +216,7 @@ def test_a_worker_never_raises():
     worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
     for method, empty, *args in (
         ("trace", {"sites": [], "predicted": None, "lens": None}, [10**6], [0], [0]),
-        ("importance", {"means": None}, [10**6, 0], [(-1, -1)]),
-        ("importance", {"means": None}, None, [(-1, -1)]),
+        ("trace", {"sites": [], "predicted": None, "lens": None}, None, [0], [0]),
     ):
         found = getattr(WorkerExtension, f"attn_res_{method}")(worker, *args)
         assert found.pop("problem").endswith("failed; the engine's log says why.")
@@ -229,28 +226,15 @@ def test_a_worker_never_raises():
 
 @pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 @pytest.mark.parametrize("error", [recording.TraceError, SiteOrderError])
-@pytest.mark.parametrize(
-    ("method", "place", "args"),
-    [
-        ("trace", "record.record", ([1], [0], [0])),
-        ("importance", "record.record", ([1, 2], [(-1, -1)])),
-    ],
-)
-def test_a_sentence_of_ours_is_passed_on(method, place, args, error, monkeypatch):
+def test_a_sentence_of_ours_is_passed_on(error, monkeypatch):
     """Any other is for the log: it may name files and addresses."""
 
     def fails(*_, **__):
         raise error("site 3 is late.")
 
-    monkeypatch.setattr(f"attnres_serve.inspect.{place}", fails)
-    found = getattr(WorkerExtension, f"attn_res_{method}")(SimpleNamespace(), *args)
+    monkeypatch.setattr(recording, "record", fails)
+    found = WorkerExtension.attn_res_trace(SimpleNamespace(), [1], [0], [0])
     assert found["problem"] == "site 3 is late."
-
-
-@pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
-def test_as_many_logprobs_as_vllms_default():
-    """What the command refuses before an engine is started."""
-    assert EngineArgs.max_logprobs == prepare.MAX_LOGPROBS
 
 
 class AttentionWithoutCache(AttentionLayerBase):

@@ -32,7 +32,6 @@ ASKERS = ("compat.", "model.", "bench.engine")
 # Files beside these rooms that read attributes of vLLM's configuration.
 READERS = {
     "bench.engine",
-    "inspect.ask",
     "inspect.lens",
     "plugin",
     "server.endpoints",

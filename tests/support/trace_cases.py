@@ -106,7 +106,7 @@ def lens_record(
     lens = readings.Lens(readings.readings(mixing), [*ids[1:], NONE], top)
     reader = Reader(lens)
     every = [site.index for site in mixing]
-    record(worker, ids, rows, every, edits, None, 1, reader)
+    record(worker, ids, rows, every, edits, None, reader)
     packed = reader.predictions.packed()
     found = readings.answered(mixing, rows, lens, packed, lambda ids: [None] * len(ids))
     return {(one["site"], one["vector"]): one["predictions"] for one in found}

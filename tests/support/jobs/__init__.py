@@ -28,7 +28,6 @@ def engine_job(
     chunk: int = 0,
     trace: bool = False,
     edits: Sequence[Any] = (),
-    bans: Sequence[Any] = (),
     workaround: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -46,7 +45,6 @@ def engine_job(
         "reload": reload and str(reload),
         "trace": trace,
         "edits": list(edits),
-        "bans": list(bans),
         "workaround": workaround,
         "env": {},
     }

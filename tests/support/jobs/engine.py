@@ -4,10 +4,9 @@ Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled | pi
 (None for a model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of
 ``vllm.LLM``, lora: folder of an adapter or nothing, refused: folder of an adapter that is not taken
 or nothing, reload: folder whose weights take the place of the checkpoint's or nothing, trace:
-whether the longest prompt is traced, edits: for another trace of it, as workers take them, bans:
-whose mean logprobs are measured in the beginning of it, together and alone, workaround: for a plain
-vLLM that is wrong without, as module:function of ours or of the tests, or nothing, env: environment
-variables}.
+whether the longest prompt is traced, edits: for another trace of it, as workers take them,
+workaround: for a plain vLLM that is wrong without, as module:function of ours or of the tests, or
+nothing, env: environment variables}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, what was
 compiled in pieces, and what the counters say: ours, and where ``disable_log_stats`` is false
 vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
@@ -26,7 +25,6 @@ import numpy as np
 import torch
 
 NEW_TOKENS = 16  # as in the goldens
-COPIED = 23  # tokens of a text that is measured
 
 
 def answers(
@@ -108,13 +106,6 @@ def refusal(llm, adapter: str) -> str | None:
     return None
 
 
-def means(llm, ids: list[int], bans: list[Any]) -> list[float]:
-    """The mean logprob of a sequence with each of the bans, in copies of one replay."""
-    workers = llm.collective_rpc("attn_res_importance", args=(ids, bans))
-    assert not any(worker["problem"] for worker in workers)
-    return next(worker["means"] for worker in workers if worker["means"])
-
-
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
     from vllm.config import CompilationMode
@@ -168,12 +159,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["trace"] = trace(llm, longest)
         result["edited"] = trace(llm, longest, job["edits"])
         result["following"] = logprobs(llm, longest, job["edits"])
-    if job["bans"]:
-        most = min(llm.collective_rpc("attn_res_copies", args=(COPIED,)))
-        assert most >= len(job["bans"])
-        groups = [job["bans"], *([ban] for ban in job["bans"])]
-        found = [means(llm, longest[:COPIED], bans) for bans in groups]
-        result["together"], result["single"] = found[0], [mean for (mean,) in found[1:]]
     if job["algorithm"]:
         every_worker = llm.collective_rpc("attn_res_executed")
         passes = every_worker[0]
