@@ -111,6 +111,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         title=facts.title(),
         log=wants_log(words, os.environ),
         headless="--headless" in words,
+        socket=socket,
     )
     openai_server.run_server(
         model,

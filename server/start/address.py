@@ -33,6 +33,12 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
+def drop_socket(path: str) -> None:
+    """Remove the socket file of a server that has ended, if nothing else has taken its path."""
+    with suppress(SettingError):
+        clear_socket(path)
+
+
 def clear_socket(path: str) -> None:
     """Remove the socket file that an ended server left behind; vLLM's server leaves it.
 

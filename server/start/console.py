@@ -71,6 +71,7 @@ class Console:
     Attributes:
         ready: whether the server answers requests.
         stopping: whether it was asked to end.
+        socket: the file of ``--uds`` that the server has made or will make.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Console:
     ) -> None:
         self.ready = False
         self.stopping = False
+        self.socket: str | None = None
         self._streams: dict[str, Stream] = {"out": out, "err": err}
         self._verbose = verbose
         self._live = not verbose and out.isatty()
@@ -158,6 +160,7 @@ class Console:
             self._verbose |= event["log"]
             self._live &= not self._verbose
             self._headless = event["headless"]
+            self.socket = event["socket"]
             self._phase = next(iter(PHASES))
             if not self._verbose:
                 self._write("out", f"{event['title']}\n{self._model}")

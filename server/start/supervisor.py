@@ -19,7 +19,7 @@ from pathlib import Path
 
 from attnres_serve.compat import start_events
 from attnres_serve.compat.workarounds.quick_exit import forget_openmp
-from attnres_serve.server.start import streams
+from attnres_serve.server.start import address, streams
 from attnres_serve.server.start.console import COLOUR, Console, wants_log
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -69,6 +69,8 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
     try:
         return _Supervisor(child, console).run(heard, ends)
     finally:
+        if console.socket:
+            address.drop_socket(console.socket)
         out.close()
         err.close()
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -48,7 +49,8 @@ class Shown:
 
     def checked(self, log: bool = False, headless: bool = False) -> None:
         self.event("model", facts=FACTS)
-        self.event("checked", title="attnres-serve 1, vLLM 2 on CPU", log=log, headless=headless)
+        title = "attnres-serve 1, vLLM 2 on CPU"
+        self.event("checked", title=title, log=log, headless=headless, socket=None)
 
     def start(self, problem: str | None = None) -> None:
         self.checked()
@@ -490,8 +492,10 @@ def test_a_reader_that_left_does_not_end_the_server():
 
 
 def test_a_reader_that_stalls_holds_up_no_signal():
-    script = "os.write(2, b'begun'); os.write(1, b'line\\n' * 100_000); time.sleep(60)"
-    script = f"os.write(2, b'begun\\n'); {script}"
+    script = (
+        "os.write(2, b'attnres-serve: begun'); os.write(1, b'line\\n' * 100_000); time.sleep(60)"
+    )
+    script = f"os.write(2, b'attnres-serve: begun\\n'); {script}"
     process = subprocess.Popen(supervised(script), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stderr.readline() == b"begun\n"
@@ -584,7 +588,7 @@ def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, capfd, is_give
     launcher.serve("folder", own, ["--config", str(config)])
     told = [start_events.read(line)[1] for line in capfd.readouterr().err.split("\n")]
     (event,) = [event for event in told if event and event["event"] == "checked"]
-    assert (event["log"], event["headless"]) == (is_given, is_given)
+    assert (event["log"], event["headless"], event["socket"]) == (is_given, is_given, None)
 
 
 # --- the request to paste
@@ -669,6 +673,52 @@ def test_a_socket_that_a_server_left_is_removed(sockets, monkeypatch, is_relativ
         assert os.path.exists(path)  # as after a stop, and after kill -9
         address.clear_socket(path)
         assert not os.path.exists(path)
+
+
+HAS_SOCKET = """
+import signal, socket
+from attnres_serve.compat import start_events
+path = sys.argv[2]
+start_events.tell("checked", title="", log=False, headless=False, socket=path)
+server = socket.socket(socket.AF_UNIX)
+server.bind(path)
+"""
+IS_READY = """
+server.listen()
+start_events.tell("ready", url="http://localhost", socket=path, ask="", problem=None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "number", "status"),
+    [
+        (
+            "signal.signal(15, lambda *_: sys.exit(0))" + IS_READY + "time.sleep(60)",
+            signal.SIGTERM,
+            0,
+        ),
+        ("signal.signal(2, signal.SIG_DFL)" + IS_READY + "time.sleep(60)", signal.SIGINT, 130),
+        (IS_READY + "os.kill(os.getpid(), 9)", None, 128 + 9),
+        ("os.write(2, b'attnres-serve: begun\\n'); time.sleep(60)", signal.SIGTERM, 130),
+        ("sys.exit('no such engine')", None, 1),
+    ],
+    ids=["stopped", "cut off", "killed", "interrupted in its start", "not started"],
+)
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_no_server_that_ends_leaves_its_socket(sockets, goes_on, number, status, is_relative):
+    path = "s" if is_relative else str(sockets / "s")
+    words = [*supervised(HAS_SOCKET + goes_on), path]
+    process = subprocess.Popen(words, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, cwd=sockets)
+    try:
+        while number and not re.search(b"metrics|begun", process.stdout.readline()):
+            assert process.poll() is None
+        if number:
+            process.send_signal(number)
+        assert process.wait(20) == status
+        assert not (sockets / "s").exists()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("listens", [True, False])
