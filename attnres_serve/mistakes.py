@@ -7,7 +7,7 @@ for each of them.  Those of the kind that was probably meant are told, the other
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Error = Mapping[str, Any]
@@ -25,6 +25,9 @@ _WORDS = (
     ("a true or false", "true or false"),
     ("a object", "an object"),
     ("a valid string", "text"),
+    ("iterable", "a list"),
+    ("less than or equal to", "at most"),
+    ("greater than or equal to", "at least"),
     ("valid ", ""),
     ("True", "true"),
     ("False", "false"),
@@ -60,8 +63,36 @@ def first(errors: Sequence[Error], value: Any = _UNKNOWN, below: int = 0) -> Mis
         below: how many parts of every place stand before the value's own.
     """
     places = [(list(error["loc"][below:]), error) for error in errors]
-    found, field = _at(places, value, "")
+    field = ""
+    if isinstance(value, dict) and places[0][0][:1] and isinstance(places[0][0][0], int):
+        value, field = next(
+            ((entries, name) for name, entries in _lists(value) if _are_of(places, entries)),
+            (_UNKNOWN, ""),
+        )
+    found, field = _at(places, value, field)
     return Mistake(field, _reason(found))
+
+
+def _lists(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Every list in a value, and its name; pydantic reads some by themselves, and later."""
+    if isinstance(value, list):
+        yield name, value
+    steps = value.items() if isinstance(value, dict) else enumerate(value)
+    for step, inner in steps:
+        if isinstance(inner, dict | list):
+            yield from _lists(inner, f"{name}{_named(step, name)}")
+
+
+def _are_of(places: Sequence[Placed], value: Any) -> bool:
+    """Whether errors are about a value: each has for its input what stands at its place."""
+    for place, error in places:
+        inner = value
+        for step in place:
+            below = _below(inner, step)
+            inner = inner if below is _UNKNOWN else below
+        if inner != error["input"]:
+            return False
+    return True
 
 
 def _at(places: list[Placed], value: Any, field: str) -> tuple[list[Error], str]:
@@ -121,7 +152,9 @@ def _is_step(step: Any, value: Any) -> bool:
 def _below(value: Any, step: Any) -> Any:
     if isinstance(value, dict):
         return value.get(step, _UNKNOWN)
-    return value[step] if isinstance(value, list) and step < len(value) else _UNKNOWN
+    if isinstance(value, list) and isinstance(step, int) and step < len(value):
+        return value[step]
+    return _UNKNOWN
 
 
 def _named(step: Any, field: str) -> str:
@@ -154,6 +187,7 @@ def _expected(error: Error) -> str:
     for start in ("Input should be ", "Input should have ", "String should have "):
         said = said.removeprefix(start)
     said = said.partition(", unable to parse")[0].partition(", got a number with")[0]
+    said = re.sub(r" or instance of \w+", "", said)
     for theirs, ours in _WORDS:
         said = said.replace(theirs, ours)
     return said

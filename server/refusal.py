@@ -55,10 +55,12 @@ async def of_body(_: Request, error: Exception) -> JSONResponse:
     return refuse(400, found.sentence, param=found.field or None)
 
 
-async def of_values(_: Request, error: Exception) -> JSONResponse:
+async def of_values(request: Request, error: Exception) -> JSONResponse:
     """The same for what vLLM reads of a body when it has begun to answer."""
     assert isinstance(error, ValidationError)
-    return refuse(400, mistakes.first(error.errors()).sentence)
+    body = getattr(request, "_json", None)  # as the route read it; it cannot be read again
+    found = mistakes.first(error.errors(), body)
+    return refuse(400, found.sentence, param=found.field or None)
 
 
 def of_errors(error: RequestValidationError) -> Mistake:

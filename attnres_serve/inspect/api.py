@@ -70,7 +70,7 @@ def trace(
         logprobs=logprobs,
         lens=lens,
     )
-    prompt = prompt if isinstance(prompt, str) else _numbers("prompt", prompt)
+    prompt = prompt if isinstance(prompt, str) else _numbers("prompt", prompt, "text or ")
     if where.startswith(SERVERS):
         of_engine = [*engine, *["max_model_len"] * (max_model_len is not None)]
         if of_engine:
@@ -113,16 +113,27 @@ def _edits(edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -
     ]
 
 
-def _numbers(name: str, values: Sequence[int]) -> list[int]:
+def _numbers(name: str, values: Any, other: str = "") -> list[int]:
     """The values as numbers of Python's, also those of NumPy.
 
+    Args:
+        name: of the argument.
+        values: what was given.
+        other: what else may be given, for the sentence.
+
     Raises:
-        SettingError: one is no whole number.
+        SettingError: it is no list, or one of them is no whole number.
     """
+    found = values
     try:
-        return [operator.index(value) for value in values]
-    except TypeError as error:
-        raise SettingError(f"{name}: {error}; expected a list of whole numbers.") from None
+        numbers = []
+        for found in values:
+            numbers.append(operator.index(found))
+        return numbers
+    except TypeError:
+        raise SettingError(
+            f"{name}: found {found!r:.60}; expected {other}a list of whole numbers."
+        ) from None
 
 
 def _words(engine: Mapping[str, Any]) -> list[str]:

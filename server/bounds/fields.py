@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
+CHATS = ("/v1/chat/completions", "/v1/chat/completions/batch")
 RESPONSES = "/v1/responses"
 # Where vLLM reads a body without asking for its type.
 UNTYPED = (
@@ -56,8 +57,14 @@ def problem(path: str, asked: Any, calls_tools: bool) -> str | None:
     if not isinstance(asked, dict):
         return "The body has to be a JSON object." if path in UNTYPED else None
     if path in ROUTES:
-        messages = _objects(asked.get("messages"))
-        return misshapen(asked) or unread(asked, UNREAD) or _first(unread_of_message, messages)
+        messages = list(_objects(asked.get("messages")))
+        return (
+            misshapen(asked)
+            or misshapen_messages(path, asked)
+            or _first(misshapen_message, messages)
+            or unread(asked, UNREAD)
+            or _first(unread_of_message, messages)
+        )
     if path == RESPONSES:
         own = UNREAD_OF_RESPONSES | ({} if calls_tools else UNCALLED)
         items = _objects(asked.get("input"))
@@ -124,6 +131,20 @@ def misshapen(asked: Mapping[str, Any], flat: bool = False) -> str | None:
     if not flat and not all(map(_is_tool, tools)):
         return "'tools' has to be a list of objects, each with a `function` that has a `name`."
     return None
+
+
+def misshapen_messages(path: str, asked: Mapping[str, Any]) -> str | None:
+    """The sentence about messages of a chat that are no list, None if they are one or missing."""
+    if path not in CHATS or isinstance(asked.get("messages", []), list):
+        return None
+    return "'messages' has to be a list of objects, each with a `role`."
+
+
+def misshapen_message(message: Mapping[str, Any]) -> str | None:
+    """The sentence about a field of a message that vLLM would fail at, None if there is none."""
+    if isinstance(message.get("tool_calls"), list | None):
+        return None
+    return "'tool_calls' of a message has to be a list of objects."
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:

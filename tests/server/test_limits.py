@@ -36,7 +36,7 @@ from attnres_serve import cli
 from attnres_serve.compat import host as vllm_host
 from attnres_serve.compat import openai_app, openai_server, requests
 from attnres_serve.compat.workarounds import ids_without_row, worker_limits
-from attnres_serve.server import launcher
+from attnres_serve.server import launcher, refusal
 from attnres_serve.server.bounds import fail_fast, fields, known_fields, limits
 from attnres_serve.server.bounds.guard import PAGE, PROBES, ROOT, is_local
 from attnres_serve.server.bounds.headers import BoundedHeaders
@@ -1559,6 +1559,7 @@ def test_why_a_body_cannot_be_read(coding, body, says):
     assert answer.status == 400 and says in error_of(answer) and error_of(answer).endswith(".")
 
 
+USER = {"role": "user", "content": "a"}
 WRONG = [
     (
         "/v1/completions",
@@ -1581,7 +1582,23 @@ WRONG = [
     ),
     ("/v1/completions", [1], "The body has to be a JSON object."),
     ("/v1/chat/completions", {}, "messages is missing; give it."),
-    ("/v1/chat/completions", {"messages": "a"}, 'messages: found "a"; expected a list.'),
+    *(
+        ("/v1/chat/completions", {"messages": value}, "'messages' has to be a list of objects, ea")
+        for value in (5, None, "a", {"role": "user"})
+    ),
+    *(
+        (path, {"messages": messages}, "'tool_calls' of a message has to be a list of objects.")
+        for path, messages in (
+            ("/v1/chat/completions", [{"role": "assistant", "tool_calls": 5}]),
+            ("/v1/chat/completions", [USER, {"role": "assistant", "tool_calls": {"id": "a"}}]),
+            ("/v1/chat/completions/batch", [[USER], [{"role": "assistant", "tool_calls": True}]]),
+        )
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": 5}]}]},
+        "messages[1].tool_calls[0].id: found 5; expected text.",
+    ),
     ("/v1/chat/completions", {"messages": [{"content": 1}]}, "messages[0].role is missing; give"),
     (fields.RESPONSES, {"input": 5}, "input: found 5; expected text or a list."),
     (fields.RESPONSES, {"input": [{}]}, "input[0]."),
@@ -1596,6 +1613,34 @@ def test_a_body_that_vllm_cannot_read_is_refused_in_one_sentence(vllms_app, path
     said = error_of(answer)
     assert answer.status == 400 and said.startswith(says) and "\n" not in said
     assert len(said) < 300 and "validation error" not in said
+
+
+@pytest.mark.parametrize(
+    ("parts", "field"),
+    [
+        ([{"type": "text"}], "messages[1].content[0].text"),
+        ([{"type": "text", "text": 3}, {"type": "text"}], "messages[1].content[0].text"),
+        ([5], "messages[1].content[0]"),
+        ([{"type": "sound"}], "messages[1].content[0].type"),
+    ],
+)
+def test_a_part_of_a_message_is_named_by_its_place(parts, field):
+    """VLLM reads parts when it has begun to answer."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    app = FastAPI()
+    app.add_exception_handler(ValidationError, refusal.of_values)
+
+    @app.post("/chat")
+    async def chat(asked: ChatCompletionRequest) -> None:
+        for message in asked.messages:
+            list(message["content"])
+
+    body = json.dumps({"messages": [USER, {"role": "user", "content": parts}]}).encode()
+    answer = ask(app, "POST", "/chat", [JSON], chunks=[body])
+    assert answer.status == 400
+    error = answer.json()["error"]
+    assert error["param"] == field and error["message"].startswith((f"{field}: ", f"{field} is "))
 
 
 def test_a_body_that_is_no_json_is_refused_in_one_sentence(vllms_app):
