@@ -36,13 +36,6 @@ def single_pass(tokens: int, blocks: int, hidden: int, dtype: torch.dtype, *, fr
     return _bytes(vectors, tokens, hidden, dtype) + _query_and_weight(hidden, dtype)
 
 
-def inter_block(tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.dtype) -> int:
-    """Phase 1: rows and queries in, answers and log-sum-exps out."""
-    vectors = blocks + sites
-    small = sites * (hidden + tokens) * _FLOAT32
-    return _bytes(vectors, tokens, hidden, dtype) + small
-
-
 def add_to_row(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool) -> int:
     """The launch that adds to a row in front of an ``open_group`` of few tokens."""
     return _bytes(2 if fresh else 3, tokens, hidden, dtype)  # delta, old sum (not fresh); new sum

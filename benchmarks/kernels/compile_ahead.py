@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels.compile_ahead --arch 80 90 --hidden 1024 7168 --dtype bfloat16
     python -m benchmarks.kernels.compile_ahead --kernel single_pass --hidden 7168 --tile 2
-    python -m benchmarks.kernels.compile_ahead --kernel inter_block --hidden 7168 --sites 4
+    python -m benchmarks.kernels.compile_ahead --kernel open_group --hidden 7168 --sites 4
 
 Arguments are specialised by Triton's own binder from aligned tensors, so the binaries are those a
 launch would compile.  The only line on stdout is one JSON document; per kernel it holds
@@ -42,8 +42,8 @@ from attnres_serve.kernels.triton import (
     open_group,
     score_group,
     single_pass,
-    two_phase,
 )
+from attnres_serve.kernels.triton.answers import GroupConfig
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in common.DTYPES}
 # Values that Triton would tell apart in an argument that it specialises.
@@ -53,7 +53,6 @@ EPS = {"key_eps": 1e-6, "norm_eps": 1e-6}
 KERNELS = {
     "single_pass": single_pass.site_kernel,
     "single_pass_few": single_pass.site_kernel,
-    "inter_block": two_phase.inter_block_kernel,
     "open_group": open_group.open_group_kernel,
     "score_group": score_group.score_group_kernel,
     "score_group_few": score_group.score_group_kernel,
@@ -203,20 +202,12 @@ def launches(
         sites = only or any_sites
         vectors = _empty(tokens, hidden, dtype=dtype)
         bank = _empty(tokens, count + 1, hidden, dtype=dtype)
-        # As ``inter_block`` allocates them.
+        # As ``open_group`` allocates them.
         answers = _empty(tokens, sites, hidden, dtype=dtype).transpose(0, 1)
         log_sums = _empty(tokens, sites).t()
-        if kernel == "inter_block":
-            yield two_phase.inter_block_arguments(
-                *(bank, _empty(sites, hidden), answers, log_sums),
-                count=count,
-                key_eps=EPS["key_eps"],
-                config=config,
-            )
-        elif kernel == "open_group":
+        if kernel == "open_group":
             yield open_group.open_group_arguments(
                 *(vectors, bank, _empty(sites, hidden), weight, None, vectors),
-                # As ``open_group`` allocates them.
                 _empty(tokens, sites - 1, hidden, dtype=dtype).transpose(0, 1),
                 _empty(tokens, sites - 1).t(),
                 row=count,
@@ -278,8 +269,7 @@ def main() -> int:
         tile = common.Config(options.tile, options.num_warps)
         configs |= dict.fromkeys(("single_pass", "single_pass_few"), tile)
     if options.sites is not None:
-        group = two_phase.GroupConfig(options.sites, options.num_warps)
-        configs |= {"inter_block": group, "open_group": group}
+        configs["open_group"] = GroupConfig(options.sites, options.num_warps)
 
     kernels = []
     for kernel, arch, hidden, dtype in product(

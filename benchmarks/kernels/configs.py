@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from attnres_serve.kernels.triton import (
+    answers,
     common,
     mix_group,
     open_group,
     score_group,
     single_pass,
-    two_phase,
 )
+from attnres_serve.kernels.triton.answers import GroupConfig
 from attnres_serve.kernels.triton.common import MAX_HIDDEN, Config
 from attnres_serve.kernels.triton.mix_group import PartConfig
 from attnres_serve.kernels.triton.open_group import Least
 from attnres_serve.kernels.triton.score_group import MAX_SITES, ProductConfig
-from attnres_serve.kernels.triton.two_phase import GroupConfig
 from benchmarks.kernels import contenders
 from benchmarks.kernels.cells import Cell, Inputs
 from benchmarks.kernels.contenders import Contender, Run
@@ -74,7 +74,7 @@ def candidates() -> dict[str, Contender]:
                 _add(found, f"{algorithm}/site{name}", algorithm, others, _near(limit))
     for limit, shapes in GROUPS.items():
         for shape in shapes:
-            other = Other(two_phase, "GROUP_CONFIGS", {MAX_HIDDEN: GroupConfig(*shape)})
+            other = Other(answers, "GROUP_CONFIGS", {MAX_HIDDEN: GroupConfig(*shape)})
             name = f"two_phase/group{shape[0]}x{shape[1]}"
             _add(found, name, "two_phase", [NEVER, other], _near(limit))
     for product in PRODUCTS:

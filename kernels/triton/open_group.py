@@ -3,13 +3,13 @@
 A group is the sites whose attention to the finished blocks is computed at once.  The output that
 arrives at its first site is added to a bank row, that site attends to all rows up to it, and the
 later sites get answers over the finished blocks, from the same reading of the rows: 3 vectors and 2
-launches less than an addition, ``inter_block`` and the norm of the first site's answer.
+launches less than an addition, a phase 1 by itself and the norm of the first site's answer.
 
 A program owns a token, because it updates a row in place that all sites may read; it takes the
-sites in turns, as many at a time as a program of phase 1, whose configs it shares.  Few tokens do
-not fill a GPU: then a launch of its own adds to the row, and the turns of a token are programs that
-run side by side.  The binary is the same, so a token gets the same bits.  Up to 8192 it takes up to
-255 registers, without spills; at 16384 the half types spill up to 96 bytes and fp32 208.
+sites in turns, as many at a time as its config says.  Few tokens do not fill a GPU: then a launch
+of its own adds to the row, and the turns of a token are programs that run side by side.  The binary
+is the same, so a token gets the same bits.  Up to 8192 it takes up to 255 registers, without
+spills; at 16384 the half types spill up to 96 bytes and fp32 208.
 
 Many tokens in bfloat16 are the work of two other launches, ``score_group`` and ``mix_group``: the
 logits come from tensor cores, which sum in another order.  In vLLM's batch-invariant mode they are
@@ -26,6 +26,12 @@ import triton.language as tl
 from torch import Tensor
 
 from attnres_serve.kernels.triton import mix_group, score_group
+from attnres_serve.kernels.triton.answers import (
+    GroupConfig,
+    answer_sites,
+    attend,
+    group_config_for,
+)
 from attnres_serve.kernels.triton.common import (
     MAX_HIDDEN,
     check_like,
@@ -36,12 +42,6 @@ from attnres_serve.kernels.triton.common import (
     launch_options,
     starts_early,
     takes_each_token_alone,
-)
-from attnres_serve.kernels.triton.two_phase import (
-    GroupConfig,
-    answer_sites,
-    attend,
-    group_config_for,
 )
 
 # Largest hidden size -> the most tokens whose turns run side by side.  More tokens fill a GPU by
@@ -271,7 +271,10 @@ def open_group(
     """The first site of a group as ``single_pass``, and phase 1 of its later sites.
 
     The state update is exact, as in ``single_pass``, and no other row is written.  Everything after
-    it is in float32; a result is rounded once, which for an answer costs what ``inter_block`` says.
+    it is in float32; a result is rounded once.  Rounding an answer to the activation dtype, of unit
+    roundoff ``u``, changes a mix merged from it by at most ``(1 - w) * u * abs(answer)``, where
+    ``w`` is the weight of the partial sum: together with the final rounding about two where the
+    single pass has one.
     A token's results do not depend on its batch, nor a site's on the later sites of the group, but
     for the order in which logits are summed: it is another one with as many logits in bfloat16 and
     as many sites as ``LEAST`` says, and again with more than 16 sites.

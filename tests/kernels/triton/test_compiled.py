@@ -25,7 +25,7 @@ from attnres_serve.kernels.triton import single_pass as triton_single_pass
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.open_group import Least, by_product, open_group, turns_of
 from attnres_serve.kernels.triton.single_pass import single_pass
-from attnres_serve.kernels.triton.two_phase import inter_block, merge
+from attnres_serve.kernels.triton.two_phase import merge
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -135,13 +135,6 @@ def _single_pass_of_many(site: Site) -> int:
         return _single_pass(site)
 
 
-def _inter_block(site: Site) -> int:
-    case = site.case
-    answers, log_sums = inter_block(site.bank, site.queries, count=case.count, key_eps=KEY_EPS)
-    site.answered(answers, log_sums, site.blocks, 0)
-    return traffic.inter_block(case.tokens, case.count, case.sites, case.hidden, case.dtype)
-
-
 def _open_group(site: Site, completes: bool = True) -> int:
     case, arguments = site.case, (site.delta, site.bank, site.queries, site.weight)
     out, answers, log_sums = open_group(*arguments, completes=completes, **site.where, **EPS)
@@ -221,7 +214,6 @@ def _merge_that_cancels(site: Site) -> int:
 LAUNCHES = {
     "single_pass": _single_pass,
     "single_pass, many": _single_pass_of_many,
-    "inter_block": _inter_block,
     "open_group": _open_group,
     "open_group, in turns": _open_group_in_turns,
     "open_group, partial": _open_group_of_a_partial_sum,
@@ -248,8 +240,7 @@ def _compare(emulator: Emulator, launch: str, case: Case) -> None:
     site = Site(case)
     stated = LAUNCHES[launch](site)
     site.unchanged()
-    adds = launch != "inter_block"
-    assert sum(map(sum, emulator.moved)) == stated + 4 * (adds and case.bias is not None)
+    assert sum(map(sum, emulator.moved)) == stated + 4 * (case.bias is not None)
 
 
 @every_launch

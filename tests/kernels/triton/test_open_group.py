@@ -23,7 +23,6 @@ from triton_cases import (
 from triton_interpreter import (
     DEVICE,
     LAYOUTS,
-    ON_GPU,
     RUNNABLE,
     bits,
     interpreter,  # noqa: F401
@@ -34,10 +33,11 @@ from triton_interpreter import (
 from attnres_serve.kernels import backends, comparison, reference
 from attnres_serve.kernels.triton import common, mix_group, score_group
 from attnres_serve.kernels.triton import open_group as triton_open_group
+from attnres_serve.kernels.triton.answers import GroupConfig
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.open_group import Least, open_group
 from attnres_serve.kernels.triton.single_pass import single_pass
-from attnres_serve.kernels.triton.two_phase import GroupConfig, inter_block, merge
+from attnres_serve.kernels.triton.two_phase import merge
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -364,7 +364,7 @@ def test_a_dominating_score_selects_its_source(completes: bool) -> None:
 def test_results_do_not_depend_on_company() -> None:
     """A token alone, and a site without the later ones, get the bits that they get among others."""
     case = Case(sites=9, completes=True)
-    (out, answers, log_sums), bank = _run(case)
+    (out, answers, log_sums), _ = _run(case)
     alone, _ = _run(case, delta=lambda t: t[1:2], bank=lambda t: t[1:2])
     assert torch.equal(alone[0], out[1:2]) and torch.equal(alone[1], answers[:, 1:2])
     assert torch.equal(alone[2], log_sums[:, 1:2])
@@ -372,13 +372,6 @@ def test_results_do_not_depend_on_company() -> None:
         fewer, _ = _run(case, queries=lambda t, sites=sites: t[:sites])
         assert torch.equal(fewer[0], out) and torch.equal(fewer[1], answers[: sites - 1])
         assert torch.equal(fewer[2], log_sums[: sites - 1])
-    # Beyond the first turn the order of the sums is that of phase 1 alone.  Compiled, that is
-    # another binary, which may contract other products and sums into one operation.
-    later = make_inputs(case).queries[4:]
-    expected = inter_block(bank, later, count=5, key_eps=KEY_EPS)
-    near: dict[str, float] = {"rtol": 2**-7, "atol": 1e-5} if ON_GPU else {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(expected[0], answers[3:], **near)
-    torch.testing.assert_close(expected[1], log_sums[3:], **near)
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -19,7 +19,7 @@ from attnres_serve.kernels.triton import open_group as triton_open_group
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.open_group import open_group
 from attnres_serve.kernels.triton.single_pass import single_pass
-from attnres_serve.kernels.triton.two_phase import inter_block, merge
+from attnres_serve.kernels.triton.two_phase import merge
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOKENS, HIDDEN, SLOTS = 3, 257, 8
@@ -87,13 +87,10 @@ def test_single_pass_moves_what_is_stated(moved, dtype, row, fresh) -> None:
 @watched
 @pytest.mark.parametrize(("count", "sites"), [(1, 1), (3, 4), (5, 9)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_two_phase_moves_what_is_stated(moved, dtype, count, sites) -> None:
-    """Rows once for all sites, however many groups; one answer and one number for each site."""
+def test_merge_moves_what_is_stated(moved, dtype, count, sites) -> None:
+    """One answer and one number of each token, and the rows finished since phase 1."""
     delta, bank, query, weight = _tensors(dtype)
-    queries = torch.randn(sites, HIDDEN)
-    found = moved(inter_block, bank, queries, count=count, key_eps=1e-6)
-    assert found == traffic.inter_block(TOKENS, count, sites, HIDDEN, dtype)
-    answers = inter_block(bank, queries, count=count, key_eps=1e-6)
+    answers = torch.randn(sites, TOKENS, HIDDEN).to(dtype), torch.randn(sites, TOKENS)
     for fresh, late in product((False, True), (0, 1, 2)):
         where = {"row": count + late, "first": count, "position": sites - 1, "fresh": fresh}
         found = moved(merge, delta, bank, *answers, query, weight, **where, **EPS)

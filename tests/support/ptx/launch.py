@@ -19,7 +19,6 @@ from ptx.parse import parse
 # Module, and the kernel that it defines and launches.
 KERNELS = (
     ("single_pass", "site_kernel"),
-    ("two_phase", "inter_block_kernel"),
     ("open_group", "open_group_kernel"),
     ("score_group", "score_group_kernel"),
     ("mix_group", "weigh_group_kernel"),
