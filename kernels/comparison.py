@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnres_serve.kernels import reference
-from attnres_serve.kernels.interface import BankBackend, Place, SiteWeights, place_of
+from attnres_serve.kernels.interface import BankBackend, BankSlot, SiteWeights, slot_of
 
 TOKENS, SITES = 5, 16
 BLOCKS = 3  # the first site completes the last of them, the second begins another
@@ -119,10 +119,10 @@ def _by_reference(
     return torch.stack(found), torch.stack((finished[-1], partial), 1)
 
 
-def _place(number: int) -> Place:
+def _slot(number: int) -> BankSlot:
     if number == 0:
-        return place_of(BLOCKS - 1, fresh=False)
-    return place_of(BLOCKS, fresh=number == 1, position=number, first=BLOCKS, number=number - 1)
+        return slot_of(BLOCKS - 1, fresh=False)
+    return slot_of(BLOCKS, fresh=number == 1, position=number, first=BLOCKS, number=number - 1)
 
 
 def _single_pass(
@@ -130,19 +130,19 @@ def _single_pass(
 ) -> Iterator[Tensor]:
     queries = backend.queries_of(sites)
     for number, site in enumerate(sites):
-        yield backend.single_pass(deltas[number], bank, queries, site, _place(number))
+        yield backend.single_pass(deltas[number], bank, queries, site, _slot(number))
 
 
 def _two_phase(
     backend: BankBackend, deltas: Tensor, bank: Tensor, sites: list[SiteWeights]
 ) -> Iterator[Tensor]:
     queries = backend.queries_of(sites)
-    normed, answers = backend.open_group(
-        deltas[0], bank, queries, len(sites), sites[0], _place(0), True
+    normed, answers = backend.phase_1(
+        deltas[0], bank, queries, len(sites), sites[0], _slot(0), True
     )
     yield normed
     for number, site in enumerate(sites[1:], 1):
-        yield backend.merge(deltas[number], bank, answers, queries, site, _place(number))
+        yield backend.phase_2(deltas[number], bank, answers, queries, site, _slot(number))
 
 
 Algorithm = Callable[[BankBackend, Tensor, Tensor, list[SiteWeights]], Iterator[Tensor]]

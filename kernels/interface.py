@@ -41,7 +41,7 @@ class SiteWeights(NamedTuple):
     norm_eps: float
 
 
-class Place(NamedTuple):
+class BankSlot(NamedTuple):
     """Where in a pipeline stage a site works.
 
     Attributes:
@@ -62,13 +62,13 @@ class Place(NamedTuple):
     numbers: Tensor
 
 
-def place_of(row: int, fresh: bool, position: int = 0, first: int = 0, number: int = 0) -> Place:
-    """A place, with its numbers as a tensor."""
+def slot_of(row: int, fresh: bool, position: int = 0, first: int = 0, number: int = 0) -> BankSlot:
+    """A slot, with its numbers as a tensor."""
     import torch
 
     # Models are made with another default device.
     known = row, position, first, number
-    return Place(row, fresh, *known[1:], torch.tensor(known, dtype=torch.int64, device="cpu"))
+    return BankSlot(row, fresh, *known[1:], torch.tensor(known, dtype=torch.int64, device="cpu"))
 
 
 class BackendError(RuntimeError):
@@ -110,7 +110,7 @@ class TensorBackend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Attend to all sources at once, nothing being known; return normed and updated."""
 
-    def inter_block(self, blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Any:
+    def phase_1(self, blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Any:
         """Two-phase, phase 1: a group of sites attends to the finished blocks in one pass.
 
         Returns:
@@ -132,7 +132,7 @@ class TensorBackend(Protocol):
             normed
         """
 
-    def merge(
+    def phase_2(
         self,
         answers: Any,
         position: int,
@@ -166,7 +166,7 @@ class BankBackend(Protocol):
             sum.
         queries: of all sites of a pipeline stage, see ``queries_of``.
         site: the weights of the site that runs.
-        place: where it works, see ``place_of``.
+        slot: where it works, see ``slot_of``.
         answers: the backend's own.
 
     Result of several functions:
@@ -196,24 +196,24 @@ class BankBackend(Protocol):
         bank: Tensor,
         queries: Any,
         site: SiteWeights,
-        place: Place,
+        slot: BankSlot,
     ) -> Tensor:
         """Add ``delta`` to its row, attend to all rows up to it, return normed."""
 
-    def open_group(
+    def phase_1(
         self,
         delta: Tensor,
         bank: Tensor,
         queries: Any,
         count: int,
         site: SiteWeights,
-        place: Place,
+        slot: BankSlot,
         completes: bool,
     ) -> tuple[Tensor, Any]:
         """Run the first site of a group, as ``single_pass``, and phase 1 of the others.
 
         Args:
-            delta, bank, queries, site, place: see above.
+            delta, bank, queries, site, slot: see above.
             count: sites of the group.
             completes: whether the site's row is a finished block now, and so a source of the
                 others as well.
@@ -222,19 +222,19 @@ class BankBackend(Protocol):
             normed, and the answers of the other sites.
         """
 
-    def merge(
+    def phase_2(
         self,
         delta: Tensor,
         bank: Tensor,
         answers: Any,
         queries: Any,
         site: SiteWeights,
-        place: Place,
+        slot: BankSlot,
     ) -> Tensor:
-        """Run a later site of a group: its answer stands for the rows before the place's first.
+        """Run a later site of a group: its answer stands for the rows before the slot's first.
 
         Args:
-            delta, bank, queries, site, place: see above.
+            delta, bank, queries, site, slot: see above.
             answers: of the group.
 
         Returns:

@@ -53,7 +53,7 @@ def mix(
     return (weights.unsqueeze(-1) * stacked).sum(-2), weights
 
 
-def inter_block(
+def phase_1(
     blocks: Sequence[Tensor],
     queries: Tensor,
     eps: float,
@@ -79,7 +79,7 @@ def inter_block(
     return torch.stack(answers), torch.stack(log_sums)
 
 
-def merge(
+def phase_2(
     answer: Tensor,
     log_sum: Tensor,
     partial: Tensor,

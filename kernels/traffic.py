@@ -37,11 +37,11 @@ def single_pass(tokens: int, blocks: int, hidden: int, dtype: torch.dtype, *, fr
 
 
 def add_to_row(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool) -> int:
-    """The launch that adds to a row in front of an ``open_group`` of few tokens."""
+    """The launch that adds to a row in front of an ``phase_1`` of few tokens."""
     return _bytes(2 if fresh else 3, tokens, hidden, dtype)  # delta, old sum (not fresh); new sum
 
 
-def open_group(
+def phase_1(
     tokens: int,
     blocks: int,
     sites: int,
@@ -87,7 +87,7 @@ def mix_group(
     return _bytes(blocks + 1 + sites, tokens, hidden, dtype) + small
 
 
-def merge(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool, late: int = 0) -> int:
+def phase_2(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool, late: int = 0) -> int:
     """Phase 2 of one site, which reads ``late`` rows that were finished after phase 1."""
     vectors = late + (4 if fresh else 5)  # delta, answer, old sum (not fresh); new sum, result
     small = tokens * _FLOAT32 + _query_and_weight(hidden, dtype)
@@ -100,16 +100,16 @@ def single_pass_group(tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: 
 
 
 def two_phase_group(tokens: int, rows: Sequence[SiteRow], hidden: int, dtype: torch.dtype) -> int:
-    """``open_group`` at the first site, and at every later one a merge.
+    """``phase_1`` at the first site, and at every later one a merge.
 
     A merge reads the rows that were finished since, if the group spans several blocks.
     """
     opens = rows[0]
-    total = open_group(tokens, opens.row, len(rows), hidden, dtype, fresh=opens.fresh)
+    total = phase_1(tokens, opens.row, len(rows), hidden, dtype, fresh=opens.fresh)
     answered = opens.row + opens.completes
     for site in rows[1:]:
         late = site.row - answered
-        total += merge(tokens, hidden, dtype, fresh=site.fresh, late=late)
+        total += phase_2(tokens, hidden, dtype, fresh=site.fresh, late=late)
     return total
 
 

@@ -85,7 +85,7 @@ class BankState(NamedTuple):
             The normed mix ``[tokens, hidden]`` and the state behind the site.
         """
         site, bank, backend = context.site, self.bank, context.backend
-        row = context.place.row  # where the partial sum is
+        row = context.bank_slot.row  # where the partial sum is
         if site.opens_block and site.cumulative:  # the sum so far becomes a block, and goes on
             # Read before it is written: of a row read afterwards, inductor has made wrong code in
             # pieces.
@@ -99,17 +99,17 @@ class BankState(NamedTuple):
         weights = ahead[0].site_weights()
         if context.group > 1:
             return state._two_phase(context, delta, weights)
-        return backend.single_pass(delta, bank, state.queries, weights, context.place), state
+        return backend.single_pass(delta, bank, state.queries, weights, context.bank_slot), state
 
     def _two_phase(
         self, context: Context, delta: Tensor, weights: SiteWeights
     ) -> tuple[Tensor, "BankState"]:
         """The normed mix, and this state with the answers of the group."""
-        backend, place = context.backend, context.place
+        backend, slot = context.backend, context.bank_slot
         if context.position == 0:
             completes = not context.site.reads_partial
-            normed, answers = backend.open_group(
-                delta, self.bank, self.queries, context.group, weights, place, completes
+            normed, answers = backend.phase_1(
+                delta, self.bank, self.queries, context.group, weights, slot, completes
             )
             return normed, self._replace(answers=answers)
-        return backend.merge(delta, self.bank, self.answers, self.queries, weights, place), self
+        return backend.phase_2(delta, self.bank, self.answers, self.queries, weights, slot), self

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from attnres_serve.depth.sites import Site
-from attnres_serve.kernels.interface import Backend, Place, SiteWeights
+from attnres_serve.kernels.interface import Backend, BankSlot, SiteWeights
 
 B = TypeVar("B", bound=Backend)
 
@@ -26,7 +26,7 @@ class SiteContext(Generic[B]):
         backend: the functions that compute it.
         group: how many sites share its phase 1, this one among them; 1 if it has none.
         position: of this site in its group.
-        place: where it works in a bank of the stage.
+        bank_slot: where it works in a bank of the stage.
         slots: rows that such a bank needs.
         enters_stage: whether it is the first site of a stage that is not the first stage.
         leaves_stage: whether it is the last site of a stage that is not the last stage.
@@ -37,7 +37,7 @@ class SiteContext(Generic[B]):
     backend: B
     group: int
     position: int
-    place: Place = field(compare=False)  # it holds a tensor, and follows from the rest
+    bank_slot: BankSlot = field(compare=False)  # it holds a tensor, and follows from the rest
     slots: int
     enters_stage: bool
     leaves_stage: bool

@@ -9,7 +9,7 @@ from attnres_serve.depth import groups as site_groups
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
-from attnres_serve.kernels.interface import Backend, Place, place_of
+from attnres_serve.kernels.interface import Backend, BankSlot, slot_of
 from attnres_serve.model.site_context import SiteContext
 from attnres_serve.model.site_norm import SiteNorm
 
@@ -96,10 +96,10 @@ def site_contexts(
     shared = {
         site: (len(group), position) for group in groups for position, site in enumerate(group)
     }
-    places = _places(stage, mixing, groups, received)
+    bank_slots = _bank_slots(stage, mixing, groups, received)
     slots = max(site.num_sources for site in stage)
     contexts = []
-    for site, place in zip(stage, places, strict=True):
+    for site, bank_slot in zip(stage, bank_slots, strict=True):
         group, position = shared.get(site, (1, 0))
         contexts.append(
             SiteContext(
@@ -108,7 +108,7 @@ def site_contexts(
                 backend=backend,
                 group=group,
                 position=position,
-                place=place,
+                bank_slot=bank_slot,
                 slots=slots,
                 enters_stage=site is stage[0] and site.index > 0,
                 leaves_stage=site is stage[-1] and not has_final,
@@ -117,24 +117,24 @@ def site_contexts(
     return contexts
 
 
-def _places(
+def _bank_slots(
     stage: Sequence[Site],
     mixing: Sequence[Site],
     groups: Sequence[Sequence[Site]],
     received: int,
-) -> list[Place]:
+) -> list[BankSlot]:
     """Where the sites of a stage work; see ``site_contexts``."""
     known: dict[Site, tuple[int, int]] = {}  # first row that is not, and number of the answer
     for group in groups:
         for number, site in enumerate(group[1:]):
             known[site] = group[0].num_blocks, number
-    places, rows = [], received
+    bank_slots, rows = [], received
     for site in stage:
         row = site.num_sources - 1
         position = mixing.index(site) if site in mixing else 0
-        places.append(place_of(row, row == rows, position, *known.get(site, (0, 0))))
+        bank_slots.append(slot_of(row, row == rows, position, *known.get(site, (0, 0))))
         rows = site.num_sources
-    return places
+    return bank_slots
 
 
 def rows_received(spec: AttnResSpec, first_site: int) -> int:

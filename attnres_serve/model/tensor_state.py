@@ -128,7 +128,7 @@ class DepthState(NamedTuple):
         answers = self.answers if context.position else _phase_1(context, ahead, self.blocks)
         assert answers is not None, "the first site of the group ran phase 1"
         since = self.blocks[answers.blocks :]
-        normed, updated = backend.merge(
+        normed, updated = backend.phase_2(
             answers.values, context.position, since, self.partial, delta, weights
         )
         return normed, updated, self._replace(answers=answers)
@@ -136,7 +136,7 @@ class DepthState(NamedTuple):
 
 def _phase_1(context: Context, ahead: Sequence[Learned], blocks: Blocks) -> Answers:
     group = _weights(ahead[: context.group])  # the site is the first of it
-    return Answers(len(blocks), context.backend.inter_block(blocks, group))
+    return Answers(len(blocks), context.backend.phase_1(blocks, group))
 
 
 def _weights(sites: Sequence[Learned]) -> list[SiteWeights]:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels.compile_ahead --arch 80 90 --hidden 1024 7168 --dtype bfloat16
     python -m benchmarks.kernels.compile_ahead --kernel single_pass --hidden 7168 --tile 2
-    python -m benchmarks.kernels.compile_ahead --kernel open_group --hidden 7168 --sites 4
+    python -m benchmarks.kernels.compile_ahead --kernel phase_1 --hidden 7168 --sites 4
 
 Arguments are specialised by Triton's own binder from aligned tensors, so the binaries are those a
 launch would compile.  The only line on stdout is one JSON document; per kernel it holds
@@ -39,7 +39,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from attnres_serve.kernels.triton import (
     common,
     mix_group,
-    open_group,
+    phase_1,
     score_group,
     single_pass,
 )
@@ -53,21 +53,21 @@ EPS = {"key_eps": 1e-6, "norm_eps": 1e-6}
 KERNELS = {
     "single_pass": single_pass.site_kernel,
     "single_pass_few": single_pass.site_kernel,
-    "open_group": open_group.open_group_kernel,
+    "phase_1": phase_1.phase_1_kernel,
     "score_group": score_group.score_group_kernel,
     "score_group_few": score_group.score_group_kernel,
     "score_group_most": score_group.score_group_kernel,
     "weigh_group": mix_group.weigh_group_kernel,
     "mix_group": mix_group.mix_group_kernel,
-    "merge": single_pass.site_kernel,
-    "merge_rows": single_pass.site_kernel,
-    "merge_rows_few": single_pass.site_kernel,
+    "phase_2": single_pass.site_kernel,
+    "phase_2_rows": single_pass.site_kernel,
+    "phase_2_rows_few": single_pass.site_kernel,
 }
 # Those that may begin a block.
 BEGINNING = (
-    *("single_pass", "single_pass_few", "open_group"),
+    *("single_pass", "single_pass_few", "phase_1"),
     *("score_group", "score_group_few", "score_group_most"),
-    *("merge", "merge_rows", "merge_rows_few"),
+    *("phase_2", "phase_2_rows", "phase_2_rows_few"),
 )
 # Sites of those that are compiled for one number of them.
 SITES = {"score_group_few": 16, "score_group_most": score_group.MAX_SITES}
@@ -202,11 +202,11 @@ def launches(
         sites = only or any_sites
         vectors = _empty(tokens, hidden, dtype=dtype)
         bank = _empty(tokens, count + 1, hidden, dtype=dtype)
-        # As ``open_group`` allocates them.
+        # As ``phase_1`` allocates them.
         answers = _empty(tokens, sites, hidden, dtype=dtype).transpose(0, 1)
         log_sums = _empty(tokens, sites).t()
-        if kernel == "open_group":
-            yield open_group.open_group_arguments(
+        if kernel == "phase_1":
+            yield phase_1.phase_1_arguments(
                 *(vectors, bank, _empty(sites, hidden), weight, None, vectors),
                 _empty(tokens, sites - 1, hidden, dtype=dtype).transpose(0, 1),
                 _empty(tokens, sites - 1).t(),
@@ -244,7 +244,7 @@ def launches(
                 **EPS,
                 answers=(answers, log_sums),
                 position=sites - 1,
-                first=count if kernel == "merge" else count // 2,
+                first=count if kernel == "phase_2" else count // 2,
                 config=config,
             )
 
@@ -269,7 +269,7 @@ def main() -> int:
         tile = common.Config(options.tile, options.num_warps)
         configs |= dict.fromkeys(("single_pass", "single_pass_few"), tile)
     if options.sites is not None:
-        configs["open_group"] = GroupConfig(options.sites, options.num_warps)
+        configs["phase_1"] = GroupConfig(options.sites, options.num_warps)
 
     kernels = []
     for kernel, arch, hidden, dtype in product(

@@ -14,14 +14,14 @@ from attnres_serve.kernels.triton import (
     answers,
     common,
     mix_group,
-    open_group,
+    phase_1,
     score_group,
     single_pass,
 )
 from attnres_serve.kernels.triton.answers import GroupConfig
 from attnres_serve.kernels.triton.common import MAX_HIDDEN, Config
 from attnres_serve.kernels.triton.mix_group import PartConfig
-from attnres_serve.kernels.triton.open_group import Least
+from attnres_serve.kernels.triton.phase_1 import Least
 from attnres_serve.kernels.triton.score_group import MAX_SITES, ProductConfig
 from benchmarks.kernels import contenders
 from benchmarks.kernels.cells import Cell, Inputs
@@ -54,8 +54,8 @@ PRODUCTS = [
     *[(64, 32, 2), (64, 64, 4)],
 ]
 PARTS = [(8, 256, 1), (8, 512, 2), (4, 1024, 4), (8, 1024, 4), (16, 512, 4)]
-NEVER = Other(open_group, "LEAST", {MAX_HIDDEN: Least(logits=2**62, sites=1)})
-ALWAYS = Other(open_group, "LEAST", {MAX_HIDDEN: Least(logits=1, sites=2)})
+NEVER = Other(phase_1, "LEAST", {MAX_HIDDEN: Least(logits=2**62, sites=1)})
+ALWAYS = Other(phase_1, "LEAST", {MAX_HIDDEN: Least(logits=1, sites=2)})
 
 
 def candidates() -> dict[str, Contender]:
@@ -66,7 +66,7 @@ def candidates() -> dict[str, Contender]:
             tables = (
                 (common, "CONFIGS"),
                 (single_pass, "FEW_CONFIGS"),
-                (single_pass, "MERGE_CONFIGS"),
+                (single_pass, "PHASE_2_CONFIGS"),
             )
             others = [Other(*table, {MAX_HIDDEN: Config(*shape)}) for table in tables]
             name = "x".join(map(str, shape))
@@ -88,7 +88,7 @@ def candidates() -> dict[str, Contender]:
         _add(found, f"two_phase/part{name}", "two_phase", [ALWAYS, other], _many)
     _add(found, "two_phase/product", "two_phase", [ALWAYS], _many)
     for name, most in (("side_by_side", 2**62), ("one_by_one", 0)):
-        others = [NEVER, Other(open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: most})]
+        others = [NEVER, Other(phase_1, "SIDE_BY_SIDE", {MAX_HIDDEN: most})]
         _add(found, f"two_phase/{name}", "two_phase", others, lambda cell: True)
     return found
 

@@ -87,7 +87,7 @@ def single_pass(inputs: Inputs) -> Run:
             bank,
             inputs.queries[index],
             inputs.norm_weight,
-            **_place(inputs.cell, index),
+            **_slot(inputs.cell, index),
             out=out,
             **EPS,
         )
@@ -96,32 +96,29 @@ def single_pass(inputs: Inputs) -> Run:
 
 
 def two_phase(inputs: Inputs) -> Run:
-    from attnres_serve.kernels.triton import open_group
-    from attnres_serve.kernels.triton import two_phase as triton_two_phase
+    from attnres_serve.kernels.triton import phase_1, phase_2
 
     bank, out = inputs.bank(), torch.empty_like(inputs.deltas[0])
     tokens, _, hidden, sites = inputs.cell
-    # As ``open_group`` allocates them.
+    # As ``phase_1`` allocates them.
     answers = out.new_empty((tokens, sites - 1, hidden)).transpose(0, 1)
     log_sums = inputs.queries.new_empty((tokens, sites - 1)).t()
 
     def site(index: int) -> Tensor:
-        delta, weight, place = inputs.deltas[index], inputs.norm_weight, _place(inputs.cell, index)
+        delta, weight, slot = inputs.deltas[index], inputs.norm_weight, _slot(inputs.cell, index)
         if index == 0:
             results = out, answers, log_sums
-            open_group.open_group(
-                delta, bank, inputs.queries, weight, **place, completes=True, out=results, **EPS
+            phase_1.phase_1(
+                delta, bank, inputs.queries, weight, **slot, completes=True, out=results, **EPS
             )
             return out
         known = answers, log_sums, inputs.queries[index], weight
-        return triton_two_phase.merge(
-            delta, bank, *known, **place, position=index - 1, out=out, **EPS
-        )
+        return phase_2.phase_2(delta, bank, *known, **slot, position=index - 1, out=out, **EPS)
 
     return _on_bank(inputs, bank, site, (out, answers, log_sums))
 
 
-def _place(cell: Cell, index: int) -> dict[str, Any]:
+def _slot(cell: Cell, index: int) -> dict[str, Any]:
     """The bank row that the output before a site of a block belongs to, and whether it begins
     that row."""
     row = cell.blocks - (index == 0)
@@ -232,7 +229,7 @@ CONTENDERS: dict[str, Contender] = {
         two_phase,
         "two_phase",
         1,
-        "first site: open_group; later ones: merge; one launch a site",
+        "first site: phase 1; later ones: phase 2; one launch a site",
         ours=True,
     ),
     BASELINE: Contender(

@@ -19,7 +19,7 @@ from statistics import median
 import torch
 
 from attnres_serve.kernels import backends
-from attnres_serve.kernels.interface import SiteWeights, place_of
+from attnres_serve.kernels.interface import SiteWeights, slot_of
 from benchmarks.common import publish, spread
 
 SITES = 8  # of a group
@@ -37,14 +37,14 @@ def calls(tokens: int, sources: int, hidden: int) -> dict[str, Callable[[], obje
     bank, partial, x, norm = rows(sources), rows(), rows(), torch.ones(hidden).bfloat16()
     site = SiteWeights(torch.randn(hidden), torch.ones(hidden), None, norm, 1.0, 1e-6, 1e-6)
     queries = cpp.queries_of([site] * SITES)
-    group = queries, SITES, site, place_of(sources - 1, fresh=True), True
-    _, answers = cpp.open_group(x, bank, *group)
-    own = queries, site, place_of(sources - 1, fresh=True, position=3, first=sources - 1, number=3)
+    group = queries, SITES, site, slot_of(sources - 1, fresh=True), True
+    _, answers = cpp.phase_1(x, bank, *group)
+    own = queries, site, slot_of(sources - 1, fresh=True, position=3, first=sources - 1, number=3)
     return {
         "add + RMSNorm": lambda: torch.rms_norm(partial + x, (hidden,), norm, 1e-6),
         "single pass": lambda: cpp.single_pass(x, bank, *own),
-        "open group": lambda: cpp.open_group(x, bank, *group),
-        "merge": lambda: cpp.merge(x, bank, answers, *own),
+        "open group": lambda: cpp.phase_1(x, bank, *group),
+        "merge": lambda: cpp.phase_2(x, bank, answers, *own),
     }
 
 

@@ -102,15 +102,15 @@ def _call(
     weights: SiteWeights,
     answers: list[Any],
 ) -> Callable[[], object]:
-    own = queries, weights, context.place
+    own = queries, weights, context.bank_slot
     if context.group == 1:
         return lambda: cpp.single_pass(x, bank, *own)
     if context.position:
-        return lambda: cpp.merge(x, bank, answers[0], *own)
-    group = queries, context.group, weights, context.place, not context.site.reads_partial
+        return lambda: cpp.phase_2(x, bank, answers[0], *own)
+    group = queries, context.group, weights, context.bank_slot, not context.site.reads_partial
 
     def opened() -> None:
-        answers[0] = cpp.open_group(x, bank, *group)[1]
+        answers[0] = cpp.phase_1(x, bank, *group)[1]
 
     return opened
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from attnres_serve.kernels import fingerprint
 from attnres_serve.kernels.cpp import direct as cpp_direct
-from attnres_serve.kernels.interface import BackendError, Place, SiteWeights
+from attnres_serve.kernels.interface import BackendError, BankSlot, SiteWeights
 
 SOURCE = Path(__file__).with_name("sites.cpp")
 IN_PLACE: Final = True
@@ -71,27 +71,27 @@ def single_pass(
     bank: Tensor,
     queries: Sequence[SiteWeights],
     site: SiteWeights,
-    place: Place,
+    slot: BankSlot,
 ) -> Tensor:
-    _ops.cpp_single_pass(delta, bank, *arguments(site, place))
+    _ops.cpp_single_pass(delta, bank, *arguments(site, slot))
     return delta
 
 
-def open_group(
+def phase_1(
     delta: Tensor,
     bank: Tensor,
     queries: Sequence[SiteWeights],
     count: int,
     site: SiteWeights,
-    place: Place,
+    slot: BankSlot,
     completes: bool,
 ) -> tuple[Tensor, Answers]:
-    group = queries[place.position : place.position + count]
-    own, eps = numbers(site, place)
+    group = queries[slot.position : slot.position + count]
+    own, eps = numbers(site, slot)
     later = count - 1
     answers = bank.new_empty((later, *delta.shape))
     log_sums = bank.new_empty((later, delta.shape[0]), dtype=torch.float32)
-    _ops.cpp_open_group(
+    _ops.cpp_phase_1(
         delta,
         bank,
         answers,
@@ -107,18 +107,16 @@ def open_group(
     return delta, (answers, log_sums)
 
 
-def merge(
+def phase_2(
     delta: Tensor,
     bank: Tensor,
     answers: Answers,
     queries: Sequence[SiteWeights],
     site: SiteWeights,
-    place: Place,
+    slot: BankSlot,
 ) -> Tensor:
     answer, log_sums = answers
-    _ops.cpp_merge(
-        delta, bank, answer, log_sums, place.number, place.first, *arguments(site, place)
-    )
+    _ops.cpp_phase_2(delta, bank, answer, log_sums, slot.number, slot.first, *arguments(site, slot))
     return delta
 
 
@@ -127,29 +125,29 @@ def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
 
 
 def arguments(
-    site: SiteWeights, place: Place
+    site: SiteWeights, slot: BankSlot
 ) -> tuple[int, int, Tensor, Tensor, Tensor | None, Tensor]:
     """The last six arguments of an operator that runs one site."""
-    return *numbers(site, place), site.query, site.key_norm, site.bias, site.norm_weight
+    return *numbers(site, slot), site.query, site.key_norm, site.bias, site.norm_weight
 
 
-def numbers(site: SiteWeights, place: Place) -> tuple[int, int]:
+def numbers(site: SiteWeights, slot: BankSlot) -> tuple[int, int]:
     """``Numbers`` of the C++ code: five as two, of two times 32 bits each."""
     constants = float(site.logit_scale), float(site.key_eps), float(site.norm_eps)
-    packed: tuple[int, int] = _packed(2 * place.row + place.fresh, *constants)
+    packed: tuple[int, int] = _packed(2 * slot.row + slot.fresh, *constants)
     return packed
 
 
 @torch.compiler.assume_constant_result
-def _packed(place: int, logit_scale: float, key_eps: float, norm_eps: float) -> tuple[int, int]:
-    (own,) = struct.unpack("<q", struct.pack("<if", place, logit_scale))
+def _packed(slot: int, logit_scale: float, key_eps: float, norm_eps: float) -> tuple[int, int]:
+    (own,) = struct.unpack("<q", struct.pack("<if", slot, logit_scale))
     (eps,) = struct.unpack("<q", struct.pack("<ff", norm_eps, key_eps))
     return own, eps
 
 
 def _register_fakes() -> None:
     """What the operators return, for compilers: nothing."""
-    for name in ("single_pass", "open_group", "merge", "add_to_row", "recurrence"):
+    for name in ("single_pass", "phase_1", "phase_2", "add_to_row", "recurrence"):
         torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
 
 

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "several_sites.h"
+#include "phase_1.h"
 
 #ifdef PY_VERSION_HEX
 namespace {
@@ -78,7 +78,7 @@ PyObject* single_pass_direct(PyObject*, PyObject* const* given, Py_ssize_t count
   });
 }
 
-PyObject* open_group_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
+PyObject* phase_1_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return called(given, count, 13, [](const Given& all) {
     attend_group(
         all.state(), all.numbers(4), all.number(6), all.keys(7), all.bias(9), all.norm_weight(10),
@@ -86,7 +86,7 @@ PyObject* open_group_direct(PyObject*, PyObject* const* given, Py_ssize_t count)
   });
 }
 
-PyObject* merge_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
+PyObject* phase_2_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return called(given, count, 14, [](const Given& all) {
     const State state = all.state();
     attend(
@@ -98,7 +98,7 @@ PyObject* merge_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
 #define METHOD(name)                                                                            \
   {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&name##_direct)), METH_FASTCALL, \
    nullptr}
-PyMethodDef methods[] = {METHOD(single_pass), METHOD(open_group), METHOD(merge)};
+PyMethodDef methods[] = {METHOD(single_pass), METHOD(phase_1), METHOD(phase_2)};
 
 }  // namespace
 

@@ -18,7 +18,7 @@ import torch
 
 from attnres_serve.kernels import fingerprint
 
-NAMES = ("single_pass", "open_group", "merge")  # in the order of direct.h
+NAMES = ("single_pass", "phase_1", "phase_2")  # in the order of direct.h
 TORCH = "2.13."  # what is used of inductor here is not public: others call the operator
 ENTRY = "attnres_serve_direct"
 DTYPES = {torch.float32: 6, torch.float16: 5, torch.bfloat16: 15}  # numbers of c10::ScalarType

@@ -34,9 +34,9 @@ struct Numbers {
   int64_t row;
   bool fresh;
   float logit_scale, key_eps, norm_eps;
-  Numbers(int64_t place, int64_t eps)
-      : row(static_cast<int32_t>(place) >> 1), fresh(place & 1),
-        logit_scale(high(place)), key_eps(high(eps)), norm_eps(low(eps)) {}
+  Numbers(int64_t slot, int64_t eps)
+      : row(static_cast<int32_t>(slot) >> 1), fresh(slot & 1),
+        logit_scale(high(slot)), key_eps(high(eps)), norm_eps(low(eps)) {}
 
  private:
   static float low(int64_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits)); }
@@ -59,10 +59,10 @@ struct Site {
 float read_bias(const float* bias) { return bias ? *bias : 0; }
 
 #define SITE_PARAMETERS                                                                    \
-  int64_t place, int64_t eps, Tensor query, Tensor key_norm, std::optional<Tensor> bias,   \
+  int64_t slot, int64_t eps, Tensor query, Tensor key_norm, std::optional<Tensor> bias,   \
       Tensor norm_weight
 #define SITE_ARGUMENTS(hidden) \
-  Numbers(place, eps), Site(query, key_norm, bias, norm_weight, hidden)
+  Numbers(slot, eps), Site(query, key_norm, bias, norm_weight, hidden)
 
 // Sources are what is known ahead and the rows from `first` to `row`, the last of which `x` is
 // added to.
@@ -146,7 +146,7 @@ Ahead answered(const State& state, const void* answers, const float* log_sums, i
   return known;
 }
 
-void merge(
+void phase_2(
     Tensor x, Tensor bank, Tensor answers, Tensor log_sums, int64_t position, int64_t first,
     SITE_PARAMETERS) {
   const State state(x, bank);

@@ -30,16 +30,16 @@ void add_to_row(Tensor delta, Tensor bank, int64_t row) {
 
 #define STATE "Tensor(a!) x, Tensor(b!) bank, "
 #define SITE \
-  "int place, int eps, Tensor query, Tensor key_norm, Tensor? bias, Tensor norm_weight) -> ()"
+  "int slot, int eps, Tensor query, Tensor key_norm, Tensor? bias, Tensor norm_weight) -> ()"
 
 STABLE_TORCH_LIBRARY(attnres_serve, library) {
   library.def("cpp_single_pass(" STATE SITE);
   library.def(
-      "cpp_open_group(" STATE "Tensor(c!) answers, Tensor(d!) log_sums, int place, int eps, "
+      "cpp_phase_1(" STATE "Tensor(c!) answers, Tensor(d!) log_sums, int slot, int eps, "
       "bool completes, Tensor[] queries, Tensor[] key_norms, Tensor? bias, Tensor norm_weight) "
       "-> ()");
   library.def(
-      "cpp_merge(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
+      "cpp_phase_2(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
   library.def("cpp_add_to_row(Tensor delta, Tensor(a!) bank, int row) -> ()");
   library.def(
       "cpp_recurrence(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor? beta, Tensor(a!) state, "
@@ -48,8 +48,8 @@ STABLE_TORCH_LIBRARY(attnres_serve, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
   library.impl("cpp_single_pass", TORCH_BOX(&single_pass));
-  library.impl("cpp_open_group", TORCH_BOX(&open_group));
-  library.impl("cpp_merge", TORCH_BOX(&merge));
+  library.impl("cpp_phase_1", TORCH_BOX(&phase_1));
+  library.impl("cpp_phase_2", TORCH_BOX(&phase_2));
   library.impl("cpp_add_to_row", TORCH_BOX(&add_to_row));
   library.impl("cpp_recurrence", TORCH_BOX(&recurrence));
 }

@@ -31,8 +31,8 @@ def single_pass(
     return normed, updated
 
 
-def inter_block(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
-    return torch_functions.inter_block(blocks, [_folded(site) for site in sites], sites[0].key_eps)
+def phase_1(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
+    return torch_functions.phase_1(blocks, [_folded(site) for site in sites], sites[0].key_eps)
 
 
 def norm_answer(answers: Answers, position: int, weights: SiteWeights, like: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def norm_answer(answers: Answers, position: int, weights: SiteWeights, like: Ten
     return torch_functions.rms_norm(answer, weights.norm_weight, weights.norm_eps, like.dtype)
 
 
-def merge(
+def phase_2(
     answers: Answers,
     position: int,
     blocks: Sequence[Tensor],
@@ -50,7 +50,7 @@ def merge(
 ) -> tuple[Tensor, Tensor]:
     updated = delta if partial is None else partial + delta
     answer, log_sum = answers[position]
-    normed = torch_functions.merge(
+    normed = torch_functions.phase_2(
         answer,
         log_sum,
         (*blocks, updated),

@@ -19,7 +19,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-__all__ = ["inter_block", "merge", "rms_norm", "single_pass"]
+__all__ = ["phase_1", "phase_2", "rms_norm", "single_pass"]
 
 MAX_UNROLLED = 16
 
@@ -49,7 +49,7 @@ def single_pass(
     return rms_norm(mixed, norm_weight, norm_eps, sources[0].dtype)
 
 
-def inter_block(
+def phase_1(
     blocks: Sequence[Tensor], queries: Sequence[Tensor], key_eps: float
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """Phase 1 of two-phase: ``S`` sites attend to the finished blocks in one pass over them.
@@ -66,7 +66,7 @@ def inter_block(
     return attend(blocks, queries, key_eps)
 
 
-def merge(
+def phase_2(
     answer: Tensor,
     log_sum: Tensor,
     sources: Sequence[Tensor],

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels.interface import BackendError, Place, SiteWeights
+from attnres_serve.kernels.interface import BackendError, BankSlot, SiteWeights
 
 Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
 IN_PLACE: Final = True
@@ -17,20 +17,20 @@ _ops = torch.ops.attnres_serve
 _library: torch.library.Library | None = None
 
 
-_PLACE = "Tensor place, bool fresh"
+_SLOT = "Tensor slot, bool fresh"
 _NORM = "Tensor? bias, Tensor norm_weight, float key_eps, float norm_eps"
 SCHEMAS = {
     "triton_fold": "(Tensor[] queries, Tensor[] key_norms, float logit_scale) -> Tensor",
     "triton_single_pass": (
-        f"(Tensor delta, Tensor(a!) bank, Tensor queries, {_PLACE}, {_NORM}) -> Tensor"
+        f"(Tensor delta, Tensor(a!) bank, Tensor queries, {_SLOT}, {_NORM}) -> Tensor"
     ),
-    "triton_open_group": (
+    "triton_phase_1": (
         "(Tensor delta, Tensor(a!) bank, Tensor queries, int count, bool completes,"
-        f" {_PLACE}, {_NORM}) -> (Tensor, Tensor, Tensor)"
+        f" {_SLOT}, {_NORM}) -> (Tensor, Tensor, Tensor)"
     ),
-    "triton_merge": (
+    "triton_phase_2": (
         "(Tensor delta, Tensor(a!) bank, Tensor answers, Tensor log_sums,"
-        f" Tensor queries, {_PLACE}, {_NORM}) -> Tensor"
+        f" Tensor queries, {_SLOT}, {_NORM}) -> Tensor"
     ),
     "triton_add_to_row": "(Tensor delta, Tensor(a!) bank, int row) -> ()",
 }
@@ -77,22 +77,22 @@ def single_pass(
     bank: Tensor,
     queries: Tensor,
     site: SiteWeights,
-    place: Place,
+    slot: BankSlot,
 ) -> Tensor:
-    return _ops.triton_single_pass(delta, bank, queries, *_site(site, place))
+    return _ops.triton_single_pass(delta, bank, queries, *_site(site, slot))
 
 
-def open_group(
+def phase_1(
     delta: Tensor,
     bank: Tensor,
     queries: Tensor,
     count: int,
     site: SiteWeights,
-    place: Place,
+    slot: BankSlot,
     completes: bool,
 ) -> tuple[Tensor, Answers]:
-    normed, *answers = _ops.triton_open_group(
-        delta, bank, queries, count, completes, *_site(site, place)
+    normed, *answers = _ops.triton_phase_1(
+        delta, bank, queries, count, completes, *_site(site, slot)
     )
     # Graphs of other layers take these by name.  ``getitem_70`` would number all of a layer's own,
     # and then no two layers were equal and shared what is compiled; nothing else is a ``detach``.
@@ -100,16 +100,16 @@ def open_group(
     return normed, (answer, log_sum)
 
 
-def merge(
+def phase_2(
     delta: Tensor,
     bank: Tensor,
     answers: Answers,
     queries: Tensor,
     site: SiteWeights,
-    place: Place,
+    slot: BankSlot,
 ) -> Tensor:
     answer, log_sums = answers
-    return _ops.triton_merge(delta, bank, answer, log_sums, queries, *_site(site, place))
+    return _ops.triton_phase_2(delta, bank, answer, log_sums, queries, *_site(site, slot))
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
@@ -117,11 +117,11 @@ def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
 
 
 def _site(
-    site: SiteWeights, place: Place
+    site: SiteWeights, slot: BankSlot
 ) -> tuple[Tensor, bool, Tensor | None, Tensor, float, float]:
     """The last arguments of an operator that runs one site."""
     learned = site.bias, site.norm_weight, site.key_eps, site.norm_eps
-    return place.numbers, place.fresh, *learned
+    return slot.numbers, slot.fresh, *learned
 
 
 def _like(delta: Tensor, *_: Any) -> Tensor:
@@ -147,6 +147,6 @@ def _group(
 _FAKES = {
     "triton_fold": _stacked,
     "triton_single_pass": _like,
-    "triton_open_group": _group,
-    "triton_merge": _like,
+    "triton_phase_1": _group,
+    "triton_phase_2": _like,
 }

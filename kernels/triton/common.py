@@ -32,7 +32,7 @@ class Config(NamedTuple):
 # sm_100 one).  At 16384 the half types spill up to 16 bytes and fp32 up to 80; larger are refused.
 # A merge that reads rows besides the answer takes some registers more: at 7168 on sm_90 one program
 # is left, and at 16384 fp32 spills up to 184 bytes.
-# One config for all T, except in ``single_pass`` and ``open_group``: what a token gets does not
+# One config for all T, except in ``single_pass`` and ``phase_1``: what a token gets does not
 # depend on its batch.
 CONFIGS = {
     256: Config(tile=2, num_warps=1),

@@ -236,9 +236,9 @@ def mix_group(
     completes: bool,
     norm_eps: float,
 ) -> None:
-    """Write the results of ``open_group`` from logits, on the current device.
+    """Write the results of ``phase_1`` from logits, on the current device.
 
-    Arguments are those of ``open_group``, which checks them, but for ``scores``.
+    Arguments are those of ``phase_1``, which checks them, but for ``scores``.
 
     Args:
         scores: of ``score_group``; afterwards the weights of the rows.

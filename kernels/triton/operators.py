@@ -1,7 +1,7 @@
 """What the operators of the triton backend do: arguments by position, as schemas have them, to the
 kernels' functions.
 
-The numbers of a place come as a tensor, see ``interface.Place``.
+The numbers of a slot come as a tensor, see ``interface.BankSlot``.
 """
 
 from typing import Any
@@ -9,46 +9,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels.triton import open_group as group
+from attnres_serve.kernels.triton import phase_1 as first_phase
+from attnres_serve.kernels.triton import phase_2 as second_phase
 from attnres_serve.kernels.triton import single_pass as one
-from attnres_serve.kernels.triton import two_phase
 
 
 def fold(queries: list[Tensor], key_norms: list[Tensor], logit_scale: float) -> Tensor:
     return torch.stack(queries).mul_(torch.stack(key_norms)).mul_(logit_scale)
 
 
-def single_pass(delta: Tensor, bank: Tensor, queries: Tensor, place: Tensor, *site: Any) -> Tensor:
-    row, position, *_ = place.tolist()
+def single_pass(delta: Tensor, bank: Tensor, queries: Tensor, slot: Tensor, *site: Any) -> Tensor:
+    row, position, *_ = slot.tolist()
     return one.single_pass(delta, bank, queries[position], **_site(row, *site))
 
 
-def open_group(
+def phase_1(
     delta: Tensor,
     bank: Tensor,
     queries: Tensor,
     count: int,
     completes: bool,
-    place: Tensor,
+    slot: Tensor,
     *site: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    row, position, *_ = place.tolist()
+    row, position, *_ = slot.tolist()
     chosen = queries[position : position + count]
-    return group.open_group(delta, bank, chosen, completes=completes, **_site(row, *site))
+    return first_phase.phase_1(delta, bank, chosen, completes=completes, **_site(row, *site))
 
 
-def merge(
+def phase_2(
     delta: Tensor,
     bank: Tensor,
     answers: Tensor,
     log_sums: Tensor,
     queries: Tensor,
-    place: Tensor,
+    slot: Tensor,
     *site: Any,
 ) -> Tensor:
-    row, position, first, number = place.tolist()
+    row, position, first, number = slot.tolist()
     options = {"position": number, "first": first, **_site(row, *site)}
-    return two_phase.merge(delta, bank, answers, log_sums, queries[position], **options)
+    return second_phase.phase_2(delta, bank, answers, log_sums, queries[position], **options)
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:

@@ -1,6 +1,6 @@
 """Logits of all sites of a group for all rows that they read, by one product on tensor cores.
 
-With many tokens ``open_group`` is bound by its reductions: every site sums over every row of every
+With many tokens ``phase_1`` is bound by its reductions: every site sums over every row of every
 token.  All these sums are one product of rows and queries.  So the rows are read once more, for the
 logits alone, and ``mix_group`` then knows all weights before it reads a row.
 
@@ -211,7 +211,7 @@ def score_group(
 ) -> Tensor:
     """Add ``delta`` to row ``row`` and score rows ``0..row``, on the current device.
 
-    Arguments are those of ``open_group``, which checks them.
+    Arguments are those of ``phase_1``, which checks them.
 
     Returns:
         Logits ``[T, row + 1, R]`` in float32, without the bias; the first site's are the last of

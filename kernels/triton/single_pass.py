@@ -2,7 +2,7 @@
 
 A program owns a token: it adds the sublayer's output to the partial sum, writes that bank row,
 mixes all rows by online softmax and norms the mix.  With an answer of phase 1 it is phase 2 as well
-(``two_phase.merge``): an answer is one more source, whose score is its log-sum-exp and which
+(``phase_2.phase_2``): an answer is one more source, whose score is its log-sum-exp and which
 stands for the rows it was made from.
 
 Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
@@ -42,7 +42,7 @@ FEW_CONFIGS = CONFIGS | {
 }
 # The same, for any number of tokens (measured: 1 and 512), of a merge that reads no row besides the
 # answer.
-MERGE_CONFIGS = CONFIGS | {8192: Config(tile=1, num_warps=16)}
+PHASE_2_CONFIGS = CONFIGS | {8192: Config(tile=1, num_warps=16)}
 # Up to this hidden size the square of a merge's mix follows from sums over its two sources, all of
 # one reduction.  The sums take registers: beyond, a program less fits on an SM of two or three.
 ONE_REDUCTION = 4096
@@ -166,7 +166,7 @@ def site_kernel(
 def site_config(hidden: int, tokens: int, loop: bool) -> Config:
     """The config of a launch; ``loop``: whether it reads rows of the bank besides its own."""
     if not loop:
-        return entry(MERGE_CONFIGS, hidden)
+        return entry(PHASE_2_CONFIGS, hidden)
     few = tokens <= FEW and not takes_each_token_alone()
     return entry(FEW_CONFIGS, hidden) if few else config_for(hidden)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attnres_serve.kernels.triton import answers, common, open_group, score_group, single_pass
+from attnres_serve.kernels.triton import answers, common, phase_1, score_group, single_pass
 from attnres_serve.model import backend
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.kernels import configs
@@ -115,8 +115,8 @@ def test_a_candidate_runs_with_its_own_tables(monkeypatch: pytest.MonkeyPatch) -
             single_pass.site_config(4096, 1, True),
             single_pass.site_config(4096, 200, True),
             answers.group_config_for(4096),
-            open_group.LEAST,
-            open_group.SIDE_BY_SIDE,
+            phase_1.LEAST,
+            phase_1.SIDE_BY_SIDE,
             *(score_group.config_for(20, at) for at in (None, (9, 0))),
         )
 

@@ -160,11 +160,13 @@ def test_a_rounding_on_the_way_is_allowed_only_to_those_that_say_so():
     cell, dtype = Cell(64, 4, 128, 3), torch.bfloat16
     inputs = kernel_cells.draw(cell, "cpu", dtype)
     *_, expected = kernel_gate.expected_sites(inputs, "two_phase")
-    answers, sums = reference.inter_block(
+    answers, sums = reference.phase_1(
         [*inputs.blocks[:-1], inputs.blocks[-1] + inputs.deltas[0]], inputs.queries, KEY_EPS
     )
     own = inputs.deltas[1] + inputs.deltas[2]
-    mixed = reference.merge(answers[2].to(dtype).float(), sums[2], own, inputs.queries[2], KEY_EPS)
+    mixed = reference.phase_2(
+        answers[2].to(dtype).float(), sums[2], own, inputs.queries[2], KEY_EPS
+    )
     result = reference.rms_norm(mixed, inputs.norm_weight, NORM_EPS).to(dtype)
     assert kernel_gate.excess(result, expected, 0) > 1 >= kernel_gate.excess(result, expected, 1)
 
@@ -206,14 +208,14 @@ def test_the_adapter_of_flash_attn_res(monkeypatch, cell):
 
     def phase_1(blocks: Tensor, queries: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         assert blocks.dim() == 4 and blocks.is_contiguous()
-        answers, sums = reference.inter_block(list(blocks[:, 0]), queries, eps)
+        answers, sums = reference.phase_1(list(blocks[:, 0]), queries, eps)
         return answers.unsqueeze(1).bfloat16(), sums.unsqueeze(1)
 
     def phase_2(
         partial: Tensor, query: Tensor, answer: Tensor, log_sum: Tensor, eps: float
     ) -> Tensor:
         assert partial.shape == answer.shape and partial.is_contiguous()
-        mixed = reference.merge(answer[0].float(), log_sum[0], partial[0], query, eps)
+        mixed = reference.phase_2(answer[0].float(), log_sum[0], partial[0], query, eps)
         return mixed.unsqueeze(0).bfloat16()
 
     module = types.ModuleType("flash_attn_res")

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnres_serve.kernels import backends
 from attnres_serve.kernels.cpp import backend as cpp_backend
-from attnres_serve.kernels.interface import Place, SiteWeights, place_of
+from attnres_serve.kernels.interface import BankSlot, SiteWeights, slot_of
 
 LOGIT_SCALE = 1.25
 
@@ -78,37 +78,37 @@ class Functions:
             return self.module.single_pass(blocks, partial, delta, weights)
         return self._in_place("single_pass", (), blocks, partial, delta, weights)
 
-    def inter_block(self, blocks, sites: list[SiteWeights]) -> tuple[int, object, Tensor]:
+    def phase_1(self, blocks, sites: list[SiteWeights]) -> tuple[int, object, Tensor]:
         """Blocks read, answers of the sites, and the normed answer of the first of them."""
         if not self.module.IN_PLACE:
-            answers = self.module.inter_block(blocks, sites)
+            answers = self.module.phase_1(blocks, sites)
             normed = self.module.norm_answer(answers, 0, sites[0], blocks[0])
             return len(blocks), answers, normed
         *earlier, last = blocks
-        normed, answers = self.open_group(earlier, None, last, [sites[0], *sites], True)[:2]
+        normed, answers = self.group(earlier, None, last, [sites[0], *sites], True)[:2]
         return len(blocks), answers, normed
 
-    def open_group(
+    def group(
         self, blocks, partial, delta, sites: list[SiteWeights], completes: bool
     ) -> tuple[Tensor, object, Tensor]:
         """In place only: the first site's normed mix, answers of the others, the partial sum."""
-        bank, place = make_bank(blocks, partial, delta, self.layout)
+        bank, slot = make_bank(blocks, partial, delta, self.layout)
         x, queries = make_delta(delta, self.layout), self.module.queries_of(sites)
-        group = queries, len(sites), sites[0], place, completes
+        group = queries, len(sites), sites[0], slot, completes
         with unchanged(sites):
-            normed, answers = self.module.open_group(x, bank, *group)
+            normed, answers = self.module.phase_1(x, bank, *group)
         return normed, answers, check_state(x, bank, blocks, partial, delta)
 
-    def merge(
+    def phase_2(
         self, known, number: int, since, partial, delta, weights: SiteWeights
     ) -> tuple[Tensor, Tensor]:
         read, answers, _ = known
         if not self.module.IN_PLACE:
-            return self.module.merge(answers, number, since, partial, delta, weights)
+            return self.module.phase_2(answers, number, since, partial, delta, weights)
         unread = [torch.full_like(delta, torch.nan)] * read
         rows = [*unread, *since]
         known = {"first": read, "number": number}
-        return self._in_place("merge", (answers,), rows, partial, delta, weights, **known)
+        return self._in_place("phase_2", (answers,), rows, partial, delta, weights, **known)
 
     def rounded(self, read: int) -> int:
         """Blocks for which an answer in the activation dtype stands; torch keeps it in float32."""
@@ -116,19 +116,19 @@ class Functions:
 
     def add_to_row(self, blocks, partial, delta) -> Tensor:
         """In place only: the partial sum."""
-        bank, place = make_bank(blocks, partial, delta, self.layout)
+        bank, slot = make_bank(blocks, partial, delta, self.layout)
         x = make_delta(delta, self.layout)
         with unchanged(x):
-            self.module.add_to_row(x, bank, place.row)
+            self.module.add_to_row(x, bank, slot.row)
         return check_state(x, bank, blocks, partial, delta)
 
     def _in_place(
         self, name: str, known: tuple, blocks, partial, delta, weights: SiteWeights, **numbers: int
     ) -> tuple[Tensor, Tensor]:
-        bank, place = make_bank(blocks, partial, delta, self.layout)
+        bank, slot = make_bank(blocks, partial, delta, self.layout)
         x = make_delta(delta, self.layout)
-        place = place_of(place.row, place.fresh, **numbers)
-        own = self.module.queries_of([weights]), weights, place
+        slot = slot_of(slot.row, slot.fresh, **numbers)
+        own = self.module.queries_of([weights]), weights, slot
         with unchanged(known, weights):
             normed = getattr(self.module, name)(x, bank, *known, *own)
         return normed, check_state(x, bank, blocks, partial, delta)
@@ -148,7 +148,7 @@ def all_nan(*shape: int, dtype: torch.dtype) -> Tensor:
 
 def make_bank(
     blocks, partial: Tensor | None, like: Tensor, layout: Layout = DENSE
-) -> tuple[Tensor, Place]:
+) -> tuple[Tensor, BankSlot]:
     tokens, hidden = like.shape
     slots = len(blocks) + 1 + layout.spare
     outer = [tokens, layout.around + slots + layout.around]
@@ -159,7 +159,7 @@ def make_bank(
     bank = bigger.narrow(1, layout.around, slots).narrow(2, 0, hidden)
     for row, one in enumerate(blocks if partial is None else [*blocks, partial]):
         bank[:, row] = one
-    return bank, place_of(len(blocks), partial is None)
+    return bank, slot_of(len(blocks), partial is None)
 
 
 def make_delta(delta: Tensor, layout: Layout) -> Tensor:
@@ -258,15 +258,15 @@ def test_two_phase(
     partial, delta = split(last)
     all_weights = [site(case, dtype, number) for number in range(sites)]
     unwritten(*blocks, last, partial, delta)
-    answers = backend.inter_block(blocks, all_weights)
+    answers = backend.phase_1(blocks, all_weights)
     for position, weights in enumerate(all_weights):
         query, norm_weight = folded(weights), weights.norm_weight
-        check_normed(backend.inter_block(blocks, [weights])[2], blocks, query, norm_weight)
-        normed, updated = backend.merge(answers, position, (), None, last, weights)
+        check_normed(backend.phase_1(blocks, [weights])[2], blocks, query, norm_weight)
+        normed, updated = backend.phase_2(answers, position, (), None, last, weights)
         assert updated is last
         answered = backend.rounded(len(blocks))
         check_normed(normed, [*blocks, last], query, norm_weight, answered)
-        normed, updated = backend.merge(answers, position, (), partial, delta, weights)
+        normed, updated = backend.phase_2(answers, position, (), partial, delta, weights)
         assert torch.equal(updated, partial + delta)
         check_normed(normed, [*blocks, updated], query, norm_weight, answered)
 
@@ -280,9 +280,9 @@ def test_blocks_that_were_finished_after_phase_1(
     *blocks, last = case.sources(dtype)
     weights, (partial, delta) = site(case, dtype), split(last)
     for read in range(1, len(blocks)):
-        answers = backend.inter_block(blocks[:read], [weights])
+        answers = backend.phase_1(blocks[:read], [weights])
         own = blocks[read:], partial, delta, weights
-        normed, updated = backend.merge(answers, 0, *own)
+        normed, updated = backend.phase_2(answers, 0, *own)
         assert torch.equal(updated, partial + delta)
         own = folded(weights), weights.norm_weight, backend.rounded(read)
         check_normed(normed, [*blocks, updated], *own)
@@ -299,14 +299,14 @@ def test_the_first_site_of_a_group_in_place(
     for partial, delta in ((None, last), split(last)):
         for completes in (True, False) if blocks else (True,):
             group = blocks, partial, delta, all_weights, completes
-            normed, answers, updated = in_place_backend.open_group(*group)
+            normed, answers, updated = in_place_backend.group(*group)
             assert torch.equal(updated, delta if partial is None else partial + delta)
             weights = all_weights[0]
             check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
             read = [*blocks, updated] if completes else blocks
             known = len(read), answers, None
             for number, weights in enumerate(all_weights[1:]):
-                normed, _ = in_place_backend.merge(known, number, (), None, last, weights)
+                normed, _ = in_place_backend.phase_2(known, number, (), None, last, weights)
                 own = folded(weights), weights.norm_weight, len(read)
                 check_normed(normed, [*read, last], *own)
 
@@ -394,12 +394,12 @@ def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(
     *blocks, last = case.sources(torch.float32)
     partial, delta = split(last)
     weights = site(case, torch.float32)._replace(bias=torch.tensor([float(copies)]).log())
-    answers = backend.inter_block(blocks, [weights])
+    answers = backend.phase_1(blocks, [weights])
     for normed, updated in (
         backend.single_pass(blocks, None, last, weights),
         backend.single_pass(blocks, partial, delta, weights),
-        backend.merge(answers, 0, (), None, last, weights),
-        backend.merge(answers, 0, (), partial, delta, weights),
+        backend.phase_2(answers, 0, (), None, last, weights),
+        backend.phase_2(answers, 0, (), partial, delta, weights),
     ):
         sources = [*blocks, *[updated] * copies]
         check_normed(normed, sources, folded(weights), weights.norm_weight)
@@ -416,8 +416,8 @@ def test_rows_of_a_packed_state(backend: Functions, dtype: torch.dtype) -> None:
     normed, updated = backend.single_pass(blocks, partial, partial, weights)
     assert torch.equal(updated, partial + partial)
     check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
-    answers = backend.inter_block(blocks, [weights])
-    normed, updated = backend.merge(answers, 0, (), partial, partial, weights)
+    answers = backend.phase_1(blocks, [weights])
+    normed, updated = backend.phase_2(answers, 0, (), partial, partial, weights)
     own = folded(weights), weights.norm_weight, backend.rounded(len(blocks))
     check_normed(normed, [*blocks, updated], *own)
 
@@ -450,11 +450,11 @@ def test_the_cpp_backend_is_batch_invariant(case: Case) -> None:
 
     def run(chosen: slice) -> list[Tensor]:
         some = [block[chosen] for block in blocks]
-        known = backend.inter_block(some, [weights] * 5)
+        known = backend.phase_1(some, [weights] * 5)
         own = partial[chosen], delta[chosen], weights
         return [
             backend.single_pass(some, *own)[0],
-            backend.merge(known, 4, (), *own)[0],
+            backend.phase_2(known, 4, (), *own)[0],
             known[-1],
         ]
 
@@ -475,7 +475,7 @@ def test_what_is_not_finite_stays_so(backend: Functions, value: float) -> None:
         weights = site(case, dtype)
         for normed, _ in (
             backend.single_pass(blocks, None, last, weights),
-            backend.merge(backend.inter_block(blocks, [weights]), 0, (), None, last, weights),
+            backend.phase_2(backend.phase_1(blocks, [weights]), 0, (), None, last, weights),
         ):
             assert normed[1].isnan().any()
             assert normed[[0, 2]].isfinite().all()
@@ -488,11 +488,11 @@ def test_the_torch_backend_compiled() -> None:
     def run(
         blocks: list[Tensor], partial: Tensor, delta: Tensor, weights: SiteWeights
     ) -> tuple[tuple[Tensor, Tensor], ...]:
-        answers = backend.inter_block(blocks, [weights, weights])
+        answers = backend.phase_1(blocks, [weights, weights])
         return (
             backend.single_pass(blocks, partial, delta, weights),
-            backend.merge(answers, 1, (), partial, delta, weights),
-            backend.merge(answers, 0, (), None, delta, weights),
+            backend.phase_2(answers, 1, (), partial, delta, weights),
+            backend.phase_2(answers, 0, (), None, delta, weights),
         )
 
     torch.compiler.reset()
@@ -519,15 +519,15 @@ def arguments_of_operators(dtype: torch.dtype) -> dict[str, tuple]:
     delta, bank, sites = in_place.inputs(6, "cpu")
     delta, bank = delta.to(dtype), bank.to(dtype)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
-    own = cpp_backend.arguments(sites[0], place_of(2, fresh=False))
-    opening = cpp_backend.numbers(sites[0], place_of(1, fresh=True))
+    own = cpp_backend.arguments(sites[0], slot_of(2, fresh=False))
+    opening = cpp_backend.numbers(sites[0], slot_of(1, fresh=True))
     later = in_place.SITES - 1
     answers = torch.randn(later, *delta.shape).to(dtype), torch.randn(later, len(delta))
     group = delta, bank, *answers, *opening, True, *keys, sites[0].bias, sites[0].norm_weight
     return {
         "single_pass": (delta, bank, *own),
-        "open_group": group,
-        "merge": (delta, bank, *answers, 1, 1, *own),
+        "phase_1": group,
+        "phase_2": (delta, bank, *answers, 1, 1, *own),
         "add_to_row": (delta, bank, 2),
         "recurrence": arguments_of_the_recurrence(dtype),
     }
@@ -552,27 +552,27 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, bank, site, place: (x[:, :-1], bank, site, place), "must be"),
-        (lambda x, bank, site, place: (x[:-1], bank, site, place), "must be"),
-        (lambda x, bank, site, place: (x.float(), bank, site, place), "one dtype"),
-        (lambda x, bank, site, place: (x.t().contiguous().t(), bank, site, place), "contiguous"),
-        (lambda x, bank, site, place: (x, bank, site, place_of(-1, True)), "outside of the bank"),
-        (lambda x, bank, site, place: (x, bank, site, place_of(6, True)), "outside of the bank"),
+        (lambda x, bank, site, slot: (x[:, :-1], bank, site, slot), "must be"),
+        (lambda x, bank, site, slot: (x[:-1], bank, site, slot), "must be"),
+        (lambda x, bank, site, slot: (x.float(), bank, site, slot), "one dtype"),
+        (lambda x, bank, site, slot: (x.t().contiguous().t(), bank, site, slot), "contiguous"),
+        (lambda x, bank, site, slot: (x, bank, site, slot_of(-1, True)), "outside of the bank"),
+        (lambda x, bank, site, slot: (x, bank, site, slot_of(6, True)), "outside of the bank"),
         (
-            lambda x, bank, site, place: (x[:1].expand(65, 64), bank, site, place),
+            lambda x, bank, site, slot: (x[:1].expand(65, 64), bank, site, slot),
             "rows of x must not",
         ),
-        (lambda x, bank, site, place: (bank[:, 4], bank, site, place), "must not share memory"),
+        (lambda x, bank, site, slot: (bank[:, 4], bank, site, slot), "must not share memory"),
         (
-            lambda x, bank, site, place: (x, bank, site._replace(query=site.query[:16]), place),
+            lambda x, bank, site, slot: (x, bank, site._replace(query=site.query[:16]), slot),
             "must be",
         ),
         (
-            lambda x, bank, site, place: (x, bank, site._replace(bias=torch.ones(2)), place),
+            lambda x, bank, site, slot: (x, bank, site._replace(bias=torch.ones(2)), slot),
             "must be",
         ),
         (
-            lambda x, bank, site, place: (x, bank, site._replace(norm_weight=x[0, :3]), place),
+            lambda x, bank, site, slot: (x, bank, site._replace(norm_weight=x[0, :3]), slot),
             "must be",
         ),
     ],
@@ -582,10 +582,10 @@ def test_operators_refuse_what_they_would_misread(change, message: str) -> None:
     backend = backends.load("cpp")
     case = Case(count=3, tokens=65, hidden=64)
     *blocks, last = case.sources(torch.bfloat16)
-    bank, place = make_bank(blocks, None, last)
-    x, bank, weights, place = change(last, bank, site(case, torch.bfloat16), place)
+    bank, slot = make_bank(blocks, None, last)
+    x, bank, weights, slot = change(last, bank, site(case, torch.bfloat16), slot)
     with pytest.raises(RuntimeError, match=message):
-        backend.single_pass(x, bank, [weights], weights, place)
+        backend.single_pass(x, bank, [weights], weights, slot)
 
 
 @pytest.mark.parametrize(
@@ -641,16 +641,16 @@ def test_operators_refuse_what_was_made_for_other_sites() -> None:
     backend = backends.load("cpp")
     case = Case(count=3, hidden=64)
     *blocks, last = case.sources(torch.bfloat16)
-    bank, place = make_bank(blocks, None, last)
+    bank, slot = make_bank(blocks, None, last)
     weights, operators = site(case, torch.bfloat16), torch.ops.attnres_serve
     queries = [weights] * 2
-    own = cpp_backend.arguments(weights, place)
-    _, answers = backend.open_group(last, bank, queries, 2, weights, place, True)
+    own = cpp_backend.arguments(weights, slot)
+    _, answers = backend.phase_1(last, bank, queries, 2, weights, slot, True)
     for number in (-1, 1):
         with pytest.raises(RuntimeError, match="not among those of the answers"):
-            operators.cpp_merge(last, bank, *answers, number, 0, *own)
+            operators.cpp_phase_2(last, bank, *answers, number, 0, *own)
     with pytest.raises(RuntimeError, match="of the bank's size"):
-        operators.cpp_merge(last[:-1], bank[:-1], *answers, 0, 0, *own)
+        operators.cpp_phase_2(last[:-1], bank[:-1], *answers, 0, 0, *own)
 
 
 LOAD = """

@@ -11,7 +11,7 @@ from attnres_serve.kernels import backends, comparison
 from attnres_serve.kernels.comparison import ALGORITHMS, difference
 
 CPU = torch.device("cpu")
-FUNCTIONS = ("queries_of", "single_pass", "open_group", "merge")
+FUNCTIONS = ("queries_of", "single_pass", "phase_1", "phase_2")
 
 
 def own() -> Any:
@@ -71,10 +71,10 @@ def with_a_partial_sum_that_is_not_rounded_once(function):
     ("name", "fault", "said"),
     [
         ("single_pass", off_by_a_sixteenth, "a site by single pass of 64 values in float32 is off"),
-        ("merge", of_another_token, "a site by two phase of 64 values"),
-        ("merge", without_a_number, "a site by two phase of 64 values in float32 is off"),
+        ("phase_2", of_another_token, "a site by two phase of 64 values"),
+        ("phase_2", without_a_number, "a site by two phase of 64 values in float32 is off"),
         ("queries_of", of_the_neighbours_query, "a site by two phase"),
-        ("merge", with_a_partial_sum_that_is_not_rounded_once, "a partial sum by two phase"),
+        ("phase_2", with_a_partial_sum_that_is_not_rounded_once, "a partial sum by two phase"),
     ],
 )
 def test_a_fault_is_named(name, fault, said) -> None:
@@ -88,13 +88,13 @@ def test_many_tokens_are_compared_where_they_differ(monkeypatch) -> None:
     monkeypatch.setattr(comparison, "runs_of", lambda *given: [("two_phase", 1), ("two_phase", 9)])
     assert difference(own(), 64, torch.float32, CPU) is None
     backend = own()
-    right, many = backend.open_group, comparison.TOKENS * 9
+    right, many = backend.phase_1, comparison.TOKENS * 9
 
     def wrong(delta, *arguments):
         normed, answers = right(delta, *arguments)
         return normed * (1 + (len(delta) == many) / 16), answers
 
-    backend.open_group = wrong
+    backend.phase_1 = wrong
     found = difference(backend, 64, torch.float32, CPU)
     assert found is not None and f"by two phase of 64 values in float32 with {many} tokens" in found
 
@@ -118,7 +118,7 @@ def test_as_many_tokens_are_compared_as_have_kernels_of_their_own(
     hidden: int, dtype: torch.dtype
 ) -> None:
     """Each way that a group and a single pass are launched, once."""
-    from attnres_serve.kernels.triton.open_group import by_product, turns_of
+    from attnres_serve.kernels.triton.phase_1 import by_product, turns_of
     from attnres_serve.kernels.triton.single_pass import FEW
 
     sites, rows = comparison.SITES, comparison.BLOCKS

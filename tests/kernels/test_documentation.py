@@ -25,8 +25,8 @@ SIGNATURES = re.findall(r"^\| `(\w+)\(([^`]*)\)` \|", TEXT, re.MULTILINE)
 MODULES = (
     "torch.functions",
     "triton.single_pass",
-    "triton.open_group",
-    "triton.two_phase",
+    "triton.phase_1",
+    "triton.phase_2",
 )
 
 

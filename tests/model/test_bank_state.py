@@ -23,7 +23,7 @@ def test_a_sum_is_read_before_it_becomes_a_block() -> None:
 
     context: Any = SimpleNamespace(
         site=SimpleNamespace(index=1, opens_block=True, cumulative=True),
-        place=SimpleNamespace(row=2),
+        bank_slot=SimpleNamespace(row=2),
         backend=SimpleNamespace(add_to_row=written, single_pass=mixed),
         algorithm="single_pass",
         group=1,

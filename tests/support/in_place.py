@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from attnres_serve.kernels.interface import SiteWeights, place_of
+from attnres_serve.kernels.interface import SiteWeights, slot_of
 
 SLOTS, HIDDEN, SITES = 4, 48, 3
 
@@ -39,14 +39,14 @@ def inputs(
 def run(backend: ModuleType, delta: Tensor, bank: Tensor, sites: list[SiteWeights]) -> Tensor:
     """Sites of every algorithm, one after the other."""
     queries = backend.queries_of(sites)
-    growing, begun = place_of(1, False), place_of(2, True, position=1, first=2)
+    growing, begun = slot_of(1, False), slot_of(2, True, position=1, first=2)
     x = backend.single_pass(torch.tanh(delta), bank, queries, sites[0], growing)
     group = queries, 2, sites[0], growing, True
-    x, answers = backend.open_group(torch.tanh(x), bank, *group)
-    x = backend.merge(torch.tanh(x), bank, answers, queries, sites[1], begun)
+    x, answers = backend.phase_1(torch.tanh(x), bank, *group)
+    x = backend.phase_2(torch.tanh(x), bank, answers, queries, sites[1], begun)
     backend.add_to_row(torch.tanh(x), bank, 2)  # as where a cumulative block opens
     x = bank[:, 2].clone()
-    return backend.single_pass(x, bank, queries, sites[2], place_of(3, True, position=2))
+    return backend.single_pass(x, bank, queries, sites[2], slot_of(3, True, position=2))
 
 
 def check_compiled(backend: ModuleType, device: str, second_version: bool) -> None:

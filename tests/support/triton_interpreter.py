@@ -25,9 +25,9 @@ import triton  # noqa: E402  (the variable above comes first)
 
 from attnres_serve.kernels.triton import (  # noqa: E402
     common,
-    open_group,  # noqa: F401
+    phase_1,  # noqa: F401
+    phase_2,  # noqa: F401
     single_pass,  # noqa: F401
-    two_phase,  # noqa: F401
 )
 
 if _before is None:

@@ -17,9 +17,9 @@ from torch._inductor.utils import run_and_get_code
 from attnres_serve.kernels import backends
 from attnres_serve.kernels.cpp import backend as cpp_backend
 from attnres_serve.kernels.cpp import direct as cpp_direct
-from attnres_serve.kernels.interface import SiteWeights, place_of
+from attnres_serve.kernels.interface import SiteWeights, slot_of
 
-PLACE = place_of(2, fresh=False)
+PLACE = slot_of(2, fresh=False)
 WEIGHTS = in_place.inputs(1, "cpu").sites[0]
 DIRECT = [f"attnres_{name}(" for name in cpp_direct.NAMES]
 OPERATORS = [f"{cpp_direct.operator(name)}(" for name in cpp_direct.NAMES]
@@ -42,9 +42,9 @@ def three_sites(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
     queries = [weights] * 3
     x = cpp_backend.single_pass(torch.tanh(x), bank, queries, weights, PLACE)
     group = queries, 2, weights, PLACE, True
-    x, answers = cpp_backend.open_group(torch.tanh(x), bank, *group)
-    place = place_of(3, fresh=True, position=1, first=3)
-    return cpp_backend.merge(torch.tanh(x), bank, answers, queries, weights, place)
+    x, answers = cpp_backend.phase_1(torch.tanh(x), bank, *group)
+    slot = slot_of(3, fresh=True, position=1, first=3)
+    return cpp_backend.phase_2(torch.tanh(x), bank, answers, queries, weights, slot)
 
 
 def compile_and_run(graph: Callable, x: Tensor, bank: Tensor, weights: SiteWeights):
@@ -68,8 +68,8 @@ def arguments(tokens: int, hidden: int, dtype: torch.dtype, **changes) -> dict[s
     learned = weights.bias, weights.norm_weight
     return {
         "single_pass": (x, bank, *own),
-        "open_group": (x, bank, *answers, *own[:2], True, *keys, *learned),
-        "merge": (x, bank, *answers, 1, 1, *own),
+        "phase_1": (x, bank, *answers, *own[:2], True, *keys, *learned),
+        "phase_2": (x, bank, *answers, 1, 1, *own),
     }
 
 
@@ -174,7 +174,7 @@ def test_wrong_arguments() -> None:
             call(x, bank, *rest[:-1], None, 5, layout)
         packed, _ = cpp_backend.numbers(WEIGHTS, PLACE)
         at = next(i for i, one in enumerate(rest) if type(one) is int and one == packed)
-        rest[at], _ = cpp_backend.numbers(WEIGHTS, place_of(in_place.SLOTS, fresh=True))
+        rest[at], _ = cpp_backend.numbers(WEIGHTS, slot_of(in_place.SLOTS, fresh=True))
         with pytest.raises(RuntimeError, match="the row is outside of the bank"):
             call(x, bank, *rest, 5, layout)
         assert torch.equal(bank, before)

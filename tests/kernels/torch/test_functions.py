@@ -32,10 +32,10 @@ def two_phase(
     bias: Tensor | None = None,
 ) -> list[Tensor]:
     """Every site of a block reads the same finished blocks and, here, the same partial sum."""
-    answers = torch_functions.inter_block(blocks, queries, KEY_EPS)
+    answers = torch_functions.phase_1(blocks, queries, KEY_EPS)
     rows = zip(answers, queries, strict=True)
     return [
-        torch_functions.merge(answer, log_sum, [partial], query, KEY_EPS, weight, NORM_EPS, bias)
+        torch_functions.phase_2(answer, log_sum, [partial], query, KEY_EPS, weight, NORM_EPS, bias)
         for (answer, log_sum), query in rows
     ]
 
@@ -48,7 +48,7 @@ def test_forms(case: Case, dtype: torch.dtype, form: str, unwritten: Callable[..
     unwritten(*sources, *queries)
     answers = FORMS[form](sources, queries, KEY_EPS)
     assert len(answers) == 3
-    exact, log_sums = reference.inter_block(sources, torch.stack(queries), KEY_EPS, torch.float64)
+    exact, log_sums = reference.phase_1(sources, torch.stack(queries), KEY_EPS, torch.float64)
     for (answer, log_sum), query, expected, wanted in zip(
         answers, queries, exact, log_sums, strict=True
     ):
@@ -126,11 +126,11 @@ def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(form: str, copie
     ((answer, log_sum),) = FORMS[form](blocks, [query], KEY_EPS)
     for actual in (
         torch_functions.single_pass(sources, query, KEY_EPS, weight, NORM_EPS, bias),
-        torch_functions.merge(answer, log_sum, [last], query, KEY_EPS, weight, NORM_EPS, bias),
+        torch_functions.phase_2(answer, log_sum, [last], query, KEY_EPS, weight, NORM_EPS, bias),
     ):
         check_normed(actual, repeated, query, weight)
-    (answers,), (log_sums,) = reference.inter_block(blocks, query[None], KEY_EPS, torch.float64)
-    merged = reference.merge(answers, log_sums, last, query, KEY_EPS, bias)
+    (answers,), (log_sums,) = reference.phase_1(blocks, query[None], KEY_EPS, torch.float64)
+    merged = reference.phase_2(answers, log_sums, last, query, KEY_EPS, bias)
     torch.testing.assert_close(merged, exact, rtol=1e-7, atol=1e-7)
 
 
@@ -190,7 +190,7 @@ def test_eager_mode_uses_the_stacked_form(monkeypatch: pytest.MonkeyPatch) -> No
     case = Case()
     sources, (query,), weight = case.sources(DTYPES[0]), case.queries(), case.norm_weight(DTYPES[0])
     torch_functions.single_pass(sources, query, KEY_EPS, weight, NORM_EPS)
-    torch_functions.inter_block(sources, [query], KEY_EPS)
+    torch_functions.phase_1(sources, [query], KEY_EPS)
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,15 @@ ENDS = [1024, pytest.param(4096, marks=pytest.mark.exhaustive), 7168]
 BEGINNINGS = {
     "single_pass": (False, True),
     "single_pass_few": (False, True),
-    "open_group": (False, True),
+    "phase_1": (False, True),
     "score_group": (False, True),
     "score_group_few": (False, True),
     "score_group_most": (False, True),
     "weigh_group": (None,),
     "mix_group": (None,),
-    "merge": (False, True),
-    "merge_rows": (False, True),
-    "merge_rows_few": (False, True),
+    "phase_2": (False, True),
+    "phase_2_rows": (False, True),
+    "phase_2_rows_few": (False, True),
 }
 # Kernels with a binary for each power of two of sites (from 8), or of sixteens of them: a model has
 # a few, and its first step, of as many tokens as there may be, launches all.
@@ -107,7 +107,7 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         # Delta, weight, and in the first and a later turn a row before and in the loop and queries;
         # bank row, result, and answers in both (a first turn of one site has none).  Where it only
         # adds, delta; bank row.
-        "open_group": lambda: (
+        "phase_1": lambda: (
             7 + 4 * kernel["sites"] + 2 * (not fresh),
             3 + 2 * kernel["sites"] - (kernel["sites"] == 1),
         ),
@@ -117,9 +117,9 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         # A row before and in the loop, and the norm's weight; the result.
         "mix_group": lambda: (3, 1),
         # Delta, weight, query, answer; bank row and result.
-        "merge": lambda: (5 + (not fresh), 2),
+        "phase_2": lambda: (5 + (not fresh), 2),
         # And a tile before and in the loop.
-        "merge_rows": lambda: (5 + 2 * kernel["tile"] + (not fresh), 2),
+        "phase_2_rows": lambda: (5 + 2 * kernel["tile"] + (not fresh), 2),
     }[name]()
     if name == "score_group":
         pieces = kernel["tokens"] * kernel["chunk"] // (32 * kernel["num_warps"]) // 8
@@ -130,13 +130,13 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         stores += kernel["sites"] / pieces
     # Log-sum-exps and scores are numbers of a token.
     numbers_in, numbers_out = {
-        "open_group": lambda: (0, 1 + (kernel["sites"] > 1)),
+        "phase_1": lambda: (0, 1 + (kernel["sites"] > 1)),
         # A thread has a part of a program's tokens, or of nine rows' room, 16.
         "score_group": lambda: (0, kernel["sites"] * kernel["tokens"] // 32 // kernel["num_warps"]),
         "weigh_group": lambda: (32 * 16 // 32, 1),
         "mix_group": lambda: (1, 0),
-        "merge": lambda: (1, 0),
-        "merge_rows": lambda: (1, 0),
+        "phase_2": lambda: (1, 0),
+        "phase_2_rows": lambda: (1, 0),
     }.get(name, lambda: (0, 0))()
     assert kernel["loads"] == _counts(pieces * loads, numbers_in)
     assert kernel["stores"] == _counts(pieces * stores, numbers_out)
@@ -173,7 +173,7 @@ def test_strides_have_64_bits(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("hidden", ENDS)
-@pytest.mark.parametrize("kernel", ["single_pass", "merge"])
+@pytest.mark.parametrize("kernel", ["single_pass", "phase_2"])
 def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
     """One program's reductions hide behind another's loads; CONFIGS was chosen for this."""
     for fresh in (False, True):
@@ -188,7 +188,7 @@ def test_phase_1_spends_few_instructions_on_a_row(hidden: int, arch: str) -> Non
     Of an element and a site, eight at most: a conversion and a square, which sites share, a product
     with the query, a rescaled sum, and what reductions cost.  With twice the warps it is nine.
     """
-    kernel = _compiled(("open_group", arch, hidden, False))
+    kernel = _compiled(("phase_1", arch, hidden, False))
     threads = 32 * kernel["num_warps"]
     elements = kernel["sites"] * (1 << (hidden - 1).bit_length())
     assert kernel["loop_instructions"][0] * threads / elements <= 8

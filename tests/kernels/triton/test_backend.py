@@ -18,7 +18,7 @@ from triton_interpreter import (
 )
 
 from attnres_serve.kernels import backends
-from attnres_serve.kernels.interface import place_of
+from attnres_serve.kernels.interface import slot_of
 from attnres_serve.kernels.triton import backend as triton_backend
 from tests.kernels import test_backends as every_backend
 
@@ -47,16 +47,16 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype, hidden: int) -> N
     queries = triton_backend.queries_of(sites)
     operators = torch.ops.attnres_serve
     first, second, third = (
-        triton_backend._site(sites[0], place_of(2, False, position, first=1, number=1))
+        triton_backend._site(sites[0], slot_of(2, False, position, first=1, number=1))
         for position in range(3)
     )
-    _, *answers = operators.triton_open_group(delta, bank, queries, 3, True, *first)
+    _, *answers = operators.triton_phase_1(delta, bank, queries, 3, True, *first)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
     cases = {
         "fold": (*keys, 0.5),
         "single_pass": (delta, bank, queries, *second),
-        "open_group": (delta, bank, queries, 2, False, *second),
-        "merge": (delta, bank, *answers, queries, *third),
+        "phase_1": (delta, bank, queries, 2, False, *second),
+        "phase_2": (delta, bank, *answers, queries, *third),
         "add_to_row": (delta, bank, 2),
     }
     assert [f"triton_{name}" for name in cases] == list(triton_backend.SCHEMAS)

@@ -15,11 +15,11 @@ from triton_interpreter import (
     passes_in_a_process_of_its_own,
 )
 
-from attnres_serve.kernels.triton import open_group as open_group_module
+from attnres_serve.kernels.triton import phase_1 as phase_1_module
 from attnres_serve.kernels.triton.answers import GroupConfig
-from attnres_serve.kernels.triton.open_group import Least, open_group
+from attnres_serve.kernels.triton.phase_1 import Least, phase_1
+from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import single_pass
-from attnres_serve.kernels.triton.two_phase import merge
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -72,17 +72,17 @@ def _launch_all(
 
     site("single_pass", single_pass, queries[0])
     opened = empty(tokens, hidden), *answers(SITES - 1)
-    site("open_group", open_group, queries, completes=True, out=opened, **ONE)
+    site("phase_1", phase_1, queries, completes=True, out=opened, **ONE)
     with pytest.MonkeyPatch.context() as patch:  # as many tokens, where these are bfloat16
-        patch.setattr(open_group_module, "LEAST", {hidden: Least(logits=1, sites=1)})
+        patch.setattr(phase_1_module, "LEAST", {hidden: Least(logits=1, sites=1)})
         opened = empty(tokens, hidden), *answers(SITES - 1)
-        site("open_group, many", open_group, queries, completes=True, out=opened)
+        site("phase_1, many", phase_1, queries, completes=True, out=opened)
     _, vectors, sums = opened
     # Twice, so that the second site's stand behind another's.
     known = place(vectors.repeat(2, 1, 1)), place(sums.repeat(2, 1)[..., None])[..., 0]
-    site("merge", merge, *known, queries[1], position=1, first=row - 1)
+    site("phase_2", phase_2, *known, queries[1], position=1, first=row - 1)
 
-    for name in ("open_group", "open_group, many"):
+    for name in ("phase_1", "phase_1, many"):
         *others, vectors, sums = written[name]
         written[name] = *others, vectors.transpose(0, 1), sums.t()
     return written

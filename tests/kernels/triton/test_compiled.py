@@ -19,13 +19,13 @@ from triton_cases import close, gain
 from triton_interpreter import bits  # it chooses the interpreter before Triton is imported
 
 from attnres_serve.kernels import reference, traffic
-from attnres_serve.kernels.triton import open_group as triton_open_group
+from attnres_serve.kernels.triton import phase_1 as triton_phase_1
 from attnres_serve.kernels.triton import score_group
 from attnres_serve.kernels.triton import single_pass as triton_single_pass
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
-from attnres_serve.kernels.triton.open_group import Least, by_product, open_group, turns_of
+from attnres_serve.kernels.triton.phase_1 import Least, by_product, phase_1, turns_of
+from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import single_pass
-from attnres_serve.kernels.triton.two_phase import merge
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -111,7 +111,7 @@ class Site:
     def answered(self, answers: Tensor, log_sums: Tensor, rows: list[Tensor], at: int) -> None:
         """Answers over finished rows, of the sites from ``at`` on."""
         queries = self.queries[at:]
-        exact = reference.inter_block(rows, queries, KEY_EPS, torch.float64)
+        exact = reference.phase_1(rows, queries, KEY_EPS, torch.float64)
         largest = torch.stack(rows).abs().amax((0, 2)).double()
         for site, query in enumerate(queries):
             error = mix_error(rows, query)
@@ -135,31 +135,31 @@ def _single_pass_of_many(site: Site) -> int:
         return _single_pass(site)
 
 
-def _open_group(site: Site, completes: bool = True) -> int:
+def _phase_1(site: Site, completes: bool = True) -> int:
     case, arguments = site.case, (site.delta, site.bank, site.queries, site.weight)
-    out, answers, log_sums = open_group(*arguments, completes=completes, **site.where, **EPS)
+    out, answers, log_sums = phase_1(*arguments, completes=completes, **site.where, **EPS)
     site.adds()
     site.whole(out, site.queries[0])
     site.answered(answers, log_sums, site.sources if completes else site.blocks, 1)
     shape = case.tokens, case.count, case.sites, case.hidden, case.dtype
     added = turns_of(case.tokens, case.sites, case.hidden) > 1
     before = traffic.add_to_row(case.tokens, case.hidden, case.dtype, fresh=case.fresh)
-    return added * before + traffic.open_group(*shape, fresh=case.fresh, added=added)
+    return added * before + traffic.phase_1(*shape, fresh=case.fresh, added=added)
 
 
-def _open_group_in_turns(site: Site) -> int:
+def _phase_1_in_turns(site: Site) -> int:
     """As of many tokens: one program takes all turns."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: 0})
-        return _open_group(site)
+        patch.setattr(triton_phase_1, "SIDE_BY_SIDE", {MAX_HIDDEN: 0})
+        return _phase_1(site)
 
 
-def _open_group_by_product(site: Site, completes: bool = True) -> int:
+def _phase_1_by_product(site: Site, completes: bool = True) -> int:
     """As of many tokens in bfloat16."""
     case = site.case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_open_group, "LEAST", {MAX_HIDDEN: Least(logits=1, sites=2)})
-        stated = _open_group(site, completes)
+        patch.setattr(triton_phase_1, "LEAST", {MAX_HIDDEN: Least(logits=1, sites=2)})
+        stated = _phase_1(site, completes)
         chosen = by_product(case.tokens, case.count + 1, case.sites, case.hidden, case.dtype)
         assert chosen == (case.dtype == torch.bfloat16)
         if not chosen:
@@ -173,20 +173,20 @@ def _open_group_by_product(site: Site, completes: bool = True) -> int:
     )
 
 
-def _open_group_of_a_partial_sum(site: Site) -> int:
-    return _open_group(site, completes=False)
+def _phase_1_of_a_partial_sum(site: Site) -> int:
+    return _phase_1(site, completes=False)
 
 
-def _merge(site: Site, late: int = 0, cancels: bool = False) -> int:
+def _phase_2(site: Site, late: int = 0, cancels: bool = False) -> int:
     case, query, position = site.case, site.queries[-1], site.case.sites - 1
     blocks, rows = site.blocks[: case.count - late], site.blocks[case.count - late :]
-    exact = reference.inter_block(blocks, site.queries, KEY_EPS, torch.float64)
+    exact = reference.phase_1(blocks, site.queries, KEY_EPS, torch.float64)
     answers, log_sums = exact[0].to(case.dtype), exact[1].float()
     if cancels:  # the partial sum, which has the same weight
         answers[position] = -33 / 32 * site.partial
         own = reference.scores(site.partial.double(), query.double(), KEY_EPS)
         log_sums[position] = own + (case.bias or 0)
-    out = merge(
+    out = phase_2(
         *(site.delta, site.bank, answers, log_sums, query, site.weight),
         **(site.where | EPS | {"position": position, "first": case.count - late}),
     )
@@ -194,34 +194,34 @@ def _merge(site: Site, late: int = 0, cancels: bool = False) -> int:
     # The answer as it was rounded: this launch is not to blame for that.
     mixed, log_sum = answers[position].double(), log_sums[position].double()
     for row in rows:
-        mixed = reference.merge(mixed, log_sum, row, query, KEY_EPS)
+        mixed = reference.phase_2(mixed, log_sum, row, query, KEY_EPS)
         score = reference.scores(row.double(), query.double(), KEY_EPS)
         log_sum = torch.logaddexp(log_sum, score)
-    mixed = reference.merge(mixed, log_sum, site.partial, query, KEY_EPS, site.bias)
+    mixed = reference.phase_2(mixed, log_sum, site.partial, query, KEY_EPS, site.bias)
     site.mixed(out, mixed, query)
-    return traffic.merge(case.tokens, case.hidden, case.dtype, fresh=case.fresh, late=late)
+    return traffic.phase_2(case.tokens, case.hidden, case.dtype, fresh=case.fresh, late=late)
 
 
-def _merge_with_late_rows(site: Site) -> int:
-    return _merge(site, late=2)
+def _phase_2_with_late_rows(site: Site) -> int:
+    return _phase_2(site, late=2)
 
 
-def _merge_that_cancels(site: Site) -> int:
+def _phase_2_that_cancels(site: Site) -> int:
     """It has a branch of its own, which sums the square of the mix."""
-    return _merge(site, cancels=True)
+    return _phase_2(site, cancels=True)
 
 
 LAUNCHES = {
     "single_pass": _single_pass,
     "single_pass, many": _single_pass_of_many,
-    "open_group": _open_group,
-    "open_group, in turns": _open_group_in_turns,
-    "open_group, partial": _open_group_of_a_partial_sum,
-    "open_group, by a product": _open_group_by_product,
-    "open_group, by a product, partial": lambda site: _open_group_by_product(site, False),
-    "merge": _merge,
-    "merge, late rows": _merge_with_late_rows,
-    "merge, cancels": _merge_that_cancels,
+    "phase_1": _phase_1,
+    "phase_1, in turns": _phase_1_in_turns,
+    "phase_1, partial": _phase_1_of_a_partial_sum,
+    "phase_1, by a product": _phase_1_by_product,
+    "phase_1, by a product, partial": lambda site: _phase_1_by_product(site, False),
+    "phase_2": _phase_2,
+    "phase_2, late rows": _phase_2_with_late_rows,
+    "phase_2, cancels": _phase_2_that_cancels,
 }
 every_launch = pytest.mark.parametrize("launch", LAUNCHES)
 
@@ -283,7 +283,7 @@ def test_an_offset_of_32_bits_is_noticed(emulator: Emulator) -> None:
 
 def test_weights_of_many_rows_and_sites(emulator: Emulator) -> None:
     """Several warps share them."""
-    _compare(emulator, "open_group, by a product", Case(hidden=64, count=70, sites=20))
+    _compare(emulator, "phase_1, by a product", Case(hidden=64, count=70, sites=20))
 
 
 @pytest.mark.parametrize(
@@ -298,17 +298,17 @@ def test_rounds_of_a_product_of_many_sites(sites: int, arch: int, emulator: Emul
     """Each config copies the next rounds while it multiplies one; the last is not whole."""
     case = Case(hidden=472, count=2, sites=sites, arch=arch)
     assert case.hidden > 3 * score_group.config_for(sites, divmod(arch, 10)).chunk
-    _compare(emulator, "open_group, by a product", case)
+    _compare(emulator, "phase_1, by a product", case)
 
 
 BARRIER = re.compile(r"bar\.sync\s+0;")
 
 
-# Spare as compiled today: a thread reads back what it has stored, in later turns of ``open_group``
+# Spare as compiled today: a thread reads back what it has stored, in later turns of ``phase_1``
 # and in ``score_group`` behind the row's sum.  ``weigh_group`` has one warp where rows are few.  In
 # a merge two stand in the branch of sources that cancel.
-SPARE = {name: 1 + ("product" in name) for name in LAUNCHES if name.startswith("open_group")}
-SPARE["merge"] = 2
+SPARE = {name: 1 + ("product" in name) for name in LAUNCHES if name.startswith("phase_1")}
+SPARE["phase_2"] = 2
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from triton_interpreter import (
 )
 
 from attnres_serve.kernels import traffic
-from attnres_serve.kernels.triton import open_group as triton_open_group
+from attnres_serve.kernels.triton import phase_1 as triton_phase_1
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
-from attnres_serve.kernels.triton.open_group import open_group
+from attnres_serve.kernels.triton.phase_1 import phase_1
+from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import single_pass
-from attnres_serve.kernels.triton.two_phase import merge
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOKENS, HIDDEN, SLOTS = 3, 257, 8
@@ -93,8 +93,8 @@ def test_merge_moves_what_is_stated(moved, dtype, count, sites) -> None:
     answers = torch.randn(sites, TOKENS, HIDDEN).to(dtype), torch.randn(sites, TOKENS)
     for fresh, late in product((False, True), (0, 1, 2)):
         where = {"row": count + late, "first": count, "position": sites - 1, "fresh": fresh}
-        found = moved(merge, delta, bank, *answers, query, weight, **where, **EPS)
-        assert found == traffic.merge(TOKENS, HIDDEN, dtype, fresh=fresh, late=late)
+        found = moved(phase_2, delta, bank, *answers, query, weight, **where, **EPS)
+        assert found == traffic.phase_2(TOKENS, HIDDEN, dtype, fresh=fresh, late=late)
 
 
 @watched
@@ -102,7 +102,7 @@ def test_merge_moves_what_is_stated(moved, dtype, count, sites) -> None:
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("completes", [False, True])
 @pytest.mark.parametrize(("row", "sites"), [(0, 1), (1, 4), (3, 5), (5, 9)])
-def test_open_group_moves_what_is_stated(
+def test_phase_1_moves_what_is_stated(
     moved, row, sites, fresh, completes, few, monkeypatch
 ) -> None:
     """Each row once for all turns, and not a partial sum's for the later sites.
@@ -110,13 +110,13 @@ def test_open_group_moves_what_is_stated(
     Side by side, two launches touch together what one touches in turns.
     """
     dtype = torch.bfloat16
-    monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
+    monkeypatch.setattr(triton_phase_1, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
     delta, bank, _, weight = _tensors(dtype)
     # Later turns read the new row again, if it is a block.
     reads_back = completes or few > 0
     where = {"row": row, "fresh": fresh, "completes": completes, "reads_back": reads_back}
-    found = moved(open_group, delta, bank, torch.randn(sites, HIDDEN), weight, **where, **EPS)
-    assert found == traffic.open_group(TOKENS, row, sites, HIDDEN, dtype, fresh=fresh)
+    found = moved(phase_1, delta, bank, torch.randn(sites, HIDDEN), weight, **where, **EPS)
+    assert found == traffic.phase_1(TOKENS, row, sites, HIDDEN, dtype, fresh=fresh)
 
 
 def _vectors(count: Callable[..., int], *shape: object) -> float:

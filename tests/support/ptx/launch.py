@@ -19,7 +19,7 @@ from ptx.parse import parse
 # Module, and the kernel that it defines and launches.
 KERNELS = (
     ("single_pass", "site_kernel"),
-    ("open_group", "open_group_kernel"),
+    ("phase_1", "phase_1_kernel"),
     ("score_group", "score_group_kernel"),
     ("mix_group", "weigh_group_kernel"),
     ("mix_group", "mix_group_kernel"),

@@ -80,8 +80,8 @@ void attend_group(
   });
 }
 
-void open_group(
-    Tensor x, Tensor bank, Tensor answers, Tensor log_sums, int64_t place, int64_t eps,
+void phase_1(
+    Tensor x, Tensor bank, Tensor answers, Tensor log_sums, int64_t slot, int64_t eps,
     bool completes, Tensors queries, Tensors key_norms, std::optional<Tensor> bias,
     Tensor norm_weight) {
   const State state(x, bank);
@@ -90,7 +90,7 @@ void open_group(
   void* answer = made_ahead(answers, {later, state.tokens, hidden}, state.dtype);
   void* log_sum = made_ahead(log_sums, {later, state.tokens});
   attend_group(
-      state, Numbers(place, eps), completes, keys, floats(bias, 1), NormWeight(norm_weight, hidden),
+      state, Numbers(slot, eps), completes, keys, floats(bias, 1), NormWeight(norm_weight, hidden),
       answer, static_cast<float*>(log_sum));
 }
 

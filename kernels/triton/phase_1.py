@@ -72,7 +72,7 @@ LEAST = {
 
 # What is not specialised here: one binary serves every number of rows, sites and tokens.
 @triton.jit(do_not_specialize=["sum_site_stride", "sum_stride", "row", "sites", "adds"])
-def open_group_kernel(
+def phase_1_kernel(
     p_delta,  # [T, HIDDEN]
     p_bank,  # [T, slots, HIDDEN]
     p_queries,  # [sites, HIDDEN]
@@ -186,7 +186,7 @@ def open_group_kernel(
         )
 
 
-def open_group_arguments(
+def phase_1_arguments(
     delta: Tensor,
     bank: Tensor,
     queries: Tensor,
@@ -253,7 +253,7 @@ def by_product(tokens: int, rows: int, sites: int, hidden: int, dtype: torch.dty
     return many and dtype == torch.bfloat16 and not takes_each_token_alone()
 
 
-def open_group(
+def phase_1(
     delta: Tensor,
     bank: Tensor,
     queries: Tensor,
@@ -342,22 +342,22 @@ def open_group(
 
     def arguments() -> dict[str, Any]:
         given = delta, bank, queries, norm_weight, bias, *results
-        return open_group_arguments(*given, config=config, **(state | rest))
+        return phase_1_arguments(*given, config=config, **(state | rest))
 
     with torch.cuda.device_of(delta):
         if config is None and by_product(tokens, row + 1, later + 1, hidden, delta.dtype):
             constants = hidden, fresh, completes, bias is None, starts_early(delta.device)
-            kind = "open_group", delta.device, norm_weight.dtype, *constants
-            compile_once(open_group_kernel, kind, arguments)
+            kind = "phase_1", delta.device, norm_weight.dtype, *constants
+            compile_once(phase_1_kernel, kind, arguments)
             scores = score_group.score_group(delta, bank, queries, **state)
             mix_group.mix_group(bank, scores, norm_weight, bias, results, row=row, **rest)
             return results
         own, parts = arguments(), turns_of(tokens, later + 1, hidden, config)
         if parts > 1:
-            open_group_kernel[(tokens, 1)](**(own | {"sites": 0}))
+            phase_1_kernel[(tokens, 1)](**(own | {"sites": 0}))
             own["adds"] = 0
-        open_group_kernel[(tokens, parts)](**own)
+        phase_1_kernel[(tokens, parts)](**own)
     return results
 
 
-__all__ = ["open_group"]
+__all__ = ["phase_1"]

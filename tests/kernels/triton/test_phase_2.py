@@ -41,8 +41,8 @@ from triton_interpreter import (
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.triton import common as triton_common
 from attnres_serve.kernels.triton import single_pass as triton_single_pass
+from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import MOST_LOST, single_pass
-from attnres_serve.kernels.triton.two_phase import merge
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("interpreter")
 def _answers(inputs: Inputs, count: int) -> tuple[Tensor, Tensor]:
     """Exact answers of all sites over the first rows, rounded, and their log-sum-exps."""
     blocks = inputs.blocks()[:count]
-    answers, log_sums = reference.inter_block(blocks, inputs.queries, KEY_EPS, torch.float64)
+    answers, log_sums = reference.phase_1(blocks, inputs.queries, KEY_EPS, torch.float64)
     return answers.to(inputs.bank.dtype), log_sums.float()
 
 
@@ -62,7 +62,7 @@ def _compare_merge(case: Case) -> None:
     inputs = make_inputs(replace(case, spare=case.spare + 1))  # a row for the partial sum
     first = max(1, case.count - case.late)
     blocks, late = inputs.blocks()[:first], inputs.blocks()[first:]
-    exact = reference.inter_block(blocks, inputs.queries, KEY_EPS, torch.float64)
+    exact = reference.phase_1(blocks, inputs.queries, KEY_EPS, torch.float64)
     holes, answers = poisoned((case.sites, case.tokens, case.hidden), case.layout, case.dtype)
     position = case.seed % case.sites
     answers[position] = exact[0][position].to(case.dtype)  # other sites' answers stay NaN
@@ -78,7 +78,7 @@ def _compare_merge(case: Case) -> None:
     view = state.as_strided(inputs.bank.shape, inputs.bank.stride(), inputs.bank.storage_offset())
     view[:, row] = partial
     kept = [(tensor, tensor.clone()) for tensor in (delta, holes, log_sums)]
-    returned = merge(
+    returned = phase_2(
         delta,
         inputs.bank,
         answers,
@@ -160,7 +160,7 @@ def test_merge_over_the_grid(case: Case) -> None:
     ],
     ids=str,
 )
-def test_merge_rows(case: Case, fresh: bool) -> None:
+def test_phase_2_rows(case: Case, fresh: bool) -> None:
     """Hand-picked rows; the comments say what each stresses."""
     _compare_merge(replace(case, fresh=fresh))
 
@@ -170,7 +170,7 @@ def _merge_into_a_block(inputs: Inputs, delta: Tensor) -> Tensor:
     answers = _answers(inputs, 1)
     options = {"row": 1, "position": 1, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
     tensors = delta, inputs.bank, *answers, inputs.queries[1], inputs.norm_weight
-    return merge(*tensors, **options, bias=inputs.bias)
+    return phase_2(*tensors, **options, bias=inputs.bias)
 
 
 @pytest.mark.parametrize("bias", [None, 0.7])
@@ -232,7 +232,7 @@ def test_a_block_of_sites(count: int, dtype: torch.dtype, layout: str) -> None:
         delta = inputs.vectors()
         partial = reference.add_partial(partial, delta.clone())
         sources = [*blocks, partial]
-        out = merge(
+        out = phase_2(
             delta,
             inputs.bank,
             *answers,
@@ -265,7 +265,7 @@ def test_a_group_of_several_blocks() -> None:
         delta = inputs.vectors()
         common = {"row": 2 + site, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
         tensors = delta, inputs.bank, *answers, query, inputs.norm_weight
-        out = merge(*tensors, position=site, first=2, **common)
+        out = phase_2(*tensors, position=site, first=2, **common)
         blocks.append(delta.clone())
         assert torch.equal(bits(inputs.bank[:, : 3 + site]), bits(torch.stack(blocks, 1)))
         mixed, _ = reference.mix(blocks, query, KEY_EPS, torch.float64)
@@ -284,7 +284,7 @@ def test_both_algorithms_keep_the_same_state() -> None:
         common = {"row": 4, "fresh": fresh, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
         first = single_pass(delta, one.bank, one.queries[site], one.norm_weight, **common)
         tensors = delta, two.bank, *answers, two.queries[site], two.norm_weight
-        second = merge(*tensors, **common, position=site)
+        second = phase_2(*tensors, **common, position=site)
         assert torch.equal(bits(one.storage), bits(two.storage))
         torch.testing.assert_close(first, second, rtol=2**-6, atol=2**-7)
 
@@ -298,13 +298,13 @@ def test_one_launch_and_none_for_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     """A launch has a program for each token."""
     spy = Spy()
     monkeypatch.setattr(*KERNEL, spy)
-    merge(**_arguments())
-    assert merge(**_arguments(tokens=0)).shape == (0, 96)
+    phase_2(**_arguments())
+    assert phase_2(**_arguments(tokens=0)).shape == (0, 96)
     assert spy.grids == [(4,)]
 
 
 def _arguments(tokens: int = 4, **changes: object) -> dict[str, object]:
-    """Valid arguments of ``merge``, with changes."""
+    """Valid arguments of ``phase_2``, with changes."""
     return {
         "delta": zeros(tokens, 96),
         "bank": zeros(tokens, 5, 96),
@@ -326,48 +326,48 @@ def _half(*shape: int) -> Tensor:
 
 REFUSALS = {
     "answers of another dtype": (
-        lambda: merge(**_arguments(answers=_half(2, 4, 96))),
+        lambda: phase_2(**_arguments(answers=_half(2, 4, 96))),
         r"answers is \[2, 4, 96\] torch.float16, not \[2, 4, 96\] torch.bfloat16",
     ),
     "answers of other tokens": (
-        lambda: merge(**_arguments(answers=zeros(2, 3, 96))),
+        lambda: phase_2(**_arguments(answers=zeros(2, 3, 96))),
         r"answers is \[2, 3, 96\]",
     ),
     "one answer": (
-        lambda: merge(**_arguments(answers=zeros(4, 96))),
+        lambda: phase_2(**_arguments(answers=zeros(4, 96))),
         r"answers must be \[sites, tokens, hidden\], not \[4, 96\]",
     ),
     "sums in a half": (
-        lambda: merge(**_arguments(log_sums=zeros(2, 4))),
+        lambda: phase_2(**_arguments(log_sums=zeros(2, 4))),
         r"log_sums is \[2, 4\] torch.bfloat16, not \[2, 4\] torch.float32",
     ),
     "sums elsewhere": (
-        lambda: merge(**_arguments(log_sums=torch.empty(2, 4, device="meta"))),
+        lambda: phase_2(**_arguments(log_sums=torch.empty(2, 4, device="meta"))),
         "log_sums is on meta",
     ),
     "no such site": (
-        lambda: merge(**_arguments(position=2)),
+        lambda: phase_2(**_arguments(position=2)),
         "position 2 is outside the 2 sites of phase 1",
     ),
-    "no such row": (lambda: merge(**_arguments(row=5)), "row 5 is outside the 5 slots"),
+    "no such row": (lambda: phase_2(**_arguments(row=5)), "row 5 is outside the 5 slots"),
     "an answer for later rows": (
-        lambda: merge(**_arguments(first=5)),
+        lambda: phase_2(**_arguments(first=5)),
         "first 5 is outside 0..4, the row of the partial sum",
     ),
     "negative position": (
-        lambda: merge(**_arguments(position=-1)),
+        lambda: phase_2(**_arguments(position=-1)),
         "position -1 is outside",
     ),
-    "negative first": (lambda: merge(**_arguments(first=-1)), "first -1 is outside 0..4"),
+    "negative first": (lambda: phase_2(**_arguments(first=-1)), "first -1 is outside 0..4"),
     "strided answers": (
-        lambda: merge(**_arguments(answers=zeros(2, 4, 192)[..., ::2])),
+        lambda: phase_2(**_arguments(answers=zeros(2, 4, 192)[..., ::2])),
         "answers must have unit stride",
     ),
     "expanded bank": (
-        lambda: merge(**_arguments(bank=zeros(1, 5, 96).expand(4, 5, 96))),
+        lambda: phase_2(**_arguments(bank=zeros(1, 5, 96).expand(4, 5, 96))),
         "bank is written and its rows overlap",
     ),
-    "bias in a half": (lambda: merge(**_arguments(bias=zeros(1))), r"bias is \[1\] torch.b"),
+    "bias in a half": (lambda: phase_2(**_arguments(bias=zeros(1))), r"bias is \[1\] torch.b"),
 }
 
 
@@ -386,7 +386,7 @@ def test_refuses_results_that_share_memory() -> None:
         arguments = _arguments()
         shared = arguments[name] if name == "delta" else arguments[name][0]
         with pytest.raises(ValueError, match=f"out must not share memory with {name}"):
-            merge(**arguments, out=shared)
+            phase_2(**arguments, out=shared)
 
 
 @pytest.mark.skipif(ON_GPU, reason="needs tensors without a Triton backend")
@@ -394,7 +394,7 @@ def test_refuses_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyP
     """The refusal names both ways out."""
     monkeypatch.setattr(triton_common, "INTERPRETED", False)
     with pytest.raises(ValueError, match="torch path, or set TRITON_INTERPRET=1 before"):
-        merge(**_arguments())
+        phase_2(**_arguments())
 
 
 if not RUNNABLE:

@@ -32,12 +32,12 @@ from triton_interpreter import (
 
 from attnres_serve.kernels import backends, comparison, reference
 from attnres_serve.kernels.triton import common, mix_group, score_group
-from attnres_serve.kernels.triton import open_group as triton_open_group
+from attnres_serve.kernels.triton import phase_1 as triton_phase_1
 from attnres_serve.kernels.triton.answers import GroupConfig
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
-from attnres_serve.kernels.triton.open_group import Least, open_group
+from attnres_serve.kernels.triton.phase_1 import Least, phase_1
+from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import single_pass
-from attnres_serve.kernels.triton.two_phase import merge
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -65,7 +65,7 @@ def _compare(case: Case) -> None:
     state = inputs.storage.clone()
     view = state.as_strided(inputs.bank.shape, inputs.bank.stride(), inputs.bank.storage_offset())
     view[:, row] = partial
-    returned = open_group(
+    returned = phase_1(
         *(delta, inputs.bank, inputs.queries, inputs.norm_weight),
         row=row,
         fresh=case.fresh,
@@ -90,7 +90,7 @@ def _compare(case: Case) -> None:
     if not later:
         return
     finished = sources if case.completes else blocks
-    exact = reference.inter_block(finished, inputs.queries[1:], KEY_EPS, torch.float64)
+    exact = reference.phase_1(finished, inputs.queries[1:], KEY_EPS, torch.float64)
     largest = torch.stack(finished).abs().amax((0, 2)).clamp(min=torch.finfo(torch.float64).tiny)
     for site, query in enumerate(inputs.queries[1:]):
         error = mix_error(finished, query)  # [T, 1]
@@ -161,7 +161,7 @@ ANY = {MAX_HIDDEN: Least(logits=1, sites=2)}
 @pytest.fixture
 def by_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of tokens is many, and two sites are several."""
-    monkeypatch.setattr(triton_open_group, "LEAST", ANY)
+    monkeypatch.setattr(triton_phase_1, "LEAST", ANY)
 
 
 @settings(max_examples=25, deadline=None)
@@ -169,7 +169,7 @@ def by_product(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_product_over_the_grid(case: Case) -> None:
     """As ``test_over_the_grid``."""
     with pytest.MonkeyPatch.context() as patch:  # hypothesis has no fixture for each example
-        patch.setattr(triton_open_group, "LEAST", ANY)
+        patch.setattr(triton_phase_1, "LEAST", ANY)
         _compare(replace(case, dtype=torch.bfloat16))
 
 
@@ -219,12 +219,12 @@ def test_many_tokens_in_bfloat16_are_scored_by_a_product(monkeypatch: pytest.Mon
     monkeypatch.setattr(score_group, "score_group_kernel", launched)
     monkeypatch.setattr(mix_group, "weigh_group_kernel", launched)
     monkeypatch.setattr(mix_group, "mix_group_kernel", launched)
-    monkeypatch.setattr(triton_open_group, "open_group_kernel", otherwise := Spy())
+    monkeypatch.setattr(triton_phase_1, "phase_1_kernel", otherwise := Spy())
     monkeypatch.setattr(common, "_compiled", set())
     many, queries = 6144, floats(16, 96)  # of four rows
     for _ in range(2):
         launched.grids.clear()
-        open_group(**_arguments(tokens=many, queries=queries))
+        phase_1(**_arguments(tokens=many, queries=queries))
     # A program of tokens for each row; the first site's, and for the later ones a chunk each.
     assert launched.grids == [(4, many // 32), (many,), (3 * many,)]
     # What fewer tokens need is compiled, once, and not launched.
@@ -232,11 +232,11 @@ def test_many_tokens_in_bfloat16_are_scored_by_a_product(monkeypatch: pytest.Mon
     otherwise.grids.clear()
     launched.grids.clear()
     halves = {"delta": zeros(many, 96).half(), "bank": zeros(many, 5, 96).half()}
-    open_group(**_arguments(tokens=many - 1, queries=queries))
-    open_group(**_arguments(**halves, queries=queries))
-    open_group(**_arguments(tokens=many, queries=queries[1:]))
+    phase_1(**_arguments(tokens=many - 1, queries=queries))
+    phase_1(**_arguments(**halves, queries=queries))
+    phase_1(**_arguments(tokens=many, queries=queries[1:]))
     monkeypatch.setattr(common, "_each_token_alone", True)
-    open_group(**_arguments(tokens=many, queries=queries))
+    phase_1(**_arguments(tokens=many, queries=queries))
     assert len(otherwise.grids) == 4 and not launched.grids
 
 
@@ -263,13 +263,13 @@ def test_a_product_compiles_what_fewer_tokens_need(
         (mix_group, "mix_group_kernel"),
     ):
         monkeypatch.setattr(module, name, Spy())
-    monkeypatch.setattr(triton_open_group, "open_group_kernel", spy := Spy())
+    monkeypatch.setattr(triton_phase_1, "phase_1_kernel", spy := Spy())
     monkeypatch.setattr(common, "_compiled", set())
 
     def run(early: bool = False, **changes: object) -> list[tuple[int, ...]]:
         spy.grids.clear()
-        monkeypatch.setattr(triton_open_group, "starts_early", lambda device: early)
-        open_group(**_arguments(**changes))
+        monkeypatch.setattr(triton_phase_1, "starts_early", lambda device: early)
+        phase_1(**_arguments(**changes))
         return spy.grids
 
     for kind in ({}, other):
@@ -284,7 +284,7 @@ def test_large_rows_are_many_sooner(hidden: int, logits: int, sites: int) -> Non
     """And the most sites are those that a program scores."""
 
     def chosen(tokens: int, count: int) -> bool:
-        return triton_open_group.by_product(tokens, 4, count, hidden, torch.bfloat16)
+        return triton_phase_1.by_product(tokens, 4, count, hidden, torch.bfloat16)
 
     tokens = logits // (4 * sites)
     assert chosen(tokens, sites) and chosen(tokens, score_group.MAX_SITES)
@@ -332,7 +332,7 @@ def _run(case: Case, **changes: object) -> tuple[tuple[Tensor, ...], Tensor]:
         "completes": case.completes,
     }
     arguments |= {k: v(arguments[k]) if callable(v) else v for k, v in changes.items()}
-    return open_group(**arguments, **EPS), inputs.bank
+    return phase_1(**arguments, **EPS), inputs.bank
 
 
 @pytest.mark.parametrize("completes", [False, True])
@@ -347,7 +347,7 @@ def test_a_dominating_score_selects_its_source(completes: bool) -> None:
         delta = inputs.vectors()
         (delta if chosen == 4 else inputs.bank[:, chosen]).copy_(along)
         inputs.queries[2] *= 50
-        _, answers, log_sums = open_group(
+        _, answers, log_sums = phase_1(
             *(delta, inputs.bank, inputs.queries, inputs.norm_weight),
             **{"row": 4, "fresh": True, "completes": completes},
             **EPS,
@@ -384,7 +384,7 @@ def test_turns_side_by_side_give_the_bits_of_turns_in_turn(
     case = Case(sites=10, dtype=dtype, completes=completes, fresh=fresh, bias=0.7)
     found = []
     for few in (0, 128):
-        monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
+        monkeypatch.setattr(triton_phase_1, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
         (out, answers, log_sums), bank = _run(case)
         found.append([bits(tensor) for tensor in (out, answers, log_sums, bank)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
@@ -442,7 +442,7 @@ def test_groups_of_sites_in_order(block: int, sites: int, dtype: torch.dtype) ->
         if position == 0:
             group = inputs.queries[site : site + sites]
             opened = {"row": row, "fresh": fresh, "completes": True}
-            out, *answers = open_group(delta, inputs.bank, group, weight, **opened, **EPS)
+            out, *answers = phase_1(delta, inputs.bank, group, weight, **opened, **EPS)
             answered, first = len(sources), row + 1
         elif site < sites:  # before the first group
             common = {"row": row, "fresh": fresh}
@@ -450,7 +450,7 @@ def test_groups_of_sites_in_order(block: int, sites: int, dtype: torch.dtype) ->
             answered = 0
         else:
             common = {"row": row, "fresh": fresh, "position": position - 1, "first": first}
-            out = merge(delta, inputs.bank, *answers, query, weight, **common, **EPS)
+            out = phase_2(delta, inputs.bank, *answers, query, weight, **common, **EPS)
         if completes:
             finished.append(partial)
         assert torch.equal(bits(inputs.bank[:, : row + 1]), bits(torch.stack(sources, 1)))
@@ -477,9 +477,9 @@ def test_the_comparison_at_the_start_launches_each_way(
 ) -> None:
     """It finds nothing, with turns side by side, in turn, and with a product."""
     few, some, many = (copies * comparison.TOKENS for copies in (1, 2, 3))
-    monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
+    monkeypatch.setattr(triton_phase_1, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
     logits = many * comparison.BLOCKS * comparison.SITES
-    monkeypatch.setattr(triton_open_group, "LEAST", {MAX_HIDDEN: Least(logits, sites=2)})
+    monkeypatch.setattr(triton_phase_1, "LEAST", {MAX_HIDDEN: Least(logits, sites=2)})
     runs = [(name, 1) for name in comparison.ALGORITHMS]
     runs += [("two_phase", some // few), ("two_phase", many // few)]
     monkeypatch.setattr(comparison, "runs_of", lambda *given: runs)
@@ -487,7 +487,7 @@ def test_the_comparison_at_the_start_launches_each_way(
     backend.prepare()
     assert comparison.difference(backend, 64, dtype, torch.device(DEVICE)) is None
     shape = comparison.BLOCKS, comparison.SITES, 64, dtype
-    assert [triton_open_group.by_product(tokens, *shape) for tokens in (some, many)] == [
+    assert [triton_phase_1.by_product(tokens, *shape) for tokens in (some, many)] == [
         False,
         dtype == torch.bfloat16,
     ]
@@ -519,19 +519,19 @@ def test_one_launch_and_none_for_no_tokens(monkeypatch: pytest.MonkeyPatch) -> N
     Of few tokens there is one for each turn, and one launch before it.
     """
     spy = Spy()
-    monkeypatch.setattr(triton_open_group, "open_group_kernel", spy)
+    monkeypatch.setattr(triton_phase_1, "phase_1_kernel", spy)
     for few in (0, 128):
-        monkeypatch.setattr(triton_open_group, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
+        monkeypatch.setattr(triton_phase_1, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
         for sites in (1, 3, 9):
-            open_group(**_arguments(queries=floats(sites, 96)))
-    out, answers, log_sums = open_group(**_arguments(tokens=0))
+            phase_1(**_arguments(queries=floats(sites, 96)))
+    out, answers, log_sums = phase_1(**_arguments(tokens=0))
     assert out.shape == (0, 96) and answers.shape == (2, 0, 96) and log_sums.shape == (2, 0)
     assert spy.grids == [(4, 1)] * 6 + [(4, 3)]
 
 
 def test_no_stride_of_a_result_depends_on_the_tokens() -> None:
     """Strides are specialised by Triton: with another batch there would be another binary."""
-    strides = {open_group(**_arguments(tokens=tokens))[1].stride() for tokens in (2, 5)}
+    strides = {phase_1(**_arguments(tokens=tokens))[1].stride() for tokens in (2, 5)}
     assert len(strides) == 1
 
 
@@ -589,9 +589,9 @@ REFUSALS = {
 def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each broken contract is named before anything is launched."""
     changes, sentence = REFUSALS[name]
-    monkeypatch.setattr(triton_open_group, "open_group_kernel", None)
+    monkeypatch.setattr(triton_phase_1, "phase_1_kernel", None)
     with pytest.raises((TypeError, ValueError), match=sentence):
-        open_group(**_arguments(**changes()))
+        phase_1(**_arguments(**changes()))
 
 
 def test_refuses_results_that_share_memory() -> None:
@@ -601,17 +601,17 @@ def test_refuses_results_that_share_memory() -> None:
     results = zeros(4, 96), zeros(2, 4, 96), floats(2, 4)
     shared = bank[:, :2].transpose(0, 1)
     with pytest.raises(ValueError, match="answers must not share memory with bank"):
-        open_group(**arguments, out=(results[0], shared, results[2]))
+        phase_1(**arguments, out=(results[0], shared, results[2]))
     with pytest.raises(ValueError, match="out must not share memory with delta"):
-        open_group(**arguments, out=(delta, *results[1:]))
+        phase_1(**arguments, out=(delta, *results[1:]))
     with pytest.raises(ValueError, match="out must not share memory with answers"):
-        open_group(**arguments, out=(results[1][0], *results[1:]))
+        phase_1(**arguments, out=(results[1][0], *results[1:]))
 
 
 if not RUNNABLE:
     for _name in [name for name in globals() if name.startswith("test_")]:
         del globals()[_name]
 
-    def test_open_group_in_a_process_of_its_own() -> None:
+    def test_phase_1_in_a_process_of_its_own() -> None:
         """Triton was imported here without the interpreter: all tests above run in a child."""
         passes_in_a_process_of_its_own(__file__)

@@ -1,9 +1,9 @@
 """Phase 2 of two-phase in Triton (arXiv 2603.15031, section 4).
 
-At every later site of a group, ``merge`` adds the sublayer's output to the partial sum's row and
-merges that row into the site's answer of phase 1 (``open_group``).  Where blocks are single
-sublayers (Full AttnRes), one phase 1 may answer for the sites of several: a merge then reads the
-rows finished since.  Its kernel is the single pass's.
+At every later site of a group, the sublayer's output is added to the partial sum's row, which is
+merged into the site's answer of phase 1.  Where blocks are single sublayers (Full AttnRes), one
+phase 1 may answer for the sites of several: a merge then reads the rows finished since.  The kernel
+is the single pass's.
 
 A recency bias is added to the score of the row that a site itself adds to, so phase 1 does not know
 it.  ``TRITON_INTERPRET=1``, set before Triton is imported, runs the kernel on CPU.
@@ -18,7 +18,7 @@ from attnres_serve.kernels.triton.common import check_like, check_site
 from attnres_serve.kernels.triton.single_pass import launch
 
 
-def merge(
+def phase_2(
     delta: Tensor,
     bank: Tensor,
     answers: Tensor,
@@ -47,7 +47,7 @@ def merge(
         delta: ``[T, d]`` output of the previous sublayer, float32, float16 or bfloat16; any token
             stride.
         bank: ``[T, slots, d]`` in the dtype of ``delta``; any strides on tokens and slots.
-        answers: ``[S, T, d]`` of ``open_group``, in the dtype of ``delta``.
+        answers: ``[S, T, d]`` of ``phase_1``, in the dtype of ``delta``.
         log_sums: ``[S, T]`` beside them.
         query: ``[d]`` float32 pseudo-query of this site, folded as those of phase 1.
         norm_weight: ``[d]`` weight of the output norm, in any of the three dtypes.
@@ -91,4 +91,4 @@ def merge(
     return out
 
 
-__all__ = ["merge"]
+__all__ = ["phase_2"]
