@@ -138,6 +138,27 @@ def unquantized(name: str, config: Config) -> None:
         )
 
 
+def some_experts(dense: str, usual: int) -> Check:
+    """A check that a layer has experts: vLLM's class looks for one, and fails without.
+
+    Args:
+        dense: the key of how many layers, the first ones, have none.
+        usual: its value where config.json leaves it out.
+    """
+
+    def check(name: str, config: Config) -> None:
+        layers: Any = config.get("num_hidden_layers")
+        found = config.get(dense, usual)
+        if is_count(layers) and type(found) is int and found >= layers:
+            raise CheckpointError(
+                f"{dense} is {found} and num_hidden_layers {layers}, so no layer has experts; "
+                f"vLLM's {name} needs one that has. State a {dense} of {layers - 1} at most if the "
+                "model was trained so."
+            )
+
+    return check
+
+
 def expert_groups(experts: str) -> Check:
     """A check of the groups that experts are chosen from.
 

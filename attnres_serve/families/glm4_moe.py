@@ -11,6 +11,10 @@ FAMILY = hugging_face.family(
     limits=frozenset({Limit.EXPERTS}),
     also=("head_dim",),
     only={"tie_word_embeddings": (False,)},  # vLLM's class never ties
-    more_checks=(checks.stated_heads, checks.expert_groups("n_routed_experts")),
+    more_checks=(
+        checks.stated_heads,
+        checks.expert_groups("n_routed_experts"),
+        checks.some_experts("first_k_dense_replace", usual=1),
+    ),
     rotates_part=True,
 )

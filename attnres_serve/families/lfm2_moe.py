@@ -26,6 +26,10 @@ FAMILY = hugging_face.family(
     also=("head_dim", "tie_embedding"),
     # vLLM's class ties always.
     only={"tie_word_embeddings": (True,), "tie_embedding": (True,)},
-    more_checks=(checks.fixed_heads, stated_kinds),
+    more_checks=(
+        checks.fixed_heads,
+        stated_kinds,
+        checks.some_experts("num_dense_layers", usual=2),
+    ),
     kinds=("conv", "full_attention"),
 )

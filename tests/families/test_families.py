@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, layout_of
+from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, checks, layout_of
 from attnres_serve.formats.resolve import resolve
 from attnres_serve.model import config as model_config
 from attnres_serve.verify import oracle
@@ -110,6 +110,36 @@ def test_what_would_be_another_model_is_refused(name: str, changes: dict[str, An
     assert translated(name) is not None
     with pytest.raises(CheckpointError):
         translated(name, **changes)
+
+
+DENSE = ["dense"] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "changes"),
+    [
+        ("glm4_moe", "first_k_dense_replace", {}),
+        ("glm4_moe_lite", "first_k_dense_replace", {"mlp_layer_types": DENSE}),
+        ("lfm2_moe", "num_dense_layers", {}),
+    ],
+)
+def test_a_mixture_without_any_expert_is_refused(
+    name: str, key: str, changes: dict[str, Any]
+) -> None:
+    """vLLM's class of these looks for a layer with experts, and ends where there is none."""
+    with pytest.raises(CheckpointError, match=f"{key} is 4 and num_hidden_layers 4, so no layer"):
+        translated(name, **changes | {"num_hidden_layers": 4, key: 4})
+
+
+@pytest.mark.parametrize("stated", [{"dense": 5}, {"dense": 3}, {}])
+def test_layers_without_experts_are_counted_from_the_first(stated: dict[str, int]) -> None:
+    """More than there are, as many, and as many as Hugging Face's class has by default."""
+    check = checks.some_experts("dense", usual=2)
+    check("any", stated | {"num_hidden_layers": 6})
+    layers = stated.get("dense", 2)
+    for fewer in (layers, layers - 1):
+        with pytest.raises(CheckpointError, match=f"State a dense of {fewer - 1} at most"):
+            check("any", stated | {"num_hidden_layers": fewer})
 
 
 def test_the_page_lists_them() -> None:
