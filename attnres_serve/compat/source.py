@@ -1,6 +1,7 @@
 """What is read in the installed vLLM's source, without importing it."""
 
 import re
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -65,20 +66,25 @@ def choices(flag: str) -> list[str] | None:
     folder = _file("config/__init__.py")
     if not (given and owner and folder):
         return None
-    text = "\n".join(
-        file.read_text(encoding="utf-8") for file in sorted(folder.parent.glob("*.py"))
-    )
-    body = re.search(rf"^class {owner[1]}\b.*?(?=^\S)", text, re.S | re.M)
+    files = [_text(file) for file in sorted(folder.parent.glob("*.py"))]
+    body = _found(rf"^class {owner[1]}\b.*?(?=^\S|\Z)", files, f"class {owner[1]}")
     field = body and re.search(rf"^    {given[2]}: ([^=\n]+)", body[0], re.M)
     found: list[str] = []
     for part in (field[1] if field else "str").split("|"):
-        alias = re.search(rf"^{re.escape(part.strip())} = (Literal\[.*?\])$", text, re.S | re.M)
-        listed = (alias[1] if alias else part.strip()).removeprefix("Literal")
+        name = part.strip()
+        alias = _found(rf"^{re.escape(name)} = (Literal\[.*?\])$", files, f"{name} = Literal")
+        listed = (alias[1] if alias else name).removeprefix("Literal")
         if re.fullmatch(r"\[[^\]a-zA-Z]*(\"[^\"]*\"[\s,]*)*\]", listed):
             found += ast.literal_eval(listed)
         elif listed not in ("None", "torch.dtype"):  # argparse takes only what is listed
             return None
     return sorted(map(str, found)) or None
+
+
+def _found(pattern: str, texts: list[str], words: str) -> re.Match[str] | None:
+    """The first match in texts, of which only those with the words are searched: that is fast."""
+    matches = (re.search(pattern, text, re.S | re.M) for text in texts if words in text)
+    return next(filter(None, matches), None)
 
 
 def module(path: str) -> Any:
@@ -101,7 +107,13 @@ def module(path: str) -> Any:
 def _source(path: str) -> str | None:
     """The text of a file of vLLM's package, which is not imported; None if there is none."""
     file = _file(path)
-    return file.read_text(encoding="utf-8") if file else None
+    return _text(file) if file else None
+
+
+@cache
+def _text(file: Path) -> str:
+    """The text of a file, read once: the flags of a command line are looked up one by one."""
+    return file.read_text(encoding="utf-8")
 
 
 def _file(path: str) -> Path | None:
