@@ -1,6 +1,7 @@
 """The mend for inductor's scheduler that a compiled start on CPU needs."""
 
 import torch
+from compiling import reset_compiler
 from torch import Tensor
 
 from attnres_serve.compat.workarounds import inductor
@@ -29,7 +30,7 @@ def sums(x: Tensor, y: Tensor, gate: Tensor, weight: Tensor) -> tuple[Tensor, Te
 def test_a_buffer_is_read_after_it_was_filled() -> None:
     """Without the mend every element of the sum is NaN here, and silently wrong elsewhere."""
     inductor.keep_order_of_mutations()
-    torch.compiler.reset()
+    reset_compiler()
     inputs = torch.randn(33, 64), torch.randn(33, 64), torch.randn(33, 1), torch.randn(33, 1)
     with torch.inference_mode(), torch.compiler.config.patch(force_disable_caches=True):
         compiled = torch.compile(sums, fullgraph=True, dynamic=True)(*inputs)

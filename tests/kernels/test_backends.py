@@ -1,5 +1,6 @@
 """Every backend, through the functions that sites call, against the reference in float64."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import in_place
 import pytest
 import ragged
 import torch
+from compiling import reset_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, Case, check_normed, every_row, identify
@@ -495,7 +497,7 @@ def test_the_torch_backend_compiled() -> None:
             backend.phase_2(answers, 0, (), None, delta, weights),
         )
 
-    torch.compiler.reset()
+    reset_compiler()
     compiled = torch.compile(run, fullgraph=True, dynamic=True)
     for tokens in (5, 33):
         case = Case(tokens=tokens, count=4)
@@ -506,6 +508,27 @@ def test_the_torch_backend_compiled() -> None:
             assert torch.equal(updated, partial + delta)
             check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
         check_normed(fresh[0], [*blocks, delta], folded(weights), weights.norm_weight)
+
+
+def test_what_other_tests_left_ends_before_a_compilation() -> None:
+    """Garbage with a cycle, as a model is, that runs code where it ends."""
+    ended = []
+
+    class Left:
+        def __init__(self) -> None:
+            self.own = self
+
+        def __del__(self) -> None:
+            ended.append(torch.compiler.is_compiling())
+
+    gc.disable()
+    try:
+        Left()
+        assert ended == []
+        reset_compiler()
+        assert ended == [False]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("second_version", [True, False])  # False is vLLM's choice

@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
+from compiling import reset_compiler
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
@@ -51,7 +52,7 @@ def run(backend: ModuleType, delta: Tensor, bank: Tensor, sites: list[SiteWeight
 
 def check_compiled(backend: ModuleType, device: str, second_version: bool) -> None:
     """The same numbers for any number of tokens, and no second bank in the generated code."""
-    torch.compiler.reset()
+    reset_compiler()
     options = {"enable_auto_functionalized_v2": second_version}
 
     def graph(delta: Tensor, bank: Tensor, sites: list[SiteWeights]) -> Tensor:

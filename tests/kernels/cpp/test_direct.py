@@ -8,6 +8,7 @@ from pathlib import Path
 import in_place
 import pytest
 import torch
+from compiling import reset_compiler
 from kernel_cases import DTYPES
 from torch import Tensor
 from torch._inductor import config
@@ -28,7 +29,7 @@ OPERATORS = [f"{cpp_direct.operator(name)}(" for name in cpp_direct.NAMES]
 @pytest.fixture(autouse=True)
 def _compiled_anew() -> None:
     backends.load("cpp")
-    torch.compiler.reset()
+    reset_compiler()
 
 
 def site(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:

@@ -1,10 +1,10 @@
 """The torch kernels against the reference in float64: unrolled and stacked, eager and compiled."""
 
-import gc
 from collections.abc import Callable
 
 import pytest
 import torch
+from compiling import reset_compiler
 from kernel_cases import (
     DTYPES,
     KEY_EPS,
@@ -220,8 +220,7 @@ def test_compiled(
         single = torch_functions.single_pass(sources, queries[0], KEY_EPS, weight, NORM_EPS, bias)
         return single, two_phase(sources[:-1], sources[-1], queries, weight, bias)
 
-    gc.collect()  # what other tests left does not end, by code of vLLM's, in the middle of tracing
-    torch.compiler.reset()
+    reset_compiler()
     compiled = torch.compile(both, fullgraph=True, dynamic=True)
     double = torch.tensor([2.0]).log()
     for tokens, scale, bias in ((5, 1.0, None), (33, 1e4, None), (7, 1.0, double)):
