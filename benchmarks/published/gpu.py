@@ -1,4 +1,4 @@
-"""The tables of what was measured on a GPU: ``benchmarks.kernels`` and ``benchmarks.stack``."""
+"""The tables of what was measured on a GPU: kernels, and decoders by code that is gone."""
 
 from collections.abc import Mapping, Sequence
 from statistics import quantiles
