@@ -18,7 +18,6 @@ from attnres_serve.compat import (
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import access_log, lifecycle, metrics, refusal
-from attnres_serve.server.bounds import known_fields
 from attnres_serve.server.bounds.fail_fast import read_to_first_error
 from attnres_serve.server.bounds.guard import Guard
 from attnres_serve.server.bounds.limits import Limits
@@ -44,6 +43,7 @@ class EndpointPlugin:
         app.add_middleware(lifecycle.Gate, lifecycle=app.state.attn_res_lifecycle)
         app.add_exception_handler(HTTPException, refusal.of_router)
         app.add_exception_handler(ValidationError, refusal.of_values)
+        app.add_exception_handler(RecursionError, refusal.of_depth)
         openai_app.refuse_bodies_by(refusal.of_body)
         openai_app.read_http_by("attnres_serve.server.bounds.headers:BoundedHeaders")
         protect(app)
@@ -88,7 +88,7 @@ def protect(app: FastAPI) -> None:
             local_only=not keys and place == "loopback",
             closed=openai_app.closed_routes(args),
         ),
-        Middleware(Limits, policy, openai_app.calls_tools(args), known_fields.of_app(app)),
+        Middleware(Limits, policy),
         Middleware(Head),
     ]
 

@@ -63,6 +63,12 @@ async def of_values(request: Request, error: Exception) -> JSONResponse:
     return refuse(400, found.sentence, param=found.field or None)
 
 
+async def of_depth(_: Request, error: Exception) -> JSONResponse:
+    """The same for one that is nested deeper than what reads it can follow."""
+    assert isinstance(error, RecursionError)
+    return refuse(400, "The body is nested too deep; send it flatter.")
+
+
 def of_errors(error: RequestValidationError) -> Mistake:
     """The first mistake of a body."""
     errors = error.errors()

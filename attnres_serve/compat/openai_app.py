@@ -160,24 +160,6 @@ def closed_routes(args) -> dict[str, str]:
     return {} if elastic else {"/scale_elastic_ep": "--enable-elastic-ep"}
 
 
-def calls_tools(args) -> bool:
-    """Whether vLLM looks for calls of tools in what the model answers."""
-    return getattr(args, "enable_auto_tool_choice", False)
-
-
-PRIORITY = "X-Vllm-Priority"  # vLLM reads it instead of a body's field
-
-
-def priority(scope) -> int:
-    """The priority in a request's headers, as vLLM reads it: what is no integer is none."""
-    from starlette.datastructures import Headers
-
-    try:
-        return int(Headers(scope=scope).get(PRIORITY, "0"))
-    except ValueError:
-        return 0
-
-
 INVOCATIONS = "/invocations"  # reads its body by itself, to find out what is asked for
 
 

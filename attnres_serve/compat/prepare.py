@@ -20,6 +20,7 @@ from attnres_serve.compat.workarounds import (
     router_bias,
     shared_memory,
     torch_vector_math,
+    unsendable,
     whole_adapters,
     worker_limits,
     xielu,
@@ -84,3 +85,4 @@ def server(client) -> None:
     """Called when a server's engine runs, with vLLM's engine client."""
     ids_without_row.refuse_ids_without_row(client)
     worker_limits.refuse_beyond_workers(client)
+    unsendable.refuse_unsendable(client)

@@ -1,4 +1,4 @@
-"""Bounds of bodies, of the sequences of a request and of requests at a time; and the known fields.
+"""Bounds of bodies, of the sequences of a request and of requests at a time.
 
 vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by ``--max-logprobs``.
 """
@@ -6,8 +6,6 @@ vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by
 import asyncio
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import accumulate, chain, islice
 from typing import Any
 
 from starlette._utils import get_route_path
@@ -15,8 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attnres_serve.compat import openai_app
-from attnres_serve.server.bounds import fields, known_fields
 from attnres_serve.server.bounds.guard import PROBES
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import refuse
@@ -24,17 +20,9 @@ from attnres_serve.server.refusal import refuse
 BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = frozenset({"/v1/attn_res"})  # except these, which ask the workers
-DEPTH = 100  # lists and objects in one another; where the parser gives up depends on its caller
 CODING = b"content-encoding"
 GZIP = b"\x1f\x8b"  # with which such a body begins
-ENTRIES = 10_000  # in all lists and objects of a body together, without token ids
-LONGEST_PLACE = 100  # characters of a field's place in a sentence; its names are the client's
-INTEGERS = range(-(2**63), 2**64)  # that vLLM can send to its engine: those that msgpack has
-# Fields that hold token ids, of a body or of an object in it.
-TOKEN_IDS = (
-    *("prompt", "tokens", "token_ids", "allowed_token_ids", "stop_token_ids"),
-    *("query", "items", "label_token_ids"),  # of /generative_scoring
-)
+LONGEST_NAME = 100  # characters of a field in a sentence; it is the client's
 # Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
 BATCHES = ("prompt", "messages", "items", "questions")
 
@@ -42,17 +30,9 @@ BATCHES = ("prompt", "messages", "items", "questions")
 class Limits:
     """Pure ASGI.  A request counts to the last byte of its answer, or until its client leaves."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        policy: Policy,
-        calls_tools: bool,
-        known: Mapping[str, Collection[str]],
-    ) -> None:
+    def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self.app = app
         self.policy = policy
-        self.calls_tools = calls_tools
-        self.known = known  # fields by the path of their route
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,15 +91,9 @@ class Limits:
         return bytes(body)
 
     def _check(self, scope: Scope, body: bytes) -> None:
-        if openai_app.priority(scope) not in INTEGERS:
-            raise HTTPException(
-                400,
-                f"The header {openai_app.PRIORITY} has more than 64 bits; send a smaller number.",
-            )
         try:
             asked = json.loads(body)  # by the parser that the routes use
-            if body.count(b"[") + body.count(b"{") > DEPTH and is_deep(asked):
-                raise RecursionError
+            cut = cut_field(asked)
         except json.JSONDecodeError:
             return  # the routes say where
         except (ValueError, RecursionError) as error:  # they would not, in OpenAI's shape
@@ -129,20 +103,8 @@ class Limits:
                 coding = [value for name, value in scope["headers"] if name == CODING]
                 raise HTTPException(400, unreadable(body, error, coding)) from None
             return
-        entries = _without_ids(asked)
-        if has_many_entries(entries):
-            raise HTTPException(
-                400,
-                f"The lists and objects of this request have more than {ENTRIES} entries, without "
-                "token ids; ask in several requests.",
-            )
-        if has_long_integer(entries):
-            raise HTTPException(
-                400, "An integer of this request has more than 64 bits; send a smaller one."
-            )
-        cut = cut_text(entries)
         if cut is not None:
-            place = repr(cut.removeprefix(".")[:LONGEST_PLACE]) if cut else "The body"
+            place = repr(cut[:LONGEST_NAME]) if cut else "The body"
             raise HTTPException(
                 400,
                 f"{place} has half of a surrogate pair; send a character such as an emoji whole, "
@@ -155,11 +117,6 @@ class Limits:
                 f"This request asks for {count:g} sequences, prompts times answers; this server "
                 f"takes at most {limit} at a time, so ask in several requests.",
             )
-        path = get_route_path(scope)
-        problem = fields.problem(path, asked, self.calls_tools)
-        problem = problem or known_fields.problem(asked, self.known.get(path))
-        if problem is not None:
-            raise HTTPException(400, problem)
 
 
 def unreadable(body: bytes, error: ValueError | RecursionError, coding: list[bytes]) -> str:
@@ -168,7 +125,7 @@ def unreadable(body: bytes, error: ValueError | RecursionError, coding: list[byt
         how = b", ".join(coding).decode("latin-1") or "gzip"
         return f"The body is compressed ({how}), which this server does not read; send it plain."
     if isinstance(error, RecursionError):
-        what = f"is nested more than {DEPTH} deep"
+        what = "is nested too deep"
     elif isinstance(error, UnicodeDecodeError):
         what = "is not in UTF-8"
     else:
@@ -190,52 +147,19 @@ def _counts(scope: Scope) -> bool:
     return path in ASKING or (scope["method"] not in READING and path not in PROBES)
 
 
-def is_deep(value: Any) -> bool:
-    """True if lists and objects are nested more than ``DEPTH`` deep."""
-    return any(True for _ in islice(_levels(value), DEPTH, None))
+def cut_field(asked: Any) -> str | None:
+    """The field of a body that has a text with half of a surrogate pair; None if there is none.
 
+    Empty for the body itself, such as one with a name that is cut.
 
-def _levels(value: Any) -> Iterator[list[dict | list]]:
-    """Lists and objects by how deep they lie in one another, the outermost first."""
-    held: Iterable[Any] = [value]
-    while level := [one for one in held if isinstance(one, dict | list)]:
-        yield level
-        held = chain.from_iterable(map(_held, level))
-
-
-def _held(one: dict | list) -> Iterable[Any]:
-    return one.values() if isinstance(one, dict) else one
-
-
-def has_many_entries(value: Any) -> bool:
-    """True if all lists and objects of a body together have more than ``ENTRIES`` entries."""
-    counts = accumulate(sum(map(len, level)) for level in _levels(value))
-    return any(count > ENTRIES for count in counts)
-
-
-def has_long_integer(value: Any) -> bool:
-    """True if an integer is outside of ``INTEGERS``, even where vLLM reads no types."""
-    held = (entry for level in _levels([value]) for one in level for entry in _held(one))
-    return any(type(entry) is int and entry not in INTEGERS for entry in held)
-
-
-def cut_text(value: Any) -> str | None:
-    """The place in a body of a text with half of a surrogate pair; None if there is none.
-
-    Empty for the body itself.  An object one of whose names is cut stands for it.
+    Raises:
+        RecursionError: the body is nested too deep.
     """
-    if isinstance(value, str):
-        return "" if is_cut(value) else None
-    if isinstance(value, dict):
-        if any(map(is_cut, value)):
-            return ""
-        below = ((f".{name}", one) for name, one in value.items())
-    else:
-        below = (
-            (f"[{at}]", one) for at, one in enumerate(value if isinstance(value, list) else ())
-        )
-    places = ((step, cut_text(one)) for step, one in below)
-    return next((f"{step}{rest}" for step, rest in places if rest is not None), None)
+    if not is_cut(json.dumps(asked, ensure_ascii=False)):
+        return None
+    fields = asked.items() if isinstance(asked, dict) else ()
+    cut = (name for name, value in fields if is_cut(json.dumps(value, ensure_ascii=False)))
+    return next((name for name in cut if not is_cut(name)), "")
 
 
 def is_cut(text: str) -> bool:
@@ -247,32 +171,8 @@ def is_cut(text: str) -> bool:
     return False
 
 
-def _without_ids(asked: Any) -> Any:
-    """A body without its fields of token ids, the objects in it likewise."""
-    if not isinstance(asked, dict):
-        return asked
-    return {
-        name: _without_ids(value)
-        for name, value in asked.items()
-        if name not in TOKEN_IDS or not (_are_ids(value) or _are_sequences(value))
-    }
-
-
-def _are_ids(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and {*map(type, value)} == {int}
-        and min(value) >= 0
-        and max(value) in INTEGERS  # else they are looked through like all others
-    )
-
-
-def _are_sequences(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= ENTRIES and all(map(_are_ids, value))
-
-
 def sequences(asked: Any) -> float:
-    """Number of sequences of a body: prompts times ``n``, or ``best_of`` if that is more.
+    """Number of sequences of a body: prompts times ``n``.
 
     A body of another kind counts as one sequence; the routes say what is wrong with it.
     """
@@ -281,7 +181,7 @@ def sequences(asked: Any) -> float:
     prompts = max(_entries(asked.get(name)) for name in BATCHES)
     nested = asked.get("sampling_params")  # of /inference/v1/generate
     where = [asked, nested] if isinstance(nested, dict) else [asked]
-    answers = max(_number(one.get(name)) for one in where for name in ("n", "best_of"))
+    answers = max(_number(one.get("n")) for one in where)
     return prompts * answers
 
 

@@ -232,7 +232,6 @@ def test_a_body_without_end(server):
     [
         ("/v1/completions", {"prompt": "a", "n": SEQUENCES + 1}, "at most 4"),
         ("/v1/completions", {"prompt": "a", "n": str(SEQUENCES + 1)}, "at most 4"),
-        ("/v1/completions", {"prompt": "a", "best_of": SEQUENCES + 1}, "at most 4"),
         ("/v1/completions", {"prompt": ["a"] * (SEQUENCES + 1)}, "at most 4"),
         ("/v1/completions", {"prompt": [[3], [4], [5]], "n": 2}, "at most 4"),
         ("/invocations", {"prompt": "a", "n": SEQUENCES + 1}, "at most 4"),

@@ -5,23 +5,15 @@ with nothing.  Tokens that end an answer, by config.json or the tokenizer, and w
 become it compares with nothing either.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+
+from attnres_serve.compat.workarounds.request_refusals import refuse_by
 
 
 def refuse_ids_without_row(client) -> None:
-    """Have an engine refuse requests with such ids, whole as they are when given their id."""
-    from vllm.exceptions import VLLMValidationError
-
-    processor, rows = client.input_processor, client.vllm_config.model_config.get_vocab_size()
-    assign: Callable = processor.assign_request_id
-
-    def assign_if_every_id_has_a_row(request) -> None:
-        problem = without_row(request, rows)
-        if problem:
-            raise VLLMValidationError(problem)
-        assign(request)
-
-    processor.assign_request_id = assign_if_every_id_has_a_row
+    """Have an engine refuse requests with such ids."""
+    rows = client.vllm_config.model_config.get_vocab_size()
+    refuse_by(client, lambda request: without_row(request, rows))
 
 
 def without_row(request, rows: int) -> str | None:

@@ -1,5 +1,7 @@
 """Requests that raise inside a worker of vLLM's second model runner, and so end the engine."""
 
+from attnres_serve.compat.workarounds.request_refusals import refuse_by
+
 
 def refuse_beyond_workers(client) -> None:
     """Have an engine refuse requests that its workers would raise at, which would end it.
@@ -10,18 +12,11 @@ def refuse_beyond_workers(client) -> None:
     """
     if not client.vllm_config.use_v2_model_runner:
         return
-    from vllm.exceptions import VLLMValidationError
-
-    processor, room = client.input_processor, _room_of_workers()
-    assign = processor.assign_request_id
-
-    def assign_if_workers_can(request) -> None:
-        problem = request.sampling_params and beyond_workers(request.sampling_params, room)
-        if problem:
-            raise VLLMValidationError(problem)
-        assign(request)
-
-    processor.assign_request_id = assign_if_workers_can
+    room = _room_of_workers()
+    refuse_by(
+        client,
+        lambda request: request.sampling_params and beyond_workers(request.sampling_params, room),
+    )
 
 
 def _room_of_workers() -> dict[str, int]:
