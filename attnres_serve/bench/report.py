@@ -73,8 +73,8 @@ def _verdict(document: Mapping[str, Any]) -> str:
     if starts == 1:
         lines.append(
             "Every engine was started once, and the intervals are over rounds: they do not know "
-            "that two starts of one model differ by a percent and more. No evidence; the command "
-            "without --quick or --starts 1 starts the engines several times."
+            "that two starts of one model differ by a percent and more. No evidence: only several "
+            "starts are."
         )
     if not config["compiled"] and "gpu" not in document["hardware"]:
         lines.append(
