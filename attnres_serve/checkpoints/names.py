@@ -29,11 +29,14 @@ WRAPPERS = {
     "module.": "DistributedDataParallel, or DeepSpeed",
     "_fsdp_wrapped_module.": "FSDP",
     "_checkpoint_wrapped_module.": "activation checkpointing",
+    "_forward_module.": "Lightning Fabric",
+    "base_model.model.": "PEFT",
 }
 WRAPPER = re.compile(rf"(^|\.)(?P<prefix>{'|'.join(map(re.escape, WRAPPERS))})")
 # Of no weight, if saved with them.  `rotary_emb.inv_freq` is so common that vLLM leaves it out.
 BUFFER = re.compile(
-    r"(^|\.)(attn\.bias|masked_bias|(cos|sin)_cached?|(?<!rotary_emb\.)inv_freq|causal_mask)$"
+    r"(^|\.)(((self_)?attn|attention)\.(bias|mask|tril)|masked_bias|(causal|attn|attention)_mask"
+    r"|(cos|sin)_cached?|freqs_(cis|cos|sin)|(?<!rotary_emb\.)inv_freq)$"
 )
 
 TIED = (*EMBEDDINGS, HEAD)

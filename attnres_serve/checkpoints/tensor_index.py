@@ -119,6 +119,7 @@ class TensorIndex:
                 raise CheckpointError(same_tensor(self.own_names[name], part))
             is_known = name in self._sites or is_draft(name, self.base.config)
             if not is_known and _LOOKS_LIKE_ATTNRES.search(name):
+                self._refuse_prefix(part)
                 raise CheckpointError(
                     f"the checkpoint holds the AttnRes tensor {part}{variant(part)}, for which its "
                     "configuration has no site; the configuration and the weights do not belong "
@@ -142,6 +143,17 @@ class TensorIndex:
                 f"the tensor {own} is a buffer (a mask or a rotary table), which is made anew and "
                 "is no weight; remove it from the file."
             )
+
+    def _refuse_prefix(self, own: str) -> None:
+        """Raise CheckpointError if a name without its beginning is of a site."""
+        for dot in re.finditer(r"\.", own):
+            prefix, rest = own[: dot.end()], own[dot.end() :]
+            if self._format.rename(rest) in self._sites:
+                raise CheckpointError(
+                    f"the tensor {own} is {rest} with {prefix!r} before its name, of a module "
+                    "around the model; save that model alone, or take it out of every name: "
+                    f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}."
+                )
 
     def check(self, name: str) -> None:
         """Check a tensor that was entered.

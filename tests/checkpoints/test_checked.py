@@ -544,6 +544,8 @@ def test_a_head_that_may_be_tied(folder: Path, refused: Callable[..., str]) -> N
         ("module.", "DistributedDataParallel"),
         ("module._orig_mod.", "DistributedDataParallel"),
         ("_fsdp_wrapped_module.", "FSDP"),
+        ("_forward_module.", "Lightning Fabric"),
+        ("base_model.model.", "PEFT"),
     ],
 )
 def test_names_of_wrapped_models(
@@ -556,6 +558,21 @@ def test_names_of_wrapped_models(
     edit_tensors(folder, wrap)
     line = refused(folder)
     assert f"of a wrapper ({whose}" in line and "save the model that is wrapped, or take" in line
+
+
+@pytest.mark.parametrize("prefix", ["model.", "student.", "net.inner."])
+def test_names_of_a_model_in_another(
+    prefix: str, folder: Path, refused: Callable[..., str]
+) -> None:
+    """Such as a trainer's own module, whose name nobody knows."""
+
+    def wrap(tensors: dict) -> None:
+        for name in [*tensors]:
+            tensors[prefix + name] = tensors.pop(name)
+
+    edit_tensors(folder, wrap)
+    line = refused(folder)
+    assert f"with '{prefix}' before its name, of a module around the model; save that model" in line
 
 
 def test_names_of_wrapped_layers(folder: Path, refused: Callable[..., str]) -> None:
@@ -571,6 +588,8 @@ def test_names_of_wrapped_layers(folder: Path, refused: Callable[..., str]) -> N
     [
         *("model.layers.0.attn.bias", "model.layers.0.attn.masked_bias"),
         *("model.layers.0.attn.rotary.inv_freq", "model.layers.0.attn.rotary.cos_cached"),
+        *("model.layers.0.attn.mask", "model.layers.1.self_attn.bias", "model.causal_mask"),
+        *("model.freqs_cis", "model.layers.0.attention.tril", "model.attn_mask"),
     ],
 )
 def test_buffers(name: str, dtype: torch.dtype, folder: Path, refused: Callable[..., str]) -> None:
