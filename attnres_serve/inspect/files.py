@@ -1,8 +1,10 @@
-"""Files that hold a trace: the JSON of the server's route, or arrays with that JSON beside them."""
+"""Files that hold a trace: the JSON of the server's route, or arrays with that JSON beside them.
+
+Arrays were written before traces were those of xarray, and are still read.
+"""
 
 import io
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -14,32 +16,27 @@ from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.fit import require_fit
 
 ANSWER = "answer"  # name of the JSON, as bytes, among the arrays
-JSON, ARRAYS = ".json", ".npz"
+JSON = ".json"
 ZIP = b"PK"  # how a file of arrays begins
 
 
-def write(path: Path, answer: Trace, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a trace as its suffix says.
+def write(path: Path, answer: Trace) -> None:
+    """Write a trace as JSON.
 
     Args:
-        path: a name that ends with .json or .npz.
+        path: a name that ends with .json.
         answer: the trace.
-        arrays: made of it, for .npz.
 
     Raises:
         SettingError: the name ends otherwise, or the file cannot be written.
     """
-    suffix = path.suffix.lower()
-    if suffix not in (JSON, ARRAYS):
-        raise SettingError(f"{path}: expected a name that ends with {JSON} or {ARRAYS}.")
-    content = (answer.model_dump_json() + "\n").encode()
+    if path.suffix.lower() != JSON:
+        raise SettingError(
+            f"{path}: expected a name that ends with {JSON}; `data` of the trace writes arrays, "
+            "for example by to_netcdf."
+        )
     try:
-        with path.open("wb") as file:
-            if suffix == JSON:
-                file.write(content)
-            else:
-                whole = {ANSWER: np.frombuffer(content, np.uint8), **arrays}
-                np.savez_compressed(file, allow_pickle=False, **whole)
+        path.write_text(answer.model_dump_json() + "\n", encoding="utf-8")
     except OSError as error:
         raise SettingError(f"{path} cannot be written ({error}).") from None
 

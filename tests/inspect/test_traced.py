@@ -1,4 +1,4 @@
-"""``attnres_serve.Trace``: its arrays and axes, differences, files, and what a notebook shows."""
+"""``attnres_serve.Trace``: its dataset, files, and what a notebook shows."""
 
 import base64
 import json
@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 import xarray
 from serving import ROOT
@@ -17,7 +16,7 @@ from serving import ROOT
 import attnres_serve
 from attnres_serve import cli
 from attnres_serve.errors import SettingError
-from attnres_serve.inspect import answer, labelled, notebook
+from attnres_serve.inspect import answer, notebook
 from attnres_serve.inspect.edits import Edit
 from attnres_serve.inspect.readings import WHOLE
 from attnres_serve.inspect.traced import Trace
@@ -62,7 +61,7 @@ def whole() -> Trace:
     return Trace(everything(3, 2))
 
 
-# Arrays and axes.
+# Variables and coordinates.
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -70,21 +69,21 @@ def test_every_number_is_in_its_place(shape):
     """Under its site, token and source; nothing else is there, and weights sum to 1."""
     found, _, sources = SHAPES[shape]
     trace, rows = Trace(found), range(TOKENS)
-    names = trace.axes["source"]
+    names = trace["source"].values.tolist()
     assert names[0] == "embedding" and names[-1] == "partial" and len({*names}) == len(names)
     blocks = [name for name in names if name.startswith("block")]
     assert names[1:-1] == blocks == [f"block {number + 1}" for number in range(len(blocks))]
     assert sources <= len(names) <= sources + 1  # the last block is nowhere beside its sum
     for name in ("weights", "rms"):
         assert trace[name].shape == (len(found.sites), TOKENS, len(names))
-        for site, table in zip(found.sites, trace[name], strict=True):
+        for site, table in zip(found.sites, trace[name].values, strict=True):
             for row in rows:
                 own = zip(names, table[row].tolist(), strict=True)
                 there = {source: number for source, number in own if number == number}
                 assert there == dict(zip(site.sources, getattr(site, name)[row], strict=True))
     np.testing.assert_allclose(np.nansum(trace["weights"], axis=-1), 1, atol=ROUNDED)
-    assert trace["entropy"].tolist() == [site.entropy for site in found.sites]
-    assert [*trace] == ["weights", "rms", "entropy"]
+    assert trace["entropy"].values.tolist() == [site.entropy for site in found.sites]
+    assert [*trace.data] == ["weights", "rms", "entropy"]
 
 
 @pytest.mark.parametrize("edited", [True, False])
@@ -93,46 +92,45 @@ def test_what_follows(edited):
     found = everything(3, 2, edited=edited)
     trace, both = Trace(found), found.logprobs
     check_predictions(trace, "", both.edited if edited else both.unedited, ())
-    assert ("unedited_next" in trace) == edited
+    assert ("unedited_next" in trace.data) == edited
     if edited:
         check_predictions(trace, "unedited_", both.unedited, ())
-    assert trace.axes["vector"] == ["site 0 mix", "site 1 mix", "block 1", "site 1 partial"]
-    assert trace.labels["vector_site"] == ("vector", [0, 1, -1, 1])
-    assert trace.labels["vector_name"] == ("vector", ["mix", "mix", "block 1", "partial"])
+    vectors = ["site 0 mix", "site 1 mix", "block 1", "site 1 partial"]
+    assert trace["vector"].values.tolist() == vectors
+    assert trace["vector_site"].values.tolist() == [0, 1, -1, 1]
+    assert trace["vector_name"].values.tolist() == ["mix", "mix", "block 1", "partial"]
     for number, reading in enumerate(found.lens):
         check_predictions(trace, "lens_", reading.predictions, (number,))
-    assert (trace.axes["rank"], trace.axes["lens_rank"]) == ([0, 1, 2], [0, 1])
+    ranks = [trace[name].values.tolist() for name in ("rank", "lens_rank")]
+    assert ranks == [[0, 1, 2], [0, 1]]
 
 
 def check_predictions(trace: Trace, prefix: str, rows: list, place: tuple) -> None:
     """The arrays of a prefix have the rows at a place."""
-    following = [None if np.isnan(x) else x for x in trace[f"{prefix}next"][place].tolist()]
+    following = [None if np.isnan(x) else x for x in trace[f"{prefix}next"].values[place].tolist()]
     assert following == [row.next for row in rows]
     for name in ("id", "text", "logprob"):
         wanted = [[getattr(token, name) for token in row.top] for row in rows]
-        assert trace[f"{prefix}top_{name}"][place].tolist() == wanted
+        assert trace[f"{prefix}top_{name}"].values[place].tolist() == wanted
 
 
-def test_labels(whole):
+def test_what_names_sites_and_tokens(whole):
     sites, tokens = whole.answer.sites, whole.answer.tokens
-    assert whole.axes["site"] == [site.index for site in sites]
-    assert whole.axes["token"] == [token.position for token in tokens]
-    assert whole.labels["kind"] == ("site", [site.kind for site in sites])
+    assert whole["site"].values.tolist() == [site.index for site in sites]
+    assert whole["token"].values.tolist() == [token.position for token in tokens]
+    assert whole["kind"].values.tolist() == [site.kind for site in sites]
     layers = [site.layer for site in sites]
-    assert layers[-1] is None and whole.labels["layer"] == ("site", [*layers[:-1], -1])
-    assert whole.labels["token_id"] == ("token", [token.id for token in tokens])
-    assert whole.labels["token_text"].values.tolist() == [token.text for token in tokens]
+    assert layers[-1] is None and whole["layer"].values.tolist() == [*layers[:-1], -1]
+    assert whole["token_id"].values.tolist() == [token.id for token in tokens]
+    assert whole["token_text"].values.tolist() == [token.text for token in tokens]
+    assert repr(whole).startswith("trace of folder/demo: 7 sites, 8 tokens, edited\n<xarray.Dat")
+    assert whole.data.attrs["model"] == "folder/demo" and whole.data.attrs["total_tokens"] == TOKENS
+    (edit,) = json.loads(whole.data.attrs["edits"])
+    assert Edit.model_validate(edit) == whole.answer.edits[0]
 
 
-def test_the_shape_of_an_array_is_that_of_its_axes(whole):
-    for name, (axes, values) in whole.arrays.items():
-        assert values.shape == tuple(len(whole.axes[axis]) for axis in axes)
-        assert f"{name} " in repr(whole) and f"{axes[-1]}: {values.shape[-1]})" in repr(whole)
-    assert repr(whole).startswith("trace of folder/demo: 7 sites, 8 tokens, edited\n  weights ")
-
-
-def test_an_array_that_was_not_asked_for():
-    with pytest.raises(KeyError, match="no array 'next'; there are weights, rms, entropy"):
+def test_a_name_that_is_none():
+    with pytest.raises(KeyError, match="next"):
         Trace(made_up(2, 2))["next"]
 
 
@@ -145,75 +143,84 @@ def test_a_trace_of_nothing(part):
         site["weights"], site["rms"], site["entropy"] = [], [], []
     trace = Trace(answer.Trace.model_validate(content))
     assert trace["weights"].size == trace["entropy"].size == 0
-    assert trace._repr_html_() is None and len(trace.to_pandas()) == 0
-    assert trace.to_xarray().sizes["site"] == len(content["sites"])
+    assert trace._repr_html_() is None and trace.data.sizes["site"] == len(content["sites"])
 
 
-# Differences.
+# What xarray does with it.
 
 
-def test_a_trace_does_not_differ_from_itself(whole):
-    nothing = whole - whole
-    names = ["weights", "rms", "entropy", "next", "unedited_next", "lens_next"]
-    assert [*nothing] == names  # and no rank, whose tokens may be others
-    for name in names:
-        there = ~np.isnan(whole[name])
-        assert (nothing[name][there] == 0).all() and np.isnan(nothing[name][~there]).all()
-    assert nothing.axes == {
-        name: whole.axes[name] for name in ("site", "token", "source", "vector")
-    }
-
-
-def test_a_difference():
-    """Of the arrays that both have."""
-    first = Trace(everything(3, 2, top=1))
+def test_arithmetic_is_of_numbers_alone(whole):
+    """Of the variables that both have; texts and ids are coordinates, also of other tokens."""
     content = everything(3, 2, edited=False).model_dump() | {"model": "other", "lens": None}
     for site in content["sites"]:
         site["weights"] = [row[::-1] for row in site["weights"]]
-    second = Trace(answer.Trace.model_validate(content))
-    change = first - second
-    assert [*change] == ["weights", "rms", "entropy", "next"]
+    other = Trace(answer.Trace.model_validate(content))
+    change = whole.data - other.data
+    assert {*change} == {"weights", "rms", "entropy", "next", "top_logprob"}
     for name in change:
-        np.testing.assert_array_equal(change[name], first[name] - second[name])
-    assert np.nanmax(np.abs(change["weights"])) > 0.1 and not np.nanmax(np.abs(change["rms"]))
-    assert change.facts == {"first": first.title, "second": second.title}
-    assert repr(change).startswith(f"{first.title}\nless {second.title}\n  weights ")
-    assert {*change.to_xarray().coords} == {
-        *("site", "token", "source", "layer", "kind", "token_id", "token_text")
+        wanted = whole[name].values - other[name].values
+        np.testing.assert_array_equal(change[name].values, wanted)
+    assert float(abs(change["weights"]).max()) > 0.1 and not float(abs(change["rms"]).max())
+    assert "token_text" in change.coords
+    nothing = whole.data - whole.data
+    assert {*nothing} == {*whole.data} and not float(abs(nothing).to_array().max())
+
+
+def test_selection_and_tables(whole):
+    """Every number by its labels, and a row for each that there is."""
+    site, source = whole.answer.sites[4], whole.answer.sites[4].sources[1]
+    own = whole["weights"].sel(site=site.index, source=source)
+    assert own.values.tolist() == [row[1] for row in site.weights]
+    assert own.kind == site.kind and own.layer == site.layer
+    table = whole.data[["weights", "rms"]].to_dataframe().dropna().reset_index()
+    wanted = {
+        (site.index, site.kind, at, source, site.weights[row][column], site.rms[row][column])
+        for site in whole.answer.sites
+        for row, at in enumerate(whole["token"].values.tolist())
+        for column, source in enumerate(site.sources)
     }
+    names = ["site", "kind", "token", "source", "weights", "rms"]
+    assert {*table[names].itertuples(index=False, name=None)} == wanted
+    lens = whole["lens_top_logprob"].sel(vector="block 1", token=3, lens_rank=1)
+    token = whole.answer.lens[2].predictions[3].top[1]
+    found = lens.lens_top_id.item(), lens.lens_top_text.item(), lens.item()
+    assert found == (token.id, token.text, token.logprob)
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda trace: trace.tokens[3].__setattr__("id", 9), "tokens"),
-        (lambda trace: trace.tokens[3].__setattr__("position", 9), "tokens"),
-        (lambda trace: trace.sites.pop(), "sites or sources"),
-        (lambda trace: trace.sites[1].__setattr__("kind", "attention"), "sites or sources"),
-        (lambda trace: trace.sites[2].sources.reverse(), "sites or sources"),
-    ],
-)
-def test_traces_that_do_not_belong_together(change, what):
-    other = made_up(3, 2)
-    change(other)
-    with pytest.raises(SettingError, match=f"these traces have other {what}, so"):
-        Trace(made_up(3, 2)) - Trace(other)
-    with pytest.raises(TypeError):
-        Trace(other) - 1
+@pytest.mark.parametrize("engine", ["netcdf4", "scipy"])
+def test_netcdf(engine, whole, tmp_path):
+    pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
+    path = tmp_path / "x.nc"
+    whole.data.to_netcdf(path, engine=engine)
+    with xarray.open_dataset(path, engine=engine) as again:
+        for name in whole.data:
+            np.testing.assert_array_equal(again[name].values, whole[name].values)
+        assert again.attrs["model"] == "folder/demo"
 
 
 # Files.
 
 
-@pytest.mark.parametrize("name", ["x.json", "x.npz", "X.NPZ"])
+@pytest.mark.parametrize("name", ["x.json", "X.JSON"])
 def test_a_file_holds_all_of_a_trace(name, whole, tmp_path):
     path = tmp_path / name
     whole.save(path)
     again = Trace.load(str(path))
-    assert again.answer == whole.answer
+    assert again.answer == whole.answer and again.data.identical(whole.data)
     assert [path] == [*tmp_path.iterdir()]
-    for array in whole:
-        np.testing.assert_array_equal(again[array], whole[array])
+
+
+def save_arrays(path: Path, trace: Trace) -> None:
+    """Write a file of arrays with the answer beside them, as earlier versions did."""
+    content = (trace.answer.model_dump_json() + "\n").encode()
+    arrays = {name: trace[name].values for name in ("weights", "rms", "entropy")}
+    np.savez_compressed(path, answer=np.frombuffer(content, np.uint8), **arrays)
+
+
+def test_a_file_of_an_earlier_version_is_read(whole, tmp_path):
+    save_arrays(tmp_path / "x.npz", whole)
+    again = Trace.load(tmp_path / "x.npz")
+    assert again.answer == whole.answer and again.data.identical(whole.data)
 
 
 def test_json_is_what_the_route_answers(whole, tmp_path):
@@ -221,37 +228,26 @@ def test_json_is_what_the_route_answers(whole, tmp_path):
     assert json.loads((tmp_path / "x.json").read_text()) == whole.answer.model_dump(mode="json")
 
 
-def test_numpy_reads_arrays_axes_and_labels(whole, tmp_path):
-    whole.save(tmp_path / "x.npz")
-    with np.load(tmp_path / "x.npz", allow_pickle=False) as found:
-        assert {*found} == {"answer", *whole, *whole.axes, *whole.labels}
-        for name in whole:
-            if not name.endswith("_text"):
-                np.testing.assert_array_equal(found[name], whole[name])
-                assert found[name].dtype == whole[name].dtype
-        assert found["source"].tolist() == whole.axes["source"]
-        assert found["lens_top_text"][0, 0, 0] == whole["lens_top_text"][0, 0, 0].rstrip("\0")
-
-
 def test_the_command_draws_either_file(whole, tmp_path, capsys):
     sources = [tmp_path / "x.json", tmp_path / "x.npz"]
     pictures = [path.with_name(f"{path.name}.svg") for path in sources]
+    whole.save(sources[0])
+    save_arrays(sources[1], whole)
     for path, picture in zip(sources, pictures, strict=True):
-        whole.save(path)
         assert cli.main(["inspect", "--from", str(path), "--out", str(picture)]) == 0
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x", "json"])
+@pytest.mark.parametrize("name", ["x.csv", "x", "json", "x.npz"])
 def test_a_name_of_another_kind(name, whole, tmp_path):
-    with pytest.raises(SettingError, match=rf"{name}: expected a name that ends with \.json or "):
+    with pytest.raises(SettingError, match=rf"{name}: expected a name that ends with \.json; "):
         whole.save(tmp_path / name)
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_that_cannot_be_written(whole, tmp_path):
-    with pytest.raises(SettingError, match=r"nowhere/x\.npz cannot be written"):
-        whole.save(tmp_path / "nowhere" / "x.npz")
+    with pytest.raises(SettingError, match=r"nowhere/x\.json cannot be written"):
+        whole.save(tmp_path / "nowhere" / "x.json")
 
 
 def broken(content: dict, *keys: str | int) -> bytes:
@@ -287,9 +283,9 @@ def test_a_file_that_is_no_trace(whole, tmp_path):
     path = tmp_path / "x.npz"
     with pytest.raises(SettingError, match=r"x\.npz cannot be read"):
         Trace.load(path)
-    np.savez(path, weights=whole["weights"])
+    np.savez(path, weights=whole["weights"].values)
     others = [b"", b"{}", b"PK", b"\xff\xfe", path.read_bytes()]
-    whole.save(path)
+    save_arrays(path, whole)
     saved = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         (place,) = [item.header_offset for item in archive.infolist() if "answer" in item.filename]
@@ -299,68 +295,6 @@ def test_a_file_that_is_no_trace(whole, tmp_path):
         path.write_bytes(content)
         with pytest.raises(SettingError, match=r"x\.npz is no trace; give a file"):
             Trace.load(path)
-
-
-# Other libraries.
-
-
-def test_xarray(whole):
-    """Every number by its labels."""
-    found = whole.to_xarray()
-    assert {*found.data_vars} == {*whole} and found.attrs["model"] == "folder/demo"
-    for name in whole:
-        assert found[name].dims == whole.arrays[name].axes
-        np.testing.assert_array_equal(found[name].values, whole[name])
-    site, source = whole.answer.sites[4], whole.answer.sites[4].sources[1]
-    own = found.weights.sel(site=site.index, source=source)
-    assert own.values.tolist() == [row[1] for row in site.weights]
-    assert own.kind == site.kind and own.layer == site.layer
-    assert found.token_text.values.tolist() == [token.text for token in whole.answer.tokens]
-    (edit,) = json.loads(found.attrs["edits"])
-    assert Edit.model_validate(edit) == whole.answer.edits[0]
-    assert isinstance((whole - whole).to_xarray(), xarray.Dataset)
-
-
-def test_pandas(whole):
-    """A row for each number that there is, with the labels of its axes."""
-    table = whole.to_pandas()
-    labels = ["site", "layer", "kind", "token", "token_id", "token_text", "source"]
-    assert [*table.columns] == [*labels, "weights", "rms"]
-    wanted = [
-        (site.index, site.kind, at, source, site.weights[row][column], site.rms[row][column])
-        for site in whole.answer.sites
-        for row, at in enumerate(whole.axes["token"])
-        for column, source in enumerate(site.sources)
-    ]
-    names = ["site", "kind", "token", "source", "weights", "rms"]
-    assert [*table[names].itertuples(index=False, name=None)] == wanted
-    assert [*table.index] == [*range(len(wanted))]
-
-
-def test_pandas_of_each_array(whole):
-    for name in whole:
-        table, array = whole.to_pandas(name), whole[name]
-        missing = array != array  # NaN
-        others = [other for other in whole if whole.arrays[other].axes == whole.arrays[name].axes]
-        if others == [name]:
-            assert table[name].tolist() == array[~missing].tolist()
-        assert {*whole.arrays[name].axes, *others} <= {*table.columns}
-    lens = whole.to_pandas("lens_top_text")
-    one = lens.query("vector == 'block 1' and token == 3 and lens_rank == 1")
-    token = whole.answer.lens[2].predictions[3].top[1]
-    columns = ["vector_site", "lens_top_id", "lens_top_text", "lens_top_logprob"]
-    assert one[columns].values.tolist() == [[-1, token.id, token.text, token.logprob]]
-    with pytest.raises(KeyError, match="no array 'weight'"):
-        whole.to_pandas("weight")
-    assert isinstance((whole - whole).to_pandas("lens_next"), pandas.DataFrame)
-
-
-@pytest.mark.parametrize("name", ["xarray", "pandas"])
-def test_a_library_that_is_missing(name, whole, monkeypatch):
-    monkeypatch.setattr(labelled, "find_spec", lambda package: None)
-    sentence = f"to_{name} needs {name}, which is not installed; install it, or attnres-serve with"
-    with pytest.raises(SettingError, match=f"{sentence} the extra python"):
-        getattr(whole, f"to_{name}")()
 
 
 # Notebooks.

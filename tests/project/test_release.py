@@ -84,7 +84,7 @@ def test_the_metadata_names_the_version_the_licence_and_the_entry_points(release
     always = [
         line for line in head.splitlines() if line.startswith("Requires-Dist") and ";" not in line
     ]
-    assert always == []
+    assert always == ["Requires-Dist: xarray>=2024.1"]
     assert "attnres = attnres_serve.plugin:register" in points
     assert "attnres-serve = attnres_serve.__main__:main" in points
 
