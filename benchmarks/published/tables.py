@@ -18,6 +18,7 @@ from attnres_serve.checkpoints.check import amount
 from benchmarks.common import RESULTS
 from benchmarks.published import gpu
 from benchmarks.published.markdown import table
+from benchmarks.serving import load
 
 # By which earlier versions of `attnres-serve bench` told an engine's time apart.
 PARTS = ("attention", "MLP", "matrix products", "AttnRes", "norms", "head", "rest")
@@ -95,6 +96,7 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 MADE = {
     "latency": (ratios, breakdown),
+    "load": (load.lines,),
     "peers": (peers,),
     "kernels.cpu_stack": (stacks,),
     "stack": (gpu.decoders,),

@@ -1,0 +1,199 @@
+"""The load of ``vllm bench serve`` on this server and on stock vLLM.
+
+    python -m benchmarks.serving.load --out benchmarks/results/cpu-load.json
+    python -m benchmarks.serving.load --quick             does it work: tiny model, one start, eager
+
+``attnres-serve serve`` of a model with dummy weights, and vLLM's own server of the same model with
+standard residuals, in which the plugin is not loaded; both as a user starts them, without the cache
+of prefixes.  Both are up at a time and asked in turn, at 1, 8 and 32 requests at a time, with the
+same prompts, which are new in every round; the order is another one from round to round.  The first
+round of a start does not count.  Figures are those of vLLM's client: requests a second, and TTFT
+and ITL as their median and 99th percentile.  A ratio is ours to stock vLLM's in one round; the
+interval is over starts, or over the rounds of a single one.
+
+The last line on stdout is one JSON document; the table goes to stderr.
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.bench.ratios import paired_ratios, summary
+from attnres_serve.bench.server import check_there
+from attnres_serve.compat import bench_client
+from attnres_serve.errors import SettingError
+from benchmarks.common import EIGHT, ROOT, Length, add_length, asked_length, publish
+from benchmarks.published.markdown import table
+from benchmarks.serving.models import FLAGS, QUICK, SHAPES, Measured, models
+
+BASELINE, OURS = "vllm", "attnres_serve"
+NAME = "load"  # that both serve the model by
+AT_A_TIME = (1, 8, 32)
+PROMPT, ANSWER = 128, 32  # tokens
+REQUESTS = {1: 16, 8: 64, 32: 128}  # of a round
+TIMES = {f"p{p}_{what}_ms": f"{what.upper()}, p{p}" for what in ("ttft", "itl") for p in (50, 99)}
+FIGURES = {"request_throughput": "requests/s", **TIMES}
+TOKENIZER = ROOT / "examples" / "demo" / "checkpoint"  # of 2048 tokens, which every shape has
+COMMANDS = {
+    BASELINE: ("vllm.entrypoints.openai.api_server", "--model"),
+    OURS: ("attnres_serve", "serve"),
+}
+
+Round = dict[str, dict[int, dict[str, float]]]  # by server and requests at a time
+
+
+@contextmanager
+def serving(name: str, folder: Path, flags: Sequence[str], scratch: Path) -> Iterator[str]:
+    """The address of a server, which is stopped afterwards.
+
+    Raises:
+        SettingError: it does not start.
+    """
+    module, *words = COMMANDS[name]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = scratch / f"{name}.log"
+    own = ("--host=127.0.0.1", f"--port={port}", f"--served-model-name={NAME}")
+    env = os.environ | {"HF_HUB_OFFLINE": "1"} | ({"VLLM_PLUGINS": ""} if name == BASELINE else {})
+    with log.open("w") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *words, str(folder), *own, *flags],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not _is_there(url):
+            if process.poll() is not None:
+                last = log.read_text(errors="replace").splitlines()[-1:]
+                raise SettingError(f"the server of {name} did not start: {''.join(last)}")
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_there(url: str) -> bool:
+    try:
+        check_there(url, NAME)
+    except SettingError:
+        return False
+    return True
+
+
+def load(url: str, at_a_time: int, seed: int) -> dict[str, float]:
+    """What vLLM's client finds.
+
+    Raises:
+        SettingError: a request failed.
+    """
+    words = [
+        *(f"--base-url={url}", f"--model={NAME}", f"--tokenizer={TOKENIZER}", f"--seed={seed}"),
+        *("--dataset-name=random", f"--random-input-len={PROMPT}", f"--random-output-len={ANSWER}"),
+        *(f"--num-prompts={REQUESTS[at_a_time]}", f"--max-concurrency={at_a_time}"),
+        *("--percentile-metrics=ttft,itl", "--metric-percentiles=50,99", "--num-warmups=0"),
+        *("--ignore-eos", "--disable-tqdm"),
+    ]
+    with redirect_stdout(sys.stderr):
+        found = bench_client.ask_over_http(words)
+    if found["completed"] != REQUESTS[at_a_time]:
+        raise SettingError(f"{found['completed']} of {REQUESTS[at_a_time]} requests succeeded.")
+    return {figure: found[figure] for figure in FIGURES}
+
+
+def start(shape: Measured, rounds: int, flags: Sequence[str], first: int) -> list[Round]:
+    """The rounds of one start of both servers; ``first`` is the seed of its first round."""
+    found = []
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder, twin, _ = stack.enter_context(models(shape))
+        urls = {}
+        for name, model in ((BASELINE, twin), (OURS, folder)):
+            for file in TOKENIZER.glob("tokenizer*.json"):
+                shutil.copy(file, model)
+            urls[name] = stack.enter_context(serving(name, model, flags, scratch))
+        for number in range(rounds + 1):
+            order = [*urls] if (first + number) % 2 else [*reversed(urls)]
+            one: Round = {name: {} for name in urls}
+            for at_a_time in AT_A_TIME:
+                for name in order:
+                    one[name][at_a_time] = load(urls[name], at_a_time, first + number)
+            found.append(one)
+    return found[1:]
+
+
+def compare(starts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
+    """A row for each load and figure: the ratio, and both servers' values in every round."""
+    rows = []
+    for at_a_time in AT_A_TIME:
+        for figure in FIGURES:
+            both = [
+                [[one[name][at_a_time][figure] for one in rounds] for name in (OURS, BASELINE)]
+                for rounds in starts
+            ]
+            ratios = [paired_ratios(*one) for one in both]
+            ours, theirs = ([one[which] for one in both] for which in (0, 1))
+            row = {"at_a_time": at_a_time, "figure": figure, **summary(ratios)}
+            rows.append(row | {OURS: ours, BASELINE: theirs})
+    return rows
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The ratios as a table."""
+    cells: dict[int, list[str]] = {}
+    for row in rows:
+        low, high = row["ci95"]
+        told = f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"
+        cells.setdefault(row["at_a_time"], []).append(told)
+    return table(
+        ["requests at a time", *FIGURES.values()],
+        [[str(at_a_time), *told] for at_a_time, told in cells.items()],
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what the command line asks for and print one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, default="768x12")
+    add_length(parser, EIGHT)
+    parser.add_argument("--quick", action="store_true", help="tiny, eager, one start: no evidence")
+    parser.add_argument("--out", type=Path, help="also write the document there")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(arguments)
+    length = asked_length(parser, options, EIGHT)
+    flags = [*FLAGS, f"--max-num-seqs={max(AT_A_TIME)}", "--no-enable-prefix-caching"]
+    name, shape = options.shape, SHAPES[options.shape]
+    if options.quick:
+        name, length, flags = "128x4", Length(1, 2), [*flags, "--enforce-eager"]
+        shape = replace(QUICK[name], vocab=2048)
+    starts = [
+        start(shape, length.rounds, flags, (length.rounds + 1) * number)
+        for number in range(length.starts)
+    ]
+    rows = compare(starts)
+    sys.stderr.write("\n".join(lines(rows)) + "\n")
+    config = {"shape": name, "prompt": PROMPT, "answer": ANSWER, "flags": flags, **length.told()}
+    publish("load", arguments, options.out, quick=options.quick, config=config, results=rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
