@@ -16,7 +16,7 @@ Nothing is timed that is not right: in each cell every site of every contender i
 with ``kernels/reference.py`` in float64 (``kernel_gate``).  Then every site is a CUDA graph between
 two events, with L2 cold, and the contenders run in turn, every round in another order
 (``kernel_timing``).  Bytes are those of the algorithm when each launch reads and writes everything
-once (``kernels/traffic.py``); the floor is the time in which a copy, measured in the same run,
+once (``traffic.py``); the floor is the time in which a copy, measured in the same run,
 moves as many.  ``launch_us`` is what the method gives for a kernel that does next to nothing: it is
 in every site's time and not in the floor.
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels import reference, traffic
+from attnres_serve.kernels import reference
+from benchmarks.kernels import traffic
 from benchmarks.kernels.cells import CENTRE_HIDDEN, CENTRE_SITES, KEY_EPS, NORM_EPS, Cell, Inputs
 
 EPS = {"key_eps": KEY_EPS, "norm_eps": NORM_EPS}
@@ -63,7 +64,7 @@ class Contender:
 
 
 def algorithm_bytes(algorithm: str, cell: Cell, dtype: torch.dtype) -> int:
-    """Bytes that a block's sites read and write at least, by ``kernels/traffic.py``.
+    """Bytes that a block's sites read and write at least, by ``benchmarks/kernels/traffic.py``.
 
     A standard residual, which is not in that table, reads the sublayer's output, the sum and the
     weight, and writes the sum and the result.

@@ -22,7 +22,7 @@ from triton_interpreter import (
     passes_in_a_process_of_its_own,
 )
 
-from attnres_serve.kernels import reference, traffic
+from attnres_serve.kernels import reference
 from benchmarks.kernels import __main__ as kernels
 from benchmarks.kernels import cells as kernel_cells
 from benchmarks.kernels import contenders as kernel_contenders
@@ -30,6 +30,7 @@ from benchmarks.kernels import gate as kernel_gate
 from benchmarks.kernels import peers as kernel_peers
 from benchmarks.kernels import report as kernel_report
 from benchmarks.kernels import timing as kernel_timing
+from benchmarks.kernels import traffic
 from benchmarks.kernels.cells import KEY_EPS, NORM_EPS, Cell, Inputs
 from benchmarks.kernels.contenders import BASELINE, CONTENDERS, Contender, Run
 

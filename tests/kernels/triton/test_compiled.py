@@ -18,7 +18,7 @@ from torch import Tensor
 from triton_cases import close, gain
 from triton_interpreter import bits  # it chooses the interpreter before Triton is imported
 
-from attnres_serve.kernels import reference, traffic
+from attnres_serve.kernels import reference
 from attnres_serve.kernels.triton import phase_1 as triton_phase_1
 from attnres_serve.kernels.triton import score_group
 from attnres_serve.kernels.triton import single_pass as triton_single_pass
@@ -26,6 +26,7 @@ from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.phase_1 import Least, by_product, phase_1, turns_of
 from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import single_pass
+from benchmarks.kernels import traffic
 
 pytestmark = pytest.mark.timeout(600)
 

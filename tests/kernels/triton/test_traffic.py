@@ -14,12 +14,12 @@ from triton_interpreter import (
     passes_in_a_process_of_its_own,
 )
 
-from attnres_serve.kernels import traffic
 from attnres_serve.kernels.triton import phase_1 as triton_phase_1
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.phase_1 import phase_1
 from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import single_pass
+from benchmarks.kernels import traffic
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOKENS, HIDDEN, SLOTS = 3, 257, 8
