@@ -12,13 +12,10 @@ from transformers import PretrainedConfig
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn
-from vllm.model_executor.layers.mamba.mamba_utils import (
-    MambaStateDtypeCalculator,
-    MambaStateShapeCalculator,
-)
 from vllm.model_executor.models import qwen3_next
 from vllm.model_executor.models.utils import WeightsMapper
 
+from attnres_serve.model.kda import KDAStates
 from attnres_serve.model.made_of import made_of
 
 FUSED = {
@@ -96,7 +93,7 @@ class AliceAIDecoder(qwen3_next.Qwen3NextModel):
     )
 
 
-class AliceAIForCausalLM(qwen3_next.Qwen3NextForCausalLM):
+class AliceAIForCausalLM(KDAStates, qwen3_next.Qwen3NextForCausalLM):
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         **qwen3_next.Qwen3NextForCausalLM.packed_modules_mapping,
         **{whole: list(parts) for whole, parts in FUSED.items()},
@@ -105,28 +102,3 @@ class AliceAIForCausalLM(qwen3_next.Qwen3NextForCausalLM):
     def __init__(self, **kwargs: Any) -> None:
         with made_of(qwen3_next, Qwen3NextModel=AliceAIDecoder, Qwen3NextDecoderLayer=AliceAILayer):
             super().__init__(**kwargs)
-
-    @classmethod
-    def get_mamba_state_dtype_from_config(
-        cls, vllm_config: VllmConfig
-    ) -> tuple[torch.dtype, torch.dtype]:
-        cache = vllm_config.cache_config
-        dtypes: tuple[torch.dtype, torch.dtype] = MambaStateDtypeCalculator.kda_state_dtype(
-            vllm_config.model_config.dtype, cache.mamba_cache_dtype
-        )
-        return dtypes
-
-    @classmethod
-    def get_mamba_state_shape_from_config(
-        cls, vllm_config: VllmConfig
-    ) -> tuple[tuple[int, int], tuple[int, int, int]]:
-        config = vllm_config.model_config.hf_text_config
-        shapes: tuple[tuple[int, int], tuple[int, int, int]]
-        shapes = MambaStateShapeCalculator.kda_state_shape(
-            vllm_config.parallel_config.tensor_parallel_size,
-            config.linear_num_key_heads,
-            config.linear_key_head_dim,
-            conv_kernel_size=config.linear_conv_kernel_dim,
-            num_spec=vllm_config.num_speculative_tokens,
-        )
-        return shapes

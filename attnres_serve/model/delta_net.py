@@ -4,7 +4,6 @@ vLLM has the recurrences, within models that have layers of attention too.
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -28,6 +27,8 @@ from vllm.model_executor.models.utils import (
     maybe_prefix,
 )
 from vllm.sequence import IntermediateTensors
+
+from attnres_serve.model.residual_decoder import ResidualDecoder
 
 
 class DeltaNetLayer(nn.Module):
@@ -71,7 +72,7 @@ class DeltaNetLayer(nn.Module):
         return self.mlp(hidden_states), residual
 
 
-class DeltaNetDecoder(nn.Module):
+class DeltaNetDecoder(ResidualDecoder, nn.Module):
     """What every such decoder is but for its layers, whose class is stated."""
 
     layer: ClassVar[type[DeltaNetLayer]]
@@ -94,29 +95,6 @@ class DeltaNetDecoder(nn.Module):
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.embed_tokens(input_ids)
-
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor | IntermediateTensors:
-        residual = None
-        if not get_pp_group().is_first_rank:
-            assert intermediate_tensors is not None
-            hidden_states = intermediate_tensors["hidden_states"]
-            residual = intermediate_tensors["residual"]
-        else:
-            hidden_states = inputs_embeds
-            if hidden_states is None:
-                hidden_states = self.embed_input_ids(input_ids)
-        for layer in islice(self.layers, self.start_layer, self.end_layer):
-            hidden_states, residual = layer(positions, hidden_states, residual)
-        if not get_pp_group().is_last_rank:
-            return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
-        hidden_states, _ = self.norm(hidden_states, residual)
-        return hidden_states
 
 
 class DeltaNetForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsPP):

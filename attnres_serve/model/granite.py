@@ -5,15 +5,13 @@ input alone, which leaves no place for a site.  Here the multiplier belongs to t
 sublayer, and the norm adds.
 """
 
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
-from vllm.distributed import get_pp_group
 from vllm.model_executor.models import granite, granitemoe
-from vllm.sequence import IntermediateTensors
 
 from attnres_serve.model.made_of import made_of
+from attnres_serve.model.residual_decoder import ResidualDecoder
 
 
 class _Layer:
@@ -36,30 +34,9 @@ class _Layer:
         return hidden_states * self.residual_multiplier, residual
 
 
-class _Decoder:
-    """The order of a decoder, with the arguments of vLLM's own, by which it is compiled."""
-
-    def forward(
-        self: Any,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: IntermediateTensors | None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor | IntermediateTensors:
-        residual = None
-        if not get_pp_group().is_first_rank:
-            assert intermediate_tensors is not None
-            hidden_states = intermediate_tensors["hidden_states"]
-            residual = intermediate_tensors["residual"]
-        else:
-            embeds = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-            hidden_states = embeds * self.config.embedding_multiplier
-        for layer in islice(self.layers, self.start_layer, self.end_layer):
-            hidden_states, residual = layer(positions, hidden_states, residual)
-        if not get_pp_group().is_last_rank:
-            return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
-        hidden_states, _ = self.norm(hidden_states, residual)
-        return hidden_states
+class _Decoder(ResidualDecoder):
+    def embed(self: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        return super().embed(input_ids, inputs_embeds) * self.config.embedding_multiplier
 
 
 class GraniteLayer(_Layer, granite.GraniteDecoderLayer):

@@ -57,17 +57,16 @@ class KDADecoder(delta_net.DeltaNetDecoder):
     layer = KDALayer
 
 
-class KDAForCausalLM(delta_net.DeltaNetForCausalLM):
-    decoder = KDADecoder
-    packed_modules_mapping: ClassVar = {whole: list(parts) for whole, parts in FUSED.items()}
-    hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked=delta_net.stacked(FUSED))
+class KDAStates:
+    """What vLLM keeps of a sequence."""
 
     @classmethod
     def get_mamba_state_dtype_from_config(
         cls, vllm_config: VllmConfig
     ) -> tuple[torch.dtype, torch.dtype]:
+        cache = vllm_config.cache_config
         dtypes: tuple[torch.dtype, torch.dtype] = MambaStateDtypeCalculator.kda_state_dtype(
-            vllm_config.model_config.dtype, vllm_config.cache_config.mamba_cache_dtype
+            vllm_config.model_config.dtype, cache.mamba_cache_dtype
         )
         return dtypes
 
@@ -75,7 +74,7 @@ class KDAForCausalLM(delta_net.DeltaNetForCausalLM):
     def get_mamba_state_shape_from_config(
         cls, vllm_config: VllmConfig
     ) -> tuple[tuple[int, int], tuple[int, int, int]]:
-        config = vllm_config.model_config.hf_config
+        config = vllm_config.model_config.hf_text_config
         shapes: tuple[tuple[int, int], tuple[int, int, int]]
         shapes = MambaStateShapeCalculator.kda_state_shape(
             vllm_config.parallel_config.tensor_parallel_size,
@@ -86,4 +85,9 @@ class KDAForCausalLM(delta_net.DeltaNetForCausalLM):
         )
         return shapes
 
+
+class KDAForCausalLM(KDAStates, delta_net.DeltaNetForCausalLM):
+    decoder = KDADecoder
+    packed_modules_mapping: ClassVar = {whole: list(parts) for whole, parts in FUSED.items()}
+    hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked=delta_net.stacked(FUSED))
     get_mamba_state_copy_func = MambaStateCopyFuncCalculator.kda_state_copy_func

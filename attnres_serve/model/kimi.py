@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from vllm.config import VllmConfig
-from vllm.distributed import get_pp_group
 from vllm.platforms import current_platform
-from vllm.sequence import IntermediateTensors
 
 from attnres_serve.compat.bare_package import without_init
 from attnres_serve.families import latent
 from attnres_serve.model.made_of import made_of
+from attnres_serve.model.residual_decoder import ResidualDecoder
 
 with without_init("vllm.models.kimi_k3"):  # which imports the variant for CUDA on a CPU too
     if not TYPE_CHECKING and current_platform.is_cuda():
@@ -25,30 +24,8 @@ with without_init("vllm.models.kimi_k3"):  # which imports the variant for CUDA 
         from vllm.models.kimi_k3.amd import linear
 
 
-class KimiLinearDecoder(linear.KimiLinearModel):
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: IntermediateTensors | None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor | IntermediateTensors:
-        residual = None
-        if not get_pp_group().is_first_rank:
-            assert intermediate_tensors is not None
-            hidden_states = intermediate_tensors["hidden_states"]
-            residual = intermediate_tensors["residual"]
-        else:
-            hidden_states = inputs_embeds
-            if hidden_states is None:
-                hidden_states = self.embed_input_ids(input_ids)
-        for layer in islice(self.layers, self.start_layer, self.end_layer):
-            # One of the variants returns a sum of its own between the two.
-            hidden_states, *_, residual = layer(positions, hidden_states, residual)
-        if not get_pp_group().is_last_rank:
-            return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
-        hidden_states, _ = self.norm(hidden_states, residual)
-        return hidden_states
+class KimiLinearDecoder(ResidualDecoder, linear.KimiLinearModel):
+    pass
 
 
 def _set_eps(attention: nn.Module, eps: float) -> None:
