@@ -96,7 +96,7 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 MADE = {
     "latency": (ratios, breakdown),
-    "load": (load.lines,),
+    "serving.load": (load.lines,),
     "peers": (peers,),
     "kernels.cpu_stack": (stacks,),
     "stack": (gpu.decoders,),

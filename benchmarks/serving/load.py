@@ -191,7 +191,9 @@ def main(arguments: list[str] | None = None) -> int:
     rows = compare(starts)
     sys.stderr.write("\n".join(lines(rows)) + "\n")
     config = {"shape": name, "prompt": PROMPT, "answer": ANSWER, "flags": flags, **length.told()}
-    publish("load", arguments, options.out, quick=options.quick, config=config, results=rows)
+    publish(
+        "serving.load", arguments, options.out, quick=options.quick, config=config, results=rows
+    )
     return 0
 
 

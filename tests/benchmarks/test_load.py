@@ -89,7 +89,7 @@ def test_no_prompt_comes_twice_in_a_measurement(asked, capsys, tmp_path):
     assert len({(name, count, seed) for name, count, seed in asked}) == len(asked)
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document == json.loads(out.read_text())
-    assert document["benchmark"] == "load" and not document["quick"]
+    assert document["benchmark"] == "serving.load" and not document["quick"]
     assert len(document["results"]) == len(load.AT_A_TIME) * len(load.FIGURES)
 
 
