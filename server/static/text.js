@@ -4,7 +4,7 @@ const MARKS = { " ": "·", "\t": "⇥", "\n": "↵" };
 const SHAPELESS = /([\p{C}\p{Z}])/u;
 
 /** The text of a token, or null where it says nothing: bytes of a character have none alone. */
-function textOf({ text }) {
+export function textOf({ text }) {
   return text && !text.includes("\uFFFD") ? text : null;
 }
 

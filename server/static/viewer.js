@@ -5,7 +5,7 @@ import { build, update } from "./figures.js";
 import { showPredictions } from "./predictions.js";
 import { readout } from "./readout.js";
 import { spokenCell, spokenEdit, spokenRun } from "./sentences.js";
-import { spoken } from "./text.js";
+import { spoken, textOf } from "./text.js";
 import { onTheme } from "./theme.js";
 import { colourTokens, markToken, showTokens } from "./tokens.js";
 import { liveliest, sourceName, summarise } from "./trace.js";
@@ -151,10 +151,10 @@ function refresh() {
   if (cell)
     byId("coloured-by").textContent =
       `Coloured by how much site ${site.index} (${site.name}) takes of ${summary.nameOf(site.sources[cell.column])}.`;
-  const { position, id, text } = tokens[token];
+  const { position, id } = tokens[token];
   const part = position < prompt_tokens ? "prompt" : "answer";
   byId("chosen").textContent =
-    `Chosen: ${spoken(tokens[token])}${text === null ? "" : ` (id ${id})`}, of the ${part}, in a sequence of length ${total_tokens}.`;
+    `Chosen: ${spoken(tokens[token])}${textOf(tokens[token]) === null ? "" : ` (id ${id})`}, of the ${part}, in a sequence of length ${total_tokens}.`;
   const runs = logprobs ? [[logprobs.edited ? "Without edits" : "", logprobs.unedited[token]]] : [];
   if (logprobs?.edited) runs.push(["With edits", logprobs.edited[token]]);
   byId("follows-card").hidden = runs.length === 0;

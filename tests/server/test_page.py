@@ -423,6 +423,8 @@ def test_tokens_are_quoted_so_that_blanks_are_seen(visit, tmp_path):
         ("   ", '"   " (id 4)'),
         ("a  b", '"a  b" (id 4)'),
         (None, "id 4"),
+        ("\ufffd", "id 4"),
+        ("", "id 4"),
     ],
 )
 def test_a_chosen_token_is_said_whole(visit, tmp_path, text, said):
