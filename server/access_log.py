@@ -13,6 +13,7 @@ from typing import Any
 from starlette._utils import get_route_path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import LOGGING_CONFIG
 from uvicorn.logging import AccessFormatter
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
@@ -111,6 +112,7 @@ class _Formatter(AccessFormatter):
         return super().formatMessage(record) + _figures(record.__dict__)
 
 
+USUAL = LOGGING_CONFIG["formatters"]["access"]["fmt"]  # which vLLM keeps
 FORMAT = '%(levelprefix)s %(asctime)s %(client_addr)s - "%(request_line)s" %(status_code)s'
 DATE = "%Y-%m-%dT%H:%M:%S%z"
 
@@ -120,9 +122,13 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 def _take_over() -> None:
-    """Drop uvicorn's own lines, and have its formatters print all of ours."""
+    """Drop uvicorn's own lines, and have its usual format print all of ours.
+
+    A format of the user's stays as it is; our fields are there for it by their names.
+    """
     if _is_ours not in LOGGER.filters:
         LOGGER.addFilter(_is_ours)
     for handler in LOGGER.handlers:
-        if isinstance(theirs := handler.formatter, AccessFormatter):
+        theirs = handler.formatter
+        if isinstance(theirs, AccessFormatter) and theirs._fmt == USUAL:
             handler.setFormatter(_Formatter(FORMAT, DATE, use_colors=theirs.use_colors))

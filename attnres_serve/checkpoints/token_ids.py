@@ -152,8 +152,9 @@ def _checked(path: Path, tokens: Any) -> dict[str, int]:
 
 
 def _of_lines(path: Path) -> dict[str, int]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return {token: number for number, token in enumerate(lines)}
+    # Only line breaks part tokens: other signs at which `splitlines` parts are tokens themselves.
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return {line.removesuffix("\n"): number for number, line in enumerate(lines)}
 
 
 def _of_pieces(path: Path) -> dict[str, int]:

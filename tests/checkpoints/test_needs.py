@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from serving import DEMO
 
 from attnres_serve import cli
-from attnres_serve.checkpoints import needs
+from attnres_serve.checkpoints import needs, token_ids
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import compiler, host, openai_server, source
 from attnres_serve.errors import CheckpointError, SettingError
@@ -511,3 +511,11 @@ def test_which_cpus_compute_quantised_experts() -> None:
     kernels = (CPUExpertsInt8, ZenCPUExpertsInt8)
     runs = any(kernel._supports_current_device() for kernel in kernels)
     assert source.lacks_quantized_experts() == (not runs)
+
+
+@pytest.mark.parametrize("token", ["a\u2028b", "c\x85", "\x0c", "\x1cd"])
+def test_only_line_breaks_part_the_tokens_of_a_vocabulary(tmp_path, token):
+    lines = ["[PAD]", token, "e"]
+    (tmp_path / "vocab.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert token_ids.read(tmp_path) == {one: number for number, one in enumerate(lines)}
+    token_ids.check(tmp_path, len(lines))

@@ -322,3 +322,13 @@ def test_uvicorn_writes_no_line_beside_it(monkeypatch, http):
         server.should_exit = True
         thread.join()
     assert lines.only()["out"] == "1"
+
+
+@pytest.mark.parametrize("mine", ["%(status_code)s", "%(asctime)s %(message)s", "%(client_addr)s"])
+def test_a_format_of_the_users_stays(monkeypatch, mine):
+    config = deepcopy(uvicorn.config.LOGGING_CONFIG)
+    config["formatters"]["access"]["fmt"] = mine
+    with logging_by(config, monkeypatch):
+        access_log._take_over()
+        (handler,) = access_log.LOGGER.handlers
+        assert handler.formatter._fmt == mine
