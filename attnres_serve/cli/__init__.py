@@ -171,9 +171,8 @@ def build_parser() -> argparse.ArgumentParser:
             "\n       attnres-serve inspect --from TRACE.json [options]"
             "\n       attnres-serve inspect CHECKPOINT --queries [options]",
             description="Trace a prompt on a server of its own, or on a running one, and draw "
-            "it: the weights of every site on its sources, for a token and on average, the "
-            "magnitude of the sources and the entropy of the weights. Exit status: 0 written, 2 "
-            "refused.",
+            "it: the weights of every site on its sources, for a token and on average. Exit "
+            "status: 0 written, 2 refused.",
             epilog="Any other flag is that of `serve`, for example --dtype, "
             "--tensor-parallel-size, --served-model-name.\n\n"
             + examples(
@@ -181,7 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
                 "inspect --from trace.json --out trace.png",
                 'inspect path/to/checkpoint --prompt "import os" --edit "ban sources=partial"',
                 'inspect path/to/checkpoint --prompt "import os" --importance map.json',
-                "inspect path/to/checkpoint --queries --numbers queries.csv",
+                "inspect path/to/checkpoint --queries --out queries.csv",
                 "inspect --url http://127.0.0.1:8000 --prompt-file question.txt --out page.html",
             ),
             allow_abbrev=False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attnres_serve import output
 from attnres_serve.errors import SettingError
 from attnres_serve.flags import with_config
-from attnres_serve.inspect.pictures import require_matplotlib
+from attnres_serve.inspect.pictures import FIGURES, out_path
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -24,15 +24,15 @@ TOP = 3  # most probable tokens that are named where there are edits
 
 
 def _write_figure(trace: "Trace", token: int, path: Path, **width: float) -> None:
-    from attnres_serve.inspect import figure
+    from attnres_serve.inspect import depth_map
 
-    if not figure.has_all_sites(trace):
+    if not depth_map.has_all_sites(trace):
         found = ", ".join(str(site.index) for site in trace.sites)
         raise SettingError(
             f"the trace has the sites {found}, and a figure needs all of them from 0 on; give "
             "--out FILE.html, or ask for the trace without `sites`."
         )
-    figure.write(trace, token, path, **width)
+    depth_map.write(trace, token, path, **width)
 
 
 def _write_json(trace: "Trace", token: int, path: Path) -> None:
@@ -47,9 +47,7 @@ def _write_html(trace: "Trace", token: int, path: Path) -> None:
 
 # From a suffix to what writes such a file: trace, position of the token that is shown, path.
 WRITERS: dict[str, Callable[..., None]] = {
-    ".png": _write_figure,
-    ".svg": _write_figure,
-    ".pdf": _write_figure,
+    **dict.fromkeys(FIGURES, _write_figure),
     ".html": _write_html,
     ".json": _write_json,
 }
@@ -94,12 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queries",
         action="store_true",
-        help="look at what the sites have learned, without a prompt and a server",
-    )
-    parser.add_argument(
-        "--numbers",
-        metavar="FILE",
-        help="write the numbers of --queries as .csv or .npz; without --out nothing is drawn then",
+        help="look at what the sites have learned, without a prompt and a server; --out FILE.csv "
+        "has the numbers",
     )
     parser.add_argument(
         "--token",
@@ -139,18 +133,14 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     """
     _check_values(checkpoint, own)
     if own.queries:
-        _require_only(("queries", "numbers", "out"), own)
+        _require_only(("queries", "out", "width"), own)
         from attnres_serve.inspect import show
 
-        return show.queries(checkpoint, own.numbers, own.out, flags)
+        return show.queries(checkpoint, own.out or OUT, own.width, flags)
     if own.importance is not None:
         return _measure(checkpoint, own, flags)
-    if own.numbers is not None:
-        raise SettingError(
-            "--numbers is for --queries; the numbers of a trace are --out FILE.json."
-        )
-    path = Path(own.out or OUT)
-    write = _writer(path)
+    path = out_path(own.out or OUT, WRITERS, own.width)
+    write = WRITERS[path.suffix.lower()]
     _check(checkpoint, own, flags)
     if own.width is not None:
         write = partial(write, width=own.width)
@@ -180,24 +170,6 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         print(words.of_logprobs(trace, token), file=output.out())
     print(path, file=output.out())
     return 0
-
-
-def _writer(path: Path) -> Callable[..., None]:
-    """The function that writes a file of this kind.
-
-    Raises:
-        SettingError: no function does, or it could not.
-    """
-    write = WRITERS.get(path.suffix.lower())
-    if write is None:
-        raise SettingError(
-            f"--out is {path}; expected a name that ends with one of {', '.join(WRITERS)}."
-        )
-    if not path.parent.is_dir():
-        raise SettingError(f"--out: {path.parent} is not a folder; make it first.")
-    if write is _write_figure:
-        require_matplotlib(f"--out {path.name}")
-    return write
 
 
 def _given(own: argparse.Namespace) -> dict[str, str]:
@@ -246,8 +218,6 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
     if own.lens is not None and suffix != ".json":
         raise SettingError(f"--lens has its place in a .json file; --out is {own.out or OUT}.")
     is_figure = WRITERS.get(suffix) is _write_figure
-    if own.width is not None and not (is_figure and 2 <= own.width <= 40):
-        raise SettingError(f"--width is {own.width:g}; expected 2 to 40 inches, for a figure.")
     is_shown = is_figure or own.edit
     if own.token is not None and not is_shown:
         raise SettingError(

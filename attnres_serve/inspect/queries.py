@@ -6,16 +6,33 @@ length of this effective query, times the root of the hidden size, bounds a sour
 a query of zeros a site takes the mean of its sources.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder, read_tensor
 from attnres_serve.checkpoints.names import PARTS, tensor_name
-from attnres_serve.depth.sites import sites
+from attnres_serve.depth.sites import sites, source_names
 from attnres_serve.errors import CheckpointError
-from attnres_serve.inspect.rows import SiteRow, arrays_of, columns, rows_of
+
+
+@dataclass
+class Row:
+    """A site that mixes.
+
+    Attributes:
+        index: its number.
+        layer: None for the final site.
+        kind: of the sublayer that it feeds, or ``final``.
+        sources: the names of its sources.
+    """
+
+    index: int
+    layer: int | None
+    kind: str
+    sources: list[str]
 
 
 class Queries(NamedTuple):
@@ -30,7 +47,7 @@ class Queries(NamedTuple):
         cosine: ``[S, S]`` float64, between effective queries; NaN for one of zeros.
     """
 
-    rows: list[SiteRow]
+    rows: list[Row]
     query: np.ndarray
     key_norm: np.ndarray
     effective: np.ndarray
@@ -64,7 +81,7 @@ def read(name: str, folder: Path) -> Queries:
     length = np.linalg.norm(folded, axis=1)
     unit = folded / np.where(length == 0, np.nan, length)[:, None]
     return Queries(
-        rows_of(mixing),
+        [Row(site.index, site.layer, site.kind, source_names(site)) for site in mixing],
         np.linalg.norm(query, axis=1),
         np.sqrt(np.mean(key_norm**2, axis=1)),
         length,
@@ -89,25 +106,18 @@ def _stored(checkpoint: Checkpoint, site: int, part: str) -> np.ndarray:
     return values
 
 
-def table(found: Queries) -> dict[str, list]:
-    """A row for each site, with its cosines to all of them."""
-    numbers = _numbers(found)
-    cosines = {
-        f"cosine {row.index}": list(column)
-        for row, column in zip(found.rows, found.cosine.T, strict=True)
+def table(found: Queries) -> dict[str, list[Any]]:
+    """Columns with a row for each site, and its cosines to all of them; the final has no layer."""
+    rows = found.rows
+    columns: dict[str, list[Any]] = {
+        "site": [row.index for row in rows],
+        "layer": [row.layer for row in rows],
+        "kind": [row.kind for row in rows],
+        "query": list(found.query),
+        "key_norm": list(found.key_norm),
+        "effective": list(found.effective),
     }
-    return columns(found.rows) | {name: list(part) for name, part in numbers.items()} | cosines
-
-
-def arrays(found: Queries) -> dict[str, np.ndarray]:
-    """The same with all cosines as one array."""
-    return arrays_of(found.rows) | _numbers(found) | {"cosine": found.cosine}
-
-
-def _numbers(found: Queries) -> dict[str, np.ndarray]:
-    numbers = {
-        "query": found.query,
-        "key_norm": found.key_norm,
-        "effective": found.effective,
-    }
-    return numbers if found.bias is None else numbers | {"bias": found.bias}
+    if found.bias is not None:
+        columns["bias"] = list(found.bias)
+    pairs = zip(rows, found.cosine.T, strict=True)
+    return columns | {f"cosine {row.index}": list(column) for row, column in pairs}

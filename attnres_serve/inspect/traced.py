@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve.inspect import files, notebook
+from attnres_serve.inspect import depth_map, files
 from attnres_serve.inspect.answer import Trace as Answer
 from attnres_serve.inspect.dataset import dataset
 
@@ -48,7 +48,7 @@ class Trace:
         return f"{self._title}\n{self.data}"
 
     def _repr_html_(self) -> str | None:
-        return notebook.shown(self.answer, self._title)
+        return depth_map.shown(self.answer, self._title)
 
     @property
     def _title(self) -> str:

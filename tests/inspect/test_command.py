@@ -23,7 +23,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.inspect import answer as trace_answer
-from attnres_serve.inspect import figure, own_server, pictures
+from attnres_serve.inspect import depth_map, figure, own_server, pictures
 from attnres_serve.inspect.answer import Trace
 from attnres_serve.inspect.ask import Server
 
@@ -51,12 +51,6 @@ def heat_map(drawn: Figure, panel: int) -> np.ma.MaskedArray:
     return image.get_array()
 
 
-def lines(drawn: Figure, panel: int, marker: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Values and rows of the lines of a panel that have this marker."""
-    found = [line for line in drawn.axes[panel].lines if line.get_marker() == marker]
-    return [(line.get_xdata(), line.get_ydata()) for line in found]
-
-
 SHAPES = {
     "block": (made_up(8, 4), 17, 5),
     "full": (made_up(48, 1), 97, 97),
@@ -66,16 +60,20 @@ SHAPES = {
 }
 
 
+def drawn(trace: Trace, token: int = 0, width: float = figure.WIDTH) -> Figure:
+    return depth_map.draw(trace, token, width)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_heat_maps(shape):
     """Every weight of the token and of the mean in its place, and nothing where no source is."""
     trace, count, sources = SHAPES[shape]
-    drawn = figure.draw(trace, 4)
+    found = drawn(trace, 4)
     for panel, wanted in (
         (0, lambda weights: weights[4]),
         (1, lambda weights: weights.mean(axis=0)),
     ):
-        table = heat_map(drawn, panel)
+        table = heat_map(found, panel)
         assert table.shape == (count, sources)
         for row, site in zip(table, trace.sites, strict=True):
             own = len(site.sources)
@@ -84,11 +82,12 @@ def test_heat_maps(shape):
         assert np.ma.masked_invalid(table).count() < table.size
 
 
+@pytest.mark.parametrize("width", [3.25, figure.WIDTH])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_labels_are_few_and_right(shape):
+def test_labels_are_few_and_right(shape, width):
     """Layers beside their rows, sources below their columns, and a colour for the kind of site."""
     trace, count, sources = SHAPES[shape]
-    axes = figure.draw(trace, 0).axes[0]
+    axes, *_, bar = drawn(trace, width=width).axes
     ticks = dict(
         zip([t.get_text() for t in axes.get_yticklabels()], axes.get_yticks(), strict=True)
     )
@@ -100,83 +99,46 @@ def test_labels_are_few_and_right(shape):
     is_full = sources >= count - 1  # a column is a sublayer, of which a layer has two
     columns = [2 * int(name) + 1 if is_full else int(name) for name in names[1:]]
     assert names[0] == "emb" and list(axes.get_xticks()) == [0, *columns]
-    assert 2 <= len(names) <= figure.MOST_SOURCES + 1 and int(names[-1]) < sources
+    assert 2 <= len(names) <= (13 if width > figure.NARROW else 7) and int(names[-1]) < sources
     strip = [bar.get_facecolor()[:3] for bar in axes.containers[0]]
     assert len(strip) == count
     assert len(set(strip)) == len({site.kind for site in trace.sites})
     assert strip[0] == strip[2] != strip[1] == strip[3]
+    assert axes.get_ylabel() == "layer"
+    assert axes.get_xlabel() == f"source, by {'layer' if is_full else 'block'}"
+    root = "square" if sources <= figure.FEW_SOURCES else "cube"
+    assert bar.get_ylabel() == f"weight, of 1 ({root}-root scale)"
 
 
 def test_blocks_are_marked():
-    """Names beside the last panel, and a frame around every open sum; none for single sublayers."""
-    drawn = figure.draw(SHAPES["block"][0], 0)
-    assert [text.get_text() for text in drawn.axes[3].texts] == [f"block {n}" for n in range(1, 5)]
-    frames = drawn.axes[0].patches[-4:]  # the strip's bars come first
+    """A frame is around every open sum; there is none for single sublayers."""
+    frames = drawn(SHAPES["block"][0]).axes[0].patches[-4:]  # the strip's bars come first
     assert [frame.get_bbox().bounds for frame in frames] == [
         (0.5, 0.5, 1, 3),  # site 0 reads the embedding alone
         (1.5, 4.5, 1, 3),
         (2.5, 8.5, 1, 3),
         (3.5, 12.5, 1, 4),
     ]
-    drawn = figure.draw(SHAPES["full"][0], 0)
-    assert not drawn.axes[3].texts and len(drawn.axes[0].patches) == 97
-
-
-def test_profiles():
-    """Magnitude of the last source, and entropy by kind of site; means, and the token's own."""
-    trace = SHAPES["block"][0]
-    drawn = figure.draw(trace, 3)
-    newest = np.array([np.array(site.rms)[:, -1] for site in trace.sites])
-    means = lines(drawn, 2, figure.FINISHED)
-    assert [list(rows) for _, rows in means] == [
-        [0],
-        [1, 2, 3, 4],  # the sum of a block, up to where the next one opens
-        [5, 6, 7, 8],
-        [9, 10, 11, 12],
-        [13, 14, 15, 16],
-    ]
-    np.testing.assert_allclose(np.concatenate([x for x, _ in means]), newest.mean(axis=1))
-    own = np.concatenate([x for x, _ in lines(drawn, 2, "x")])
-    np.testing.assert_allclose(own, newest[:, 3])
-    entropy = np.array([site.entropy for site in trace.sites])
-    for marker, rows in (("o", range(0, 16, 2)), ("s", range(1, 16, 2)), ("D", [16])):
-        ((values, places),) = lines(drawn, 3, marker)
-        assert list(places) == list(rows)
-        np.testing.assert_allclose(values, entropy[list(rows)].mean(axis=1))
-    # In Full AttnRes the outputs of attention and of MLP, each one row below what made it.
-    drawn = figure.draw(SHAPES["full"][0], 3)
-    assert [list(rows)[:2] for marker in "os" for _, rows in lines(drawn, 2, marker)] == [
-        [1, 3],
-        [2, 4],
-    ]
-    # A cumulative sum goes on where a block opens.
-    ((_, rows),) = lines(figure.draw(SHAPES["cumulative"][0], 3), 2, figure.FINISHED)
-    assert len(rows) == 12
-
-
-def test_magnitudes_far_apart_are_drawn_by_their_logarithm():
-    trace = made_up(4, 4)
-    assert figure.draw(trace, 0).axes[2].get_xscale() == "linear"
-    trace.sites[-1].rms[0][-1] = 1e3
-    assert figure.draw(trace, 0).axes[2].get_xscale() == "log"
+    assert len(drawn(SHAPES["full"][0]).axes[0].patches) == 97
 
 
 def test_titles():
-    """The model by its name, the token by its text as it stands, white space to be seen."""
-    trace = SHAPES["block"][0]
-    drawn = figure.draw(trace, 4)
-    assert drawn.get_suptitle() == "demo: attention over depth"
-    assert drawn.axes[0].get_title() == "token 4: “␣$x$”\nafter “import␣os⏎def”"
-    assert not drawn.axes[0].title.get_parse_math()
-    assert drawn.axes[1].get_title() == "mean over 8 tokens"
-    assert figure.draw(trace, 0).axes[0].get_title() == "token 0: “import”"
-    assert figure.visible("\t你é\r") == "⇥\\u4f60é\\r"
+    """The model by its name, and the token by its text as Python writes it."""
+    trace = made_up(8, 4)
+    found = drawn(trace, 4)
+    assert found.get_suptitle() == "demo: attention over depth"
+    assert found.axes[0].get_title() == "token 4: ' $x$'"
+    assert not found.axes[0].title.get_parse_math()
+    assert found.axes[1].get_title() == "mean over 8 tokens"
+    assert drawn(trace, 2).axes[0].get_title() == r"token 2: '\n'"
+    assert drawn(trace, 6).axes[0].get_title() == r"token 6: '\u4f60'"  # which the font lacks
+    assert drawn(trace, 7).axes[0].get_title() == "token 7: 'é'"
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # as of a missing glyph
-        drawn.savefig(io.BytesIO())
-    bare = made_up(2, 2)
-    bare.tokens[5].text = None
-    assert figure.draw(bare, 5).axes[0].get_title() == "token 5, id 105"
+        drawn(trace, 6).savefig(io.BytesIO())
+    trace.tokens[5].text, trace.tokens[6].text = None, 30 * "a"
+    assert drawn(trace, 5).axes[0].get_title() == "token 5, id 105"
+    assert drawn(trace, 6).axes[0].get_title() == f"token 6: '{23 * 'a'}…'"
 
 
 def test_the_same_trace_gives_the_same_file(tmp_path):
@@ -184,7 +146,7 @@ def test_the_same_trace_gives_the_same_file(tmp_path):
     for suffix, begin in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
         paths = [tmp_path / f"{name}{suffix}" for name in "abc"]
         for path, token in zip(paths, (1, 1, 2), strict=True):
-            figure.write(trace, token, path)
+            depth_map.write(trace, token, path)
         first, second, other = (path.read_bytes() for path in paths)
         assert first == second != other and first.startswith(begin)
 
@@ -243,7 +205,7 @@ ASK = ("--prompt", "import os")
         (["", *ASK], "the checkpoint is empty; give it a value"),
         *(
             ([str(DEMO), *ASK, flag, ""], f"{flag} is empty; give it a value, or leave it out")
-            for flag in ("--from", "--importance", "--numbers", "--out")
+            for flag in ("--from", "--importance", "--out")
         ),
         ([str(DEMO), *ASK, "--max-model-len", "0"], "--max-model-len is 0; expected 1 or more"),
         ([str(DEMO), *ASK, "--max-model-len", "-5"], "-len is -5; expected 1 or more"),
@@ -339,7 +301,7 @@ def test_a_trace_is_drawn_again(tmp_path, capsys):
     trace, saved = made_up(3, 2), tmp_path / "trace.json"
     saved.write_text(trace.model_dump_json())
     last = trace.tokens[-1].position
-    figure.write(trace, last, tmp_path / "first.png")
+    depth_map.write(trace, last, tmp_path / "first.png")
     again = tmp_path / "again.png"
     assert cli.main(["inspect", "--from", str(saved), "--out", str(again)]) == 0
     assert capsys.readouterr().out == f"{again}\n"
@@ -362,13 +324,13 @@ def test_a_width_for_a_column(width, shape, tmp_path):
     """Text stays text in SVG and PDF, and the same trace gives the same bytes."""
     trace = SHAPES[shape][0]
     for name in ("a.svg", "b.svg", "a.pdf", "b.pdf"):
-        figure.write(trace, 1, tmp_path / name, width)
+        depth_map.write(trace, 1, tmp_path / name, width)
     for suffix in ("svg", "pdf"):
         texts = [(tmp_path / f"{name}.{suffix}").read_bytes() for name in "ab"]
         assert texts[0] == texts[1]
     drawn = (tmp_path / "a.svg").read_text()
     assert f'width="{72 * width:g}pt"' in drawn
-    assert all(f">{text}</text>" in drawn for text in ("entropy", "mean over tokens", "layer"))
+    assert all(f">{text}</text>" in drawn for text in ("mean over 8 tokens", "layer", "attention"))
     assert b"/Subtype /Type3" not in (tmp_path / "a.pdf").read_bytes()
     assert f"/MediaBox [ 0 0 {72 * width:g} ".encode() in (tmp_path / "a.pdf").read_bytes()
 

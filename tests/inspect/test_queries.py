@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from serving import DEMO, FAMILY_GOLDENS, GOLDENS
 
 from attnres_serve import cli
-from attnres_serve.inspect import queries, queries_figure
+from attnres_serve.inspect import figure, queries
 
 # Queries and key norms of attention, MLP and final site by the names of the formats.
 FLA = (
@@ -71,38 +71,38 @@ def raw(folder: Path, names) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 @pytest.mark.parametrize(("folder", "names"), CASES, ids=lambda case: getattr(case, "name", ""))
 def test_equals_the_raw_tensors(folder, names, tmp_path, capsys):
-    """As numbers of both kinds; without a figure nothing is drawn."""
-    paths = tmp_path / "q.csv", tmp_path / "q.npz"
-    for path in paths:
-        assert cli.main(["inspect", str(folder), "--queries", "--numbers", str(path)]) == 0
-        assert capsys.readouterr().out == f"{path}\n"
+    """Among the numbers of a table, which is written instead of a figure."""
+    path = tmp_path / "q.csv"
+    assert cli.main(["inspect", str(folder), "--queries", "--out", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
     query, key = raw(folder, names)
     folded = [q * k for q, k in zip(query, key, strict=True)]
-    found = np.load(paths[1])
+    found = queries.read("x", folder)
     close = {"rtol": 1e-12, "atol": 1e-15}  # float64 in another order
-    np.testing.assert_allclose(found["query"], [np.sqrt(q @ q) for q in query], **close)
-    np.testing.assert_allclose(found["key_norm"], [np.sqrt((k**2).mean()) for k in key], **close)
-    np.testing.assert_allclose(found["effective"], [np.sqrt(f @ f) for f in folded], **close)
-    for row, own in zip(found["cosine"], folded, strict=True):
+    np.testing.assert_allclose(found.query, [np.sqrt(q @ q) for q in query], **close)
+    np.testing.assert_allclose(found.key_norm, [np.sqrt((k**2).mean()) for k in key], **close)
+    np.testing.assert_allclose(found.effective, [np.sqrt(f @ f) for f in folded], **close)
+    for row, own in zip(found.cosine, folded, strict=True):
         for value, other in zip(row, folded, strict=True):
             lengths = np.sqrt((own @ own) * (other @ other))
             if lengths > 0:
                 assert value == pytest.approx(own @ other / lengths, abs=1e-12)
             else:  # of zeros, or not stored
                 assert np.isnan(value)
-    with paths[0].open(newline="") as file:
+    with path.open(newline="") as file:
         table = list(csv.DictReader(file))
-    assert [int(row["site"]) for row in table] == list(range(len(query))) == list(found["site"])
+    assert [int(row["site"]) for row in table] == list(range(len(query)))
     kinds = ["attention", "mlp"] * (len(query) // 2) + ["final"] * (len(query) % 2)
-    assert [row["kind"] for row in table] == kinds == list(found["kind"])
-    assert [row["layer"] or "-1" for row in table] == [str(layer) for layer in found["layer"]]
-    for name in ("query", "key_norm", "effective", *(["bias"] if "bias" in found else [])):
+    assert [row["kind"] for row in table] == kinds == [row.kind for row in found.rows]
+    layers = ["" if row.layer is None else str(row.layer) for row in found.rows]
+    assert [row["layer"] for row in table] == layers
+    for name in ("query", "key_norm", "effective", *(["bias"] if found.bias is not None else [])):
         of_csv = [float(row[name] or "nan") for row in table]
-        np.testing.assert_allclose(of_csv, found[name], rtol=1e-8)  # nine digits
+        np.testing.assert_allclose(of_csv, getattr(found, name), rtol=1e-8)  # nine digits
     of_csv = [[row[f"cosine {at}"] for at in range(len(query))] for row in table]
     assert {""} >= {text for row in of_csv for text in row if not re.fullmatch(r"-?[\d.e-]+", text)}
     np.testing.assert_allclose(
-        [[float(text or "nan") for text in row] for row in of_csv], found["cosine"], rtol=1e-8
+        [[float(text or "nan") for text in row] for row in of_csv], found.cosine, rtol=1e-8
     )
 
 
@@ -131,12 +131,22 @@ def test_scale_and_shared_queries(tmp_path):
     assert abs(found.cosine[1, 2]) < 0.9
 
 
-def test_the_figure(tmp_path):
+@pytest.mark.parametrize("width", [3.25, 6.75])
+def test_the_figure(width, tmp_path, monkeypatch):
     """Cosines in their places, none for a query of zeros, and profiles by kind of site."""
     found = queries.read("demo", DEMO)
     assert found.effective[0] == 0  # never trained, as site 0 reads one source alone
-    drawn = queries_figure.draw("folder/demo", found)
-    assert drawn.get_suptitle() == "demo: what the sites have learned"
+    figures, draw = [], figure.queries
+    monkeypatch.setattr(
+        figure, "queries", lambda *given: figures.append(draw(*given)) or figures[-1]
+    )
+    for name in ("a.svg", "b.svg"):
+        words = ("--queries", "--width", str(width), "--out", str(tmp_path / name))
+        assert cli.main(["inspect", str(DEMO), *words]) == 0
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    drawn, _ = figures
+    assert drawn.get_figwidth() == width
+    assert drawn.get_suptitle() == "checkpoint: what the sites have learned"
     (image,) = drawn.axes[0].images
     shown = np.ma.masked_invalid(image.get_array())
     assert shown.mask[0].all() and shown.mask[:, 0].all() and shown.count() == 16 * 16
@@ -146,9 +156,9 @@ def test_the_figure(tmp_path):
         attention, mlp = (line for line in axes.lines if line.get_marker() in ("o", "s"))
         np.testing.assert_array_equal(attention.get_xdata(), values[0:16:2])
         np.testing.assert_array_equal(mlp.get_xdata(), values[1:16:2])
-    for name in ("a.svg", "b.svg"):
-        queries_figure.write("demo", found, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    names = [axes.get_xlabel() for axes in drawn.axes]
+    assert names[:3] == ["layer", "length of the\neffective query", "rms of the\nkey norm"]
+    assert drawn.axes[3].get_ylabel() == "cosine"
 
 
 def test_no_engine_is_started(tmp_path):
@@ -156,7 +166,8 @@ def test_no_engine_is_started(tmp_path):
     script = f"""
 import sys
 from attnres_serve import cli
-status = cli.main(["inspect", {str(DEMO)!r}, "--queries", "--numbers", "x.csv", "--out", "x.svg"])
+words = ["inspect", {str(DEMO)!r}, "--queries", "--out"]
+status = cli.main([*words, "x.csv"]) or cli.main([*words, "x.svg"])
 sys.exit(status or len({{"vllm", "transformers"}} & set(sys.modules)))
 """
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
@@ -173,11 +184,11 @@ sys.exit(status or len({{"vllm", "transformers"}} & set(sys.modules)))
         ([str(DEMO), "--queries", "--dtype", "half"], "--dtype is for an engine"),
         (
             [str(DEMO), "--queries", "--out", "x.json"],
-            "expected a name that ends with .png",
+            "expected a name that ends with one of .png",
         ),
-        ([str(DEMO), "--queries", "--numbers", "x.txt"], "x.txt; expected a name that ends with"),
-        ([str(DEMO), "--queries", "--numbers", "no/x.csv"], "--numbers: no is not a folder"),
-        ([str(DEMO), "--prompt", "a", "--numbers", "x.csv"], "--numbers is for --queries"),
+        ([str(DEMO), "--queries", "--out", "no/x.csv"], "--out: no is not a folder"),
+        ([str(DEMO), "--queries", "--out", "x.csv", "--width", "4"], "--width is 4; expected 2 to"),
+        ([str(DEMO), "--prompt", "a", "--out", "x.csv"], "x.csv; expected a name that ends with"),
         (["no/such/folder", "--queries"], "no/such/folder does not exist"),
     ],
 )

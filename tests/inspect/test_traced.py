@@ -16,7 +16,7 @@ from serving import ROOT
 import attnres_serve
 from attnres_serve import cli
 from attnres_serve.errors import SettingError
-from attnres_serve.inspect import answer, notebook
+from attnres_serve.inspect import answer, depth_map
 from attnres_serve.inspect.edits import Edit
 from attnres_serve.inspect.readings import WHOLE
 from attnres_serve.inspect.traced import Trace
@@ -304,9 +304,11 @@ def test_a_notebook_shows_the_figure(whole, monkeypatch):
     content = everything(3, 2).model_dump() | {"model": '"<b>'}
     shown = Trace(answer.Trace.model_validate(content))._repr_html_()
     begin = '<img alt="trace of &quot;&lt;b&gt;: 7 sites, 8 tokens, edited" '
-    assert shown.startswith(f'{begin}src="data:image/png;base64,') and shown.endswith('">')
+    assert shown.startswith(f'{begin}width="700" src="data:image/png;base64,') and shown.endswith(
+        '">'
+    )
     assert base64.b64decode(shown.split(",")[-1][:-2]).startswith(b"\x89PNG")
-    monkeypatch.setattr(notebook, "find_spec", lambda package: None)
+    monkeypatch.setattr(depth_map, "find_spec", lambda package: None)
     assert whole._repr_html_() is None
 
 

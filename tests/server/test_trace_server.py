@@ -205,6 +205,22 @@ def test_the_cells_of_python(path, server, monkeypatch, tmp_path):
     cells.check(path)
 
 
+def ask_at(server, monkeypatch):
+    """Let what asks the address of the documentation ask this server."""
+    ask = attnres_serve.trace
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(
+        attnres_serve, "trace", lambda url, *words, **asked: ask(at(server, url), *words, **asked)
+    )
+
+
+def test_the_cells_of_texts(server, monkeypatch, tmp_path):
+    cells.link_demo(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    ask_at(server, monkeypatch)
+    cells.check(cells.TEXTS)
+
+
 def test_the_tutorial(server, monkeypatch, tmp_path):
     """Its commands and cells show what is written, in the order of the page."""
     page = cells.TUTORIAL.read_text()
@@ -220,10 +236,7 @@ def test_the_tutorial(server, monkeypatch, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         *("tutorial.png", "lines.py", "map.json", "edited.png")
     }
-    ask = attnres_serve.trace
-    monkeypatch.setattr(
-        attnres_serve, "trace", lambda url, *words, **asked: ask(at(server, url), *words, **asked)
-    )
+    ask_at(server, monkeypatch)
     cells.check(cells.TUTORIAL)
 
 
