@@ -10,7 +10,7 @@ from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import is_draft, is_left_over, site_of
 from attnres_serve.depth.sites import sites
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -35,6 +35,7 @@ def check(name: str, as_json: bool) -> None:
 
     Raises:
         CheckpointError: it cannot be served exactly as it was trained.
+        SettingError: a variable asks for a cache that this machine cannot hold.
     """
     facts: dict[str, Any] = {}
     try:
@@ -45,7 +46,7 @@ def check(name: str, as_json: bool) -> None:
         needs.check(name, parsed, folder)
         needs.check_quantized(name, checkpoint.index)
         facts |= _cache(cache.of(name, parsed))
-    except CheckpointError as error:
+    except (CheckpointError, SettingError) as error:
         if as_json:
             print(json.dumps({"checkpoint": name, "served": False, "reason": str(error), **facts}))
         elif facts:

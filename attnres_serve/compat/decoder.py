@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 _NAMES = ("model", "backbone")  # that vLLM's models give to their decoder
 
@@ -177,6 +178,18 @@ def is_first_worker() -> bool:
     from vllm.distributed import get_world_group
 
     return bool(get_world_group().is_first_rank)
+
+
+def is_ours_to_look_at(name: str) -> bool:
+    """Whether this worker looks at the values of a tensor, which one worker of all does.
+
+    Workers read the same files, so each tensor has one of them by its name; of experts a worker
+    may read only its own.
+    """
+    from vllm.distributed import get_world_group
+
+    group = get_world_group()
+    return "expert" in name or crc32(name.encode()) % group.world_size == group.rank_in_group
 
 
 def is_first_tensor_rank() -> bool:

@@ -82,7 +82,7 @@ class LoadingMixin(_Base):
             dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
             parts = index.take(own, Stored(tuple(tensor.shape), dtype))
             first = next(iter(parts))
-            if not is_draft(first, index.base.config):
+            if decoder.is_ours_to_look_at(own) and not is_draft(first, index.base.config):
                 check_finite(own, tensor, self._served_in(first, parts[first]))
             for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
                 if site is None:

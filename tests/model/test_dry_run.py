@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -325,6 +326,20 @@ def test_a_weight_that_is_not_finite(
         CheckpointError, match=rf"the tensor {re.escape(tensor)}\S* holds -?(nan|i)"
     ):
         make(name).load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_one_worker_looks_at_a_tensor(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All look at experts, of which each may read others."""
+    names = [f"model.layers.{layer}.{leaf}" for layer in range(9) for leaf in ("norm", "mlp.up")]
+    counts = dict.fromkeys([*names, "lm_head.weight", "mlp.experts.3.w1"], 0)
+    for rank in range(workers):
+        group = SimpleNamespace(world_size=workers, rank_in_group=rank)
+        monkeypatch.setattr("vllm.distributed.get_world_group", lambda group=group: group)
+        for name in counts:
+            counts[name] += decoder.is_ours_to_look_at(name)
+    assert counts.pop("mlp.experts.3.w1") == workers
+    assert set(counts.values()) == {1}
 
 
 def test_a_weight_that_overflows_where_it_is_served(make: Make, world: Path) -> None:
