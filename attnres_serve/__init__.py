@@ -2,13 +2,13 @@
 
 TYPE_CHECKING = False  # as typing has it, whose import takes milliseconds
 if TYPE_CHECKING:
-    from attnres_serve.inspect.api import trace as trace
-    from attnres_serve.inspect.traced import Trace as Trace
+    from attnres_serve.lens.api import trace as trace
+    from attnres_serve.lens.traced import Trace as Trace
 
 __version__ = "0.1.0"
 
 # What is imported when it is first asked for, because NumPy comes with it.
-_MODULES = {"Trace": "attnres_serve.inspect.traced", "trace": "attnres_serve.inspect.api"}
+_MODULES = {"Trace": "attnres_serve.lens.traced", "trace": "attnres_serve.lens.api"}
 
 
 def __getattr__(name: str) -> object:

@@ -25,8 +25,8 @@ def _answered(what: str, **nothing: Any) -> Callable[[Callable], Callable]:
     def decorate(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         @wraps(method)
         def answer(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            from attnres_serve.inspect.record import TraceError
             from attnres_serve.model.site_norm import SiteOrderError
+            from attnres_serve.tracing.record import TraceError
 
             try:
                 return {"problem": None} | method(*args, **kwargs)
@@ -92,9 +92,9 @@ class WorkerExtension:
             ``[tokens, sources]`` float32.  ``predicted``: from the first worker of the last stage
             what ``Predictions.packed`` gives, and ``lens`` the same of one reading after the other.
         """
-        from attnres_serve.inspect import edits as edit_lists
-        from attnres_serve.inspect import predict, readings, record
-        from attnres_serve.inspect.lens import Reader
+        from attnres_serve.tracing import edits as edit_lists
+        from attnres_serve.tracing import predict, readings, record
+        from attnres_serve.tracing.lens import Reader
 
         predictions = predicted and predict.Predictions(positions, *predicted)
         resolved = [edit_lists.Resolved(*edit) for edit in edits]

@@ -14,7 +14,7 @@ from attnres_serve.checkpoints import check
 from attnres_serve.cli import completion
 from attnres_serve.compat import environment, openai_server, source
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.inspect import command as inspect
+from attnres_serve.lens import command as inspect
 from attnres_serve.server import launcher
 from attnres_serve.verify import command as verify
 

@@ -16,10 +16,10 @@ from attnres_serve.compat import (
 )
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.families import BY_ARCHITECTURE
-from attnres_serve.inspect import readings
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
+from attnres_serve.tracing import readings
 
 PERIOD = 10  # seconds between two questions to the workers about their forward passes
 

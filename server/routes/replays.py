@@ -8,9 +8,9 @@ from fastapi import HTTPException
 
 from attnres_serve.compat import requests
 from attnres_serve.depth.sites import Site
-from attnres_serve.inspect import answer as trace_answer
-from attnres_serve.inspect.edits import Resolved
-from attnres_serve.inspect.readings import Lens, answered, readings
+from attnres_serve.tracing import answer as trace_answer
+from attnres_serve.tracing.edits import Resolved
+from attnres_serve.tracing.readings import Lens, answered, readings
 
 NOTHING = [b"", b"", b""]  # predicted of no token
 

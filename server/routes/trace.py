@@ -1,6 +1,6 @@
 """``POST /v1/attn_res/trace``: what every site of a prompt, or of an answer, attends to.
 
-The tokens are served as any request is, then the workers replay them (``inspect.record``).
+The tokens are served as any request is, then the workers replay them (``tracing.record``).
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from attnres_serve import settings
 from attnres_serve.compat import engine_config, openai_app, openai_server, requests
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import SettingError
-from attnres_serve.inspect import answer as trace_answer
-from attnres_serve.inspect import edits as edit_lists
-from attnres_serve.inspect import readings
-from attnres_serve.inspect.answer import Trace
-from attnres_serve.inspect.edits import Count
-from attnres_serve.inspect.question import Question, chosen_sites
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
 from attnres_serve.server.routes import replays
+from attnres_serve.tracing import answer as trace_answer
+from attnres_serve.tracing import edits as edit_lists
+from attnres_serve.tracing import readings
+from attnres_serve.tracing.answer import TraceAnswer
+from attnres_serve.tracing.edits import Count
+from attnres_serve.tracing.question import Question, chosen_sites
 
 GONE = 499  # status of an answer that nobody waits for
 
@@ -79,7 +79,9 @@ async def _require_json(raw_request: Request) -> None:
 router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence, responses=REFUSALS)
 
 
-@router.post("/v1/attn_res/trace", response_model=Trace, dependencies=[Depends(_require_json)])
+@router.post(
+    "/v1/attn_res/trace", response_model=TraceAnswer, dependencies=[Depends(_require_json)]
+)
 async def trace(body: TraceRequest, raw_request: Request):
     """Trace depth attention: weights, RMS of the sources and entropy at every site."""
     answer = await requests.until_disconnect(_trace, body, raw_request)

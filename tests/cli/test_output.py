@@ -186,10 +186,8 @@ def test_runs_that_go_well_say_nothing_of_libraries(tmp_path: Path) -> None:
     assert re.match(r"tokens compared +8\n", done.stdout)
     done = run(folder, "inspect", DEMO, "--prompt", "a", "--load-format", "none_such")
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
-    assert "inspect failed (ValueError: Load format `none_such` is not supported); its log is " in (
-        done.stderr
-    )
-    log = Path(re.findall(r"its log is (\S+)\.$", done.stderr.strip())[0])
+    assert "Load format `none_such` is not supported" in (done.stderr)
+    log = Path(re.findall(r"Its log is (\S+)\.$", done.stderr.strip())[0])
     assert "Traceback" in log.read_text()
     log.unlink()
 
@@ -198,8 +196,9 @@ def test_a_command_that_fails_has_status_2(
     monkeypatch: pytest.MonkeyPatch, logs: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """Of `verify` 1 means that a checkpoint does not hold."""
+    rooms = {"inspect": "lens"}
     for name in ("verify", "bench", "inspect"):
-        command = __import__(f"attnres_serve.{name}.command", fromlist=["run"])
+        command = __import__(f"attnres_serve.{rooms.get(name, name)}.command", fromlist=["run"])
         monkeypatch.setattr(command, "run", lambda *_: failed(RuntimeError("no room")))
         assert cli.main([name, str(DEMO)]) == 2
         out, err = capsys.readouterr()

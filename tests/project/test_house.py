@@ -20,8 +20,8 @@ FLOORS = (
     ("checkpoints",),
     ("model",),
     ("bench",),
-    ("verify", "inspect", "plugin"),
-    ("worker", "warmup", "server"),
+    ("verify", "tracing", "plugin"),
+    ("worker", "warmup", "server", "lens"),
     ("cli",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -32,11 +32,11 @@ ASKERS = ("compat.", "model.", "bench.engine")
 # Files beside these rooms that read attributes of vLLM's configuration.
 READERS = {
     "bench.engine",
-    "inspect.lens",
     "plugin",
     "server.endpoints",
     "server.routes.info",
     "server.routes.trace",
+    "tracing.lens",
 }
 
 
@@ -155,6 +155,14 @@ def test_both_are_found_where_they_are(modules: dict, up: int, around: int) -> N
 def test_every_room_has_its_floor() -> None:
     rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert rooms - {"__pycache__"} == {*FLOOR, *DOORS}
+
+
+def test_those_who_ask_know_nothing_of_models() -> None:
+    """They see a server's answers alone, and would show those of any machine."""
+    apart = {"model", "compat", "checkpoints", "bench", "server", "worker"}
+    found = {module: {*map(room, targets)} for module, targets in MODULES.items()}
+    asking = {module: rooms & apart for module, rooms in found.items() if room(module) == "lens"}
+    assert len(asking) > 10 and {module: rooms for module, rooms in asking.items() if rooms} == {}
 
 
 def test_vllm_is_imported_where_the_floors_say() -> None:

@@ -26,10 +26,10 @@ from matplotlib.image import imread
 from serving import ROOT, Server, running_demo
 from starlette.testclient import TestClient
 
-from attnres_serve.inspect import figure
-from attnres_serve.inspect import page as inspect_page
-from attnres_serve.inspect.answer import Trace
+from attnres_serve.lens import figure
+from attnres_serve.lens import page as inspect_page
 from attnres_serve.server.routes import page
+from attnres_serve.tracing.answer import TraceAnswer
 
 KEY = "a-key-of-the-test"
 PAPER = "https://arxiv.org/abs/2603.15031"
@@ -106,7 +106,7 @@ def test_the_example_is_a_small_trace_of_the_demo():
     """Prompt, ids of a greedy answer of 12 tokens, ``logprobs`` 5 and ``lens`` 1, four digits."""
     path = page.FOLDER / "example.json"
     assert path.stat().st_size < 100_000
-    trace = Trace.model_validate_json(path.read_text())
+    trace = TraceAnswer.model_validate_json(path.read_text())
     (prompt,) = re.findall(r'<textarea id="prompt"[^>]*>([^<]*)<', page_text())
     texts = "".join(token.text or "" for token in trace.tokens[1 : trace.prompt_tokens])
     assert texts == prompt

@@ -29,13 +29,13 @@ from attnres_serve.compat import engine_config, requests
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.inspect import answer as trace_answer
-from attnres_serve.inspect import edits, readings
-from attnres_serve.inspect.importance import Importance
+from attnres_serve.lens.importance import Importance
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.endpoints import EndpointPlugin
 from attnres_serve.server.routes import info, replays, trace
+from attnres_serve.tracing import answer as trace_answer
+from attnres_serve.tracing import edits, readings
 from attnres_serve.verify import oracle
 from attnres_serve.worker import WorkerExtension
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from vllm.config import set_current_vllm_config
 
 from attnres_serve.depth.sites import sites
-from attnres_serve.inspect import readings
-from attnres_serve.inspect import record as recording
-from attnres_serve.inspect.answer import NONE
-from attnres_serve.inspect.edits import Edit, resolve
-from attnres_serve.inspect.lens import Reader
-from attnres_serve.inspect.predict import Predictions
 from attnres_serve.model.config import spec_of
+from attnres_serve.tracing import readings
+from attnres_serve.tracing import record as recording
+from attnres_serve.tracing.answer import NONE
+from attnres_serve.tracing.edits import Edit, resolve
+from attnres_serve.tracing.lens import Reader
+from attnres_serve.tracing.predict import Predictions
 from attnres_serve.verify import oracle
 
 # Two evaluations, float32 and float64, through up to twelve sublayers with gains of one to three;

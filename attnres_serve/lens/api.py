@@ -1,0 +1,150 @@
+"""``attnres_serve.trace``: a trace by a server that runs, or by one that is started for it."""
+
+import difflib
+import inspect
+import json
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from attnres_serve import mistakes
+from attnres_serve.errors import SettingError
+from attnres_serve.lens import ask, given, own_server
+from attnres_serve.lens.ask import Server
+from attnres_serve.lens.traced import Trace
+from attnres_serve.tracing import edits as edit_lists
+from attnres_serve.tracing.question import Question
+
+SERVERS = ("http://", "https://")
+
+
+def trace(
+    model_or_url: str | os.PathLike[str],
+    prompt: str | Sequence[int],
+    *,
+    max_tokens: int = 0,
+    sites: Sequence[int] | None = None,
+    tokens: Sequence[int] | Mapping[str, int] | None = None,
+    edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
+    logprobs: int | None = None,
+    lens: int | None = None,
+    key: str | None = None,
+    max_model_len: int | None = None,
+    verbose: bool = False,
+    **engine: Any,
+) -> Trace:
+    """Trace depth attention: weights, RMS of the sources and entropy at every site.
+
+    Args:
+        model_or_url: the address of a server that runs; or a checkpoint, for which a server is
+            started and stopped again: its folder, or a Hugging Face model id.
+        prompt: text or token ids.
+        max_tokens: greedy tokens of an answer, which are traced as well.
+        sites: indices; None for all that mix.
+        tokens: positions in prompt and answer, or ``{"start": ..., "end": ...}`` without the end;
+            None for all.
+        edits: changes of what sites read: each as ``--edit`` of the command takes it, or as the
+            server's route does.
+        logprobs: how many of the most probable tokens are named behind every token.
+        lens: how many are named where each mix and each sum is read by the last norm and head.
+        key: of the server; None for the one in OPENAI_API_KEY, if there is one.
+        max_model_len: longest sequence of the server that is started; None for the model's own.
+        verbose: whether to show what that server writes.
+        engine: further flags of that server, which are those of vLLM and of ``serve``, such as
+            ``dtype="float32"``.
+
+    Raises:
+        SettingError: there is no trace, and why, in one sentence.  It is a ValueError.
+    """
+    where = os.fspath(model_or_url)
+    if tokens is not None and not isinstance(tokens, Mapping):
+        tokens = _numbers("tokens", tokens)
+    question = _question(
+        max_tokens=max_tokens,
+        sites=None if sites is None else _numbers("sites", sites),
+        tokens=tokens,
+        edits=_edits(edits),
+        logprobs=logprobs,
+        lens=lens,
+    )
+    prompt = prompt if isinstance(prompt, str) else _numbers("prompt", prompt, "text or ")
+    if where.startswith(SERVERS):
+        of_engine = [*engine, *["max_model_len"] * (max_model_len is not None)]
+        if of_engine:
+            raise SettingError(
+                f"{of_engine[0]} is for a server that is started; the one at the address "
+                "runs already."
+            )
+        return Trace(ask.ask(Server(where, key), prompt, question))
+    if key is not None:
+        raise SettingError("key is for a server that runs; one that is started has its own.")
+    _require_no_typo(engine)
+    if question.edits:
+        edit_lists.require_few_tokens(question.max_tokens, "max_tokens", "edits")
+    words = _words({"max_model_len": max_model_len} | engine)
+    with own_server.running(where, words, verbose) as server:
+        return Trace(ask.ask(server, prompt, question))
+
+
+def _require_no_typo(engine: Mapping[str, Any]) -> None:
+    """Refuse a flag that is an argument of ``trace`` but for a letter or two."""
+    own = [name for name in inspect.signature(trace).parameters if name != "engine"]
+    for name in engine:
+        if near := difflib.get_close_matches(name, own, n=1, cutoff=0.85):
+            raise SettingError(f"{name} is no argument of trace; did you mean {near[0]}?")
+
+
+def _question(**fields: Any) -> Question:
+    try:
+        return Question.model_validate(fields)
+    except ValidationError as error:
+        raise SettingError(mistakes.first(error.errors(), fields).sentence) from None
+
+
+def _edits(edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> list[Any]:
+    """The edits, those that are text as the command reads them."""
+    each = edits if isinstance(edits, list | tuple) else [edits]
+    return [
+        given.edit(edit, f"edits[{number}]") if isinstance(edit, str) else edit
+        for number, edit in enumerate(each)
+    ]
+
+
+def _numbers(name: str, values: Any, other: str = "") -> list[int]:
+    """The values as numbers of Python's, also those of NumPy.
+
+    Args:
+        name: of the argument.
+        values: what was given.
+        other: what else may be given, for the sentence.
+
+    Raises:
+        SettingError: it is no list, or one of them is no whole number.
+    """
+    found = values
+    try:
+        numbers = []
+        for found in values:
+            numbers.append(operator.index(found))
+        return numbers
+    except TypeError:
+        raise SettingError(
+            f"{name}: found {found!r:.60}; expected {other}a list of whole numbers."
+        ) from None
+
+
+def _words(engine: Mapping[str, Any]) -> list[str]:
+    """Flags as a command line has them: ``enforce_eager=True`` is ``--enforce-eager``."""
+    words: list[str] = []
+    for name, value in engine.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, list | tuple):
+            words += [flag, *map(str, value)]
+        elif value is not None:
+            words.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else value}")
+    return words

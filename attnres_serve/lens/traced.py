@@ -1,0 +1,76 @@
+"""A trace in Python: ``attnres_serve.Trace``."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnres_serve.lens import depth_map, files
+from attnres_serve.lens.dataset import dataset
+from attnres_serve.tracing.answer import TraceAnswer
+
+if TYPE_CHECKING:
+    import xarray
+
+
+class Trace:
+    """What the sites of a text attend to, as an ``xarray.Dataset``.
+
+    | variable | dimensions | |
+    |---|---|---|
+    | ``weights``, ``rms`` | site, token, source | NaN where a site has no such source |
+    | ``entropy`` | site, token | of the weights, in nats |
+    | ``next`` | token | with ``logprobs``: of the token that follows, NaN at the end |
+    | ``top_logprob`` | token, rank | of the most probable tokens |
+    | ``unedited_next``, ``unedited_top_logprob`` | as above | with edits: the same without them |
+    | ``lens_next`` | vector, token | with ``lens``: the same by each mix and each sum |
+    | ``lens_top_logprob`` | vector, token, lens_rank | |
+
+    Coordinates are the indices of sites, names of sources, positions of tokens, such names of
+    vectors as ``site 9 mix`` and ``block 1``, and ranks from 0; ``layer`` (-1 for the final site)
+    and ``kind`` of the sites, ``token_id`` and ``token_text`` of the tokens, ``top_id`` and
+    ``top_text`` of the most probable ones, and ``vector_site`` (-1 for a sum that is the same at
+    every site) and ``vector_name`` of the vectors.
+
+    Attributes:
+        data: the dataset.
+        answer: what ``POST /v1/attn_res/trace`` answered, with numbers that fit together.
+    """
+
+    def __init__(self, answer: TraceAnswer) -> None:
+        self.answer = answer
+        self.data: xarray.Dataset = dataset(answer)
+
+    def __getitem__(self, name: str) -> "xarray.DataArray":
+        """The variable or coordinate of a name."""
+        return self.data[name]
+
+    def __repr__(self) -> str:
+        return f"{self._title}\n{self.data}"
+
+    def _repr_html_(self) -> str | None:
+        return depth_map.shown(self.answer, self._title)
+
+    @property
+    def _title(self) -> str:
+        counts = f"{len(self.answer.sites)} sites, {len(self.answer.tokens)} tokens"
+        return f"trace of {self.answer.model}: {counts}{', edited' if self.answer.edits else ''}"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as the JSON that the server answers, which ``inspect --from`` draws.
+
+        Args:
+            path: a name that ends with .json; ``data.to_netcdf`` and the like write arrays.
+
+        Raises:
+            SettingError: the name ends otherwise, or the file cannot be written.
+        """
+        files.write(Path(path), self.answer)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Trace":
+        """Read a trace that ``save``, ``inspect --out FILE.json`` or the server's route wrote.
+
+        Raises:
+            SettingError: it is none, or its numbers do not fit its tokens and sources.
+        """
+        return cls(files.read(Path(path)))

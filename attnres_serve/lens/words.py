@@ -1,0 +1,32 @@
+"""What an edit changes of what follows, in three lines."""
+
+from attnres_serve.tracing.answer import Prediction, TraceAnswer
+
+
+def of_logprobs(trace: TraceAnswer, token: int) -> str:
+    """The most probable tokens behind one token, and the mean logprob of the text.
+
+    Args:
+        trace: one with logprobs.
+        token: position of the token, which is traced.
+    """
+    assert trace.logprobs is not None, "a trace with logprobs"
+    (text,) = [one.text for one in trace.tokens if one.position == token]
+    runs = [("without edits", trace.logprobs.unedited), ("with edits", trace.logprobs.edited or [])]
+    rows = [
+        f"  {name:13}  mean logprob {_mean(run)}; next {_most_probable(run, token)}"
+        for name, run in runs
+        if run
+    ]
+    return "\n".join([f"behind token {token}, {text!r}:", *rows])
+
+
+def _mean(run: list[Prediction]) -> str:
+    """Of the tokens that follow in the text."""
+    own = [prediction.next for prediction in run if prediction.next is not None]
+    return f"{sum(own) / len(own):.4f}" if own else "none (one token)"
+
+
+def _most_probable(run: list[Prediction], token: int) -> str:
+    (here,) = [prediction for prediction in run if prediction.position == token]
+    return ", ".join(f"{one.text!r} {one.logprob:.4f}" for one in here.top)

@@ -1,0 +1,220 @@
+"""A trace as data: what ``POST /v1/attn_res/trace`` answers and ``attnres-serve inspect`` draws."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from attnres_serve.depth.sites import Site, source_names
+from attnres_serve.tracing.edits import Edit
+
+DIGITS = 6  # significant ones of every number
+NONE = -1  # instead of a token that follows the last one
+
+
+class TracedToken(BaseModel):
+    """A token that was traced."""
+
+    position: int
+    id: int
+    text: str | None = Field(description="null on a server without a tokenizer")
+
+
+class TracedSite(BaseModel):
+    """What one site attends to; the rows are the traced tokens."""
+
+    index: int
+    layer: int | None = Field(description="null for the final site")
+    kind: str = Field(description="attention, mlp or final")
+    sources: list[str] = Field(description="embedding, block 1, ..., partial")
+    weights: list[list[float]] = Field(description="tokens x sources; rows sum to 1")
+    rms: list[list[float]] = Field(description="root mean square of every source")
+    entropy: list[float] = Field(description="of every row of weights, in nats")
+
+
+class LikelyToken(BaseModel):
+    """A token that may follow."""
+
+    id: int
+    text: str | None = Field(description="null on a server without a tokenizer")
+    logprob: float
+
+
+class Prediction(BaseModel):
+    """What follows one token."""
+
+    position: int
+    next: float | None = Field(
+        description="logprob of the token that follows in the sequence; null at its end"
+    )
+    top: list[LikelyToken] = Field(description="the most probable tokens, in order")
+
+
+class Logprobs(BaseModel):
+    """What follows every traced token."""
+
+    unedited: list[Prediction]
+    edited: list[Prediction] | None = Field(None, description="null without edits")
+
+
+class LensReading(BaseModel):
+    """What one vector would predict through the model's own last norm and head."""
+
+    site: int | None = Field(
+        description="whose mix or partial sum it is; null for a sum that is the same at every site"
+    )
+    vector: str = Field(description="mix, embedding, block 1, ..., partial")
+    predictions: list[Prediction]
+
+
+class TraceAnswer(BaseModel):
+    """The answer."""
+
+    model: str
+    prompt_tokens: int = Field(description="tokens of the sequence that were given")
+    total_tokens: int = Field(description="tokens of the sequence, generated ones included")
+    tokens: list[TracedToken]
+    sites: list[TracedSite]
+    edits: list[Edit] = Field([], description="those by which the sites were read, as asked for")
+    logprobs: Logprobs | None = Field(None, description="null if they were not asked for")
+    lens: list[LensReading] | None = Field(
+        None, description="under the edits; null if it was not asked for"
+    )
+
+
+class Found(NamedTuple):
+    """What the workers of an engine answer together.
+
+    Attributes:
+        problem: the first problem, or None.
+        sites: by site the bytes of weights and RMS.
+        predicted: what ``Predictions.packed`` gives, or None.
+        lens: the same of one reading after the other.
+    """
+
+    problem: str | None
+    sites: dict[int, tuple[bytes, bytes]]
+    predicted: list[bytes] | None
+    lens: list[bytes] | None = None
+
+
+def merged(workers: Sequence[dict[str, Any]]) -> Found:
+    """Merge what ``worker.WorkerExtension.attn_res_trace`` answers for each worker."""
+    problems = [worker["problem"] for worker in workers if worker["problem"] is not None]
+    sites = {index: (own, rms) for worker in workers for index, own, rms in worker["sites"]}
+    predicted, lens = (
+        next((worker[part] for worker in workers if worker[part] is not None), None)
+        for part in ("predicted", "lens")
+    )
+    return Found(next(iter(problems), None), sites, predicted, lens)
+
+
+def best(found: Found) -> int:
+    """The most probable token behind the one that was asked for."""
+    assert found.predicted is not None, "the last pipeline stage predicts"
+    return int(np.frombuffer(found.predicted[0], np.int64)[0])
+
+
+def following(ids: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """The token that follows each of the positions of a sequence, or ``NONE``."""
+    return [ids[at + 1] if at + 1 < len(ids) else NONE for at in positions]
+
+
+def predictions(
+    packed: Sequence[bytes],
+    positions: Sequence[int],
+    after: Sequence[int],
+    texts_of: Callable[[list[int]], Sequence[str | None]],
+) -> list[dict[str, Any]]:
+    """A ``Prediction`` for each of the tokens.
+
+    Args:
+        packed: as ``Predictions.packed`` gives them.
+        positions: of the tokens.
+        after: the token that follows each, or ``NONE``.
+        texts_of: the texts of token ids.
+    """
+    rows = len(positions)
+    tops, values, own = (
+        np.frombuffer(part, kind)
+        for part, kind in zip(packed, (np.int64, np.float32, np.float32), strict=True)
+    )
+    count = len(tops) // max(rows, 1)
+    ids = tops.tolist()
+    distinct = sorted(set(ids))
+    texts = dict(zip(distinct, texts_of(distinct), strict=True))
+    named = list(zip(ids, short(values), strict=True))
+    return [
+        {
+            "position": position,
+            "next": None if token_after == NONE else logprob,
+            "top": [
+                {"id": token, "text": texts[token], "logprob": value}
+                for token, value in named[row * count : (row + 1) * count]
+            ],
+        }
+        for row, (position, token_after, logprob) in enumerate(
+            zip(positions, after, short(own), strict=True)
+        )
+    ]
+
+
+def head(
+    model: str,
+    ids: Sequence[int],
+    given: int,
+    positions: Sequence[int],
+    texts: Sequence[str | None],
+) -> dict[str, Any]:
+    """A ``TraceAnswer`` without its sites, of a sequence that is not edited.
+
+    Args:
+        model: name of the model.
+        ids: the sequence.
+        given: how many of its tokens were not generated.
+        positions, texts: of the traced tokens.
+    """
+    return {
+        "model": model,
+        "prompt_tokens": given,
+        "total_tokens": len(ids),
+        "tokens": [
+            {"position": position, "id": ids[position], "text": text}
+            for position, text in zip(positions, texts, strict=True)
+        ],
+        "edits": [],
+        "logprobs": None,
+        "lens": None,
+    }
+
+
+def traced_site(site: Site, weights: bytes, rms: bytes, rows: int) -> dict[str, Any]:
+    """A ``TracedSite``.
+
+    Args:
+        site: the site.
+        weights, rms: what the workers found, ``[rows, sources]`` float32.
+        rows: traced tokens.
+    """
+    shape = rows, site.num_sources
+    shares, sizes = (np.frombuffer(x, np.float32).reshape(shape) for x in (weights, rms))
+    wide = shares.astype(np.float64)
+    entropy = np.abs((wide * np.log(np.where(wide > 0, wide, 1))).sum(-1))
+    return {
+        "index": site.index,
+        "layer": site.layer,
+        "kind": site.kind,
+        "sources": source_names(site),
+        "weights": short(shares),
+        "rms": short(sizes),
+        "entropy": short(entropy),
+    }
+
+
+def short(values: np.ndarray) -> list:
+    """The values, rounded to ``DIGITS`` significant digits."""
+    wide = values.astype(np.float64)
+    size = np.floor(np.log10(np.where(wide == 0, 1, np.abs(wide))))
+    unit = 10.0 ** np.clip(DIGITS - 1 - size, -300, 300)
+    return (np.round(wide * unit) / unit).tolist()

@@ -1,0 +1,125 @@
+"""Lets the sites of a replay read what edits say, for the tokens that they name.
+
+The depth state of a site holds its sources, whatever the algorithm and the backend; what it gives
+is the normed mix of them.  So an edit is a forward hook that computes that mix anew, by the
+specification, ``kernels.reference``.  A row whose weights an edit does not change is the site's own
+to the bit.
+
+Edited logits are float64, in which no product of factors becomes infinite and no given weight zero.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnres_serve.kernels import reference
+from attnres_serve.kernels.interface import SiteWeights
+from attnres_serve.model.site_norm import SiteNorm
+from attnres_serve.tracing.edits import Resolved, mask
+from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, mixed_by, sources_of
+
+
+class Intervention:
+    """A forward hook of the sites that are edited.
+
+    Args:
+        edits: as ``edits.resolve`` gives them, in the order in which they are applied.
+    """
+
+    def __init__(self, edits: Iterable[Resolved]) -> None:
+        edits = list(edits)
+        self._end = max((edit.runs[-1][1] for edit in edits), default=0)
+        self._edits: dict[int, list[tuple[Resolved, list[int], np.ndarray]]] = defaultdict(list)
+        self._masks: dict[int, np.ndarray] = {}  # tokens that any edit of a site changes
+        for edit in edits:
+            own = mask(edit.runs, self._end + 1)  # the last one stands for all behind the edits
+            for index, columns in edit.sites:
+                self._edits[index].append((edit, columns, own))
+                self._masks[index] = self._masks.get(index, False) | own
+        self._seen: Counter[int] = Counter()  # tokens by site
+        self.wrong: str | None = None  # raised behind the replay, where no other worker waits
+
+    @property
+    def sites(self) -> frozenset[int]:
+        """The indices of the sites that it changes."""
+        return frozenset(self._edits)
+
+    def weights(
+        self,
+        index: int,
+        sources: Sequence[Tensor],
+        site: SiteWeights,
+        positions: Sequence[int] | np.ndarray,
+    ) -> tuple[Tensor, Tensor]:
+        """The weights of a site without and with its edits, ``[T, n]`` float32 each.
+
+        Args:
+            index: of the site.
+            sources: ``n`` tensors ``[T, d]``.
+            site: what the site has learned.
+            positions: ``T``, of the tokens in the sequence.
+        """
+        logits = _logits(sources, site)
+        own, edited = logits.softmax(-1), logits.double()
+        places = np.minimum(positions, self._end)
+        for edit, columns, edits in self._edits.get(index, ()):
+            chosen = edits[places].nonzero()[0]
+            if len(chosen):
+                rows = torch.from_numpy(chosen).to(edited.device)
+                edited[rows] = _edited(edited[rows], edit, columns)
+        changed = (edited != logits).any(-1, keepdim=True)
+        weights = edited.softmax(-1).float().where(changed, own)
+        if self.wrong is None and not bool((own + weights).isfinite().all()):
+            self.wrong = f"the weights of site {index} are not numbers, so there is no trace."
+        return own, weights
+
+    def __call__(self, norm: SiteNorm, arguments: tuple, output):
+        sources, normed = sources_of(norm, arguments, output)
+        index, tokens = norm.site.index, len(normed)
+        begin = self._seen[index]
+        self._seen[index] += tokens
+        rows = self._rows(index, begin, begin + tokens)
+        result = normed.clone()
+        for at in range(0, len(rows), TOKENS_AT_ONCE):
+            places = rows[at : at + TOKENS_AT_ONCE]
+            chosen = torch.from_numpy(places - begin).to(normed.device)
+            own, site = [source[chosen] for source in sources], norm.site_weights()
+            before, after = self.weights(index, own, site, places)
+            changed = (before != after).any(-1)
+            mixed = mixed_by(after, own)
+            wanted = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
+            result[chosen[changed]] = wanted[changed].to(normed.dtype)
+        return result if isinstance(output, Tensor) else (result, output[1])
+
+    def _rows(self, index: int, begin: int, end: int) -> np.ndarray:
+        """The positions from ``begin`` to before ``end`` at which a site is edited."""
+        return self._masks[index][begin:end].nonzero()[0] + begin
+
+
+def _logits(sources: Sequence[Tensor], site: SiteWeights) -> Tensor:
+    """The logits of the sources, ``[T, n]`` float32."""
+    stacked = torch.stack(tuple(sources), dim=-2).float()
+    found = reference.scores(stacked, folded(site), site.key_eps)
+    if site.bias is not None:
+        found[..., -1] += site.bias.float()
+    return found
+
+
+def _edited(logits: Tensor, edit: Resolved, columns: list[int]) -> Tensor:
+    """The logits ``[T, n]`` float64 after one edit; a source without weight has minus infinity."""
+    if edit.kind == "ban":
+        result = logits.clone()
+        result[:, columns] = -torch.inf
+        return result
+    if edit.kind == "scale":
+        result = logits.clone()
+        scaled = result[:, columns] * edit.values[0]
+        result[:, columns] = scaled.where(result[:, columns].isfinite(), -torch.inf)
+        return result
+    result = torch.full_like(logits, -torch.inf)
+    shares = edit.values or [1.0] * len(columns)
+    result[:, columns] = torch.tensor(shares, dtype=logits.dtype, device=logits.device).log()
+    return result

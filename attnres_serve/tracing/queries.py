@@ -1,0 +1,122 @@
+"""The learned part of depth attention, read from a checkpoint: pseudo-queries and key norms.
+
+A site's logits are the product of its query and the RMS-normed sources.  The weight of the key norm
+and the logit scale are folded into the query, as ``kernels.reference.mix`` is given it.  So the
+length of this effective query, times the root of the hidden size, bounds a source's logit, and with
+a query of zeros a site takes the mean of its sources.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnres_serve.checkpoints import hub
+from attnres_serve.checkpoints.checked import Checkpoint, check_folder, read_tensor
+from attnres_serve.checkpoints.names import PARTS, tensor_name
+from attnres_serve.depth.sites import sites, source_names
+from attnres_serve.errors import CheckpointError
+
+
+@dataclass
+class Row:
+    """A site that mixes.
+
+    Attributes:
+        index: its number.
+        layer: None for the final site.
+        kind: of the sublayer that it feeds, or ``final``.
+        sources: the names of its sources.
+    """
+
+    index: int
+    layer: int | None
+    kind: str
+    sources: list[str]
+
+
+class Queries(NamedTuple):
+    """What ``S`` sites have learned; NaN where a checkpoint stores nothing for a site.
+
+    Attributes:
+        rows: the sites that mix.
+        query: ``[S]`` float64, length of the stored pseudo-query.
+        key_norm: ``[S]`` float64, root mean square of the key norm's weight.
+        effective: ``[S]`` float64, length of the effective query.
+        bias: ``[S]`` float64, recency bias; None in a model without.
+        cosine: ``[S, S]`` float64, between effective queries; NaN for one of zeros.
+    """
+
+    rows: list[Row]
+    query: np.ndarray
+    key_norm: np.ndarray
+    effective: np.ndarray
+    bias: np.ndarray | None
+    cosine: np.ndarray
+
+
+def read(name: str) -> Queries:
+    """Read them from a checkpoint.
+
+    Args:
+        name: folder, or a model id whose files are in the Hugging Face cache.
+
+    Raises:
+        CheckpointError: it is no AttnRes checkpoint, cannot be served, or has a tensor that is not
+            of finite numbers.
+    """
+    checkpoint = check_folder(hub.on_this_machine(name))
+    spec = checkpoint.translated(name).spec
+    if spec is None:
+        raise CheckpointError(f"{name} has standard residuals: it has no queries.")
+    mixing = [site for site in sites(spec) if site.mixes]
+    stored = {
+        part: np.stack([_stored(checkpoint, site.tensors, part) for site in mixing])
+        for part in PARTS
+        if part != "bias" or spec.recency_bias
+    }
+    query, key_norm = stored["proj"], stored["norm"]
+    folded = query * key_norm * spec.logit_scale
+    length = np.linalg.norm(folded, axis=1)
+    unit = folded / np.where(length == 0, np.nan, length)[:, None]
+    return Queries(
+        [Row(site.index, site.layer, site.kind, source_names(site)) for site in mixing],
+        np.linalg.norm(query, axis=1),
+        np.sqrt(np.mean(key_norm**2, axis=1)),
+        length,
+        stored["bias"][:, 0] if spec.recency_bias else None,
+        unit @ unit.T,
+    )
+
+
+def _stored(checkpoint: Checkpoint, site: int, part: str) -> np.ndarray:
+    """A tensor of a site, ``[n]`` float64; NaN where the format stores none for it."""
+    assert checkpoint.parsed is not None and checkpoint.index is not None
+    name = tensor_name(site, part, checkpoint.parsed.layout)
+    own = checkpoint.index.own_names.get(name)
+    if own is None:  # of the first site, which reads the embedding alone
+        return np.full(checkpoint.parsed.config["hidden_size"], np.nan)
+    values = read_tensor(checkpoint.headers, own).double().reshape(-1).numpy()
+    if not np.isfinite(values).all():
+        raise CheckpointError(
+            f"{own}, the {PARTS[part]} of {checkpoint.parsed.layout.site_name(site)}, holds "
+            "numbers that are not finite; copy or download the checkpoint again."
+        )
+    return values
+
+
+def table(found: Queries) -> dict[str, list[Any]]:
+    """Columns with a row for each site, and its cosines to all of them; the final has no layer."""
+    rows = found.rows
+    columns: dict[str, list[Any]] = {
+        "site": [row.index for row in rows],
+        "layer": [row.layer for row in rows],
+        "kind": [row.kind for row in rows],
+        "query": list(found.query),
+        "key_norm": list(found.key_norm),
+        "effective": list(found.effective),
+    }
+    if found.bias is not None:
+        columns["bias"] = list(found.bias)
+    pairs = zip(rows, found.cosine.T, strict=True)
+    return columns | {f"cosine {row.index}": list(column) for row, column in pairs}

@@ -1,0 +1,51 @@
+"""What is asked about a text: the fields of a trace that a server, an engine and Python share."""
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from attnres_serve.depth.sites import Site
+from attnres_serve.errors import SettingError
+from attnres_serve.tracing.edits import MOST, Count, Edit, TokenRange
+
+
+class Question(BaseModel):
+    """What is traced of a text, and under which edits."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_tokens: Count = Field(0, description="greedy tokens that are generated and traced as well")
+    sites: list[Count] | None = Field(None, description="indices; default: all that mix")
+    tokens: list[Count] | TokenRange | None = Field(
+        None, description="positions in prompt and answer; default: all"
+    )
+    edits: list[Edit] = Field(
+        [], max_length=MOST, description="changes of what sites read, one after the other"
+    )
+    logprobs: Count | None = Field(
+        None, description="how many of the most probable tokens are named behind every token"
+    )
+    lens: Count | None = Field(
+        None,
+        description="how many are named where each mix and each sum is read by the model's own "
+        "last norm and head",
+    )
+
+
+def chosen_sites(wanted: Sequence[int] | None, every: Sequence[Site]) -> list[Site]:
+    """The sites that are asked for, ascending.
+
+    Args:
+        wanted: indices; None for all.
+        every: the sites of the model that mix.
+
+    Raises:
+        SettingError: there is no such site.
+    """
+    if wanted is None:
+        return list(every)
+    known = {site.index: site for site in every}
+    for index in wanted:
+        if index not in known:
+            raise SettingError(f"There is no site {index}; this model's are 0 to {max(known)}.")
+    return [known[index] for index in sorted(set(wanted))]

@@ -1,0 +1,385 @@
+"""``inspect --edit`` and ``inspect --importance``: what is refused, asked, told and resumed."""
+
+import json
+import re
+import shlex
+
+import httpx
+import pytest
+from edited_oracle import evaluate, greedy, mixing_sites, sources_at
+from serving import DEMO, run_module
+
+from attnres_serve import cli
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.sites import sites, source_names
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import SettingError
+from attnres_serve.lens import given, importance, measure
+from attnres_serve.lens.ask import Server
+from attnres_serve.lens.importance import Importance, SiteImportance
+from attnres_serve.tracing import answer as trace_answer
+from attnres_serve.tracing.answer import TraceAnswer
+
+PAGE = DEMO.parents[2] / "docs" / "use" / "inspect.md"
+ASK = ("--prompt", "import os")
+BLOCKS = AttnResSpec.uniform(Layout.of(3), 2, 1e-6)
+SITES = [
+    SiteImportance(
+        index=site.index,
+        layer=site.layer,
+        kind=site.kind,
+        sources=source_names(site),
+        change=[None] * site.num_sources,
+    )
+    for site in sites(BLOCKS)
+    if site.mixes
+]
+NUMBER = r"-?\d+\.\d+"
+ROUNDED = 2e-3  # float32 in another order, and four decimals
+
+
+def refused(capsys, *words: str) -> str:
+    assert cli.main(["inspect", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert last.startswith("attnres-serve: ") and last.endswith(".")
+    return last
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        ("", "'' cannot be read; expected ban,"),
+        ("ban 'x", "cannot be read"),
+        ("sites=3 ban", "'sites' stands where it cannot"),
+        ("ban mean", "'mean' stands where it cannot"),
+        ("ban sites=1 sites=2", "'sites' stands where it cannot"),
+        ("ban places=3", "--edit: 'places' is no field; expected ban"),
+        ("ban=no", "--edit: ban is 'no'; expected the word alone"),
+        ("scale", "--edit: scale is ''; expected a number"),
+        ("scale=1e9", "--edit: scale is '1e9'; expected a number"),
+        ("weights=1,2", "--edit: weights is '1,2'; expected numbers from 0 to 1"),
+        ("ban tokens=x", "--edit: tokens is 'x'; expected positions"),
+    ],
+)
+def test_an_edit_that_is_none(edit, sentence, capsys):
+    """Nothing was started for it."""
+    assert sentence in refused(capsys, str(DEMO), *ASK, "--edit", edit)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("ban", {"ban": True}),
+        (
+            'ban sites=9,final,"mlp 3" sources="block 2",partial tokens=4:9',
+            {
+                "ban": True,
+                "sites": [9, "final", "mlp 3"],
+                "sources": ["block 2", "partial"],
+                "tokens": {"start": 4, "end": 9},
+            },
+        ),
+        ("mean tokens=:3", {"mean": True, "tokens": {"start": 0, "end": 3}}),
+        ("force sources=embedding tokens=3,5", {"force": True, "tokens": [3, 5]}),
+        ("weights=0.25,0.75 tokens=4:", {"weights": [0.25, 0.75], "tokens": {"start": 4}}),
+        ("scale=-2.5", {"scale": -2.5}),
+    ],
+)
+def test_an_edit_is_read(text, wanted):
+    found = given.edit(text).model_dump(exclude_none=True)
+    assert found | wanted == found
+    assert {*found} - {*wanted} <= {"sources"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--importance", "m.txt"], "--importance is m.txt; expected FILE.json"),
+        (["--importance", "nowhere/m.json"], "expected FILE.json in a folder that exists"),
+        (["--importance", "m.json", "--from", "x.json"], "--from does not go with --importance"),
+        (["--importance", "m.json", "--edit", "ban"], "--edit does not go with --importance"),
+        (["--importance", "m.json", "--max-tokens", "2"], "--max-tokens does not go with"),
+        (["--importance", "m.json", "--token", "2"], "--token does not go with --importance"),
+        (["--importance", "m.json", "--out", "x.png"], "--out does not go with --importance"),
+        (["--importance", "m.json"], "give a checkpoint right after `inspect`"),
+        ([str(DEMO), "--importance", "m.json", "--uds", "x"], "--uds is for a server that others"),
+        (["--url", "http://127.0.0.1:1", "--importance", "m.json"], "cannot be asked"),
+    ],
+)
+def test_a_map_that_is_refused(words, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused(capsys, *words, *ASK)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_text_of_one_token_has_no_map(capsys, monkeypatch, tmp_path):
+    text = TraceAnswer.model_validate(trace_answer.head("demo", [5], 1, [0], ["a"]) | {"sites": []})
+    answer = httpx.Response(200, content=text.model_dump_json())
+    monkeypatch.setattr(httpx, "post", lambda url, **_: answer)
+    words = ("--url", "http://x", "--prompt", "a", "--importance", str(tmp_path / "m.json"))
+    assert "the text has one token" in refused(capsys, *words)
+
+
+def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp_path):
+    """The lines are told again of the file that was written."""
+    content = trace_answer.head("demo", [5, 6], 2, [0, 1], ["a", "b"]) | {"sites": []}
+    (site,) = [site for site in sites(BLOCKS) if site.index == 1]
+    numbers = bytes(4 * 2 * site.num_sources)
+    content["sites"] = [trace_answer.traced_site(site, numbers, numbers, 2)]
+    content["edits"] = [{"scale": 2}]
+    for name, first in (("unedited", -1.25), ("edited", -2.5)):
+        rows = [
+            {"position": at, "next": after, "top": [{"id": 7, "text": " x", "logprob": first}]}
+            for at, after in ((0, first), (1, None))
+        ]
+        content["logprobs"] = (content["logprobs"] or {}) | {name: rows}
+    asked = {}
+
+    def post(url: str, **words) -> httpx.Response:
+        asked.update(words["json"])
+        return httpx.Response(200, content=TraceAnswer.model_validate(content).model_dump_json())
+
+    monkeypatch.setattr(httpx, "post", post)
+    path, told, token = tmp_path / "t.json", [], ["--token", "0"]
+    edits = ("--edit", "ban sites=4 sources=embedding", "--edit", "scale=2")
+    told.append(["--url", "http://x", *ASK, *edits, "--out", str(path)])
+    told.append(["--from", str(path), "--out", str(path)])
+    for words in told:
+        assert cli.main(["inspect", *words]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "behind token 1, 'b':",
+            "  without edits  mean logprob -1.2500; next ' x' -1.2500",
+            "  with edits     mean logprob -2.5000; next ' x' -2.5000",
+            str(path),
+        ]
+    assert cli.main(["inspect", *told[0], *token]) == 0
+    assert capsys.readouterr().out.startswith("behind token 0, 'a':\n")
+    assert asked["logprobs"] == 3
+    assert asked["edits"] == [
+        {"sites": [4], "sources": ["embedding"], "ban": True},
+        {"scale": 2.0},
+    ]
+
+
+# Maps that are begun and continued.
+
+
+class Meter:
+    """Made-up mean logprobs; `left` measurements are given before it fails."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.asked = left, []
+
+    def __call__(self, ban: importance.Ban) -> float:
+        if not self.left:
+            raise SettingError("the server is gone.")
+        self.left -= 1
+        self.asked.append(ban)
+        return -1.0 if ban == importance.NOTHING else -1 - hash(ban) % 97
+
+
+def empty(**other) -> Importance:
+    return importance.empty("demo", [], [3, 4], SITES).model_copy(deep=True, update=other)
+
+
+@pytest.mark.parametrize("before", range(5))
+def test_a_map_is_continued(before, tmp_path):
+    """Wherever it ended: nothing is measured twice, and the file is that of one run."""
+    whole, path = tmp_path / "whole.json", tmp_path / "map.json"
+    once, first, second = Meter(99), Meter(before), Meter(99)
+    steps = [*importance.fill(importance.read(whole, empty()), once, whole)]
+    with pytest.raises(SettingError):
+        [*importance.fill(importance.read(path, empty()), first, path)]
+    assert path.exists() == (before > 0)
+    begun = importance.read(path, empty())
+    assert [*importance.fill(begun, second, path)] == steps[max(0, before - 1) :]
+    assert first.asked + second.asked == once.asked
+    assert path.read_text() == whole.read_text()
+    assert importance.missing(importance.read(path, empty())) == []
+    assert [found.name for found in tmp_path.glob("*.json")] and not [*tmp_path.glob(".*")]
+
+
+def test_every_source_that_a_site_can_do_without(tmp_path):
+    found, meter = empty(), Meter(99)
+    [*importance.fill(found, meter, tmp_path / "map.json")]
+    assert meter.asked[0] == importance.NOTHING
+    assert len(set(meter.asked)) == len(meter.asked)
+    for site in found.sites:
+        wanted = [-(hash((site.index, at)) % 97) for at in range(len(site.sources))]
+        assert site.change == (wanted if len(wanted) > 1 else [None])
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ({"model": "other"}, "begun with other model"),
+        ({"flags": ["--dtype=half"]}, "begun with other flags"),
+        ({"tokens": [3, 5]}, "begun with other text"),
+        ({"sites": SITES[1:]}, "has other sites"),
+        ({"sites": [SiteImportance(**SITES[0].model_dump() | {"change": []})]}, "has other sites"),
+    ],
+)
+def test_another_map_is_not_continued(other, sentence, tmp_path):
+    path = tmp_path / "map.json"
+    importance.write(empty(**other), path)
+    with pytest.raises(SettingError, match=sentence):
+        importance.read(path, empty())
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(("now", "same"), [(-1.0, True), (-1.00001, True), (-1.01, False)])
+def test_a_servers_map_is_continued_by_what_it_measures(now, same, is_whole, monkeypatch, tmp_path):
+    """A server names its model alone, which may have been started anew with other weights."""
+    path, asked = tmp_path / "m.json", []
+
+    def post(_, body: dict) -> TraceAnswer:
+        asked.append(body)
+        head = trace_answer.head("demo", [3, 4], 2, [0, 1], ["a", "b"]) | {"sites": []}
+        for site in sites(BLOCKS)[:2] if "logprobs" not in body else ():
+            numbers = bytes(4 * 2 * site.num_sources)
+            head["sites"].append(trace_answer.traced_site(site, numbers, numbers, 2))
+        rows = [{"position": at, "next": x, "top": []} for at, x in ((0, now), (1, None))]
+        head["logprobs"] = {"unedited": rows, "edited": None} if "logprobs" in body else None
+        return TraceAnswer.model_validate(head)
+
+    monkeypatch.setattr("attnres_serve.lens.ask.post", post)
+    begun = empty(sites=SITES[:2]).model_copy(deep=True)
+    begun.logprob = -1.0
+    if is_whole:
+        begun.sites[1].change = [0.5] * len(begun.sites[1].sources)
+    importance.write(begun, path)
+    before = path.read_text()
+    if same:
+        measure.write_map(Server("http://x"), "ab", [], path)
+        assert importance.missing(Importance.model_validate_json(path.read_text())) == []
+    else:
+        with pytest.raises(SettingError, match=r"was -1\.000000 and is -1\.010000; name a new"):
+            measure.write_map(Server("http://x"), "ab", [], path)
+    assert (path.read_text() == before) == (is_whole or not same)
+    assert sum("logprobs" in body for body in asked) == (1 if is_whole or not same else 3)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": "demo"'])
+def test_another_file_is_not_written_over(content, tmp_path):
+    path = tmp_path / "map.json"
+    path.write_text(content)
+    with pytest.raises(SettingError, match="is another file"):
+        importance.read(path, empty())
+    assert path.read_text() == content
+
+
+def test_a_map_that_cannot_be_written(tmp_path):
+    with pytest.raises(SettingError, match="cannot be written"):
+        importance.write(empty(), tmp_path / "nowhere" / "map.json")
+
+
+# The whole, as docs/use/inspect.md has it.
+
+
+def run_of_the_page(command: str, folder) -> tuple[str, list[str]]:
+    """What a command of the page prints, and its words; files lie in `folder`."""
+    words = shlex.split(command.replace("\\\n", ""))
+    words[2] = str(DEMO)
+    words[-1] = str(folder / words[-1])
+    return run_module("attnres_serve", *words[1:], timeout=300), words
+
+
+def blocks(flag: str) -> tuple[str, str]:
+    """The command of the page with a flag, and the block behind it."""
+    found = re.findall(r"```\w*\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (at,) = [at for at, block in enumerate(found) if f"{flag} " in block]
+    return found[at], found[at + 1]
+
+
+@pytest.mark.engine
+def test_an_edit_of_the_demo(tmp_path):
+    pytest.importorskip("vllm")
+    from trace_cases import FAR, LOGPROBS
+
+    from attnres_serve.verify.oracle import load
+
+    command, told = blocks("--edit")
+    printed, words = run_of_the_page(command, tmp_path)
+    lines = told.splitlines()
+    found = printed.splitlines()[-len(lines) - 1 : -1]
+    assert [re.sub(NUMBER, "0", line) for line in found] == [
+        re.sub(NUMBER, "0", line) for line in lines
+    ]
+    numbers = [[float(x) for x in re.findall(NUMBER, "\n".join(text))] for text in (found, lines)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=ROUNDED)
+    trace = TraceAnswer.model_validate_json((tmp_path / words[-1]).read_text())
+    ids, model = [token.id for token in trace.tokens], load(DEMO)
+    edits = [{"sites": [9, 16], "sources": ["block 2"], "tokens": [*range(len(ids))], "ban": True}]
+    prompt = ids[: trace.prompt_tokens]
+    assert ids == prompt + greedy(model, prompt, edits, len(ids) - len(prompt))
+    weights, _, edited = evaluate(model, ids, edits)
+    for site in trace.sites:
+        for row, own in zip(site.weights, weights[site.index].tolist(), strict=True):
+            assert row == pytest.approx(own, abs=FAR)
+    both = [(trace.logprobs.edited, edited), (trace.logprobs.unedited, evaluate(model, ids, [])[2])]
+    for rows, table in both:
+        following = [row.next for row in rows[:-1]]
+        wanted = [table[at, token].item() for at, token in enumerate(ids[1:])]
+        assert following == pytest.approx(wanted, abs=LOGPROBS) and rows[-1].next is None
+        for row, own in zip(rows, table, strict=True):
+            assert [token.logprob for token in row.top] == pytest.approx(
+                own.topk(3).values.tolist(), abs=LOGPROBS
+            )
+
+
+@pytest.mark.engine
+def test_an_importance_map_of_the_demo(tmp_path):
+    pytest.importorskip("vllm")
+    from trace_cases import LOGPROBS
+
+    from attnres_serve.verify.oracle import load
+
+    command, told = blocks("--importance")
+    printed, words = run_of_the_page(command, tmp_path)
+    path = tmp_path / words[-1]
+    assert printed.splitlines()[-1] == str(path)
+    found, model = Importance.model_validate_json(path.read_text()), load(DEMO)
+    said, every = json.loads(told), {one.index: one for one in found.sites}
+    assert said["logprob"] == pytest.approx(found.logprob, abs=ROUNDED)
+    for site in said["sites"]:
+        own = every[site["index"]]
+        assert site == own.model_dump() | {"change": pytest.approx(own.change, abs=ROUNDED)}
+    assert [*every] == mixing_sites(model)
+
+    def mean(edits: list[dict]) -> float:
+        table = evaluate(model, found.tokens, edits)[2]
+        return sum(table[at, token].item() for at, token in enumerate(found.tokens[1:])) / (
+            len(found.tokens) - 1
+        )
+
+    assert found.logprob == pytest.approx(mean([]), abs=LOGPROBS)
+    for index in (1, 7, max(every)):
+        assert every[index].sources == sources_at(model, index)
+        for source, change in zip(every[index].sources, every[index].change, strict=True):
+            tokens = [*range(len(found.tokens))]
+            ban = {"sites": [index], "sources": [source], "tokens": tokens, "ban": True}
+            assert change == pytest.approx(mean([ban]) - mean([]), abs=2 * LOGPROBS)
+    before = path.read_text()  # a file that is whole is left as it is
+    run_of_the_page(command, tmp_path)
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        ("scale=x", "--edit: scale is 'x'; expected a number from -1000 to 1000, as scale=2."),
+        ("scale=5000", "--edit: scale is '5000'; expected a number"),
+        ("scale", "--edit: scale is ''; expected a number"),
+        ("weights=a,b", "--edit: weights is 'a,b'; expected numbers from 0 to 1"),
+        ("ban=maybe", "--edit: ban is 'maybe'; expected the word alone, without a value."),
+        ("ban tokens=3:x", "--edit: tokens is '3:x'; expected positions from 0 on"),
+        ("ban tokens=-1", "--edit: tokens is '-1'; expected positions from 0 on"),
+        ("ban places=3", "--edit: 'places' is no field; expected ban, force"),
+    ],
+)
+def test_an_edit_is_refused_in_our_words(edit: str, sentence: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        given.edit(edit)
+    assert str(caught.value).startswith(sentence) and "Input should" not in str(caught.value)

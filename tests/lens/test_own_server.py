@@ -1,0 +1,240 @@
+"""A server that is started for one question: asked by its key, told of where it fails, stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from serving import DEMO, ROOT, environment, run_module, running_demo
+
+import attnres_serve
+from attnres_serve.errors import SettingError
+from attnres_serve.lens import ask, own_server
+
+# Instead of the package: what `python -m attnres_serve serve CHECKPOINT` does is told by its name.
+STAND_IN = """
+import json, os, signal, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+words = sys.argv[1:]
+name, folder = words[1], Path(__file__).parents[1]
+given = {"words": words, "key": os.environ["VLLM_API_KEY"], "pid": os.getpid()}
+(folder / "begun").write_text(json.dumps(given))
+(folder / "begun").rename(folder / "given")
+
+
+def stop(*_):
+    (folder / "stopped").touch()
+    os._exit(0)
+
+
+signal.signal(signal.SIGTERM, stop)
+if name == "refuses":
+    print("attnres-serve: nothing such is there; give another.")
+    sys.exit(2)
+if name == "fails":
+    print("ERROR a line before")
+    print("attnres-serve: the server could not be started: ValueError: no room.")
+    sys.exit(1)
+if name == "is silent":
+    sys.exit(3)
+if name == "is killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+while name == "starts":
+    time.sleep(0.1)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        if name == "dies":
+            print("RuntimeError: gone", flush=True)
+            os._exit(9)
+        said = json.dumps({"error": {"message": "The trace failed."}}).encode()
+        self.send_response(500)
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_):
+        pass
+
+
+port = int(words[-1].partition("=")[2])
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch) -> Path:
+    """The folder of a package that stands for ours in a child process; logs lie beside it."""
+    package = tmp_path / "stand_in" / "attnres_serve"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(STAND_IN)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setattr(tempfile, "tempdir", str(logs))
+    return package.parent
+
+
+def logs_of(folder: Path) -> list[Path]:
+    return [*folder.with_name("logs").iterdir()]
+
+
+def given(folder: Path) -> dict:
+    return json.loads((folder / "given").read_text())
+
+
+def is_gone(pid: int) -> bool:
+    """True once a process has ended, within half a minute."""
+    for _ in range(300):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_it_is_started_and_stopped(stand_in):
+    """With our flags first, those that are given after them, and its place last."""
+    with own_server.running("serves", ["--dtype=half", "--max-trace-tokens=9"]) as server:
+        found = given(stand_in)
+        assert server.key == found["key"] and len(server.key) > 30 and server.is_own
+        words = found["words"]
+    assert words[:2] == ["serve", "serves"]
+    assert words.index("--dtype=half") > words.index("--enforce-eager")
+    tokens = [word for word in words if word.startswith("--max-trace-tokens")]
+    assert len(tokens) == 2 and tokens[-1] == "--max-trace-tokens=9"
+    assert "--served-model-name=serves" in words
+    assert words[-2:] == ["--host=127.0.0.1", f"--port={server.url.rpartition(':')[2]}"]
+    assert (stand_in / "stopped").exists() and is_gone(found["pid"])
+    assert logs_of(stand_in) == []
+
+
+@pytest.mark.parametrize("flags", [["--served-model-name", "x"], ["--served-model-name=x"]])
+def test_a_name_that_is_given(flags, stand_in):
+    with own_server.running("serves", flags):
+        assert [word for word in given(stand_in)["words"] if "=serves" in word] == []
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SettingError])
+def test_it_is_stopped_whatever_happens(error, stand_in):
+    with pytest.raises(error), own_server.running("serves", []):
+        raise error("something else")
+    assert (stand_in / "stopped").exists() and is_gone(given(stand_in)["pid"])
+    assert logs_of(stand_in) == []
+
+
+@pytest.mark.parametrize("name", ["starts", "serves"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_it_ends_with_whoever_started_it(name, number, stand_in, tmp_path):
+    """Whether it starts or serves, and however that one ends."""
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from attnres_serve.lens import own_server
+with own_server.running({name!r}, []):
+    print("serves", flush=True)
+    time.sleep(600)
+"""
+    caller = subprocess.Popen(
+        [sys.executable, "-P", "-c", script],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        while not (stand_in / "given").exists():
+            assert caller.poll() is None
+            time.sleep(0.05)
+        if name == "serves":
+            assert caller.stdout.readline() == "serves\n"
+        caller.send_signal(number)
+        caller.wait(60)
+        assert is_gone(given(stand_in)["pid"])
+    finally:
+        caller.kill()
+        caller.wait()
+        caller.stdout.close()
+
+
+def test_what_it_refuses_is_its_sentence(stand_in):
+    sentence = r"^nothing such is there; give another\.$"
+    with pytest.raises(SettingError, match=sentence), own_server.running("refuses", []):
+        pytest.fail("it did not start")
+    assert logs_of(stand_in) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("fails", "the server could not be started: ValueError: no room."),
+        ("is silent", "it ended with status 3."),
+        ("is killed", "it ended with status -9."),
+    ],
+)
+def test_a_start_that_fails_has_a_reason_and_a_log(name, reason, stand_in):
+    with pytest.raises(SettingError) as failed, own_server.running(name, []):
+        pytest.fail("it did not start")
+    (log,) = logs_of(stand_in)
+    assert str(failed.value) == f"the server of {name} did not start: {reason} Its log is {log}."
+    assert ("a line before" in log.read_text()) == (name == "fails")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("serves", "The trace failed."), ("dies", "the server ended while it was asked (")],
+)
+def test_a_question_that_fails_has_a_log(name, said, stand_in):
+    with pytest.raises(SettingError) as failed, own_server.running(name, []) as server:
+        ask.post(server, {"prompt": [3]})
+    (log,) = logs_of(stand_in)
+    assert str(failed.value).startswith(said)
+    assert str(failed.value).endswith(f" Its log is {log}.")
+
+
+@pytest.mark.parametrize(
+    "flags", [["--port", "8000"], ["--uds=x.sock"], ["--api-key", "x"], ["--headless"]]
+)
+def test_flags_of_another_place(flags, stand_in):
+    sentence = rf"^{flags[0].partition('=')[0]} is for a server that"
+    with pytest.raises(SettingError, match=sentence), own_server.running("serves", flags):
+        pytest.fail("it did not start")
+    assert not (stand_in / "given").exists()
+
+
+@pytest.mark.engine
+def test_every_door_gives_one_trace(tmp_path, monkeypatch):
+    """The route of a server, the command and Python: of text, of an answer and under edits."""
+    pytest.importorskip("vllm")
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    edit = 'ban sites=9 sources="block 2"'
+    asked = {"max_tokens": 3, "logprobs": 3, "lens": 2}
+    body = {"prompt": "import os\n", **asked}
+    edits = [{"sites": [9], "sources": ["block 2"], "ban": True}]
+    with running_demo(tmp_path / "log", "--dtype", "float32") as server:
+        answer = server.client.post("/v1/attn_res/trace", json={**body, "edits": edits})
+        wanted = answer.raise_for_status().json()
+    by_python = attnres_serve.trace(
+        DEMO, body["prompt"], edits=edit, dtype="float32", served_model_name="demo", **asked
+    )
+    assert by_python.answer.model_dump(mode="json") == wanted
+    out = tmp_path / "trace.json"
+    words = ["--prompt", body["prompt"], "--edit", edit, "--max-tokens", "3", "--lens", "2"]
+    words += ["--dtype", "float32", "--served-model-name", "demo", "--out", str(out)]
+    run_module("attnres_serve", "inspect", str(DEMO), *words, timeout=300)
+    assert json.loads(out.read_text()) == wanted

@@ -1,0 +1,216 @@
+"""``inspect --queries``: what sites have learned, against the raw safetensors of every format."""
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import write_fla, write_house, write_standard
+from refusals import refused
+from safetensors.torch import load_file, save_file
+from serving import DEMO, FAMILY_GOLDENS, GOLDENS
+
+from attnres_serve import cli
+from attnres_serve.lens import figure
+from attnres_serve.tracing import queries
+
+# Queries and key norms of attention, MLP and final site by the names of the formats.
+FLA = (
+    ("model.layers.{}.attn_res_proj.weight", "model.layers.{}.attn_res_norm.weight"),
+    ("model.layers.{}.mlp_res_proj.weight", "model.layers.{}.mlp_res_norm.weight"),
+    ("model.res_proj.weight", "model.res_norm.weight"),
+)
+DELTA = (*FLA[:2], ("model.final_res_proj.weight", "model.final_res_norm.weight"))
+NANOGPT = (
+    ("transformer.h.{}.attn_res_q1", "transformer.h.{}.attn_res_norm1.weight"),
+    ("transformer.h.{}.attn_res_q2", "transformer.h.{}.attn_res_norm2.weight"),
+    ("attn_res_qf", "attn_res_normf.weight"),
+)
+KIMI = (
+    (
+        "model.layers.{}.self_attention_res_proj.weight",
+        "model.layers.{}.self_attention_res_norm.weight",
+    ),
+    FLA[1],
+    ("model.output_attn_res_proj.weight", "model.output_attn_res_norm.weight"),
+)
+ALICE = (
+    ("model.layers.{}.attn_res_proj.weight", "model.layers.{}.attn_res_norm_weight"),
+    ("model.layers.{}.mlp_res_proj.weight", "model.layers.{}.mlp_res_norm_weight"),
+    ("model.attnres_final.res_proj.weight", "model.attnres_final.res_norm_weight"),
+)
+CASES = [
+    (GOLDENS / "fla_transformer_block", FLA),
+    (GOLDENS / "nanogpt_block", NANOGPT),
+    (GOLDENS / "qwen3_attnres_full", DELTA),
+    (GOLDENS / "qwen3_attnres_cumulative_block", FLA[:2]),  # no final mix
+    (FAMILY_GOLDENS / "kimi_linear", KIMI),
+    (FAMILY_GOLDENS / "alice_ai", ALICE),
+    (FAMILY_GOLDENS / "qwen3_next", KIMI),
+    (DEMO, KIMI),
+]
+
+
+def raw(folder: Path, names) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Queries and key norms in the order of the sites; NaN for a tensor that is not there."""
+    stored = load_file(folder / "model.safetensors")
+    layers = 1 + max(int(found[1]) for name in stored if (found := re.search(r"\.(\d+)\.", name)))
+    pairs = [(q.format(layer), k.format(layer)) for layer in range(layers) for q, k in names[:2]]
+    missing = np.full(stored[pairs[1][0]].numel(), np.nan)
+    query, key = (
+        [
+            stored[pair[at]].double().flatten().numpy() if pair[at] in stored else missing
+            for pair in [*pairs, *names[2:]]
+        ]
+        for at in (0, 1)
+    )
+    return query, key
+
+
+@pytest.mark.parametrize(("folder", "names"), CASES, ids=lambda case: getattr(case, "name", ""))
+def test_equals_the_raw_tensors(folder, names, tmp_path, capsys):
+    """Among the numbers of a table, which is written instead of a figure."""
+    path = tmp_path / "q.csv"
+    assert cli.main(["inspect", str(folder), "--queries", "--out", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    query, key = raw(folder, names)
+    folded = [q * k for q, k in zip(query, key, strict=True)]
+    found = queries.read(str(folder))
+    close = {"rtol": 1e-12, "atol": 1e-15}  # float64 in another order
+    np.testing.assert_allclose(found.query, [np.sqrt(q @ q) for q in query], **close)
+    np.testing.assert_allclose(found.key_norm, [np.sqrt((k**2).mean()) for k in key], **close)
+    np.testing.assert_allclose(found.effective, [np.sqrt(f @ f) for f in folded], **close)
+    for row, own in zip(found.cosine, folded, strict=True):
+        for value, other in zip(row, folded, strict=True):
+            lengths = np.sqrt((own @ own) * (other @ other))
+            if lengths > 0:
+                assert value == pytest.approx(own @ other / lengths, abs=1e-12)
+            else:  # of zeros, or not stored
+                assert np.isnan(value)
+    with path.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [int(row["site"]) for row in table] == list(range(len(query)))
+    kinds = ["attention", "mlp"] * (len(query) // 2) + ["final"] * (len(query) % 2)
+    assert [row["kind"] for row in table] == kinds == [row.kind for row in found.rows]
+    layers = ["" if row.layer is None else str(row.layer) for row in found.rows]
+    assert [row["layer"] for row in table] == layers
+    for name in ("query", "key_norm", "effective", *(["bias"] if found.bias is not None else [])):
+        of_csv = [float(row[name] or "nan") for row in table]
+        np.testing.assert_allclose(of_csv, getattr(found, name), rtol=1e-8)  # nine digits
+    of_csv = [[row[f"cosine {at}"] for at in range(len(query))] for row in table]
+    assert {""} >= {text for row in of_csv for text in row if not re.fullmatch(r"-?[\d.e-]+", text)}
+    np.testing.assert_allclose(
+        [[float(text or "nan") for text in row] for row in of_csv], found.cosine, rtol=1e-8
+    )
+
+
+def test_recency_biases():
+    folder = GOLDENS / "qwen3_attnres_cumulative_block"
+    stored = load_file(folder / "model.safetensors")
+    found = queries.read(str(folder))
+    wanted = [
+        stored[f"model.layers.{row.layer}.{'attn' if row.kind == 'attention' else 'mlp'}_res_bias"]
+        for row in found.rows
+    ]
+    assert found.bias is not None and list(found.bias) == [bias.item() for bias in wanted]
+
+
+def test_scale_and_shared_queries(tmp_path):
+    """The logit scale is folded in, and sites that share a query have its cosine, 1."""
+    spec = {"shared_queries": "layer", "logit_scale": 0.25}
+    folder = write_house(tmp_path / "x", block_size=4, attn_res=spec)
+    found = queries.read(str(folder))
+    stored = load_file(tmp_path / "x" / "model.safetensors")
+    for row, length in zip(found.rows, found.effective, strict=True):
+        stem = "output_attn" if row.layer is None else f"layers.{row.layer}.self_attention"
+        parts = (stored[f"model.{stem}_res_{part}.weight"].double() for part in ("proj", "norm"))
+        query, key = (part.flatten() for part in parts)
+        assert length == pytest.approx(0.25 * (query * key).norm().item(), rel=1e-12)
+    np.testing.assert_allclose([found.cosine[2, 3], found.cosine[4, 5]], 1)
+    assert abs(found.cosine[1, 2]) < 0.9
+
+
+@pytest.mark.parametrize("width", [3.25, 6.75])
+def test_the_figure(width, tmp_path, monkeypatch):
+    """Cosines in their places, none for a query of zeros, and profiles by kind of site."""
+    found = queries.read(str(DEMO))
+    assert found.effective[0] == 0  # never trained, as site 0 reads one source alone
+    figures, draw = [], figure.queries
+    monkeypatch.setattr(
+        figure, "queries", lambda *given: figures.append(draw(*given)) or figures[-1]
+    )
+    for name in ("a.svg", "b.svg"):
+        words = ("--queries", "--width", str(width), "--out", str(tmp_path / name))
+        assert cli.main(["inspect", str(DEMO), *words]) == 0
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    drawn, _ = figures
+    assert drawn.get_figwidth() == width
+    assert drawn.get_suptitle() == "checkpoint: what the sites have learned"
+    (image,) = drawn.axes[0].images
+    shown = np.ma.masked_invalid(image.get_array())
+    assert shown.mask[0].all() and shown.mask[:, 0].all() and shown.count() == 16 * 16
+    np.testing.assert_array_equal(shown[1:, 1:], found.cosine[1:, 1:])
+    assert drawn.legends[0].get_texts()[-1].get_text() == "none: a query of zeros, or no query"
+    for axes, values in zip(drawn.axes[1:3], (found.effective, found.key_norm), strict=True):
+        attention, mlp = (line for line in axes.lines if line.get_marker() in ("o", "s"))
+        np.testing.assert_array_equal(attention.get_xdata(), values[0:16:2])
+        np.testing.assert_array_equal(mlp.get_xdata(), values[1:16:2])
+    names = [axes.get_xlabel() for axes in drawn.axes]
+    assert names[:3] == ["layer", "length of the\neffective query", "rms of the\nkey norm"]
+    assert drawn.axes[3].get_ylabel() == "cosine"
+
+
+def test_no_engine_is_started(tmp_path):
+    """Nor what engines are made of imported."""
+    script = f"""
+import sys
+from attnres_serve import cli
+words = ["inspect", {str(DEMO)!r}, "--queries", "--out"]
+status = cli.main([*words, "x.csv"]) or cli.main([*words, "x.svg"])
+sys.exit(status or len({{"vllm", "transformers"}} & set(sys.modules)))
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    assert (tmp_path / "x.svg").is_file() and (tmp_path / "x.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--queries"], "give it right after `inspect`"),
+        ([str(DEMO), "--queries", "--prompt", "a"], "--prompt does not go with --queries"),
+        ([str(DEMO), "--queries", "--max-tokens", "1"], "--max-tokens does not go with --queries"),
+        (["--queries", "--url", "http://x"], "--url does not go with --queries"),
+        ([str(DEMO), "--queries", "--dtype", "half"], "--dtype is for a server"),
+        (
+            [str(DEMO), "--queries", "--out", "x.json"],
+            "expected a name that ends with one of .png",
+        ),
+        ([str(DEMO), "--queries", "--out", "no/x.csv"], "--out: no is not a folder"),
+        ([str(DEMO), "--queries", "--out", "x.csv", "--width", "4"], "--width is 4; expected 2 to"),
+        ([str(DEMO), "--prompt", "a", "--out", "x.csv"], "x.csv; expected a name that ends with"),
+        (["no/such/folder", "--queries"], "no/such/folder does not exist"),
+    ],
+)
+def test_a_refusal_is_one_sentence(words, sentence, capsys):
+    assert sentence in refused(capsys, "inspect", *words)
+
+
+def test_a_model_that_has_none(tmp_path, capsys):
+    plain = write_standard(tmp_path / "plain")
+    assert "is not an AttnRes checkpoint" in refused(capsys, "inspect", str(plain), "--queries")
+    twin = write_fla(tmp_path / "twin", block_size=None)
+    assert "standard residuals: it has no queries" in refused(
+        capsys, "inspect", str(twin), "--queries"
+    )
+
+
+def test_numbers_that_are_none(tmp_path, capsys):
+    folder = write_house(tmp_path / "x", block_size=2)
+    stored = load_file(folder / "model.safetensors")
+    stored["model.layers.1.mlp_res_proj.weight"].view(-1)[3] = float("nan")
+    save_file(stored, folder / "model.safetensors")
+    said = refused(capsys, "inspect", str(folder), "--queries")
+    assert "the query of the MLP of layer 1, holds numbers that are not finite" in said

@@ -1,0 +1,92 @@
+"""A depth lens against the float64 models, by a worker in this process."""
+
+import random
+
+import pytest
+import tiny_sites
+from checkpoints import write_house
+from edited_oracle import some
+from interpreted import INTERPRETED
+from jobs import fresh_prompts
+from lens_oracle import lens, lens_by_class
+from serving import GOLDENS
+
+pytest.importorskip("vllm")
+
+from in_process import world
+from trace_cases import check_lens, edited_record, lens_record, worker_of
+
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import SettingError
+from attnres_serve.settings import ALGORITHMS
+from attnres_serve.tracing import readings
+from attnres_serve.verify import oracle
+
+NAMES = sorted(path.name for path in GOLDENS.iterdir())
+BLOCK = GOLDENS / "fla_transformer_block"
+LENGTH = 21
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_world():
+    random.seed()
+    with world(BLOCK):
+        yield
+
+
+@pytest.mark.parametrize("golden", NAMES)
+def test_every_format(golden):
+    """All mixes and sums, in chunks, with edits and without."""
+    model = oracle.load(GOLDENS / golden)
+    (ids,) = fresh_prompts((LENGTH,))
+    worker = worker_of(GOLDENS / golden, random.choice(ALGORITHMS), "cpp", 8)
+    for edits in ([], some(model, LENGTH)):
+        check_lens(lens_record(worker, ids, edits), lens(model, ids, edits), ids)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite"])
+def test_what_stands_behind_the_last_norm(name, tmp_path):
+    """A norm of weight 1 + w and capped logits, and logits that are divided."""
+    seed = random.randrange(10**6)
+    write_house(tmp_path, name, layers=4, block_size=3, seed=seed)
+    (ids,) = fresh_prompts((LENGTH,))
+    worker = worker_of(tmp_path, "two_phase", "cpp", 64)
+    check_lens(lens_record(worker, ids), lens_by_class(tiny_sites.load(tmp_path), ids), ids)
+
+
+def test_the_last_mix_is_what_the_model_predicts():
+    """To the rounding of two norms of the same numbers, also under edits."""
+    worker = worker_of(BLOCK, "single_pass", "torch", 64)
+    (ids,) = fresh_prompts((LENGTH,))
+    for edits in ([], [{"sites": ["final", 4], "sources": ["embedding"], "ban": True}]):
+        _, (top, values, following) = edited_record(worker, ids, edits)
+        for row, found in enumerate(lens_record(worker, ids, edits)[10, "mix"]):
+            assert [token["id"] for token in found["top"]] == top[row].tolist()
+            named = [token["logprob"] for token in found["top"]]
+            assert named == pytest.approx(values[row].tolist(), abs=1e-4)
+            assert found["next"] is None or abs(found["next"] - following[row]) < 1e-4
+
+
+def test_every_sum_is_read_once():
+    """Blocks of three sublayers in two layers; also where only some sites are traced."""
+    every = sites(AttnResSpec.uniform(Layout.of(2), 3, 1e-6))
+    mix = readings.MIX
+    assert readings.readings(every) == [
+        (0, mix), (0, 0),  # the embedding
+        (1, mix), (1, 1),
+        (2, mix), (2, 1),
+        (3, mix), (3, 1),  # block 1, which opens here
+        (4, mix), (4, 2),
+    ]  # fmt: skip
+    assert readings.readings(every[4:]) == [(4, mix), (4, 0), (4, 1), (4, 2)]
+
+
+def test_a_lens_of_too_much_is_refused():
+    some_sites = readings.readings(sites(AttnResSpec.uniform(Layout.of(2), 3, 1e-6)))
+    most = readings.MOST // len(some_sites)
+    readings.require_few(some_sites, most)
+    with pytest.raises(SettingError, match=f"{most + 1} tokens x 10 mixes and sums are"):
+        readings.require_few(some_sites, most + 1)
