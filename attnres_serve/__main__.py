@@ -31,9 +31,12 @@ def main() -> int:
 
 def _serve() -> int:
     from attnres_serve import cli
+    from attnres_serve.compat import failures
     from attnres_serve.compat.workarounds import quick_exit
 
-    quick_exit.end_now(cli.main())
+    with failures.told():
+        status = cli.main()
+    quick_exit.end_now(status)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ it has the log's path.
 import logging
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from attnres_serve.compat import log_lines
+from attnres_serve.compat import failures
+from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.errors import CheckpointError, SettingError
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ TOLD = (CheckpointError, SettingError, ModuleNotFoundError, BrokenPipeError)
 
 _own: dict[str, TextIO] = {}  # streams of the command's, while libraries are hidden
 _theirs: dict[str, TextIO] = {}  # made once, because a library may keep the one it finds
+_log: EngineLog | None = None  # while libraries are hidden
 _verbose = False
 
 
@@ -43,6 +43,11 @@ def err() -> TextIO:
 def is_verbose() -> bool:
     """Whether the user asked to see what libraries write."""
     return _verbose
+
+
+def reason() -> str | None:
+    """Why an engine failed while libraries are hidden; None if no process of it told."""
+    return _log.reason if _log else None
 
 
 def bar(**options: Any) -> "tqdm":
@@ -72,7 +77,7 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
     Raises:
         SettingError: a library failed; the sentence has the last reason and the log's path.
     """
-    global _verbose
+    global _log, _verbose
     if verbose:
         _verbose = True
         try:
@@ -85,27 +90,27 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
         finally:
             _verbose = False
         return
-    number, path = tempfile.mkstemp(prefix=f"attnres-{name}-", suffix=".log")
-    log, is_kept = Path(path), False
+    log, keep = EngineLog(name), False
+    _log = log
     try:
-        with _sent_to(number):
+        with log.heard(), _sent_to(log.file):
             try:
                 yield
             except TOLD:
                 raise
             except Exception as error:
-                is_kept = True
+                keep = True
                 traceback.print_exc()
-                reason = log_lines.reason_in(log)
-                raise SettingError(f"{name} failed ({reason}); its log is {log}.") from error
+                why = log.reason or failures.reason_of(error)
+                raise SettingError(f"{name} failed ({why}); its log is {log.path}.") from error
     finally:
-        if not is_kept:
-            log.unlink(missing_ok=True)
+        _log = None
+        log.close(keep)
 
 
 @contextmanager
 def _sent_to(log: int) -> Iterator[None]:
-    """Let stdout and stderr be a log, whose descriptor is closed at the end."""
+    """Let stdout and stderr be a log."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     saved = {}
     for number, name in enumerate(before, 1):
@@ -118,7 +123,6 @@ def _sent_to(log: int) -> Iterator[None]:
                 number, "w", 1, errors="backslashreplace", closefd=False
             )
         setattr(sys, name, _theirs[name])
-    os.close(log)
     moved = [*_handlers(before)]
     for handler, name in moved:
         handler.setStream(_theirs[name])

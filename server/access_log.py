@@ -124,8 +124,11 @@ def _is_ours(record: logging.LogRecord) -> bool:
 def _take_over() -> None:
     """Drop uvicorn's own lines, and have its usual format print all of ours.
 
-    A format of the user's stays as it is; our fields are there for it by their names.
+    A format of the user's stays as it is; our fields are there for it by their names.  What uvicorn
+    says of the server itself is shown at the levels of vLLM's log.
     """
+    server = logging.getLogger("uvicorn.error")
+    server.setLevel(max(server.level, logging.getLogger("vllm").level))
     if _is_ours not in LOGGER.filters:
         LOGGER.addFilter(_is_ours)
     for handler in LOGGER.handlers:

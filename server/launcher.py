@@ -8,7 +8,6 @@ import argparse
 import os
 import re
 import signal
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from attnres_serve.flags import value_of, with_config
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.server import adapters
 from attnres_serve.server.bounds import policy
-from attnres_serve.server.start import address, facts
-from attnres_serve.server.start.console import wants_log
+from attnres_serve.server.start import address, facts, levels
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -56,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_arguments(parser)
     policy.add_arguments(parser)
     parser.add_argument(
-        "--verbose", action="store_true", help="show vLLM's whole log, not a start in a dozen lines"
+        "--verbose", action="store_true", help="show vLLM's whole log, not its warnings alone"
     )
     parser.add_argument("--host", default=None, help=f"address to bind (default: {DEFAULT_HOST})")
     parser.add_argument("--port", type=int, default=None, help=f"(default: {DEFAULT_PORT})")
@@ -96,23 +94,26 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     given_key = value_of("--api-key", vllm_arguments) is not None
     if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
-    if given_key:
-        print(
-            "attnres-serve: whoever can list processes reads the key after --api-key; put it into "
-            "VLLM_API_KEY, or into a file for --api-key-file.",
-            file=sys.stderr,
-        )
     check_plugin()
     place = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    log = own.verbose or levels.wants_log(words, os.environ)
     start_events.tell(
         "checked",
         title=facts.title(),
-        log=wants_log(words, os.environ),
+        log=log,
         headless="--headless" in words,
         socket=socket,
     )
+    if given_key:
+        start_events.tell(
+            "warning",
+            text="whoever can list processes reads the key after --api-key; put it into "
+            "VLLM_API_KEY, or into a file for --api-key-file.",
+        )
+    if not log:
+        levels.show_warnings_alone()
     openai_server.run_server(
         model,
         DEFAULTS

@@ -117,7 +117,6 @@ class Lifecycle:
             self._wait_while(lambda: True, end)
             self.refusing = True
         self._wait_while(lambda: self.running > 0, time.monotonic() + timeout)
-        start_events.tell("drained")
         return 0 if self.running else GRACE
 
     def _wait_while(self, condition: Callable[[], bool], end: float) -> None:

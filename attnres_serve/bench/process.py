@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import output, settings
-from attnres_serve.compat import log_lines, source
+from attnres_serve.compat import engine_log, source
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 
@@ -103,7 +103,8 @@ class Engine:
         kept = Path(tempfile.gettempdir()) / f"attnres-bench-{os.getpid()}-{self.name}.log"
         kept.write_bytes(self.log.read_bytes())
         status = self.process.wait()
-        why = f"by signal {-status}" if status < 0 else log_lines.reason_in(self.log)
+        told = output.reason() or engine_log.last_line(self.log.read_bytes()) or "without a word"
+        why = f"by signal {-status}" if status < 0 else told
         return SettingError(f"the engine of {self.name} ended ({why}); its log is {kept}.")
 
 

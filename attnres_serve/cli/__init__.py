@@ -12,7 +12,7 @@ from attnres_serve import __version__, flags, output
 from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
 from attnres_serve.cli import completion
-from attnres_serve.compat import environment, openai_server, source
+from attnres_serve.compat import environment, openai_server, source, start_events
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.lens import command as inspect
 from attnres_serve.server import launcher
@@ -257,7 +257,10 @@ def _run(arguments: list[str]) -> int:
         else:
             _convert(own)
     except (CheckpointError, SettingError) as error:
-        print(f"attnres-serve: {error}", file=sys.stderr)
+        if own.command == "serve" and start_events.is_heard():
+            start_events.tell("refused", reason=str(error))
+        else:
+            print(f"attnres-serve: {error}", file=sys.stderr)
         return 1 if own.command == "check" else 2
     except ModuleNotFoundError as error:
         if own.command == "serve":  # vLLM's own affair

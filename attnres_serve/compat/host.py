@@ -6,6 +6,8 @@ functions, so that a module can be imported, and the version checked, without it
 
 from logging import Logger
 
+from attnres_serve.compat import start_events
+
 OLDEST, NEWEST = (0, 28), (0, 32)  # minor versions that the tests ran with (docs/use/versions.md)
 
 UNTESTED = (0, 33)  # allowed up to this one: nothing that is used here was announced to go
@@ -62,10 +64,15 @@ def _tested() -> str:
 
 
 def logger() -> Logger:
-    """A logger below vLLM's, the only ones that its logging configuration shows."""
+    """A logger below vLLM's, the only ones that its logging configuration shows.
+
+    While an engine starts, its warnings are also told to whoever began it.
+    """
     from vllm.logger import init_logger
 
-    return init_logger("vllm.attnres_serve")
+    found = init_logger("vllm.attnres_serve")
+    found.addHandler(start_events.WARNINGS)  # anew: a configuration of logging drops it
+    return found
 
 
 def on_cpu() -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from attnres_serve.compat import engine_config, host, start_events
 from attnres_serve.errors import SettingError
@@ -81,6 +81,10 @@ def _set_variables() -> None:
     cli_env_setup()
 
 
+def _refuse(problem: str) -> NoReturn:
+    raise SettingError(f"{problem}; `attnres-serve serve --help=all` has every flag.")
+
+
 def run_server(
     model: str,
     defaults: dict[str, Any],
@@ -118,6 +122,7 @@ def run_server(
     start_events.tell("imported")
     _set_variables()
     parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
+    parser.error = _refuse  # type: ignore[method-assign]
     parser.set_defaults(**defaults)
     args = parser.parse_args(["--model", model, *arguments])
     if args.model_tag is not None or args.model != model:

@@ -1,6 +1,6 @@
 """The moments at which workarounds are due; the rest of the project calls none of them by name."""
 
-from attnres_serve.compat import host, start_events
+from attnres_serve.compat import failures, host, start_events
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     amx,
@@ -33,6 +33,7 @@ def process() -> None:
     if orphans.is_process_of_vllm():
         orphans.end_with_parent()
         if start_events.is_heard():  # other servers' processes end as vLLM has them end
+            failures.tell_logged()
             quick_exit.instead_of_finalization()
     if host.on_cpu():
         hybrid_prefix_caching.off_by_default()

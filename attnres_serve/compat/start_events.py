@@ -1,40 +1,45 @@
-"""Events by which the processes of a start tell their supervisor how far they are.
+"""Events by which the processes of an engine tell whoever began them how far they are.
 
-An event is one line of stderr, because every process has that, whoever started it; the supervisor
-takes the lines out (``server.start.supervisor``).
+Whoever listens makes a named pipe and puts its path into the environment (``engine_log``): a
+descriptor would not be handed on to the processes that vLLM spawns.
 """
 
 import json
+import logging
 import os
+from contextlib import suppress
 from typing import Any
 
-MARK = "\x1eattnres "
-VARIABLE = "ATTNRES_SERVE_SUPERVISED"  # set where a supervisor listens
+VARIABLE = "ATTNRES_SERVE_EVENTS"  # the path of the pipe, set where somebody listens
 
 
 def is_heard() -> bool:
-    """Whether a supervisor listens; vLLM's own command has none."""
+    """Whether somebody listens; vLLM's own command has nobody."""
     return bool(os.environ.get(VARIABLE))
 
 
 def tell(event: str, **facts: Any) -> None:
-    """Tell the supervisor an event; does nothing where there is none.
+    """Tell an event; does nothing where nobody listens, and never waits.
 
     Args:
-        event: a word that ``server.start.console`` knows.
+        event: a word that ``server.start.console`` or ``engine_log`` knows.
         facts: values that JSON can hold.
     """
     if is_heard():
-        os.write(2, f"{MARK}{json.dumps({'event': event, **facts})}\n".encode())
+        line = json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\n"
+        with suppress(OSError):  # whoever listened is gone
+            pipe = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(pipe, line.encode())
+            finally:
+                os.close(pipe)
 
 
-def read(line: str) -> tuple[str, dict[str, Any] | None]:
-    """Split a line into the text before an event and the event; None where it has no event."""
-    text, mark, told = line.partition(MARK)
-    if not mark:
-        return line, None
-    try:
-        found = json.loads(told)
-    except ValueError:
-        return line, None
-    return text, found if isinstance(found, dict) and "event" in found else None
+class _Warnings(logging.Handler):
+    """Tells what is logged as an event ``warning``."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell("warning", text=record.getMessage())
+
+
+WARNINGS = _Warnings(logging.WARNING)

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import TextIO
 
-LINES = 10_000  # that wait for a reader; those beyond are lost
+WAITING = 1000  # pieces that wait for a reader, of a pipe's size at most; more are lost
 PATIENCE = 1.0  # seconds for the last ones
 
 
@@ -33,16 +33,18 @@ class Writer:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(LINES)
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
     def isatty(self) -> bool:
         return self._stream.isatty()
 
-    def write(self, text: str) -> None:
+    def write(self, data: str | bytes) -> None:
+        if isinstance(data, str):
+            data = data.encode(self._stream.encoding, self._stream.errors or "")
         with suppress(queue.Full):
-            self._waiting.put_nowait(text.encode(self._stream.encoding, self._stream.errors or ""))
+            self._waiting.put_nowait(data)
 
     def close(self) -> None:
         """Wait for what was written, but no longer than a reader may take."""
@@ -57,8 +59,21 @@ class Writer:
                     data = data[os.write(self._stream.fileno(), data) :]
 
 
+def _are_one() -> bool:
+    """Whether stdout and stderr are one file, whose order is to be kept."""
+    return os.path.samestat(*(os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr)))
+
+
 def writers() -> tuple[Writer, Writer]:
-    """Writers of stdout and stderr: a single one, which keeps their order, if both are one file."""
+    """Writers of stdout and stderr: a single one if both are one file."""
     out = Writer(sys.stdout)
-    is_same = os.path.samestat(*(os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr)))
-    return out, out if is_same else Writer(sys.stderr)
+    return out, out if _are_one() else Writer(sys.stderr)
+
+
+def pipes() -> dict[str, tuple[int, int]]:
+    """Both ends of a pipe in the place of stdout, and of stderr: a single one as well."""
+    err = os.pipe()
+    out = err if _are_one() else os.pipe()
+    for read in {out[0], err[0]}:
+        os.set_blocking(read, False)
+    return {"out": out, "err": err}

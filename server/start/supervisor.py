@@ -2,13 +2,12 @@
 
 A start imports, compiles and waits in code that answers no signal for seconds, or swallows the
 exception that a handler raises (vLLM's, inside ZeroMQ's poll).  The supervisor imports nothing of
-it.  It ends a server that starts, hands on the signals to one that is ready, and shows what matters
-of what the processes of the server write (``console``).
+it.  It ends a server that starts, and hands on the signals to one that is ready.  What the server's
+processes write goes to a log while it starts, and is passed on as it is afterwards.
 """
 
 import ctypes
 import os
-import re
 import selectors
 import signal
 import sys
@@ -17,16 +16,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from attnres_serve.compat import start_events
+from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.compat.workarounds.quick_exit import forget_openmp
 from attnres_serve.server.start import address, streams
-from attnres_serve.server.start.console import COLOUR, Console, wants_log
+from attnres_serve.server.start.console import ENDS, Console
+from attnres_serve.server.start.levels import COLOUR, wants_log
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1
 TICK = 1.0  # seconds
 LAST = 5.0  # seconds for killed processes to be gone
-LINGER = 0.3  # seconds for the last lines of a process that has ended
+ROOM = 1 << 20  # bytes; a pipe holds fewer
 TRACKER = b"multiprocessing.resource_tracker"  # ends by itself, once it has tidied up after others
 
 
@@ -45,34 +45,46 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
     """
     streams.mend()
     verbose = wants_log(arguments, os.environ)
-    os.environ[start_events.VARIABLE] = "1"
     if verbose and sys.stdout.isatty():  # vLLM sees a pipe
         os.environ.setdefault(COLOUR, "1")
+    try:
+        log = EngineLog("serve")
+    except OSError as error:
+        print(
+            f"attnres-serve: no temporary file can be made ({error}); let TMPDIR name a folder "
+            "for them.",
+            file=sys.stderr,
+        )
+        return 2
     heard, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in (*SIGNALS, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    pipes = {name: os.pipe() for name in ("out", "err")}
+    pipes = streams.pipes()
     supervisor = os.getpid()
-    child = os.fork()
-    if child == 0:
-        signal.set_wakeup_fd(-1)
-        _become_server(supervisor, pipes)
-        return run()
-    for _, write in pipes.values():
+    with log.heard():
+        child = os.fork()
+        if child == 0:
+            signal.set_wakeup_fd(-1)
+            _become_server(supervisor, pipes)
+            return run()
+    for _, write in {*pipes.values()}:
         os.close(write)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     out, err = streams.writers()
-    console = Console(out, err, verbose)
-    ends = {name: read for name, (read, _) in pipes.items()}
+    console = Console(out, err, log, verbose)
+    ends = {read: name for name, (read, _) in pipes.items()}
+    keep = False
     try:
-        return _Supervisor(child, console).run(heard, ends)
+        status, keep = _Supervisor(child, console, log, ends).run(heard)
     finally:
         if console.socket:
             address.drop_socket(console.socket)
         out.close()
         err.close()
+        log.close(keep)
+    return status
 
 
 def _become_server(supervisor: int, pipes: dict[str, tuple[int, int]]) -> None:
@@ -83,8 +95,8 @@ def _become_server(supervisor: int, pipes: dict[str, tuple[int, int]]) -> None:
         os._exit(1)
     for name, number in (("out", 1), ("err", 2)):
         os.dup2(pipes[name][1], number)
-        for end in pipes[name]:
-            os.close(end)
+    for end in {end for pipe in pipes.values() for end in pipe}:
+        os.close(end)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
@@ -92,36 +104,31 @@ def _become_server(supervisor: int, pipes: dict[str, tuple[int, int]]) -> None:
 
 
 class _Supervisor:
-    def __init__(self, child: int, console: Console) -> None:
+    def __init__(self, child: int, console: Console, log: EngineLog, pipes: dict[int, str]) -> None:
         self.child = child
         self.console = console
-        self.rest = {"out": b"", "err": b""}
+        self.log = log
+        self.pipes = pipes
         self.members: list[int] = []  # of the session, when it was asked to stop
+        self.selector = selectors.DefaultSelector()
 
-    def run(self, heard: int, pipes: dict[str, int]) -> int:
-        selector = selectors.DefaultSelector()
-        selector.register(heard, selectors.EVENT_READ, "signal")
-        for name, pipe in pipes.items():
-            selector.register(pipe, selectors.EVENT_READ, name)
-        status, ended = None, 0.0
-        while len(selector.get_map()) > 1 or status is None:
-            for key, _ in selector.select(TICK if status is None else LINGER):
-                if key.data == "signal":
-                    if status is None and self._hear(os.read(heard, 64)):
-                        return 130
-                elif not self._take(key.data, os.read(key.fd, 65536)):
-                    selector.unregister(key.fd)
-            if status is None:
-                self.console.tick()
-                pid, code = os.waitpid(self.child, os.WNOHANG)
-                if pid:
-                    status, ended = os.waitstatus_to_exitcode(code), time.monotonic()
-                    end_session(self.child, self.members)
-            elif time.monotonic() - ended > LINGER:
-                break
+    def run(self, heard: int) -> tuple[int, bool]:
+        """The exit status, and whether the log is worth keeping."""
+        for number in (heard, self.log.pipe, *self.pipes):
+            self.selector.register(number, selectors.EVENT_READ)
+        pid = 0
+        while not pid:
+            ready = [key.fd for key, _ in self.selector.select(TICK)]
+            if heard in ready and self._hear(os.read(heard, 64)):
+                return 130, False
+            self._take()
+            self.console.tick()
+            pid, code = os.waitpid(self.child, os.WNOHANG)
+        end_session(self.child, self.members)
+        self._take()
+        status = os.waitstatus_to_exitcode(code)
         status = status if status >= 0 else 128 - status
-        self.console.ended(status)
-        return status
+        return status, self.console.ended(status)
 
     def _hear(self, numbers: bytes) -> bool:
         """Act on signals; returns whether the start was ended by one."""
@@ -143,24 +150,22 @@ class _Supervisor:
             os.kill(self.child, number)
         return False
 
-    def _take(self, name: str, data: bytes) -> bool:
-        """Hand lines on to the console; returns whether the stream goes on."""
-        # "\r" alone is the end of a line that is written over; before "\n" it is part of the end.
-        *lines, self.rest[name] = re.split(rb"(?<=\n)|(?<=\r)(?=[^\r\n])", self.rest[name] + data)
-        if not data and self.rest[name]:
-            lines.append(self.rest[name])
-        for raw in lines:
-            line = raw.decode(errors="replace")
-            end = line[len(line.rstrip("\r\n")) :]
-            end = "\n" if "\n" in end else end[:1]
-            text, event = start_events.read(line.rstrip("\r\n"))
-            if event is None:
-                self.console.line(text, name, end)
-                continue
-            if text:
-                self.console.line(text, name)
+    def _take(self) -> None:
+        """Hand on to the console what the server's processes tell and write."""
+        for event in self.log.events():
+            if event["event"] in ENDS:
+                self._pass_on()  # what was written before it
             self.console.event(event)
-        return bool(data)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        for pipe, name in [*self.pipes.items()]:
+            with suppress(BlockingIOError):
+                if data := os.read(pipe, ROOM):
+                    self.console.written(data, name)
+                else:
+                    self.selector.unregister(pipe)
+                    del self.pipes[pipe]
 
 
 def end_session(leader: int, before: Iterable[int] = ()) -> None:

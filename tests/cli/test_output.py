@@ -77,8 +77,15 @@ def test_verbose_shows_it(write: Callable[[], object], capfd: pytest.CaptureFixt
     assert FOREIGN in "".join(capfd.readouterr())
 
 
+TELLS = """
+from attnres_serve.compat import failures
+with failures.told():
+    raise MemoryError("9 GiB are too many")
+"""
+
+
 def worker_failed() -> None:
-    os.write(2, b"(Worker pid=7) ERROR 11-27 07:08:43 [w.py:8] MemoryError: 9 GiB are too many\n")
+    subprocess.run([sys.executable, "-c", TELLS], check=False)
     raise RuntimeError("Engine core initialization failed. See root cause above.")
 
 

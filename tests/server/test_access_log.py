@@ -268,6 +268,15 @@ def test_probes_have_a_line_where_vllms_flag_says_so(monkeypatch, said, shown):
     assert len(lines.text) == shown
 
 
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.WARNING])
+def test_uvicorn_speaks_of_the_server_at_the_level_of_vllms_log(monkeypatch, level):
+    server = logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(server, "level", logging.INFO)
+    monkeypatch.setattr(logging.getLogger("vllm"), "level", level)
+    access_log._take_over()
+    assert server.level == max(level, logging.INFO)
+
+
 def test_no_lines_where_uvicorn_would_have_none(monkeypatch):
     """By --disable-uvicorn-access-log, which takes the handlers away, and by the level."""
     with logging_by(deepcopy(uvicorn.config.LOGGING_CONFIG), monkeypatch) as lines:

@@ -1,6 +1,5 @@
-"""What is shown of a server's lines, and the supervisor's parts: without an engine."""
+"""What is shown of a server, and the supervisor's parts: without an engine."""
 
-import io
 import json
 import os
 import re
@@ -10,11 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
@@ -23,26 +20,46 @@ from starlette.testclient import TestClient
 
 from attnres_serve import cli
 from attnres_serve.compat import prepare, source, start_events
+from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.compat.workarounds import quick_exit
 from attnres_serve.errors import SettingError
 from attnres_serve.server import launcher
-from attnres_serve.server.lifecycle import Lifecycle
 from attnres_serve.server.routes import page
 from attnres_serve.server.start import address, example, preload, supervisor
-from attnres_serve.server.start.console import WARNINGS, Console, wants_log
+from attnres_serve.server.start.console import Console
+from attnres_serve.server.start.levels import wants_log
 
 URL = "http://127.0.0.1:8000"
 ASK = "curl"
 FACTS = {"model": "folder", "layout": "format house, family llama, 4 blocks, 17 sites"}
-ENGINE = "(EngineCore pid=7)"
+READY = {"url": URL, "socket": None, "ask": ASK, "problem": None}
+
+
+class Stream:
+    """A stream that keeps what is written."""
+
+    def __init__(self, is_terminal: bool = False) -> None:
+        self.is_terminal, self.data = is_terminal, b""
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, data: str | bytes) -> None:
+        self.data += data.encode() if isinstance(data, str) else data
+
+    def new(self) -> list[str]:
+        """Lines since the last time."""
+        said, self.data = self.data.decode(errors="replace").splitlines(), b""
+        return said
 
 
 class Shown:
-    """A console, its streams and a clock that stands still."""
+    """A console, its streams, its log and a clock that stands still."""
 
-    def __init__(self, verbose: bool = False) -> None:
-        self.out, self.err, self.now = io.StringIO(), io.StringIO(), 0.0
-        self.console = Console(self.out, self.err, verbose, lambda: self.now)
+    def __init__(self, log: EngineLog, verbose: bool = False, is_terminal: bool = False) -> None:
+        self.out, self.err, self.now = Stream(is_terminal), Stream(is_terminal), 0.0
+        self.log = log
+        self.console = Console(self.out, self.err, log, verbose, lambda: self.now)
 
     def event(self, name: str, **facts) -> None:
         self.console.event({"event": name, **facts})
@@ -52,32 +69,33 @@ class Shown:
         title = "attnres-serve 1, vLLM 2 on CPU"
         self.event("checked", title=title, log=log, headless=headless, socket=None)
 
-    def start(self, problem: str | None = None) -> None:
+    def start(self, **ready) -> None:
         self.checked()
         for name, more in (
             ("imported", {}),
             ("built", {"how": "algorithm single_pass, backend cpp"}),
             ("loaded", {}),
             ("warm", {}),
-            ("ready", {"url": URL, "socket": None, "ask": ASK, "problem": problem}),
+            ("ready", READY | ready),
         ):
             self.now += 2
             self.event(name, **more)
 
-    def log(self, level: str, text: str) -> None:
-        self.console.line(f"{ENGINE} {level} 11-24 08:50:47 [core.py:133] {text}", "out")
-
     def new(self) -> list[str]:
         """Lines since the last time, of both streams."""
-        said = [*self.out.getvalue().splitlines(), *self.err.getvalue().splitlines()]
-        for stream in (self.out, self.err):
-            stream.seek(0)
-            stream.truncate()
-        return said
+        return self.out.new() + self.err.new()
 
 
-def test_a_start_is_a_dozen_lines():
-    shown = Shown()
+@pytest.fixture
+def log(tmp_path, monkeypatch) -> Iterator[EngineLog]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = EngineLog("serve")
+    yield log
+    log.close(keep=False)
+
+
+def test_a_start_is_a_dozen_lines(log):
+    shown = Shown(log)
     shown.start()
     said = shown.new()
     assert len(said) == 14
@@ -93,217 +111,85 @@ def test_a_start_is_a_dozen_lines():
     ]
 
 
-def test_other_workers_of_the_same_model_add_nothing():
-    shown = Shown()
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_address_ends_a_start(log, verbose):
+    shown = Shown(log, verbose)
+    shown.checked()
+    shown.console.written(b"a warning\n", "err")
+    shown.new()
+    shown.event("ready", **READY | {"socket": "run/s", "problem": "The request failed."})
+    out, err = shown.out.new(), shown.err.new()
+    where = [] if verbose else [f"  log       {log.path} (of the start)"]
+    assert out[-len(where) - 2 :] == ["  socket    run/s", *where, ASK]
+    assert err == ["a warning"] * (not verbose) + ["  not ready: The request failed."]
+
+
+def test_other_workers_of_the_same_model_add_nothing(log):
+    shown = Shown(log)
     shown.checked()
     for _ in range(2):
+        shown.event("warning", text="AttnRes: slow")
         for name in ("imported", "built", "loaded"):
             shown.event(name, how="as it is") if name == "built" else shown.event(name)
-    assert len([line for line in shown.new() if line.endswith(" s")]) == 3
-
-
-def test_logs_of_a_start_are_hidden_and_warnings_are_few():
-    shown = Shown()
-    shown.checked()
-    shown.new()
-    for number in range(20):
-        shown.log("INFO", f"of no matter {number}")
-        shown.log("WARNING", f"watch out {number}")
-        shown.console.line("Loading safetensors checkpoint shards:   0%", "err", "\r")
-    shown.log("WARNING", "watch out 0")
-    shown.log("WARNING", "Triton is not installed. triton-cpu is expected on x86 CPUs.")
-    shown.log("WARNING", "AttnRes: there is no API key")
     said = shown.new()
-    assert said == [
-        *(f"  warning: watch out {number}" for number in range(WARNINGS)),
-        "  warning: AttnRes: there is no API key",
-    ]
-    shown.event("ready", url=URL, socket="run/s", ask=ASK, problem=None)
-    assert shown.out.getvalue().endswith(f"  socket    run/s\n{ASK}\n")
-    assert f"  {20 - WARNINGS} more warnings: --verbose shows them." in shown.new()
+    assert len([line for line in said if line.endswith(" s")]) == 3
+    assert said.count("  warning: AttnRes: slow") == 1
 
 
-def test_what_every_container_warns_of_is_hidden():
-    shown = Shown()
-    shown.checked()
-    shown.new()
-    for text in (
-        "W1124 08:50:47.123000 76 torch/_library/triton.py:53] Triton not available, x = []",
-        "[W1124 08:50:47.123456789 utils.cpp:76] Warning: numa_migrate_pages failed. errno: 1 (f)",
-    ):
-        shown.console.line(f"{ENGINE} {text}", "err")
-    assert shown.new() == []
-    failed = "numa_migrate_pages failed. errno: 12 (f)"  # there is no memory left
-    shown.console.line(f"[W1124 08:50:47.123456789 utils.cpp:76] Warning: {failed}", "err")
-    assert shown.new() == [f"  warning: Warning: {failed}"]
-
-
-def test_casts_of_weights_are_quiet():
-    """`check` says in which type a checkpoint is stored and in which it is served."""
-    shown = Shown()
-    shown.checked()
-    shown.new()
-    cast = "Attempted to load weight {} with dtype {} into parameter with dtype {}"
-    for name, stored, served in (
-        ("model.norm.weight", "float32", "bfloat16"),
-        ("lm_head.weight", "torch.float32", "torch.float16"),
-        ("model.layers.0.mlp.gate_proj.weight", "bfloat16", "float32"),
-    ):
-        shown.log("WARNING", cast.format(name, stored, served))
-    shown.log("WARNING", "The chat template requires system-first ordering, so inline system")
-    shown.log("WARNING", "Default vLLM sampling parameters have been overridden by the model's")
-    assert shown.new() == []
-    shown.log("WARNING", unread := "Attempted to load weight a with dtype uint8 into a parameter")
-    assert shown.new() == [f"  warning: {unread}"]
-
-
-def test_a_server_that_is_not_ready_says_why():
-    shown = Shown()
-    shown.start("The request that warms up failed.")
-    assert "  not ready: The request that warms up failed." in shown.new()
-
-
-def test_what_a_ready_server_shows():
-    shown = Shown()
-    shown.start()
-    shown.new()
-    request = 'INFO:     127.0.0.1:5 - "{} HTTP/1.1" {}'
-    kept = [
-        request.format("POST /v1/completions", "200 OK"),
-        request.format("GET /health", "503 Service Unavailable"),
-        'INFO:     2026-11-24T08:50:47+0000 127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK '
-        "0.532s in=12 out=40 tok/s=75.2 id=order-7",
-        f"{ENGINE} WARNING 11-24 08:50:47 [core.py:133] watch out",
-        f"{ENGINE} ERROR 11-24 08:50:47 [core.py:133] it broke",
-        "ERROR:    Exception in ASGI application",
-        "ValueError: as libraries write it",
-    ]
-    hidden = [
-        f"{ENGINE} INFO 11-24 08:50:47 [core.py:133] Avg prompt throughput",
-        "INFO:     Application startup complete.",
-        "",
-    ]
-    for line in (*kept, *hidden):
-        shown.console.line(line, "out")
-    assert shown.new() == kept
-
-
-def test_a_stop_shows_nothing_unless_it_fails():
-    shown = Shown()
-    shown.start()
-    shown.new()
-    shown.console.stopping = True
-    shown.event("drained")
-    shown.log("ERROR", "EngineDeadError")
-    shown.console.line("terminate called without an active exception", "err")
-    for line in ("INFO:     Shutting down", "nanobind: leaked 4 instances!", " - leaked type"):
-        shown.console.line(line, "err")
-    assert shown.new() == []
-    shown.console.ended(0)
-    assert shown.new() == []
-    kept = [
-        f"{ENGINE} ERROR 11-24 08:50:47 [core.py:133] EngineDeadError",
-        "terminate called without an active exception",
-    ]
-    shown.console.ended(1)
-    assert shown.new() == kept
-    shown.console.ended(128 + signal.SIGABRT)
-    assert shown.new() == [*kept, "attnres-serve: the server was killed by signal 6."]
-
-
-def test_a_drain_shows_requests_and_errors():
-    shown = Shown()
-    shown.start()
-    shown.new()
-    shown.console.stopping = True
-    answered = 'INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK'
-    shown.console.line(answered, "out")
-    shown.console.line("ERROR:    Exception in ASGI application", "out")
-    shown.event("drained")
-    shown.console.line(answered, "out")  # the log may be late
-    shown.console.ended(0)
-    assert shown.new() == [answered, "ERROR:    Exception in ASGI application", answered]
-
-
-def test_the_reason_of_a_failed_start_is_its_first_exception():
-    shown = Shown()
-    shown.checked()
-    shown.new()
-    shown.log("INFO", "of no matter")
-    for text in ("EngineCore failed to start.", "Traceback", "    ^^^^", "ValueError: no memory"):
-        shown.log("ERROR", text)
-    for text in ("Traceback (most recent call last):", '  File "core.py"'):
-        shown.console.line(f"(APIServer pid=6) {text}", "err")
-    text = "RuntimeError: Engine core initialization failed. See root cause above."
-    shown.console.line(f"(APIServer pid=6) {text}", "err")
-    shown.console.ended(1)
-    said = shown.new()
-    assert said[:-1] == [
-        "  EngineCore failed to start.",
-        "  Traceback",
-        "  ValueError: no memory",
-    ]
-    assert said[-1].startswith("attnres-serve: ") and said[-1].endswith("ValueError: no memory")
-
-
-def test_a_killed_start_shows_its_last_lines():
-    shown = Shown()
-    shown.checked()
-    shown.new()
-    shown.console.line("Illegal instruction", "err")
-    shown.console.ended(128 + signal.SIGILL)
-    assert shown.new() == [
-        "  Illegal instruction",
-        "attnres-serve: the server could not be started (--verbose shows the whole log): "
-        "it was killed by signal 4.",
-    ]
-
-
-@pytest.mark.parametrize(
-    "exception",
-    [
-        "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found",
-        "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:",
-        "torch._dynamo.exc.Unsupported",
-    ],
+PIECES = (
+    b"WARNING 11-24 [core.py:133] watch out\r\n  File\r\n",
+    b"Loading:   0%\rLoading: 100%\r\n",
+    "caf\u00e9 \ufffd".encode() + b"\xff\x1b[31m",
 )
-def test_the_reason_is_an_exception_of_any_name(exception):
-    shown = Shown()
-    shown.checked()
-    for text in ("Traceback (most recent call last):", "  File 'a'", exception, "Set a flag: it"):
-        shown.log("ERROR", text)
-    pointer = "Exception: WorkerProc initialization failed. See stack trace for root cause."
-    for text in ("Traceback (most recent call last):", "  File 'b'", pointer):
-        shown.log("ERROR", text)
-    shown.console.ended(1)
-    assert shown.new()[-1].endswith(f": {exception}")
 
 
-def test_an_error_hides_no_native_abort():
-    shown = Shown()
+@pytest.mark.parametrize("data", PIECES)
+def test_what_a_start_writes_is_the_log_and_nothing_else(log, data):
+    shown = Shown(log)
+    shown.console.written(data, "err")  # --version, or a parser's words
+    assert (shown.err.data, log.path.read_bytes()) == (data, b"")
     shown.checked()
     shown.new()
-    shown.log("ERROR", "of no matter")
-    what = "  what():  no room"
-    for text in ("terminate called after throwing an instance of 'c10::Error'", what):
-        shown.console.line(f"{ENGINE} {text}", "err")
-    shown.console.ended(128 + signal.SIGABRT)
-    said = shown.new()
-    assert said[0] == "  of no matter" and f"  {what}" in said
-    assert said[-1].endswith(f": {what.strip()}")
+    for stream in ("out", "err"):
+        shown.console.written(data, stream)
+    assert shown.new() == []
+    assert log.path.read_bytes() == 2 * data
+    shown.event("ready", **READY)
+    shown.new()
+    shown.console.written(data, "out")
+    assert (shown.out.data, log.path.read_bytes()) == (data, 2 * data)
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_an_error_that_names_a_library_is_no_last_word(verbose):
-    shown = Shown(verbose)
+@pytest.mark.parametrize("is_told", [False, True])
+def test_whoever_asks_for_the_log_sees_it_as_it_is(log, is_told):
+    """By the command line, or by a file of flags."""
+    shown = Shown(log, verbose=not is_told)
+    shown.checked(log=is_told)
+    shown.new()
+    for data in PIECES:
+        shown.console.written(data, "out")
+    assert shown.out.data == b"".join(PIECES)
+    assert log.path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_reason_of_a_failed_start_comes_last(log, is_terminal):
+    """Behind the log, where a file may be gone with its container."""
+    shown = Shown(log, is_terminal=is_terminal)
     shown.checked()
-    error = "ImportError: nanobind ABI of xgrammar differs; see resource_tracker"
-    shown.console.line(error, "err")
-    shown.console.line("nanobind: leaked 4 instances!", "err")
-    shown.console.ended(1)
-    said = shown.new()
-    assert said[-1].endswith(f": {error}")
-    assert ("nanobind: leaked 4 instances!" in " ".join(said)) is verbose
+    shown.new()
+    for text in (b"Traceback\r\n", b"  File"):
+        shown.console.written(text, "err")
+    with log.heard():
+        start_events.tell("failed", reason="ValueError: no memory")
+    shown.out.new()
+    assert shown.console.ended(1)
+    *before, last = shown.err.new()
+    assert before == ([] if is_terminal else ["Traceback", "  File"])
+    assert last == (
+        "attnres-serve: the server could not be started: ValueError: no memory; its log is "
+        f"{log.path}."
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,46 +201,50 @@ def test_an_error_that_names_a_library_is_no_last_word(verbose):
         (1, "ended with status 1"),
     ],
 )
-def test_every_end_of_a_start_is_told(status, how):
-    shown = Shown()
-    shown.console.line("attnres-serve: whoever can list processes reads the key", "err")
+@pytest.mark.parametrize("words", [b"", b"a\nIllegal instruction\n\n"])
+def test_every_end_of_a_start_is_told(log, status, how, words):
+    shown = Shown(log)
     shown.checked()
-    shown.console.ended(status)
-    assert shown.new()[-1].endswith(f": it {how}.")
+    shown.console.written(words, "err")
+    assert shown.console.ended(status)
+    said = f"{how} after it wrote: Illegal instruction" if words else how
+    assert shown.err.new()[-1].endswith(f": it {said}; its log is {log.path}.")
 
 
-def test_an_end_before_the_checks_is_told_too():
-    shown = Shown()
-    shown.console.line("attnres-serve: whoever can list processes reads the key", "err")
-    shown.new()
-    shown.console.ended(128 + signal.SIGILL)
+def test_an_end_before_the_checks_is_told_too(log):
+    shown = Shown(log)
+    assert not shown.console.ended(128 + signal.SIGILL)
     assert shown.new() == [
         "attnres-serve: the server could not be started: it was killed by signal 4."
     ]
-    shown.console.ended(0)  # --version
+    for status in (0, 2):  # --version, and a parser's own words
+        assert not shown.console.ended(status)
     assert shown.new() == []
 
 
-def test_warnings_that_no_logger_wrote_are_shown():
-    shown = Shown()
+def test_a_refusal_stands_alone(log):
+    shown = Shown(log)
     shown.checked()
     shown.new()
-    for line in (
-        "/usr/lib/site-packages/torch/a.py:12: UserWarning: this is slow",
-        "  warnings.warn(",
-        "[W1124 10:34:33.176139620 utils.cpp:68] few threads",
-        "[rank0]:W1124 10:34:33.176000 77 torch/_dynamo/a.py:1139] recompiled",
-        "[W1124 10:34:33.176139620 utils.cpp:68] Warning: NUMA binding: Using MEMBIND policy",
-        "/usr/lib/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: it",
-        "Loading weights",
-    ):
-        shown.console.line(f"{ENGINE} {line}", "err")
-    told = ("this is slow", "few threads", "recompiled")
-    assert shown.new() == [f"  warning: {text}" for text in told]
+    shown.console.written(b"of no matter\n", "err")
+    shown.event("refused", reason="found --grpc; leave it out.")
+    assert not shown.console.ended(2)
+    assert shown.new() == ["attnres-serve: found --grpc; leave it out."]
 
 
-def test_a_node_without_an_address_is_ready_when_it_has_loaded():
-    shown = Shown()
+def test_the_end_of_a_ready_server_is_told_where_a_signal_caused_it(log):
+    shown = Shown(log)
+    shown.start()
+    shown.new()
+    for status in (0, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+        assert not shown.console.ended(status)
+    assert shown.new() == []
+    assert not shown.console.ended(128 + signal.SIGABRT)
+    assert shown.new() == ["attnres-serve: the server was killed by signal 6."]
+
+
+def test_a_node_without_an_address_is_ready_when_it_has_loaded(log):
+    shown = Shown(log)
     shown.checked(headless=True)
     shown.event("built", how="algorithm single_pass")
     assert not shown.console.ready
@@ -364,61 +254,14 @@ def test_a_node_without_an_address_is_ready_when_it_has_loaded():
     assert shown.new()[-1] == "Loaded after 0.0 s. Ctrl-C stops this node."
 
 
-def test_a_file_of_flags_may_ask_for_the_log():
-    shown = Shown()
-    shown.checked(log=True)
-    shown.log("INFO", "whole")
-    assert shown.new() == [f"{ENGINE} INFO 11-24 08:50:47 [core.py:133] whole"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_only_the_terminal_is_cleared():
-    shown = Shown()
-    shown.out = Terminal()
-    shown.console = Console(shown.out, shown.err, False, lambda: shown.now)
+def test_only_the_terminal_is_cleared(log):
+    shown = Shown(log)
+    shown.out.is_terminal = True
     shown.checked()
     shown.console.tick()
-    shown.log("WARNING", "watch out")
-    assert shown.err.getvalue() == "  warning: watch out\n"
-    assert shown.out.getvalue().endswith("\r\x1b[K")
-
-
-def test_the_end_of_a_worker_is_the_reason_of_what_follows():
-    shown = Shown()
-    shown.checked()
-    died = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
-    for text in (died, "EngineCore failed to start.", "RuntimeError: cancelled"):
-        shown.log("ERROR", text)
-    shown.console.ended(1)
-    assert shown.new()[-1].endswith(f": {died}")
-
-
-def test_a_refusal_stands_alone():
-    shown = Shown()
-    shown.checked()
-    shown.new()
-    shown.log("ERROR", "of no matter")
-    shown.console.line("attnres-serve: found --grpc; leave it out.", "err")
-    shown.console.ended(2)
-    assert shown.new() == ["attnres-serve: found --grpc; leave it out."]
-
-
-def test_verbose_shows_every_line_but_last_words():
-    shown = Shown(verbose=True)
-    shown.start()
-    assert shown.new() == []
-    shown.log("INFO", "whole")
-    shown.console.line("Loading", "err", "\r")
-    assert shown.out.getvalue() == f"{ENGINE} INFO 11-24 08:50:47 [core.py:133] whole\n"
-    assert shown.err.getvalue() == "Loading\r"
-    shown.new()
-    shown.console.stopping = True
-    shown.console.line("See https://nanobind.readthedocs.io/en/latest/refleaks.html", "err")
-    assert shown.new() == []
+    shown.event("warning", text="watch out")
+    assert shown.err.data == b"  warning: watch out\n"
+    assert shown.out.data.endswith(b"\r\x1b[K")
 
 
 @pytest.mark.parametrize(
@@ -443,6 +286,7 @@ def test_who_asks_for_the_log(arguments, variables, wanted):
 
 SUPERVISED = """
 import os, sys, time
+from attnres_serve.compat import start_events
 from attnres_serve.server.start import supervisor
 
 def run():
@@ -458,15 +302,79 @@ def supervised(script: str) -> list[str]:
     return [sys.executable, "-c", SUPERVISED, script]
 
 
-def test_a_character_that_stdout_lacks_silences_nothing():
+def test_a_character_that_a_stream_lacks_silences_nothing():
+    """What the server writes is passed on; a sentence of ours is written as the stream can."""
     done = subprocess.run(
-        supervised("os.write(1, 'caf\u00e9\\nnext\\n'.encode())"),
+        supervised(
+            "os.write(1, 'caf\u00e9\\nnext\\n'.encode())\n"
+            "start_events.tell('refused', reason='caf\u00e9')"
+        ),
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
-        text=True,
         check=True,
     )
-    assert done.stdout == "caf\\xe9\nnext\n"
+    assert done.stdout == "caf\u00e9\nnext\n".encode()
+    assert done.stderr == b"attnres-serve: caf\\xe9\n"
+
+
+WRITES = f"""
+def write(word):
+    for n in range(9):
+        os.write(n % 2 + 1, b"%s %d\\r\\n" % (word, n))
+
+start_events.tell("checked", title="t", log=False, headless=False, socket=None)
+write(b"start")
+start_events.tell("ready", **{READY})
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    write(b"ready")
+"""
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+def test_streams_keep_their_order(is_one):
+    """Where both are one file too, and in what is written before and behind the address."""
+    stderr = subprocess.STDOUT if is_one else subprocess.PIPE
+    process = subprocess.Popen(supervised(WRITES), stdout=subprocess.PIPE, stderr=stderr)
+    try:
+        before = [process.stdout.readline() for _ in range(8)]
+        assert before[-1] == b"curl\n" and not any(b"\r" in line for line in before)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    shown = {out: range(9)} if is_one else {out: range(0, 9, 2), err: range(1, 9, 2)}
+    for said, numbers in shown.items():
+        lines = [line for line in said.splitlines(True) if not line.startswith(b"attnres-serve: ")]
+        assert lines == [b"ready %d\r\n" % number for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        ("pass", 1),  # it never said that it was ready
+        ("sys.exit(1)", 1),
+        ("start_events.tell('refused', reason='no'); sys.exit(2)", 0),
+        (f"start_events.tell('ready', **{READY}); os.kill(os.getpid(), 6)", 0),
+        (f"start_events.tell('ready', **{READY})", 0),
+    ],
+)
+def test_a_file_stays_only_behind_a_failed_start(tmp_path, script, left):
+    script = f"start_events.tell('checked', title='t', log=0, headless=0, socket=None); {script}"
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run(supervised(script), env=variables, capture_output=True, check=False)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".log"] * left
+
+
+def test_no_folder_for_temporary_files_is_one_sentence(tmp_path):
+    script = "import tempfile; tempfile.tempdir = 'nowhere'; " + SUPERVISED
+    words = [sys.executable, "-c", script, "pass"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("attnres-serve: no temporary file can be made (")
+    assert done.stderr.endswith("let TMPDIR name a folder for them.\n")
 
 
 @pytest.mark.parametrize("closed", ["0<&- 1>&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
@@ -492,10 +400,7 @@ def test_a_reader_that_left_does_not_end_the_server():
 
 
 def test_a_reader_that_stalls_holds_up_no_signal():
-    script = (
-        "os.write(2, b'attnres-serve: begun'); os.write(1, b'line\\n' * 100_000); time.sleep(60)"
-    )
-    script = f"os.write(2, b'attnres-serve: begun\\n'); {script}"
+    script = "os.write(2, b'begun\\n'); os.write(1, b'line\\n' * 100_000); time.sleep(60)"
     process = subprocess.Popen(supervised(script), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stderr.readline() == b"begun\n"
@@ -509,7 +414,6 @@ def test_a_reader_that_stalls_holds_up_no_signal():
 
 LEAVES = """
 import signal, subprocess
-from attnres_serve.compat import start_events
 engine = subprocess.Popen(["sleep", "60"])
 left = f"/dev/shm/__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid()}"
 open(left, "w").close()
@@ -542,53 +446,25 @@ def test_what_a_killed_engine_leaves_is_removed(tmp_path):
 # --- events
 
 
-def test_events_are_told_where_somebody_listens(monkeypatch, capfd):
-    monkeypatch.delenv(start_events.VARIABLE, raising=False)
-    start_events.tell("built")
-    assert capfd.readouterr().err == ""
-    monkeypatch.setenv(start_events.VARIABLE, "1")
-    start_events.tell("built", how="cpp")
-    told = capfd.readouterr().err
-    assert start_events.read(f"half a line{told.rstrip()}") == (
-        "half a line",
-        {"event": "built", "how": "cpp"},
-    )
-
-
-@pytest.mark.parametrize("line", ["a line", f"{start_events.MARK}{{", f"{start_events.MARK}[]"])
-def test_other_lines_are_no_events(line):
-    assert start_events.read(line)[1] is None
-
-
-def test_the_end_of_a_drain_is_told(monkeypatch, capfd):
-    monkeypatch.setenv(start_events.VARIABLE, "1")
-    lifecycle = Lifecycle()
-    lifecycle.stopping, lifecycle.running = True, 1
-    lifecycle._client = SimpleNamespace(errored=False)
-    threading.Timer(0.3, lambda: setattr(lifecycle, "running", 0)).start()
-    begin = time.monotonic()
-    lifecycle.drain(10)
-    assert time.monotonic() - begin > 0.2
-    assert start_events.read(capfd.readouterr().err.strip("\n"))[1] == {"event": "drained"}
-
-
 @pytest.mark.parametrize("is_given", [False, True])
-def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, capfd, is_given):
+def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, log, is_given):
     value = str(is_given).lower()
     config = tmp_path / "flags.yaml"
     config.write_text(f"enable-log-requests: {value}\nheadless: {value}\nport: 0\n")
     for name in [name for name in os.environ if name.startswith("VLLM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("VLLM_PLUGINS", "attnres")
-    monkeypatch.setenv(start_events.VARIABLE, "1")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "")
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL")
     monkeypatch.setattr(launcher, "check_checkpoint", lambda name, words: (name, None))
     monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
     monkeypatch.setattr(launcher.openai_server, "run_server", lambda *_: None)
     own = cli.build_parser().parse_args(["serve"])
-    launcher.serve("folder", own, ["--config", str(config)])
-    told = [start_events.read(line)[1] for line in capfd.readouterr().err.split("\n")]
-    (event,) = [event for event in told if event and event["event"] == "checked"]
+    with log.heard():
+        launcher.serve("folder", own, ["--config", str(config)])
+    (event,) = [event for event in log.events() if event["event"] == "checked"]
     assert (event["log"], event["headless"], event["socket"]) == (is_given, is_given, None)
+    assert os.environ.get("VLLM_LOGGING_LEVEL") == (None if is_given else "WARNING")
 
 
 # --- the request to paste
@@ -699,7 +575,7 @@ start_events.tell("ready", url="http://localhost", socket=path, ask="", problem=
         ),
         ("signal.signal(2, signal.SIG_DFL)" + IS_READY + "time.sleep(60)", signal.SIGINT, 130),
         (IS_READY + "os.kill(os.getpid(), 9)", None, 128 + 9),
-        ("os.write(2, b'attnres-serve: begun\\n'); time.sleep(60)", signal.SIGTERM, 130),
+        ("start_events.tell('warning', text='begun'); time.sleep(60)", signal.SIGTERM, 130),
         ("sys.exit('no such engine')", None, 1),
     ],
     ids=["stopped", "cut off", "killed", "interrupted in its start", "not started"],
@@ -758,34 +634,6 @@ def test_a_path_where_no_socket_can_be(sockets, name, said):
         address.clear_socket(str(sockets / name))
     assert (sockets / "file").read_text() == "kept"
     assert {path.name for path in sockets.iterdir()} == {"file", "folder", "link"}
-
-
-# --- line ends
-
-
-@pytest.mark.parametrize("cut", range(1, 12))
-def test_records_of_several_lines_keep_their_lines(cut):
-    """vLLM ends their inner lines by a carriage return and a line feed, wherever a read ends."""
-    shown = Shown()
-    shown.start()
-    shown.new()
-    keeper = supervisor._Supervisor(0, shown.console)
-    head = f"{ENGINE} ERROR 11-24 08:50:47 [core.py:133] "
-    lines = ["Traceback", "  File", "KeyError: x"]
-    data = "".join(f"{head}{line}\r\n" for line in lines).encode() + f"{head}end\r\r\n".encode()
-    step = max(len(data) * cut // 12, 1)
-    for begin in range(0, len(data), step):
-        keeper._take("err", data[begin : begin + step])
-    keeper._take("err", b"")
-    assert shown.err.getvalue() == "".join(f"{head}{line}\n" for line in [*lines, "end"])
-
-
-def test_lines_that_are_written_over_stay_apart():
-    shown = Shown(verbose=True)
-    keeper = supervisor._Supervisor(0, shown.console)
-    for data in (b"10%\r20", b"%\r", b"\nnext\n30%\r", b""):
-        keeper._take("out", data)
-    assert shown.out.getvalue() == "10%\r20%\nnext\n30%\r"
 
 
 # --- preloading

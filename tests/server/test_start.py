@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ import httpx
 import psutil
 import pytest
 from load import tree
+from safetensors.torch import load_file, save_file
 from serving import DEMO, OURS, START_TIMEOUT, environment, free_port
 
 from attnres_serve.server.start import preload
@@ -32,7 +34,13 @@ NOISE = re.compile("Traceback|nanobind|leaked|resource_tracker|Error")
 class Command:
     """A running ``attnres-serve serve`` of the demo, in a session of its own as in a terminal."""
 
-    def __init__(self, folder: Path, flags: tuple[str, ...], variables: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        flags: tuple[str, ...],
+        variables: dict[str, str],
+        checkpoint: Path = DEMO,
+    ) -> None:
         self.port = free_port()
         # Among them files of killed processes, whose numbers may be given again.
         self.before = set(os.listdir("/dev/shm"))
@@ -40,7 +48,7 @@ class Command:
         # An engine that ran in this process has set LD_PRELOAD for the processes after it.
         gone = ("VLLM_LOGGING", "LD_PRELOAD")
         kept = {k: v for k, v in environment().items() if not k.startswith(gone)}
-        words = [*OURS, str(DEMO), "--host", "127.0.0.1", "--port", str(self.port), *flags]
+        words = [*OURS, str(checkpoint), "--host", "127.0.0.1", "--port", str(self.port), *flags]
         with self.files[0].open("w") as out, self.files[1].open("w") as err:
             self.process = subprocess.Popen(
                 words, stdout=out, stderr=err, env=kept | variables, start_new_session=True
@@ -91,6 +99,24 @@ class Command:
         return status, seconds
 
 
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith("VLLM::Worker")
+    except psutil.NoSuchProcess:
+        return False
+
+
+def broken_demo(folder: Path) -> Path:
+    """A copy of the demo with a number that is not one."""
+    checkpoint = folder / "checkpoint"
+    shutil.copytree(DEMO, checkpoint)
+    (file,) = checkpoint.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    return checkpoint
+
+
 def is_running(process: psutil.Process) -> bool:
     """Not so one that has ended and waits for init to take note of it, which takes a while."""
     try:
@@ -109,8 +135,10 @@ def interrupt_group(pid: int) -> None:
 
 
 @contextmanager
-def begun(folder: Path, *flags: str, **variables: str) -> Iterator[Command]:
-    command = Command(folder, flags, variables)
+def begun(
+    folder: Path, *flags: str, checkpoint: Path = DEMO, **variables: str
+) -> Iterator[Command]:
+    command = Command(folder, flags, variables, checkpoint)
     try:
         yield command
     finally:
@@ -177,7 +205,8 @@ def server(tmp_path_factory) -> Iterator[Command]:
 
 def test_a_start_says_what_is_served_how_and_where(server):
     said = [*server.out, *server.err]
-    assert len(said) <= 18, said
+    assert len(said) <= 20, said
+    assert server.err == []
     text = "\n".join(said)
     for fact in (
         *("format house", "family llama", "4 blocks", "17 sites"),
@@ -229,6 +258,8 @@ def test_requests_are_shown_and_probes_are_not(server):
 
 def test_ctrl_c_stops_a_ready_server(server):
     """The last test of that server."""
+    (log,) = re.findall(r"^  log +(\S+) ", "\n".join(server.out), re.M)
+    assert "WARNING" in Path(log).read_text()
     before = len(server.out), len(server.err)
     status, seconds = server.end(interrupt_group)
     busy = os.getloadavg()[0] > (os.cpu_count() or 1)
@@ -238,6 +269,7 @@ def test_ctrl_c_stops_a_ready_server(server):
     assert server.out[before[0] :] == []
     (sentence,) = server.err[before[1] :]
     assert sentence.startswith("attnres-serve: stopping;")
+    assert not Path(log).exists()
 
 
 @pytest.mark.exhaustive
@@ -260,11 +292,45 @@ def test_verbose_shows_the_log_of_vllm(tmp_path):
         assert not NOISE.search("\n".join(said)), said
 
 
+def reason_and_log(command: Command) -> tuple[str, list[str]]:
+    """The last sentence of a failed start, and what stands before it; the log that it names."""
+    *before, last = command.err
+    begin, end = "attnres-serve: the server could not be started: ", "; its log is "
+    assert last.startswith(begin)
+    reason, _, path = last.removeprefix(begin).rpartition(end)
+    log = Path(path.removesuffix("."))
+    assert before == log.read_text(errors="replace").splitlines()
+    log.unlink()
+    return reason, before
+
+
 def test_a_failed_start_says_what_the_engine_said(tmp_path):
     with begun(tmp_path, "--num-gpu-blocks-override", "1", *EAGER) as command:
         assert command.process.wait(START_TIMEOUT) == 1
-        assert any("EngineCore failed to start" in line for line in command.err)
-        assert command.err[-1].startswith("attnres-serve: the server could not be started")
-        assert "ValueError: No available memory for the cache blocks" in command.err[-1]
-        assert len(command.err) < 45
-        assert not re.search("nanobind|resource_tracker|INFO", "\n".join(command.err))
+        reason, log = reason_and_log(command)
+        assert reason.startswith("ValueError: No available memory for the cache blocks")
+        assert any("EngineCore failed to start" in line for line in log)
+        assert not any(" INFO " in line for line in log)
+
+
+@pytest.mark.exhaustive
+def test_a_failed_start_says_what_a_worker_said(tmp_path):
+    checkpoint = broken_demo(tmp_path)
+    with begun(tmp_path, *EAGER, checkpoint=checkpoint) as command:
+        assert command.process.wait(START_TIMEOUT) == 1
+        reason, _ = reason_and_log(command)
+        assert reason.startswith("the tensor model.norm.weight holds nan at [0], ")
+
+
+@pytest.mark.exhaustive
+def test_a_failed_start_says_which_process_was_killed(tmp_path):
+    with begun(tmp_path, *EAGER) as command:
+        command.wait_for("import vLLM")
+        end = time.monotonic() + START_TIMEOUT
+        while not (workers := [p for p in tree(command.process.pid) if is_worker(p)]):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        workers[0].kill()
+        assert command.process.wait(START_TIMEOUT) == 1
+        reason, _ = reason_and_log(command)
+        assert re.match(r"\S+ was killed by signal 9, and then \w+", reason)

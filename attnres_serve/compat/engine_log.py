@@ -1,0 +1,102 @@
+"""What the processes of an engine write while it starts, and why it failed if it does."""
+
+import json
+import os
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.compat import start_events
+
+ROOM = 300  # characters of a library's words in a sentence
+
+
+class EngineLog:
+    """A file for what processes write, unaltered, and a pipe for the events that they tell.
+
+    Args:
+        name: what runs, as the file's name says it.
+
+    Attributes:
+        path: of the file.
+        file: its descriptor.
+        pipe: the descriptor that has something to read when an event was told.
+        reason: why the engine failed, in a part of a sentence; None if no process told it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.file, path = tempfile.mkstemp(prefix=f"attnres-{name}-", suffix=".log")
+        self.path = Path(path)
+        self._events = self.path.with_suffix(".events")
+        os.mkfifo(self._events, 0o600)
+        # Opened for writing as well, or each process that has told something would end it.
+        self.pipe = os.open(self._events, os.O_RDWR | os.O_NONBLOCK)
+        self._rest = b""
+        self._failed: dict[int, str] = {}  # by process, in the order of their last failures
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Have this process, and those that it starts in the context, tell their events here."""
+        before = os.environ.get(start_events.VARIABLE, "")
+        os.environ[start_events.VARIABLE] = str(self._events)
+        try:
+            yield
+        finally:
+            os.environ[start_events.VARIABLE] = before
+
+    def write(self, data: bytes) -> None:
+        """Append to the file; what a full disk has no room for is lost."""
+        with suppress(OSError):
+            while data:
+                data = data[os.write(self.file, data) :]
+
+    @property
+    def content(self) -> bytes:
+        """What was written, even if somebody removed the file."""
+        return os.pread(self.file, os.fstat(self.file).st_size, 0)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events that were told since the last call."""
+        with suppress(BlockingIOError):
+            while True:
+                self._rest += os.read(self.pipe, 65536)
+        *lines, self._rest = self._rest.split(b"\n")
+        events = []
+        for line in lines:
+            with suppress(ValueError):  # one that the pipe had no room for
+                events.append(json.loads(line))
+        for event in events:
+            if event["event"] == "failed":
+                self._failed.pop(event["pid"], None)
+                self._failed[event["pid"]] = event["reason"]
+        return events
+
+    @property
+    def reason(self) -> str | None:
+        # A worker's failure makes its engine fail, and that one the server.  What a process tells
+        # last is what ended it.
+        self.events()
+        return next(iter(self._failed.values()), None)
+
+    def close(self, keep: bool) -> None:
+        """Hear no more events, and remove the file unless it is to be kept."""
+        os.close(self.file)
+        os.close(self.pipe)
+        self._events.unlink(missing_ok=True)
+        if not keep:
+            self.path.unlink(missing_ok=True)
+
+
+def last_line(log: bytes) -> str:
+    """The last line of a log that says something, as a part of a sentence; empty without any."""
+    lines = log.decode(errors="replace").splitlines()
+    return shortened(next((line for line in reversed(lines) if line.strip()), ""))
+
+
+def shortened(text: str) -> str:
+    """As many words of a text as a sentence has room for; the log has them all."""
+    words = textwrap.shorten(text, ROOM, placeholder="", break_on_hyphens=False)
+    return (words or text.strip()[:ROOM]).rstrip(".")  # of a single word its beginning

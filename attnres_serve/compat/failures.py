@@ -1,0 +1,60 @@
+"""Exceptions that end processes of an engine, told by the process that they end."""
+
+import logging
+import multiprocessing.process
+import os
+import signal
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attnres_serve.compat import engine_log, start_events
+from attnres_serve.errors import CheckpointError, SettingError
+
+
+def reason_of(error: BaseException) -> str:
+    """What ended this process, in a part of a sentence: an exception and a child that was killed.
+
+    A process that was killed tells nothing, and its parent sees no more than that it is gone.
+    """
+    if isinstance(error, (CheckpointError, SettingError)):
+        return str(error).rstrip(".")  # a sentence of ours
+    said = engine_log.shortened("".join(traceback.format_exception_only(error)))
+    for child in multiprocessing.process._dangling:  # type: ignore[attr-defined]
+        is_own = child._parent_pid == os.getpid() and not child._closed
+        number = -(child.exitcode or 0) if is_own else 0
+        if number > 0 and number != signal.SIGTERM:  # which vLLM sends the others
+            return f"{child.name} was killed by signal {number}, and then {said}"
+    return said
+
+
+def tell(error: BaseException) -> None:
+    """Tell whoever listens what ended this process."""
+    start_events.tell("failed", reason=reason_of(error))
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Tell the exception that leaves the context."""
+    try:
+        yield
+    except Exception as error:
+        tell(error)
+        raise
+
+
+class _Teller(logging.Handler):
+    """Tells exceptions that are logged as errors; a worker logs the one that ends it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            tell(error)
+
+
+_TELLER = _Teller(logging.ERROR)
+
+
+def tell_logged() -> None:
+    """Tell every exception that vLLM logs as an error in this process (idempotent)."""
+    logging.getLogger("vllm").addHandler(_TELLER)

@@ -1,0 +1,22 @@
+"""How much of vLLM's log is shown: warnings and errors, unless somebody asks for all of it."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+LEVEL = "VLLM_LOGGING_LEVEL"
+COLOUR = "VLLM_LOGGING_COLOR"  # asks for no more than its name
+# Flags and variables by which somebody asks for vLLM's log.
+FLAGS = ("--verbose", "--log-", "--logging-config", "--uvicorn-log-", "--enable-log")
+VARIABLES = ("VLLM_LOG_", "VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING", "VLLM_TRACE_FUNCTION")
+
+
+def wants_log(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """True if a command line or the environment asks for vLLM's whole log."""
+    return any(word.replace("_", "-").startswith(FLAGS) for word in arguments) or any(
+        name.startswith(VARIABLES) and name != COLOUR for name in environment
+    )
+
+
+def show_warnings_alone() -> None:
+    """Have vLLM, in this process and in those that it starts, log warnings and errors alone."""
+    os.environ[LEVEL] = "WARNING"
