@@ -5,6 +5,7 @@ hold.  uvicorn writes its own when a response begins, and knows none of this the
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -20,6 +21,7 @@ from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 from attnres_serve.compat import token_counts
 from attnres_serve.compat.token_counts import TokenCounts
 from attnres_serve.server.request_ids import HEADER, USABLE
+from attnres_serve.server.start import levels
 
 LOGGER = logging.getLogger("uvicorn.access")
 LEFT = 499  # the status of a request whose client left, as nginx has it
@@ -125,10 +127,10 @@ def _take_over() -> None:
     """Drop uvicorn's own lines, and have its usual format print all of ours.
 
     A format of the user's stays as it is; our fields are there for it by their names.  What uvicorn
-    says of the server itself is shown at the levels of vLLM's log.
+    says of the server itself is left out where vLLM logs warnings and errors alone.
     """
-    server = logging.getLogger("uvicorn.error")
-    server.setLevel(max(server.level, logging.getLogger("vllm").level))
+    if os.environ.get(levels.LEVEL) == levels.QUIET:
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if _is_ours not in LOGGER.filters:
         LOGGER.addFilter(_is_ours)
     for handler in LOGGER.handlers:

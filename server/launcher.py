@@ -113,7 +113,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
             "VLLM_API_KEY, or into a file for --api-key-file.",
         )
     if not log:
-        levels.show_warnings_alone()
+        os.environ[levels.LEVEL] = levels.QUIET  # in every process
     openai_server.run_server(
         model,
         DEFAULTS

@@ -1,9 +1,9 @@
 """How much of vLLM's log is shown: warnings and errors, unless somebody asks for all of it."""
 
-import os
 from collections.abc import Mapping, Sequence
 
 LEVEL = "VLLM_LOGGING_LEVEL"
+QUIET = "WARNING"
 COLOUR = "VLLM_LOGGING_COLOR"  # asks for no more than its name
 # Flags and variables by which somebody asks for vLLM's log.
 FLAGS = ("--verbose", "--log-", "--logging-config", "--uvicorn-log-", "--enable-log")
@@ -15,8 +15,3 @@ def wants_log(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     return any(word.replace("_", "-").startswith(FLAGS) for word in arguments) or any(
         name.startswith(VARIABLES) and name != COLOUR for name in environment
     )
-
-
-def show_warnings_alone() -> None:
-    """Have vLLM, in this process and in those that it starts, log warnings and errors alone."""
-    os.environ[LEVEL] = "WARNING"

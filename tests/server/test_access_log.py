@@ -268,13 +268,15 @@ def test_probes_have_a_line_where_vllms_flag_says_so(monkeypatch, said, shown):
     assert len(lines.text) == shown
 
 
-@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.WARNING])
-def test_uvicorn_speaks_of_the_server_at_the_level_of_vllms_log(monkeypatch, level):
+@pytest.mark.parametrize("level", [None, "DEBUG", "INFO", "WARNING"])
+def test_uvicorn_speaks_of_the_server_unless_vllm_logs_warnings_alone(monkeypatch, level):
     server = logging.getLogger("uvicorn.error")
     monkeypatch.setattr(server, "level", logging.INFO)
-    monkeypatch.setattr(logging.getLogger("vllm"), "level", level)
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+    if level:
+        monkeypatch.setenv("VLLM_LOGGING_LEVEL", level)
     access_log._take_over()
-    assert server.level == max(level, logging.INFO)
+    assert server.level == (logging.WARNING if level == "WARNING" else logging.INFO)
 
 
 def test_no_lines_where_uvicorn_would_have_none(monkeypatch):
