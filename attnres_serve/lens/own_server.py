@@ -33,6 +33,8 @@ REFUSED = 2  # exit status of a server that says in one sentence why it does not
 POLL = 0.2  # seconds between two looks at a server that starts
 LAST = 60  # seconds for a server to stop; it is killed then
 OURS = "attnres-serve: "  # how a sentence of the server's own begins
+FAILED = "the server could not be started: "  # and one of a start that failed
+ITS_LOG = "; its log is "  # where that sentence names the log of the start
 # Lets a server that is started end with the process that started it, however that ends.
 BOUND = """
 import ctypes, os, signal, sys
@@ -88,8 +90,8 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
     except ServerFailed as error:
         if verbose:
             raise
-        is_kept = True
-        raise SettingError(f"{error} Its log is {log}.") from None
+        is_kept = ITS_LOG not in str(error)
+        raise SettingError(f"{error} Its log is {log}." if is_kept else str(error)) from None
     finally:
         _stop(process)
         if not is_kept:
@@ -128,7 +130,10 @@ def _wait_until_ready(process: subprocess.Popen, port: int, checkpoint: str, log
     reason = _last_line(log)
     if process.returncode == REFUSED and reason.startswith(OURS):
         raise SettingError(reason.removeprefix(OURS))
-    reason = reason.removeprefix(OURS) or f"it ended with status {process.returncode}."
+    reason = (
+        reason.removeprefix(OURS).removeprefix(FAILED)
+        or f"it ended with status {process.returncode}."
+    )
     raise ServerFailed(f"the server of {checkpoint} did not start: {reason}")
 
 

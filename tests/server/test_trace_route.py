@@ -465,10 +465,10 @@ def edit(**fields: Any) -> dict[str, Any]:
         (edit(), "edits[0]: give exactly one of `ban`, `force`, `weights`, `mean`, `scale`"),
         (edit(ban=True, mean=True), "edits[0]: give exactly one of"),
         (edit(ban=False), "edits[0].ban: found false; expected true."),
-        (edit(scale=1e4), "edits[0].scale: found 10000.0; expected less than or equal"),
+        (edit(scale=1e4), "edits[0].scale: found 10000.0; expected at most 1000."),
         (
             edit(weights=[-1, 2]),
-            "edits[0].weights[0]: found -1; expected greater than or equal to 0.",
+            "edits[0].weights[0]: found -1; expected at least 0.",
         ),
         (edit(mean=True, site=3), "edits[0].site is no field that is read; leave it out."),
         (edit(mean=True, sites=[11]), "edits[0].sites: there is no site 11; this model's are 0"),
