@@ -612,7 +612,7 @@ def test_what_an_engine_cannot_be_sent_is_refused(said):
     "asked",
     [
         *({}, {"priority": 2**64 - 1}, {"priority": -(2**63)}, {"extra_args": {"a": [2**64 - 1]}}),
-        *({"extra_args": {"a": 1e300}}, {"extra_args": {"a": object()}}),
+        *({"extra_args": {"a": 1e300}}, {"extra_args": {"a": object}}),
     ],
     ids=str,
 )
@@ -1332,8 +1332,8 @@ def test_a_field_that_vllm_looks_into_too_soon_is_refused(vllms_app, path, value
 @pytest.mark.parametrize(
     ("coding", "body", "says"),
     [
-        ("gzip", gzip.compress(b"{}"), "compressed (gzip)"),
-        (None, gzip.compress(b"{}"), "compressed (gzip)"),
+        ("gzip", gzip.compress(b"{}", mtime=0), "compressed (gzip)"),
+        (None, gzip.compress(b"{}", mtime=0), "compressed (gzip)"),
         ("br", b"\x8b\x01\x80{}\xff", "compressed (br)"),
         (None, b'"\xff"', "is not in UTF-8"),
         (None, b"[" * 100_000, "is nested too deep"),
