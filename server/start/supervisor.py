@@ -144,9 +144,7 @@ class _Supervisor:
             if not self.console.stopping:
                 self.console.stopping = True
                 self.members = _session(self.child)
-                self.console.say(
-                    "stopping; running requests are answered, a second signal cuts them off."
-                )
+                self.console.say("stopping; running requests finish, a second signal ends them.")
             os.kill(self.child, number)
         return False
 
