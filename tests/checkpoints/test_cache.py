@@ -13,7 +13,7 @@ from attnres_serve import cli
 from attnres_serve.checkpoints import cache
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import memory, openai_server, source
+from attnres_serve.compat import memory, openai_server, source, start_events
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.resolve import resolve
 
@@ -181,6 +181,8 @@ def test_serve_hands_it_to_vllm_and_check_tells_the_same(
     space, monkeypatch, capfd, tmp_path
 ) -> None:
     given: list[tuple] = []
+    told: list[dict] = []
+    monkeypatch.setattr(start_events, "tell", lambda _, **facts: told.append(facts))
     monkeypatch.setattr(openai_server, "run_server", lambda *arguments: given.append(arguments))
     if space is not None:
         monkeypatch.setenv(cache.VARIABLE, space)
@@ -194,7 +196,8 @@ def test_serve_hands_it_to_vllm_and_check_tells_the_same(
     assert f"cache here    {facts['cache']}, which `serve` takes" in capfd.readouterr().out
     monkeypatch.setenv("ATTNRES_SERVE_SUPERVISED", "1")
     assert cli.main(["serve", folder, "--port", str(free_port())]) == 0
-    assert f'"KV cache": "{facts["cache"]}"' in capfd.readouterr().err
+    (shown,) = [one["facts"]["KV cache"] for one in told if "KV cache" in one.get("facts", {})]
+    assert shown == facts["cache"]
     ((_, defaults, *_),) = given
     assert defaults.get("kv_cache_memory_bytes") == (None if space else size)
 

@@ -194,7 +194,7 @@ def test_runs_that_go_well_say_nothing_of_libraries(tmp_path: Path) -> None:
     done = run(folder, "inspect", DEMO, "--prompt", "a", "--load-format", "none_such")
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
     assert "Load format `none_such` is not supported" in (done.stderr)
-    log = Path(re.findall(r"Its log is (\S+)\.$", done.stderr.strip())[0])
+    log = Path(re.findall(r"its log is (\S+)\.$", done.stderr.strip())[0])
     assert "Traceback" in log.read_text()
     log.unlink()
 
