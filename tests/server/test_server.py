@@ -199,15 +199,15 @@ def run(command: list[str]) -> str:
 
 def test_its_latency_is_measured_over_http(server):
     asked = ["--prompt-lengths", "32", "--contexts", "16", "--batches", "2", "--steps", "4"]
-    words = ["bench", str(DEMO), "--http", server.url, *asked, "--rounds", "6", "--model"]
+    words = ["bench", str(DEMO), "--http", server.url, *asked, "--model"]
     command = [sys.executable, "-m", "attnres_serve", *words]
     document = json.loads(run([*command, "demo"]).splitlines()[-1])
     prefill, decode = document["cells"]
-    assert (prefill["requests"], decode["requests"]) == (6, 12)
+    assert (prefill["requests"], decode["requests"]) == (20, 40)
     for row in (prefill, decode):
         assert 0 < row["ttft_s"]["p50"] <= row["ttft_s"]["p99"] < row["seconds"]
     assert decode["steps"] == 6  # two of an engine's slice are not timed, all are over HTTP
-    assert decode["output_tokens_per_s"] == pytest.approx(12 * 7 / decode["seconds"])
+    assert decode["output_tokens_per_s"] == pytest.approx(40 * 7 / decode["seconds"])
     refused = subprocess.run(
         [*command, "another"], capture_output=True, text=True, check=False, timeout=120
     )
