@@ -93,7 +93,7 @@ class Limits:
     def _check(self, scope: Scope, body: bytes) -> None:
         try:
             asked = json.loads(body)  # by the parser that the routes use
-            cut = cut_field(asked)
+            cut = cut_field(asked) if may_be_cut(body) else None
         except json.JSONDecodeError:
             return  # the routes say where
         except (ValueError, RecursionError) as error:  # they would not, in OpenAI's shape
@@ -145,6 +145,14 @@ def _counts(scope: Scope) -> bool:
         return False
     path = get_route_path(scope)
     return path in ASKING or (scope["method"] not in READING and path not in PROBES)
+
+
+def may_be_cut(body: bytes) -> bool:
+    """False if no text of a body can have half of a surrogate pair, told without reading it.
+
+    A half is written as an escape, or as UTF-8 would write it; a body of UTF-16 or 32 has zeros.
+    """
+    return any(sign in body for sign in (b"\\u", b"\xed", b"\0"))
 
 
 def cut_field(asked: Any) -> str | None:

@@ -559,6 +559,9 @@ def test_half_of_a_surrogate_pair_is_refused_by_its_field(vllms_app, path, asked
         (json.dumps([HALF]).encode(), "The body has half"),
         (json.dumps(HALF).encode(), "The body has half"),
         (b'{"prompt": "\xed\xa0\xbd"}', "'prompt' has half"),  # as UTF-8 would write it
+        (b'{"stop": ["a", "\\uDE00"]}', "'stop' has half"),
+        (f'{{"prompt": "{HALF}"}}'.encode("utf-16", "surrogatepass"), "'prompt' has half"),
+        (f'{{"prompt": "{HALF}"}}'.encode("utf-32", "surrogatepass"), "'prompt' has half"),
         (body_of(**{"x" * 5000: HALF}), "'xxx"),
     ],
 )
