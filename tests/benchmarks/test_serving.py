@@ -67,12 +67,10 @@ class Stored(Samples):
         return self.stored
 
 
-def check_cells(
-    point: dict[str, Any], config: dict[str, Any], baseline: str = latency.BASELINE
-) -> list[Results]:
+def check_cells(point: dict[str, Any], config: dict[str, Any]) -> list[Results]:
     """Every ratio follows from the rounds; returns them as they were measured, start by start."""
     names = list(point["engines"])
-    assert names[0] == baseline
+    assert names[0] == latency.BASELINE
     rounds, starts = config["rounds"], config.get("starts", 1)  # one by procedure 2
     results: list[Results] = [{} for _ in range(starts)]
     for row in point["cells"]:
@@ -86,7 +84,9 @@ def check_cells(
         for name in names:
             times = row["engines"][name]
             assert len(times["rounds_s"]) == starts * rounds
-    for row, expected in zip(point["cells"], documents.cell_rows(results, baseline), strict=True):
+    for row, expected in zip(
+        point["cells"], documents.cell_rows(results, latency.BASELINE), strict=True
+    ):
         for name in names:
             typical = expected["engines"][name]["median_s"]
             assert row["engines"][name]["median_s"] == pytest.approx(typical)

@@ -5,7 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from checkpoints import write_fla, write_house, write_kimi_names, write_titan
 from in_process import load, vllm_config, with_caches
+from serving import GOLDENS
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 
@@ -19,6 +21,38 @@ from attnres_serve.tracing.lens import Reader
 from attnres_serve.tracing.predict import Predictions
 from attnres_serve.verify import oracle
 
+NAMES = sorted(path.name for path in GOLDENS.iterdir())
+BLOCK = GOLDENS / "fla_transformer_block"
+# What writes a checkpoint, and its options: every part of a specification.
+RANDOM = {
+    "window": (write_fla, {"block_size": 4, "window_size": 9}),
+    "grouped": (write_fla, {"block_size": 4, "kv_heads": 1}),
+    "llama": (write_house, {"base": "llama", "layers": 4, "block_size": 3}),
+    "qwen2_no_final_mix": (
+        write_house,
+        {"base": "qwen2", "layers": 4, "block_size": 4, "final_mix": False},
+    ),
+    "variants": (
+        write_house,
+        {
+            "base": "qwen3",
+            "layers": 4,
+            "block_starts": [0, 1, 5],
+            "attn_res": {
+                "cumulative": True,
+                "recency_bias": True,
+                "logit_scale": 0.5,
+                "shared_queries": "block",
+            },
+        },
+    ),
+    "bias_on_blocks": (
+        write_house,
+        {"base": "llama", "layers": 3, "block_size": 3, "attn_res": {"recency_bias": True}},
+    ),
+    "qwen3_ar": (write_kimi_names, {"layers": 3, "block_layers": 2}),
+    "torchtitan": (write_titan, {"layers": 3, "num_blocks": 2}),
+}
 # Two evaluations, float32 and float64, through up to twelve sublayers with gains of one to three;
 # what was found is a twentieth of it.
 FAR = 1e-4

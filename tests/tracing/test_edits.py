@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_fla, write_house, write_kimi_names, write_titan
 from edited_oracle import evaluate, mixing_sites, sources_at
 from interpreted import INTERPRETED
 from jobs import fresh_prompts
@@ -17,7 +16,17 @@ from serving import GOLDENS
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import FAR, LOGPROBS, edited_record, record, unpacked, worker_of
+from trace_cases import (
+    BLOCK,
+    FAR,
+    LOGPROBS,
+    NAMES,
+    RANDOM,
+    edited_record,
+    record,
+    unpacked,
+    worker_of,
+)
 
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
@@ -34,35 +43,6 @@ from attnres_serve.tracing.predict import Predictions
 from attnres_serve.verify import oracle
 
 HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
-NAMES = sorted(path.name for path in GOLDENS.iterdir())
-BLOCK = GOLDENS / "fla_transformer_block"
-RANDOM = {
-    "window": (write_fla, {"block_size": 4, "window_size": 9}),
-    "no_final_mix": (
-        write_house,
-        {"base": "qwen2", "layers": 4, "block_size": 4, "final_mix": False},
-    ),
-    "variants": (
-        write_house,
-        {
-            "base": "qwen3",
-            "layers": 4,
-            "block_starts": [0, 1, 5],
-            "attn_res": {
-                "cumulative": True,
-                "recency_bias": True,
-                "logit_scale": 0.5,
-                "shared_queries": "block",
-            },
-        },
-    ),
-    "bias_on_blocks": (
-        write_house,
-        {"base": "llama", "layers": 3, "block_size": 3, "attn_res": {"recency_bias": True}},
-    ),
-    "qwen3_ar": (write_kimi_names, {"layers": 3, "block_layers": 2}),
-    "torchtitan": (write_titan, {"layers": 3, "num_blocks": 2}),
-}
 LENGTH = 37
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 
@@ -150,7 +130,7 @@ def test_every_algorithm_and_backend(algorithm, backend):
     check(BLOCK, algorithm, backend, 16)
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", sorted({*RANDOM} - {"grouped", "llama"}))
 def test_random_checkpoints(name, tmp_path):
     write, options = RANDOM[name]
     write(tmp_path / name, seed=random.randrange(10**6), **options)

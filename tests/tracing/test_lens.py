@@ -14,7 +14,7 @@ from serving import GOLDENS
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import check_lens, edited_record, lens_record, worker_of
+from trace_cases import BLOCK, NAMES, check_lens, edited_record, lens_record, worker_of
 
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
@@ -24,8 +24,6 @@ from attnres_serve.settings import ALGORITHMS
 from attnres_serve.tracing import readings
 from attnres_serve.verify import oracle
 
-NAMES = sorted(path.name for path in GOLDENS.iterdir())
-BLOCK = GOLDENS / "fla_transformer_block"
 LENGTH = 21
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 

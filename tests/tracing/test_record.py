@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checkpoints import write_fla, write_house, write_kimi_names, write_titan
 from interpreted import INTERPRETED, run_tests
 from jobs import fresh_prompts
 from serving import GOLDENS
@@ -16,7 +15,7 @@ from serving import GOLDENS
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import FAR, check, record, wanted, worker_of
+from trace_cases import BLOCK, FAR, NAMES, RANDOM, check, record, wanted, worker_of
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sequence import IntermediateTensors
@@ -32,37 +31,6 @@ from attnres_serve.worker import WorkerExtension
 
 # The triton backend needs its interpreter here, so it has a process of its own, see below.
 HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
-NAMES = sorted(path.name for path in GOLDENS.iterdir())
-BLOCK = GOLDENS / "fla_transformer_block"
-RANDOM = {
-    "window": (write_fla, {"block_size": 4, "window_size": 9}),
-    "grouped": (write_fla, {"block_size": 4, "kv_heads": 1}),
-    "llama": (write_house, {"base": "llama", "layers": 4, "block_size": 3}),
-    "qwen2_no_final_mix": (
-        write_house,
-        {"base": "qwen2", "layers": 4, "block_size": 4, "final_mix": False},
-    ),
-    "variants": (
-        write_house,
-        {
-            "base": "qwen3",
-            "layers": 4,
-            "block_starts": [0, 1, 5],
-            "attn_res": {
-                "cumulative": True,
-                "recency_bias": True,
-                "logit_scale": 0.5,
-                "shared_queries": "block",
-            },
-        },
-    ),
-    "bias_on_blocks": (
-        write_house,
-        {"base": "llama", "layers": 3, "block_size": 3, "attn_res": {"recency_bias": True}},
-    ),
-    "qwen3_ar": (write_kimi_names, {"layers": 3, "block_layers": 2}),
-    "torchtitan": (write_titan, {"layers": 3, "num_blocks": 2}),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
