@@ -36,7 +36,7 @@ def test_a_document_says_where_it_was_measured(name: str) -> None:
 @pytest.mark.parametrize("name", ON_FILE)
 def test_the_documentation_has_the_figures_on_file(name: str) -> None:
     """Every table of a document, whole."""
-    page = (ROOT / "docs" / "measure" / "gpu.md").read_text()
+    page = (RESULTS / "README.md").read_text()
     found = tables.of(ON_FILE[name])
     assert len(found) == 1 and len(found[0]) > 10
     assert "\n".join(found[0]) in page
@@ -46,7 +46,7 @@ def test_the_documentation_says_how_far_rounds_lie_apart() -> None:
     named = {"a block of sites": "kernels", "plans": "plans", "configs": "configs"}
     named["logits by a product"] = "products"
     lines = gpu.scatter({what: ON_FILE[name]["results"] for what, name in named.items()})
-    assert "\n".join(lines) in (ROOT / "docs" / "measure" / "gpu.md").read_text()
+    assert "\n".join(lines) in (RESULTS / "README.md").read_text()
 
 
 def test_the_documentation_has_the_rule_of_auto() -> None:

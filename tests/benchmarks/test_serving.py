@@ -29,6 +29,7 @@ from benchmarks.serving import detection, latency, regression
 from benchmarks.serving.families import FAMILY_SHAPES
 from benchmarks.serving.models import models
 
+PAGE = common.RESULTS / "README.md"
 ALL = {"benchmark", "command", "versions", "hardware", "config", "results"}
 
 
@@ -357,8 +358,7 @@ def test_the_figures_on_file_follow_from_their_times(path):
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_the_documentation_has_the_figures_on_file(path):
     """Every table of a document, whole; the README has what the larger model pays."""
-    pages = (common.ROOT / "docs" / "measure").glob("*.md")
-    text = "\n".join(page.read_text() for page in pages)
+    text = PAGE.read_text()
     found = ["\n".join(lines) for lines in tables.of(json.loads(path.read_text()))]
     assert all(lines in text for lines in found)
     if path.stem == "cpu-latency-1024x28":
@@ -369,6 +369,23 @@ def test_the_documentation_has_the_figures_on_file(path):
             ).groups()
             for ratio in (mean, high):
                 assert f"{100 * (float(ratio) - 1):.1f} %" in readme
+
+
+RATIO = r"\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)|\d\.\d\d \(\d\.\d\d to \d\.\d\d\)"
+ROWS = r"^\| (\d+ \| \d+ of \d+) \| (.*) \|$"  # of plans: d, blocks of sublayers, ratios
+
+
+@pytest.mark.parametrize("name", ["results", "gpu"])
+def test_a_ratio_of_the_documentation_is_on_file(name: str) -> None:
+    """With its interval, or in its row of kernels or plans, which have none."""
+    figures = PAGE.read_text()
+    text = (common.ROOT / "docs" / "measure" / f"{name}.md").read_text()
+    shown = re.findall(RATIO, text) + re.findall(r"^\| 7168 \|(?: [\d.]* \|){9}$", text, re.M)
+    assert len(shown) >= 30
+    assert [figure for figure in shown if figure not in figures] == []
+    plans = dict(re.findall(ROWS, figures, re.M))
+    for plan, ratios in re.findall(ROWS, text, re.M):
+        assert ratios.split(" | ") == plans[plan].split(" | ")[::2], plan
 
 
 @pytest.mark.engine

@@ -1,11 +1,10 @@
-"""docs/: how a page begins and is reached, and what the picture of the house shows."""
+"""docs/: how a page is reached, and what the picture of the house shows."""
 
 import re
 import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
 from markdown_it import MarkdownIt
 from serving import ROOT
 
@@ -13,17 +12,6 @@ DOCS = ROOT / "docs"
 INDEX = DOCS / "index.md"
 PAGES = sorted(DOCS.rglob("*.md"))
 MARKDOWN = MarkdownIt("commonmark").enable("table")
-COMMAND_OR_DIAGRAM = ("fence", "code_block")
-
-
-def first_block(text: str) -> str:
-    """Kind of the block below a page's title; a paragraph of one picture is an ``image``."""
-    tokens = MARKDOWN.parse(text)
-    below = tokens[[token.type for token in tokens].index("heading_close") + 1 :]
-    if below[0].type == "paragraph_open":
-        kinds = [child.type for child in below[1].children or ()]
-        return "image" if kinds == ["image"] else "paragraph_open"
-    return below[0].type
 
 
 def linked(path: Path) -> set[Path]:
@@ -35,15 +23,6 @@ def linked(path: Path) -> set[Path]:
             if name and not re.match(r"[a-z]+:", name):
                 found.add((path.parent / name).resolve())
     return {target for target in found if target.suffix == ".md"}
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
-def test_a_page_begins_with_a_picture_a_table_or_a_command(path: Path) -> None:
-    assert first_block(path.read_text()) in ("image", "table_open", *COMMAND_OR_DIAGRAM)
-
-
-def test_prose_at_the_beginning_is_found() -> None:
-    assert first_block("# A\n\nWords, and ![a picture](a.svg)\n") == "paragraph_open"
 
 
 def test_git_ignores_no_page() -> None:
