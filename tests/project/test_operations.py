@@ -52,14 +52,6 @@ def test_the_keys_for_vllms_own_command_are_on_the_page():
     assert all(f"`{key}`" in PAGE for key in settings.CHOICES)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_begins_with_a_table(path):
-    """Below its title and at most one sentence."""
-    first = path.read_text().partition("\n## ")[0]
-    blocks = [block for block in first.split("\n\n") if not block.startswith("# ")]
-    assert any(block.startswith("|") for block in blocks[:2])
-
-
 def test_the_index_names_every_page():
     index = next(path for path in PAGES if path.stem == "README").read_text()
     linked = set(re.findall(r"^\| \[.*?\]\((\w+\.md)\)", index, re.M))
