@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attnres_serve.families import FAMILIES, checks
 from attnres_serve.families.family import Family
@@ -16,16 +15,28 @@ from attnres_serve.families.limits import Limit
 
 PAGE = Path(__file__).with_name("families.md")
 RESULTS = Path(__file__).with_name("families.json")
-COLUMNS = ("exact", "twin", "trace", "chunked", "compiled", "TP", "PP", "EP", "LoRA", "INT8")
-# Why a column of a family stays empty, where it is not for want of a test.
+TESTS = {
+    "exact": "with random queries, answers equal Hugging Face's class in float64 with mixes added",
+    "twin": "with zero queries, answers equal the original's in plain vLLM",
+    "trace": "weights and magnitudes of every site equal the float64 model's",
+    "chunked": "a prompt is computed in several steps",
+    "LoRA": "an adapter gives the answers of the weights that it is merged into",
+    "INT8": "compressed-tensors in bfloat16 answers close to its weights in float64",
+    "compiled": "the model is compiled by `torch.compile`",
+    "TP": "two workers share the heads",
+    "PP": "two stages divide a block",
+    "EP": "two workers share the experts",
+}
+OF_ALL = 6  # tests that are for all families; the others are for one of each kind
+# What cannot pass, and why.
 REASONS = {
-    ("kimi_linear", "compiled"): "vLLM's class is not",
+    ("kimi_linear", "compiled"): "vLLM does not compile its class",
     ("mamba2", "PP"): "vLLM's class has no stages",
     ("nemotron_h", "EP"): "experts are refused",
     ("gpt_oss", "INT8"): "refused",
 }
 HEAD = """\
-<!-- Written by families.py from the package's families and families.json; a test compares. -->
+<!-- Written by families.py from the families of the package and families.json. -->
 
 # Families
 
@@ -33,56 +44,54 @@ HEAD = """\
 |---|---|---|---|
 """
 NAMES = """
-The backbones that are served. In the [house format](formats.md#house-format) each has a
-`model_type` and an architecture of its own. The rest of its config.json and the names of its
-tensors are those of the Hugging Face model type, or as [formats](formats.md#flash-linear-attention)
-says for FLA's classes. [Add another](../build/add-a-family.md).
+These backbones are served. In the [house format](formats.md#house-format) each has its own
+`model_type` and architecture. The other keys of config.json and the names of the tensors are those
+of the Hugging Face model type, or for FLA's classes those that
+[formats](formats.md#flash-linear-attention) lists. You can [add another](../build/add-a-family.md).
 
-## What was shown
+## What was tested
 
+Each test runs a tiny random checkpoint in the engine on CPU, in float32, with {versions}.
+
+| test | what it shows | passed by |
+|---|---|---|
 """
 TAIL = """
-A tiny random checkpoint of each family runs in the engine on CPU in float32, with {versions}.
+The last four tests run on one family of each kind; `make test-all` runs them on all. AliceAI,
+Gated DeltaNet, Kimi Delta Attention and the Llama with an attention gate have tests of their own.
+Experts take no adapters and no INT8. [Support](support.md#limits) lists what else is refused.
 
-| column | |
-|---|---|
-| exact | random queries: answers equal Hugging Face's class in float64 that is given the mixes |
-| twin | zero queries: answers equal the original's in plain vLLM, and every site runs |
-| trace | weights and magnitudes of every site equal the float64 model's |
-| chunked | a prompt in several steps |
-| compiled | by `torch.compile` |
-| TP | two workers share the heads |
-| PP | two stages, which part inside a block |
-| EP | two workers share the experts |
-| LoRA | an adapter of all that takes one equals the weights that it is merged into |
-| INT8 | compressed-tensors, in bfloat16: answers are near those of its weights in float64 |
-
-`ATTNRES_FAMILY_RESULTS=docs/use/families.json make test-families` writes the results: the first
-four columns and the last two of all families, and the others of one family of each kind.
-`make test-all` has them of all. A dot is what was not run, "with AMX" what vLLM turns off on other
-CPUs, and "refused" what is refused by name. Experts have no adapters and no INT8 here, and neither
-has [what else is refused](support.md#limits).
+`ATTNRES_FAMILY_RESULTS=docs/use/families.json make test-families` records the results.
 """
 
 
-def has_experts(family: Family) -> bool:
-    keys = family.keys()
-    return any("expert" in key for key in keys)
+def reason(family: Family, test: str) -> str:
+    """Reason why a family did not pass a test."""
+    if (family.name, test) in REASONS:
+        return REASONS[family.name, test]
+    if test == "chunked" and family.is_latent:
+        return "only with AMX"
+    is_refused = (test == "LoRA" and Limit.ADAPTERS in family.limits) or (
+        test == "INT8" and checks.unquantized in family.checks
+    )
+    return "refused" if is_refused else "not run"
 
 
-def cell(family: Family, column: str, shown: Mapping[str, Any]) -> str:
-    """One cell of the table of results."""
-    if column in shown.get(family.name, {}):
-        return "yes"
-    if (family.name, column) in REASONS:
-        return REASONS[family.name, column]
-    if column == "chunked" and family.is_latent:
-        return "with AMX"
-    if column == "LoRA" and Limit.ADAPTERS in family.limits:
-        return "refused"
-    if column == "INT8" and checks.unquantized in family.checks:
-        return "refused"
-    return "no experts" if column == "EP" and not has_experts(family) else "."
+def passed_by(test: str, shown: Mapping[str, Mapping[str, str]]) -> str:
+    """Families that passed a test, and the exceptions that have a reason."""
+    stock = [family for family in FAMILIES.values() if family.is_stock]
+    passed = [family.title for family in stock if test in shown.get(family.name, {})]
+    others: dict[str, list[str]] = {}
+    for family in stock:
+        if family.title not in passed:
+            others.setdefault(reason(family, test), []).append(family.title)
+    is_of_all = [*TESTS].index(test) < OF_ALL
+    if not is_of_all:
+        others.pop("not run", None)
+    named = "; ".join(f"{', '.join(titles)} ({why})" for why, titles in others.items())
+    if is_of_all:
+        return f"all except {named}" if named else "all"
+    return ", ".join(passed) + (f"; not {named}" if named else "")
 
 
 def versions(shown: Mapping[str, Mapping[str, str]]) -> str:
@@ -103,15 +112,9 @@ def text() -> str:
         f"| {family.title} | `{family.model_type}` | `{family.architecture}` | `{family.hf}` |\n"
         for family in FAMILIES.values()
     )
-    table = [("family", *COLUMNS), ("---",) * (1 + len(COLUMNS))]
-    table += [
-        (family.title, *(cell(family, column, shown) for column in COLUMNS))
-        for family in FAMILIES.values()
-        if family.is_stock
-    ]
-    lines = (f"| {' | '.join(row)} |\n" for row in table)
-    tail = TAIL.format(versions=versions(shown))
-    return HEAD + "".join(names) + NAMES + "".join(lines) + tail
+    tests = (f"| {test} | {what} | {passed_by(test, shown)} |\n" for test, what in TESTS.items())
+    found = NAMES.format(versions=versions(shown))
+    return HEAD + "".join(names) + found + "".join(tests) + TAIL
 
 
 if __name__ == "__main__":

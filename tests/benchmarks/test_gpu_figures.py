@@ -52,7 +52,7 @@ def test_the_documentation_says_how_far_rounds_lie_apart() -> None:
 def test_the_documentation_has_the_rule_of_auto() -> None:
     docs = ROOT / "docs"
     plan = f"{backend.BLOCKS_ON_GPU} blocks of {backend.SUBLAYERS_ON_GPU} sublayers on"
-    for page in ("use/support.md", "use/operations/limits.md", "measure/gpu.md"):
+    for page in ("use/operations/limits.md", "measure/gpu.md"):
         text = " ".join((docs / page).read_text().split())
         assert plan in text and f"up to a hidden size of {backend.HIDDEN_ON_GPU}" in text, page
 
