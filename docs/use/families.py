@@ -40,14 +40,15 @@ HEAD = """\
 
 # Families
 
-| family | `model_type` | `architectures` | Hugging Face |
-|---|---|---|---|
+| family | `model_type` | `architectures` |
+|---|---|---|
 """
 NAMES = """
 These backbones are served. In the [house format](formats.md#house-format) each has its own
 `model_type` and architecture. The other keys of config.json and the names of the tensors are those
-of the Hugging Face model type, or for FLA's classes those that
-[formats](formats.md#flash-linear-attention) lists. You can [add another](../build/add-a-family.md).
+of the Hugging Face model type, which is what follows `attnres_` ({others}).
+For FLA's classes, see [formats](formats.md#flash-linear-attention). You can
+[add another](../build/add-a-family.md).
 
 ## What was tested
 
@@ -109,11 +110,16 @@ def text() -> str:
     """The page."""
     shown = json.loads(RESULTS.read_text(encoding="utf-8"))
     names = (
-        f"| {family.title} | `{family.model_type}` | `{family.architecture}` | `{family.hf}` |\n"
+        f"| {family.title} | `{family.model_type}` | `{family.architecture}` |\n"
         for family in FAMILIES.values()
     )
+    others = ", ".join(
+        f"for {family.title}: `{family.hf}`"
+        for family in FAMILIES.values()
+        if family.model_type != f"attnres_{family.hf}"
+    )
     tests = (f"| {test} | {what} | {passed_by(test, shown)} |\n" for test, what in TESTS.items())
-    found = NAMES.format(versions=versions(shown))
+    found = NAMES.format(others=others, versions=versions(shown))
     return HEAD + "".join(names) + found + "".join(tests) + TAIL
 
 
