@@ -1,12 +1,16 @@
 """docs/: how a page is reached, and what the picture of the house shows."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
 from markdown_it import MarkdownIt
-from serving import ROOT
+from serving import DEMO, ROOT
+
+from attnres_serve import cli
 
 DOCS = ROOT / "docs"
 INDEX = DOCS / "index.md"
@@ -44,6 +48,25 @@ def test_every_page_is_reached_from_the_index() -> None:
         left = {target for path in left for target in linked(path) if DOCS in target.parents}
         left -= reached
     assert set(PAGES) - reached == set()
+
+
+COMMANDS = re.findall(r"^\| .*? \| `(.+?)` \| ", INDEX.read_text(), re.M)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_index_exist(command: str) -> None:
+    words = shlex.split(command.replace("path/to/checkpoint", str(DEMO)))
+    if words[0] == "make":
+        make = [*words, "CONTAINER=docker", "--dry-run"]
+        done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    else:
+        assert words[0] == "attnres-serve"
+        cli.build_parser().parse_known_args(words[1:])  # exits if it knows no such command
+
+
+def test_the_index_opens_with_commands() -> None:
+    assert len(COMMANDS) >= 6
 
 
 def test_the_picture_of_the_house_has_every_room_once() -> None:
