@@ -69,7 +69,7 @@ def recorded_engine(
         given.clear()
         once = SamplingParams(temperature=0, max_tokens=1)
         llm.generate([{"prompt_token_ids": ids}], once, use_tqdm=False)
-        if [len(tensor) for tensor in given] != [len(ids)] * len(norms):
+        if any([*map(len, each)] != [len(ids)] * len(norms) for each in (received, given)):
             raise RuntimeError("the engine did not run the prompt in one forward pass")
         return [*received], [*given], torch.as_tensor(model.compute_logits(given[-1]))
 

@@ -61,14 +61,17 @@ def run(own: argparse.Namespace) -> int:
     served = check_folder(folder).translated(str(folder))
     needs.check_heads(str(folder), served)
     backend_choice.require(own.attnres_backend)
+    wanted = served
     if reference != folder:
-        _require_same_sizes(folder, served, reference)
+        wanted = check_folder(reference).translated(str(reference))
+        _require_same_sizes(folder, served, reference, wanted)
     for checkpoint in dict.fromkeys((folder, reference)):
         check_folder_is_finite(checkpoint)
-    tokens = passages.tokens(served, own.tokens, str(folder))
+    limits = passages.limits(served, wanted)
+    tokens = passages.tokens(served, limits, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
     report = compare.verify(folder, reference, prompts, settings.given(own), own.against)
-    unreached = passages.unreached(served.config, passages.window_of(served), tokens)
+    unreached = passages.unreached(limits, tokens)
     if own.json:
         print(json.dumps(asdict(report) | {"unreached": unreached}), file=output.out())
     else:
@@ -76,8 +79,9 @@ def run(own: argparse.Namespace) -> int:
     return 0 if report.holds else 1
 
 
-def _require_same_sizes(folder: Path, served: ParsedConfig, reference: Path) -> None:
-    wanted = check_folder(reference).translated(str(reference))
+def _require_same_sizes(
+    folder: Path, served: ParsedConfig, reference: Path, wanted: ParsedConfig
+) -> None:
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
         found, other = served.config[key], wanted.config[key]
         if found != other:
@@ -89,12 +93,15 @@ def _require_same_sizes(folder: Path, served: ParsedConfig, reference: Path) -> 
 
 def table(report: compare.Report, unreached: str | None = None) -> str:
     """The report for a reader; ``unreached`` says what attention did not come to do."""
+    agreement = "no choice was clear"
+    if report.greedy_agreement is not None:
+        agreement = f"{report.greedy_agreement:.1%}"
     lines = [
         f"tokens compared     {report.tokens}",
         f"largest logprob gap {report.logprob_gap:.2e}   (bound {compare.LOGPROB_BOUND:.0e})",
-        f"mean KL divergence  {report.kl:.2e} nats   (bound {compare.KL_BOUND:.0e})",
-        f"largest of a token  {report.kl_max:.2e} nats",
-        f"greedy agreement    {report.greedy_agreement:.1%}",
+        f"mean KL divergence  {report.kl:.2e} nats",
+        f"largest of a token  {report.kl_max:.2e} nats   (bound {compare.KL_BOUND:.0e})",
+        f"greedy agreement    {agreement}",
     ]
     if report.worst_part:
         lines += [

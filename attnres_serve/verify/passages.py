@@ -1,6 +1,6 @@
 """How far a sample must reach for a model's attention to do all that it does."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,26 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 USUAL = 64  # tokens of a passage where nothing asks for more
 BEYOND = 32  # tokens beyond a window
 WIDEST = 4096  # window that is passed unasked: the float64 model's attention is quadratic in it
+WINDOW, SCALED = "the window", "the length before rope scaling"
+# Which key of a configuration of transformers has the window of a kind of layer.
+_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
-def tokens(parsed: ParsedConfig, asked: int | None, name: str) -> int:
+def tokens(served: ParsedConfig, limits: Mapping[str, int], asked: int | None, name: str) -> int:
     """The tokens of a passage: those asked for, else enough to pass a window.
 
     Args:
-        parsed: of the served checkpoint.
+        served: the model that is served.
+        limits: of ``limits``.
         asked: by the user, if at all.
         name: what the checkpoint is called.
 
     Raises:
         SettingError: more were asked for than the context has.
     """
-    most = _context(parsed) - 1  # the engine generates one more
+    most = _built(served).max_position_embeddings - 1  # the engine generates one more
     if asked is None:
-        window = window_of(parsed) or 0
+        window = limits.get(WINDOW, 0)
         return min(max(USUAL, window + BEYOND) if 0 < window <= WIDEST else USUAL, most)
     if asked > most:
         raise SettingError(
@@ -38,40 +42,53 @@ def tokens(parsed: ParsedConfig, asked: int | None, name: str) -> int:
     return asked
 
 
-def unreached(config: Mapping[str, Any], window: int | None, count: int) -> str | None:
+def limits(*models: ParsedConfig) -> dict[str, int]:
+    """How many positions attention treats alike, by what changes beyond them.
+
+    Of several models the largest counts: one that lost its window differs beyond that window alone.
+    """
+    found: dict[str, int] = {}
+    for parsed in models:
+        for what, limit in _limits(parsed):
+            found[what] = max(found.get(what, 0), limit)
+    return found
+
+
+def _limits(parsed: ParsedConfig) -> Iterator[tuple[str, int]]:
+    built = _built(parsed)
+    kinds = getattr(built, "layer_types", None) or ()
+    windows = [getattr(built, key) for kind, key in _WINDOWS.items() if kind in kinds]
+    of_all = FAMILIES[parsed.base].window  # in every layer, of which some classes keep no kinds
+    if window := of_all(parsed.config) if of_all else max(windows, default=None):
+        yield WINDOW, window
+    rope = getattr(built, "rope_parameters", None) or {}
+    for one in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+        if length := one.get("original_max_position_embeddings"):
+            yield SCALED, length
+
+
+def _built(parsed: ParsedConfig) -> Any:
+    from attnres_serve.model import config as model_config  # imports transformers
+
+    return model_config.build(parsed)
+
+
+def unreached(limits: Mapping[str, int], count: int) -> str | None:
     """What attention does only beyond the first ``count`` positions, None where that is nothing.
 
     Args:
-        config: a config.json.
-        window: its sliding window, see ``window_of``.
+        limits: of ``limits``.
         count: the positions of a sample.
     """
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    limits = {
-        "the window": window,
-        "the length before rope scaling": rope.get("original_max_position_embeddings"),
-    }
-    missed = [f"{what} of {limit}" for what, limit in limits.items() if limit and count <= limit]
+    missed = [f"{what} of {limit}" for what, limit in limits.items() if count <= limit]
     if not missed:
         return None
     verb = "were" if len(missed) > 1 else "was"
     return f"positions 0 to {count - 1}; {' and '.join(missed)} {verb} not reached"
 
 
-def window_of(parsed: ParsedConfig) -> int | None:
-    """The sliding window, which is served only where every layer has it."""
-    window = FAMILIES[parsed.base].window
-    return window and window(parsed.config)
-
-
-def _context(parsed: ParsedConfig) -> int:
-    from attnres_serve.model import config as model_config  # imports transformers
-
-    return model_config.build(parsed).max_position_embeddings
-
-
 def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[list[int]]:
-    """``count`` passages of a text, evenly spaced, in the checkpoint's tokens.
+    """Up to ``count`` passages of a text, evenly spaced, in the checkpoint's tokens.
 
     Ours goes on from its beginning where it is too short.
 
@@ -79,10 +96,10 @@ def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[li
         CheckpointError: the checkpoint has no tokenizer.
         SettingError: the text cannot be read or is too short.
     """
-    from attnres_serve.verify import oracle
+    from attnres_serve.verify.oracle import model
 
     try:
-        content = Path(text).read_text(encoding="utf-8") if text else str(oracle.__doc__)
+        content = Path(text).read_text(encoding="utf-8") if text else str(model.__doc__)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"the text {text} cannot be read ({error}).") from None
     ids = tokenizer.load(folder)(content)["input_ids"]
@@ -94,4 +111,5 @@ def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[li
             "longer one with --text or fewer --tokens."
         )
     step = (len(ids) - tokens) / max(1, count - 1)
-    return [ids[round(i * step) : round(i * step) + tokens] for i in range(count)]
+    starts = dict.fromkeys(round(i * step) for i in range(count))
+    return [ids[start : start + tokens] for start in starts]

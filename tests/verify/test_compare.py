@@ -1,12 +1,15 @@
 """The verdict of ``attnres-serve verify``, from numbers that are made up: every bound is one."""
 
-from math import nan
+from math import isnan, nan
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from attnres_serve.depth.layout import Layout
+from attnres_serve.verify import compare
+from attnres_serve.verify.command import table
 from attnres_serve.verify.compare import (
     KL_BOUND,
     LOGPROB_BOUND,
@@ -59,7 +62,7 @@ def test_a_part_that_is_no_number_is_the_worst() -> None:
     "changed",
     [
         {"gap": torch.tensor([0.0, 0.0, 1.01 * LOGPROB_BOUND])},
-        {"kl": torch.full((4,), 2.02 * KL_BOUND)},  # the mean is over both passages
+        {"kl": torch.tensor([0.0, 0.0, 1.01 * KL_BOUND, 0.0])},  # of one token among many
         {"same": torch.tensor([True, True, True, False])},
     ],
     ids=list,
@@ -71,6 +74,32 @@ def test_a_passage_beyond_its_bound(changed: dict[str, Tensor]) -> None:
 def test_a_tie_is_no_choice() -> None:
     last = torch.tensor([True, True, True, False])
     assert _report(wholes(same=last, clear=last), {}).holds
+
+
+def test_an_agreement_of_nothing_is_not_told() -> None:
+    """As of a model whose head is zero: no choice of its is clear."""
+    none = torch.zeros(4, dtype=torch.bool)
+    unclear = [one | {"clear": none} for one in wholes()]
+    report = _report(unclear, {})
+    assert report.holds and report.greedy_agreement is None
+    assert "greedy agreement    no choice was clear" in table(report)
+    assert not _report([one | {"kl": one["kl"] + 1} for one in unclear], {}).holds
+
+
+@pytest.mark.parametrize("errors", [(nan, 0.0), (0.0, nan), (0.0, 1.0, 0.0), (1.0, nan, 0.0)])
+def test_the_worst_passage_counts(errors: tuple[float, ...], monkeypatch) -> None:
+    """Wherever it stands; a NaN is worse than any number."""
+    logits = torch.zeros((2, 3), dtype=torch.float64)
+    found = [Passage([0, 1], Layout.of(1), [], [], logits) for _ in errors]
+    rest = iter(errors)
+    expected = logits.log_softmax(-1)
+    monkeypatch.setattr(
+        compare, "_reference", lambda *_: (lambda _: expected, lambda _: [("a site", next(rest))])
+    )
+    monkeypatch.setattr(compare, "serve", lambda *_: found)
+    report = compare.verify(Path(), Path(), [[0, 1]] * len(errors), {})
+    assert not report.holds and [*report.parts] == ["a site"]
+    assert str(report.worst_error) == ("nan" if any(map(isnan, errors)) else "1.0")
 
 
 def test_the_error_of_a_part_is_that_of_its_worst_token() -> None:

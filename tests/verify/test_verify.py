@@ -23,7 +23,7 @@ from goldens import expected
 from jobs import run_verify
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from serving import GOLDENS, TESTS, run_module
+from serving import DEMO, GOLDENS, TESTS, run_module
 
 from attnres_serve import cli
 from attnres_serve.checkpoints import checked
@@ -108,10 +108,11 @@ def reports(tmp_path_factory) -> dict[str, dict]:
         for number, (path, golden) in enumerate(served.values())
     ]
     wrong, right = without_its_window(folder / "window")
-    parsed = checked.check_folder(right).translated("it")
+    models = [checked.check_folder(one).translated("it") for one in (wrong, right)]
+    limits = passage_texts.limits(*models)
     for name, tokens in (
         ("64 tokens", 64),
-        ("its tokens", passage_texts.tokens(parsed, None, "it")),
+        ("its tokens", passage_texts.tokens(models[0], limits, None, "it")),
     ):
         served[name] = wrong, ""
         prompts = [[(7 * i * i + 3 * i + 5) % 320 for i in range(tokens)]]
@@ -413,28 +414,67 @@ def test_windows(
     """Passed by the sample where that is cheap; else the report says that they were not."""
     folder = windowed(tmp_path, window, max_positions=context)
     parsed = checked.check_folder(folder).translated("it")
-    assert passage_texts.tokens(parsed, asked, "it") == tokens
-    reach = passage_texts.window_of(parsed)
-    assert reach == window
-    assert passage_texts.unreached(parsed.config, reach, tokens) == said
+    limits = passage_texts.limits(parsed)
+    assert limits == {"the window": window}
+    assert passage_texts.tokens(parsed, limits, asked, "it") == tokens
+    assert passage_texts.unreached(limits, tokens) == said
+
+
+@pytest.mark.parametrize(
+    ("base", "limits"),
+    [
+        ("gemma2", {"the window": 64}),
+        ("gemma3_text", {"the window": 64}),
+        ("llama4_text", {"the window": 128}),
+        ("gpt_oss", {"the window": 64, "the length before rope scaling": 64}),
+        ("qwen2_moe", {}),
+    ],
+)
+def test_windows_of_some_layers(base: str, limits: dict[str, int], tmp_path: Path) -> None:
+    """They count as those of every layer do, and so do chunks."""
+    parsed = checked.check_folder(write_house(tmp_path, base, block_size=2)).translated("it")
+    assert passage_texts.limits(parsed) == limits
 
 
 def test_a_short_context(tmp_path: Path) -> None:
     """The usual sample is as long as the context allows."""
     folder = write_house(tmp_path, block_size=2, max_positions=40)
-    assert passage_texts.tokens(checked.check_folder(folder).translated("it"), None, "it") == 39
+    parsed = checked.check_folder(folder).translated("it")
+    assert passage_texts.tokens(parsed, {}, None, "it") == 39
 
 
-def test_scaled_positions() -> None:
-    """Beside a window, or without one."""
-    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("base", "rope"),
+    [
+        ("llama", {"rope_parameters": YARN | {"rope_theta": 1e4}}),
+        ("llama", {"rope_scaling": YARN, "rope_parameters": None}),
+        ("gemma3_text", {"rope_parameters": {"full_attention": YARN, "sliding_attention": {}}}),
+    ],
+)
+def test_scaled_positions(base: str, rope: dict, tmp_path: Path) -> None:
+    """Under either key, and of one kind of layers alone."""
+    parsed = checked.check_folder(write_house(tmp_path, base, block_size=2)).translated("it")
+    parsed.config.update(rope)
+    limits = passage_texts.limits(parsed)
+    assert limits.pop("the length before rope scaling") == 128 and len(limits) == (base != "llama")
+    one = {"the length before rope scaling": 128}
     said = "positions 0 to 127; the length before rope scaling of 128 was not reached"
-    assert passage_texts.unreached({"rope_parameters": rope}, None, 128) == said
-    assert passage_texts.unreached({"rope_scaling": rope}, None, 129) is None
-    assert passage_texts.unreached({"rope_scaling": rope}, 200, 64) == (
+    assert passage_texts.unreached(one, 128) == said
+    assert passage_texts.unreached(one, 129) is None
+    assert passage_texts.unreached({"the window": 200} | one, 64) == (
         "positions 0 to 63; the window of 200 and the length before rope scaling of 128 were not "
         "reached"
     )
+
+
+def test_a_window_that_one_of_two_models_lost(tmp_path: Path) -> None:
+    """A sample that ends within it could not tell them apart."""
+    models = [checked.check_folder(one).translated("it") for one in without_its_window(tmp_path)]
+    for pair in (models, models[::-1]):
+        assert passage_texts.limits(*pair) == {"the window": WINDOW}
 
 
 def test_the_report_says_what_was_not_reached() -> None:
@@ -458,6 +498,20 @@ def test_our_text_is_long_enough_for_any_passage() -> None:
     """It begins anew; a text of the user's does not."""
     first, second = passage_texts.passages(GOLDENS / BLOCK, None, 6000, 2)
     assert len(first) == len(second) == 6000 and first != second
+
+
+def test_our_text_says_something_else_in_every_passage() -> None:
+    first, second = map(set, passage_texts.passages(DEMO, None, 64, 2))
+    assert min(len(second - first), len(first - second)) > 10
+
+
+@pytest.mark.parametrize(("more", "found"), [(0, 1), (1, 2), (40, 3)])
+def test_no_passage_is_compared_twice(more: int, found: int, tmp_path: Path) -> None:
+    """A text of a passage's length is one passage, however many are asked for."""
+    text = tmp_path / "text"
+    text.write_text("".join(chr(ord("a") + i % 26) for i in range(20 + more)))
+    passages = passage_texts.passages(GOLDENS / BLOCK, str(text), 20, 3)
+    assert len(passages) == found == len({*map(tuple, passages)})
 
 
 @pytest.mark.parametrize("part", [None, "the head", "the site of the attention of layer 61"])
