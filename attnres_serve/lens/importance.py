@@ -6,20 +6,13 @@ it cannot do without.  It is written after every ban, and a file that is not who
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, Field, ValidationError
 
 from attnres_serve.errors import SettingError
 from attnres_serve.tracing.answer import TracedSite
-
-Ban = tuple[int, int]  # index of a site, number of a source
-NOTHING: Ban = (-1, -1)
-# Nats between two mean logprobs of one text and model: float32 in another order of sums.
-SAME = 1e-4
-# The mean logprob of the text with a ban; no ban is NOTHING.
-Measure = Callable[[Ban], float]
 
 
 class SiteImportance(BaseModel):
@@ -47,10 +40,7 @@ class Importance(BaseModel):
 
 
 def empty(
-    model: str,
-    flags: Sequence[str],
-    tokens: Sequence[int],
-    sites: Sequence[SiteImportance],
+    model: str, flags: Sequence[str], tokens: Sequence[int], sites: Sequence[TracedSite]
 ) -> Importance:
     """A map without numbers."""
     return Importance(
@@ -58,18 +48,16 @@ def empty(
         flags=list(flags),
         tokens=list(tokens),
         logprob=None,
-        sites=list(sites),
-    )
-
-
-def empty_site(site: TracedSite) -> SiteImportance:
-    """A site without numbers."""
-    return SiteImportance(
-        index=site.index,
-        layer=site.layer,
-        kind=site.kind,
-        sources=site.sources,
-        change=[None] * len(site.sources),
+        sites=[
+            SiteImportance(
+                index=site.index,
+                layer=site.layer,
+                kind=site.kind,
+                sources=site.sources,
+                change=[None] * len(site.sources),
+            )
+            for site in sites
+        ],
     )
 
 
@@ -106,54 +94,15 @@ def read(path: Path, asked: Importance) -> Importance:
     return found
 
 
-def missing(found: Importance) -> list[Ban]:
-    """The bans that a map still lacks."""
+def missing(found: Importance) -> list[tuple[SiteImportance, int]]:
+    """The bans that a map still lacks: sites and the numbers of their sources."""
     return [
-        (site.index, column)
+        (site, column)
         for site in found.sites
         if len(site.sources) > 1
         for column, change in enumerate(site.change)
         if change is None
     ]
-
-
-def fill(found: Importance, measure: Measure, path: Path) -> Iterator[Ban]:
-    """Measure what a map lacks and write it after every ban.
-
-    Args:
-        found: the map, which is filled.
-        measure: gives the mean logprobs.
-        path: of the file.
-
-    Yields:
-        Every ban that was measured.
-    """
-    if found.logprob is None:
-        found.logprob = measure(NOTHING)
-        write(found, path)
-    sites = {site.index: site for site in found.sites}
-    for index, column in missing(found):
-        sites[index].change[column] = measure((index, column)) - found.logprob
-        write(found, path)
-        yield index, column
-
-
-def require_same(found: Importance, measure: Measure, path: Path) -> None:
-    """Refuse to continue a map of a model that gives the text another mean logprob by now.
-
-    A server tells no more of its weights than a name.
-
-    Raises:
-        SettingError: it does.
-    """
-    if found.logprob is None:
-        return
-    now = measure(NOTHING)
-    if not abs(now - found.logprob) <= SAME:
-        raise SettingError(
-            f"--importance: {path} was begun with other weights: the text's mean logprob was "
-            f"{found.logprob:.6f} and is {now:.6f}; name a new file."
-        )
 
 
 def write(found: Importance, path: Path) -> None:

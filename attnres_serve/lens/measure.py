@@ -1,7 +1,6 @@
 """Importance maps, of which a server is asked for every number."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,15 @@ from attnres_serve import output
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, importance
 from attnres_serve.lens.ask import Server
-from attnres_serve.lens.importance import NOTHING, Ban, Importance
-from attnres_serve.tracing.answer import TraceAnswer
+
+# Nats between two mean logprobs of one text and model: float32 in another order of sums.
+SAME = 1e-4
 
 
 def write_map(server: Server, prompt: str, flags: Sequence[str], path: Path) -> None:
     """Ask a server for what a file lacks of a map: an edited trace for every ban.
+
+    The file is written after every ban.
 
     Args:
         server: the server.
@@ -30,35 +32,31 @@ def write_map(server: Server, prompt: str, flags: Sequence[str], path: Path) -> 
     if len(tokens) < 2:
         raise SettingError("the text has one token; give a longer one, whose logprobs change.")
     sites = ask.post(server, {"prompt": tokens, "tokens": [0]}).sites
-    every = [importance.empty_site(site) for site in sites]
-    found = _begun(importance.empty(text.model, flags, tokens, every), path)
-    measure = partial(_ask, server, found)
-    importance.require_same(found, measure, path)
+    found = importance.read(path, importance.empty(text.model, flags, tokens, sites))
+    importance.write(found, path)  # so that it is known to be possible before it takes time
+    unedited = _mean_logprob(server, tokens)
+    if found.logprob is None:
+        found.logprob = unedited
+        importance.write(found, path)
+    # A server tells no more of its weights than a name.
+    if not abs(unedited - found.logprob) <= SAME:
+        raise SettingError(
+            f"--importance: {path} was begun with other weights: the text's mean logprob was "
+            f"{found.logprob:.6f} and is {unedited:.6f}; name a new file."
+        )
     whole = sum(len(site.sources) for site in found.sites if len(site.sources) > 1)
-    done = whole - len(importance.missing(found))
-    with output.bar(total=whole, initial=done, unit="ban", desc="measuring") as bar:
-        for _ in importance.fill(found, measure, path):
+    bans = importance.missing(found)
+    with output.bar(total=whole, initial=whole - len(bans), unit="ban", desc="measuring") as bar:
+        for site, column in bans:
+            ban = {"sites": [site.index], "sources": [site.sources[column]], "ban": True}
+            site.change[column] = _mean_logprob(server, tokens, edits=[ban]) - found.logprob
+            importance.write(found, path)
             bar.update()
 
 
-def _ask(server: Server, found: Importance, ban: Ban) -> float:
-    asked: dict[str, Any] = {"prompt": found.tokens, "sites": [], "logprobs": 0}
-    if ban != NOTHING:
-        index, column = ban
-        (sources,) = (site.sources for site in found.sites if site.index == index)
-        asked["edits"] = [{"sites": [index], "sources": [sources[column]], "ban": True}]
-    return _mean(ask.post(server, asked))
-
-
-def _mean(trace: TraceAnswer) -> float:
+def _mean_logprob(server: Server, tokens: Sequence[int], **edits: Any) -> float:
+    trace = ask.post(server, {"prompt": tokens, "sites": [], "logprobs": 0, **edits})
     assert trace.logprobs is not None, "they were asked for"
     run = trace.logprobs.edited or trace.logprobs.unedited
     own = [prediction.next for prediction in run if prediction.next is not None]
     return sum(own) / len(own)
-
-
-def _begun(asked: Importance, path: Path) -> Importance:
-    """What a file has of a map; now it can be written, which is known before it takes time."""
-    found = importance.read(path, asked)
-    importance.write(found, path)
-    return found

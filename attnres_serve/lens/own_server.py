@@ -33,8 +33,7 @@ REFUSED = 2  # exit status of a server that says in one sentence why it does not
 POLL = 0.2  # seconds between two looks at a server that starts
 LAST = 60  # seconds for a server to stop; it is killed then
 OURS = "attnres-serve: "  # how a sentence of the server's own begins
-FAILED = "the server could not be started: "  # and one of a start that failed
-ITS_LOG = "; its log is "  # where that sentence names the log of the start
+FAILED = "the server could not be started: "  # and one of a start, which names the start's log
 # Lets a server that is started end with the process that started it, however that ends.
 BOUND = """
 import ctypes, os, signal, sys
@@ -56,7 +55,7 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
 
     Raises:
         SettingError: a flag would give it another address, or it does not start, or it fails while
-            it is asked.  The sentence has the reason, and the path of the log unless the server
+            it is asked.  The sentence has the reason, and the path of a log unless the server
             refused what it was given.
     """
     words = with_config([*flags])
@@ -90,8 +89,8 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
     except ServerFailed as error:
         if verbose:
             raise
-        is_kept = ITS_LOG not in str(error)
-        raise SettingError(f"{error} Its log is {log}." if is_kept else str(error)) from None
+        is_kept = True
+        raise SettingError(f"{error} Its log is {log}.") from None
     finally:
         _stop(process)
         if not is_kept:
@@ -116,8 +115,8 @@ def _wait_until_ready(process: subprocess.Popen, port: int, checkpoint: str, log
     """Wait until a server answers.
 
     Raises:
-        SettingError: it refuses what it was given.
-        ServerFailed: it ended otherwise.
+        SettingError: it refuses what it was given, or says why it failed and where its log is.
+        ServerFailed: it ended without a word of that.
     """
     import httpx
 
@@ -127,14 +126,13 @@ def _wait_until_ready(process: subprocess.Popen, port: int, checkpoint: str, log
                 if client.get(f"http://{HOST}:{port}/health").is_success:
                     return
             time.sleep(POLL)
-    reason = _last_line(log)
-    if process.returncode == REFUSED and reason.startswith(OURS):
-        raise SettingError(reason.removeprefix(OURS))
-    reason = (
-        reason.removeprefix(OURS).removeprefix(FAILED)
-        or f"it ended with status {process.returncode}."
-    )
-    raise ServerFailed(f"the server of {checkpoint} did not start: {reason}")
+    last, begin = _last_line(log), f"the server of {checkpoint} did not start: "
+    if last.startswith(OURS + FAILED):
+        raise SettingError(begin + last.removeprefix(OURS + FAILED))
+    reason = last.removeprefix(OURS)
+    if process.returncode == REFUSED and reason != last:
+        raise SettingError(reason)
+    raise ServerFailed(begin + (reason or f"it ended with status {process.returncode}."))
 
 
 def _last_line(log: Path) -> str:

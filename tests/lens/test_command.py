@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from asked_server import asked_server
-from checkpoints import write_fla, write_standard
+from checkpoints import write_standard
 from matplotlib.figure import Figure
 from serving import DEMO, GOLDENS, free_port, run_module
 
@@ -381,8 +381,6 @@ def test_a_file_that_is_no_trace(change, said, tmp_path, capsys):
 def test_a_model_without_sites(tmp_path, capsys):
     plain = write_standard(tmp_path / "plain")
     assert "is not an AttnRes checkpoint" in refused(capsys, str(plain), *ASK)
-    twin = write_fla(tmp_path / "twin", block_size=None)
-    assert "has standard residuals" in refused(capsys, str(twin), *ASK)
 
 
 def test_matplotlib_is_wanted_for_a_figure_alone(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,22 +15,18 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites, source_names
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import given, importance, measure
+from attnres_serve.lens import ask, given, importance, measure
 from attnres_serve.lens.ask import Server
 from attnres_serve.lens.importance import Importance, SiteImportance
 from attnres_serve.tracing import answer as trace_answer
-from attnres_serve.tracing.answer import TraceAnswer
+from attnres_serve.tracing.answer import TraceAnswer, TracedSite
 
 PAGE = DEMO.parents[2] / "docs" / "use" / "inspect.md"
 ASK = ("--prompt", "import os")
 BLOCKS = AttnResSpec.uniform(Layout.of(3), 2, 1e-6)
-SITES = [
-    SiteImportance(
-        index=site.index,
-        layer=site.layer,
-        kind=site.kind,
-        sources=source_names(site),
-        change=[None] * site.num_sources,
+TRACED = [
+    TracedSite.model_validate(
+        trace_answer.traced_site(site, *2 * [bytes(4 * 2 * site.num_sources)], 2)
     )
     for site in sites(BLOCKS)
     if site.mixes
@@ -167,47 +164,70 @@ def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp
 
 
 class Meter:
-    """Made-up mean logprobs; `left` measurements are given before it fails."""
+    """A server's answers, with mean logprobs that are made up; `left` are given, then it is gone.
 
-    def __init__(self, left: int) -> None:
-        self.left, self.asked = left, []
+    Attributes:
+        asked: the site and source of every ban that was measured; None where there was none.
+    """
 
-    def __call__(self, ban: importance.Ban) -> float:
+    def __init__(self, left: int = 99, mean: float = -1.0) -> None:
+        self.left, self.mean = left, mean
+        self.asked: list[tuple[int, str] | None] = []
+
+    def __call__(self, _: Server, body: dict) -> TraceAnswer:
+        head = trace_answer.head("demo", [3, 4], 2, [0, 1], ["a", "b"]) | {"sites": []}
+        if "logprobs" not in body:
+            traced = TRACED if "tokens" in body else []
+            return TraceAnswer.model_validate(
+                head | {"sites": [one.model_dump() for one in traced]}
+            )
         if not self.left:
             raise SettingError("the server is gone.")
         self.left -= 1
+        bans = [(edit["sites"][0], edit["sources"][0]) for edit in body.get("edits", ())]
+        ban = bans[0] if bans else None
         self.asked.append(ban)
-        return -1.0 if ban == importance.NOTHING else -1 - hash(ban) % 97
+        rows = [{"position": 0, "next": self.mean + change_of(ban), "top": []}]
+        rows.append({"position": 1, "next": None, "top": []})
+        head["logprobs"] = {"unedited": rows, "edited": None}
+        return TraceAnswer.model_validate(head)
+
+
+def change_of(ban: tuple[int, str] | None) -> float:
+    """Of the mean logprob; no two bans have one."""
+    if ban is None:
+        return 0.0
+    site, source = ban
+    return float(-1 - site - 100 * source_names(sites(BLOCKS)[site]).index(source))
+
+
+def measured(meter: Meter, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "post", meter)
+    measure.write_map(Server("http://x"), "ab", [], path)
 
 
 def empty(**other) -> Importance:
-    return importance.empty("demo", [], [3, 4], SITES).model_copy(deep=True, update=other)
+    return importance.empty("demo", [], [3, 4], TRACED).model_copy(deep=True, update=other)
 
 
 @pytest.mark.parametrize("before", range(5))
-def test_a_map_is_continued(before, tmp_path):
-    """Wherever it ended: nothing is measured twice, and the file is that of one run."""
+def test_a_map_is_continued(before, monkeypatch, tmp_path):
+    """Wherever it ended: no ban is measured twice, and the file is that of one run.
+
+    Every source that a site can do without is banned once, and its change is in its place.
+    """
     whole, path = tmp_path / "whole.json", tmp_path / "map.json"
-    once, first, second = Meter(99), Meter(before), Meter(99)
-    steps = [*importance.fill(importance.read(whole, empty()), once, whole)]
-    with pytest.raises(SettingError):
-        [*importance.fill(importance.read(path, empty()), first, path)]
-    assert path.exists() == (before > 0)
-    begun = importance.read(path, empty())
-    assert [*importance.fill(begun, second, path)] == steps[max(0, before - 1) :]
-    assert first.asked + second.asked == once.asked
-    assert path.read_text() == whole.read_text()
-    assert importance.missing(importance.read(path, empty())) == []
-    assert [found.name for found in tmp_path.glob("*.json")] and not [*tmp_path.glob(".*")]
-
-
-def test_every_source_that_a_site_can_do_without(tmp_path):
-    found, meter = empty(), Meter(99)
-    [*importance.fill(found, meter, tmp_path / "map.json")]
-    assert meter.asked[0] == importance.NOTHING
-    assert len(set(meter.asked)) == len(meter.asked)
+    once, first, second = Meter(), Meter(before), Meter()
+    measured(once, whole, monkeypatch)
+    with pytest.raises(SettingError, match="is gone"):
+        measured(first, path, monkeypatch)
+    measured(second, path, monkeypatch)
+    assert first.asked + second.asked[min(before, 1) :] == once.asked
+    assert path.read_text() == whole.read_text() and not [*tmp_path.glob(".*")]
+    found = importance.read(path, empty())
+    assert once.asked[0] is None and len({*once.asked}) == len(once.asked)
     for site in found.sites:
-        wanted = [-(hash((site.index, at)) % 97) for at in range(len(site.sources))]
+        wanted = [change_of((site.index, source)) for source in site.sources]
         assert site.change == (wanted if len(wanted) > 1 else [None])
 
 
@@ -217,8 +237,8 @@ def test_every_source_that_a_site_can_do_without(tmp_path):
         ({"model": "other"}, "begun with other model"),
         ({"flags": ["--dtype=half"]}, "begun with other flags"),
         ({"tokens": [3, 5]}, "begun with other text"),
-        ({"sites": SITES[1:]}, "has other sites"),
-        ({"sites": [SiteImportance(**SITES[0].model_dump() | {"change": []})]}, "has other sites"),
+        ({"sites": []}, "has other sites"),
+        ({"sites": [SiteImportance(**TRACED[0].model_dump(), change=[])]}, "has other sites"),
     ],
 )
 def test_another_map_is_not_continued(other, sentence, tmp_path):
@@ -232,33 +252,21 @@ def test_another_map_is_not_continued(other, sentence, tmp_path):
 @pytest.mark.parametrize(("now", "same"), [(-1.0, True), (-1.00001, True), (-1.01, False)])
 def test_a_servers_map_is_continued_by_what_it_measures(now, same, is_whole, monkeypatch, tmp_path):
     """A server names its model alone, which may have been started anew with other weights."""
-    path, asked = tmp_path / "m.json", []
-
-    def post(_, body: dict) -> TraceAnswer:
-        asked.append(body)
-        head = trace_answer.head("demo", [3, 4], 2, [0, 1], ["a", "b"]) | {"sites": []}
-        for site in sites(BLOCKS)[:2] if "logprobs" not in body else ():
-            numbers = bytes(4 * 2 * site.num_sources)
-            head["sites"].append(trace_answer.traced_site(site, numbers, numbers, 2))
-        rows = [{"position": at, "next": x, "top": []} for at, x in ((0, now), (1, None))]
-        head["logprobs"] = {"unedited": rows, "edited": None} if "logprobs" in body else None
-        return TraceAnswer.model_validate(head)
-
-    monkeypatch.setattr("attnres_serve.lens.ask.post", post)
-    begun = empty(sites=SITES[:2]).model_copy(deep=True)
-    begun.logprob = -1.0
+    path = tmp_path / "m.json"
     if is_whole:
-        begun.sites[1].change = [0.5] * len(begun.sites[1].sources)
-    importance.write(begun, path)
-    before = path.read_text()
+        measured(Meter(), path, monkeypatch)
+    else:
+        with pytest.raises(SettingError, match="is gone"):
+            measured(Meter(2), path, monkeypatch)
+    before, meter = path.read_text(), Meter(mean=now)
     if same:
-        measure.write_map(Server("http://x"), "ab", [], path)
-        assert importance.missing(Importance.model_validate_json(path.read_text())) == []
+        measured(meter, path, monkeypatch)
+        assert importance.missing(importance.read(path, empty())) == []
     else:
         with pytest.raises(SettingError, match=r"was -1\.000000 and is -1\.010000; name a new"):
-            measure.write_map(Server("http://x"), "ab", [], path)
+            measured(meter, path, monkeypatch)
     assert (path.read_text() == before) == (is_whole or not same)
-    assert sum("logprobs" in body for body in asked) == (1 if is_whole or not same else 3)
+    assert (len(meter.asked) == 1) == (is_whole or not same)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": "demo"'])
