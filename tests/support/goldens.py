@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from serving import Server
 
+from attnres_serve.verify.oracle import Model
+
 SMALL_GAP = 2e-3  # a greedy choice closer than this may fall either way
 
 
@@ -56,6 +58,14 @@ def differences(
             return
         if not abs(found - want) <= bound(want):
             yield f"output token {position}: {found} instead of {want}"
+
+
+def oracle_differences(model: Model, case: dict[str, Any]) -> list[str]:
+    """Every way in which a float64 model departs from a case of ``expected.json``."""
+    prompt = case["prompt"]
+    given = model.logprobs(prompt)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])
+    tokens, logprobs, _ = model.greedy(prompt, len(case["output"]))
+    return [*differences(case, given.flatten().tolist(), tokens, logprobs)]
 
 
 def http_answer(choice: dict[str, Any], prompt: list[int]) -> tuple:

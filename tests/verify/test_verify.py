@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import (
-    house_copy_of_fla,
     write_fla,
     write_house,
     write_kimi_names,
@@ -27,6 +26,7 @@ from serving import DEMO, GOLDENS, TESTS, run_module
 
 from attnres_serve import cli
 from attnres_serve.checkpoints import checked
+from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.compat import engines
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.verify import command as verify
@@ -67,7 +67,7 @@ def raise_a_bias(tensors: dict) -> None:
 
 def moved_boundary(folder: Path) -> Path:
     """The house copy of a golden whose second block begins a sublayer later."""
-    house_copy_of_fla(GOLDENS / BLOCK, folder)
+    convert(str(GOLDENS / BLOCK), str(folder), to_house=True)
     config = json.loads((folder / "config.json").read_text())
     assert config["attn_res"]["block_size"] == 4 and config["num_hidden_layers"] == 5
     config["attn_res"].pop("block_size")

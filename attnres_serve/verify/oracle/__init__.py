@@ -3,7 +3,6 @@
 It imports nothing else of ours.
 """
 
-from attnres_serve.verify.oracle.agreement import agreement
 from attnres_serve.verify.oracle.formats import BASES, add_depth, spec_of
 from attnres_serve.verify.oracle.model import Model, threads_for
 from attnres_serve.verify.oracle.names import HOUSE_NAMES, depth_names
@@ -26,7 +25,6 @@ __all__ = [
     "Place",
     "Spec",
     "add_depth",
-    "agreement",
     "alike",
     "check_starts",
     "depth_names",

@@ -133,36 +133,14 @@ class Model:
         outputs = [self.apply(site, found) for site, found in enumerate(normed[:-1])]
         return self.embed(ids), outputs, self.logits(normed[-1])
 
-    def _evaluate(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """What the last norm reads [tokens, hidden], and each site's weights [tokens, sources]."""
-        x = self.embed(ids)
-        y: list[Tensor] = []
-        every: list[Tensor] = []
-        for site in range(self.spec.final + 1):
-            h, weights = self.mix(site, x, y)
-            every += [] if weights is None else [weights]
-            if site < self.spec.final:
-                y.append(self.sublayer(site, h))
-        return h, every
-
     def logprobs(self, ids: Sequence[int]) -> Tensor:
         """Log-probabilities [len(ids), vocab] of the token after each position."""
         with threads_for(self.spec.hidden):
-            return self.head(self._evaluate(ids)[0])
-
-    def depth_weights(self, ids: Sequence[int]) -> list[Tensor]:
-        """Per site the softmax weights [tokens, sources].
-
-        Sources are in the order embedding, finished blocks, running partial sum; with ordinary
-        residuals the list is empty, and without a final mix there is no last site.
-        """
-        with threads_for(self.spec.hidden):
-            return self._evaluate(ids)[1]
-
-    def prompt_logprobs(self, ids: Sequence[int]) -> list[float | None]:
-        """The log-probability of each token given those before it; None for the first."""
-        table = self.logprobs(ids)
-        return [None, *(table[i, token].item() for i, token in enumerate(ids[1:]))]
+            x = self.embed(ids)
+            y: list[Tensor] = []
+            for site in range(self.spec.final):
+                y.append(self.sublayer(site, self.mix(site, x, y)[0]))
+            return self.head(self.mix(self.spec.final, x, y)[0])
 
     def greedy(self, prompt: Sequence[int], n: int) -> tuple[list[int], list[float], list[float]]:
         """`n` greedy tokens, their log-probabilities and their lead over the runner-up."""

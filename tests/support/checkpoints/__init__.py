@@ -8,9 +8,9 @@ a small one brings the residual stream down to the norms' eps.
 """
 
 from checkpoints.alice_ai import write_alice_ai
-from checkpoints.fla import house_copy_of_fla, write_fla
+from checkpoints.fla import write_fla
 from checkpoints.house import add_zero_queries, write_house, write_standard
-from checkpoints.nanogpt import house_copy_of_nanogpt, write_nanogpt
+from checkpoints.nanogpt import write_nanogpt
 from checkpoints.quantized import INT8, dequantised, quantised
 from checkpoints.qwen import write_kimi_names, write_mode, write_titan
 from checkpoints.tensors import GOLDENS
@@ -20,8 +20,6 @@ __all__ = [
     "INT8",
     "add_zero_queries",
     "dequantised",
-    "house_copy_of_fla",
-    "house_copy_of_nanogpt",
     "quantised",
     "write_alice_ai",
     "write_fla",

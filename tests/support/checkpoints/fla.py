@@ -1,11 +1,8 @@
 """FLA's `transformer`."""
 
-import json
 from pathlib import Path
 
 import torch
-from facts import FACTS
-from safetensors.torch import load_file
 
 from checkpoints.tensors import base_shapes, draw, renamed, residual_shapes, write
 
@@ -100,41 +97,3 @@ def write_fla(
         tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
     tensors = renamed(tensors, {hf: fla for fla, hf in HF_OF_FLA.items()})
     return write(Path(folder), config, tensors, dtype)
-
-
-def house_copy_of_fla(src: str | Path, dst: str | Path) -> Path:
-    """An FLA checkpoint rewritten in the house format, or a ValueError if it cannot be exact.
-
-    Without per-head norms it becomes `attnres_llama`, with biases `attnres_qwen2`, with per-head
-    norms `attnres_qwen3`. Returns `dst`.
-    """
-    src = Path(src)
-    fla = json.loads((src / "config.json").read_text())
-    eps, heads, hidden = fla["norm_eps"], fla["num_heads"], fla["hidden_size"]
-    if fla["attnres_block_size"] is None or fla["window_size"] is not None:
-        raise ValueError("the house format has neither ordinary residuals nor a window")
-    if fla["qk_norm"] and eps != 1e-5:
-        raise ValueError(f"FLA's per-head norms have eps 1e-5, those of qwen3 would have {eps}")
-    if fla["qk_norm"] and fla["qkv_bias"]:
-        raise ValueError("no base family has per-head norms and biases on q, k, v alone")
-    base = "qwen3" if fla["qk_norm"] else "qwen2" if fla["qkv_bias"] else "llama"
-    tensors = renamed(load_file(src / "model.safetensors"), HF_OF_FLA)
-    config = {
-        "architectures": [f"AttnRes{FACTS[base].title}ForCausalLM"],
-        "model_type": f"attnres_{base}",
-        "attn_res": {"block_size": fla["attnres_block_size"]},
-        "hidden_act": "silu",
-        "intermediate_size": tensors["model.layers.0.mlp.gate_proj.weight"].shape[0],
-        "num_attention_heads": heads,
-        "num_key_value_heads": fla["num_kv_heads"] or heads,
-        "rms_norm_eps": eps,
-        "rope_parameters": {"rope_theta": fla["rope_theta"], "rope_type": "default"},
-    }
-    same = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
-    same += ("tie_word_embeddings", "bos_token_id", "eos_token_id", "initializer_range")
-    config |= {key: fla[key] for key in same}
-    if base != "qwen2":
-        config |= {"head_dim": hidden // heads, "attention_bias": False}
-    if base == "llama":
-        config["mlp_bias"] = False
-    return write(Path(dst), config, tensors, fla["dtype"])

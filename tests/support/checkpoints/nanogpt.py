@@ -1,11 +1,8 @@
 """BabyLM's `nanogpt`."""
 
-import json
 from pathlib import Path
 
 import torch
-from facts import FACTS
-from safetensors.torch import load_file
 
 from checkpoints.tensors import base_shapes, draw, renamed, residual_shapes, write
 
@@ -108,42 +105,3 @@ def write_nanogpt(
             tensors[f"{stem}attn.c_attn.{leaf}"] = torch.cat(qkv)
     tensors = renamed(tensors, {"model.layers.": "transformer.h."})
     return write(Path(folder), config, tensors, dtype)
-
-
-def house_copy_of_nanogpt(src: str | Path, dst: str | Path) -> Path:
-    """A nanoGPT checkpoint rewritten in the house format. Returns `dst`."""
-    src = Path(src)
-    own = json.loads((src / "config.json").read_text())
-    tensors = {}
-    fused = load_file(src / "model.safetensors")
-    for name, tensor in renamed(fused, {"transformer.h.": "model.layers."}).items():
-        stem, found, leaf = name.partition(".attn.c_attn.")
-        for part, value in zip("qkv", tensor.chunk(3), strict=True) if found else ():
-            tensors[f"{stem}.self_attn.{part}_proj.{leaf}"] = value
-        if not found:
-            tensors[name] = tensor
-    tensors = renamed(tensors, _HF_OF_NANOGPT)
-    base = "gated_llama" if own["use_attn_gate"] else "llama"
-    config = {
-        "architectures": [f"AttnRes{FACTS[base].title}ForCausalLM"],
-        "model_type": f"attnres_{base}",
-        "attn_res": {"block_size": own["attn_res_block_size"], "key_norm_eps": 1e-5},
-        "attention_bias": own["bias"],
-        "head_dim": own["n_embd"] // own["n_head"],
-        "hidden_act": "silu",
-        "hidden_size": own["n_embd"],
-        "intermediate_size": tensors["model.layers.0.mlp.gate_proj.weight"].shape[0],
-        "max_position_embeddings": own["block_size"],
-        "mlp_bias": own["bias"],
-        "num_attention_heads": own["n_head"],
-        "num_hidden_layers": own["n_layer"],
-        "num_key_value_heads": own["n_head"],
-        "rms_norm_eps": own["layer_norm_epsilon"],
-        "rope_parameters": {"rope_theta": own["rope_theta"], "rope_type": "default"},
-        "tie_word_embeddings": own.get("tie_word_embeddings", True),
-    }
-    config |= {key: own[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
-    for name in tensors:
-        if "_res_proj" in name:
-            tensors[name] = tensors[name][None]
-    return write(Path(dst), config, tensors, own["dtype"])
