@@ -460,13 +460,6 @@ def test_a_model_among_the_flags(
     assert "found the model 'm' among the flags; give the checkpoint" in capfd.readouterr().err
 
 
-def test_a_missing_tokenizer_costs_no_start(
-    without_tokenizer: Path,
-) -> None:
-    status, err, seconds = command("serve", without_tokenizer)
-    assert status == 2 and "has no tokenizer" in err and seconds < of_a_start()
-
-
 def test_quantised_experts_without_a_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

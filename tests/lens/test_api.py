@@ -102,7 +102,9 @@ def test_everything_that_can_be_asked(server):
         (httpx.Response(401), {}, "wants an API key; give it in the variable OPENAI_API_KEY"),
         (httpx.Response(401), {"key": "x"}, "wants an API key; `key` is another"),
         (httpx.Response(400, json={"error": {"message": "Too long."}}), {}, "400.: Too long"),
+        (httpx.Response(404, json={"detail": "Not Found"}), {}, "status 404.: expected an answer"),
         (httpx.Response(200, text="<html>"), {}, "expected an answer of attnres-serve's route"),
+        (httpx.Response(200, json=[1]), {}, "expected an answer of attnres-serve's route"),
     ],
 )
 def test_a_server_that_gives_no_trace(answer, asked, sentence, server):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from checkpoints import (
     GOLDENS,
-    add_zero_queries,
     write_fla,
     write_house,
     write_kimi_names,
@@ -206,8 +205,9 @@ def test_zero_queries_are_ordinary_residuals(base: str, blocks: dict, tmp_path: 
     """Every mix is then a mean, and RMSNorm(x / n, eps) = RMSNorm(x, n^2 eps)."""
     layers = 4 if "block_starts" in blocks else 3
     # a stream near sqrt(eps), so that the factor n^2 shows
-    plain = write_standard(tmp_path / "plain", base, layers=layers, scale=0.01, rms_norm_eps=1e-5)
-    house = load(add_zero_queries(plain, tmp_path / "house", **blocks))
+    options = {"layers": layers, "scale": 0.01, "rms_norm_eps": 1e-5}
+    plain = write_standard(tmp_path / "plain", base, **options)
+    house = load(write_house(tmp_path / "house", base, zero_queries=True, **blocks, **options))
     scaled = load(plain, eps_scale=True, block_starts=house.spec.block_starts)
     logprobs = house.logprobs(IDS)
     torch.testing.assert_close(logprobs, scaled.logprobs(IDS), atol=1e-10, rtol=0)

@@ -9,7 +9,7 @@ a small one brings the residual stream down to the norms' eps.
 
 from checkpoints.alice_ai import write_alice_ai
 from checkpoints.fla import write_fla
-from checkpoints.house import add_zero_queries, write_house, write_standard
+from checkpoints.house import write_house, write_standard
 from checkpoints.nanogpt import write_nanogpt
 from checkpoints.quantized import INT8, dequantised, quantised
 from checkpoints.qwen import write_kimi_names, write_mode, write_titan
@@ -18,7 +18,6 @@ from checkpoints.tensors import GOLDENS
 __all__ = [
     "GOLDENS",
     "INT8",
-    "add_zero_queries",
     "dequantised",
     "quantised",
     "write_alice_ai",

@@ -151,24 +151,3 @@ def write_house(
         config = json.loads((folder / "config.json").read_text()) | {"qk_norm_eps": qk_norm_eps}
         (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-def add_zero_queries(
-    src: str | Path,
-    dst: str | Path,
-    block_size: int | None = None,
-    *,
-    block_starts: Sequence[int] | None = None,
-) -> Path:
-    """An ordinary checkpoint rewritten with zero queries and unit key norms.
-
-    Both compute the same function, up to the norms' eps. Returns `dst`.
-    """
-    src = Path(src)
-    config = json.loads((src / "config.json").read_text())
-    shapes = residual_shapes(config["num_hidden_layers"], config["hidden_size"], True)
-    tensors = {
-        name: torch.zeros(shape) if "_res_proj" in name else torch.ones(shape)
-        for name, shape in shapes.items()
-    }
-    return _add_residual(Path(dst), _blocks(block_size, block_starts), tensors, src)
