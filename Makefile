@@ -62,7 +62,7 @@ soak: setup-test ## a server under load, faults and other projects' clients, abo
 	@requirements/setup.sh soak
 	$(VENV)/bin/python -m pytest -m soak -s $(ARGS_TEST)
 
-mutants: setup-test ## plant faults, one at a time: which do the tests catch?  docs/build/mutants.md
+mutants: setup-test ## plant faults, one at a time: which do the tests catch?  tests/mutants/README.md
 	$(VENV)/bin/python -m tests.mutants $(ARGS_TEST)
 
 test-versions: $(addprefix test-vllm-,$(VERSIONS)) ## the oldest and the newest vLLM, each in its environment

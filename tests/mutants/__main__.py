@@ -44,7 +44,6 @@ def main() -> int:
             told = f"{result['outcome']:12} {fault.room:14} {fault.name:36}"
             print(f"{told} {result['seconds']:6.1f} s  {result['by']}", flush=True)
     if all(fault.name in results for fault in every):
-        table.PAGE.parent.mkdir(parents=True, exist_ok=True)
         table.PAGE.write_text(table.page(every, results), encoding="utf-8")
     caught = sum(results[fault.name]["outcome"] == CAUGHT for fault in chosen)
     print(f"{caught} of {len(chosen)} faults were caught.")

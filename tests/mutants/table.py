@@ -1,4 +1,4 @@
-"""What became of every fault, as a page of the documentation."""
+"""What became of every fault, as a page beside them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from tests.mutants.catalogue import ROOT, Fault
 from tests.mutants.trial import CAUGHT
 
 LONGEST = 40  # characters of a test's parameters
-PAGE = ROOT / "docs" / "build" / "mutants.md"
+PAGE = ROOT / "tests" / "mutants" / "README.md"
 
 
 def page(every: Sequence[Fault], results: Mapping[str, Mapping[str, Any]]) -> str:
