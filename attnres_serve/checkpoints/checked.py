@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from attnres_serve import formats
 from attnres_serve.checkpoints import hub
-from attnres_serve.checkpoints.files import INDEX, Header, read_config, read_headers, weight_map
+from attnres_serve.checkpoints.files import (
+    INDEX,
+    Header,
+    opened,
+    read_config,
+    read_headers,
+    weight_map,
+)
 from attnres_serve.checkpoints.tensor_index import TensorIndex, check_headers
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
@@ -184,7 +191,6 @@ def read_tensor(headers: Mapping[str, Header], name: str) -> "Tensor":
         headers: those of a checked checkpoint.
         name: the checkpoint's own name of it.
     """
-    from safetensors import safe_open  # torch is not imported for the usual checkpoint
-
-    with safe_open(headers[name].file, framework="pt") as tensors:
-        return tensors.get_tensor(name)
+    with opened(headers[name].file, "pt") as tensors:  # torch is not imported for the usual one
+        tensor: Tensor = tensors.get_tensor(name)
+        return tensor

@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 from codecs import BOM_UTF8
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -122,29 +124,40 @@ def read_headers(folder: Path) -> dict[str, Header]:
     Raises:
         CheckpointError: no safetensors file, a damaged one, or a shard missing.
     """
-    from safetensors import SafetensorError, safe_open
-
     headers: dict[str, Header] = {}
     for path in safetensors_files(folder):
-        _refuse_dangling(path)
-        refuse_pointer(path)
-        try:
-            # Headers are the same for every framework, and numpy is imported faster than torch.
-            with safe_open(path, framework="np") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
-                    if name in headers:
-                        raise CheckpointError(
-                            f"the tensor {name} is in more than one file, {headers[name].file.name}"
-                            f" and {path.name}; remove the one that is not of this model, or "
-                            f"write {INDEX}, which names the file of every tensor."
-                        )
-                    found = tensors.get_slice(name)
-                    headers[name] = Header(tuple(found.get_shape()), found.get_dtype(), path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} is damaged or truncated ({error}); copy or download it again."
-            ) from None
+        # Headers are the same for every framework, and numpy is imported faster than torch.
+        with opened(path, "np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
+                if name in headers:
+                    raise CheckpointError(
+                        f"the tensor {name} is in more than one file, {headers[name].file.name}"
+                        f" and {path.name}; remove the one that is not of this model, or "
+                        f"write {INDEX}, which names the file of every tensor."
+                    )
+                found = tensors.get_slice(name)
+                headers[name] = Header(tuple(found.get_shape()), found.get_dtype(), path)
     return headers
+
+
+@contextmanager
+def opened(path: Path, framework: str) -> Iterator[Any]:
+    """A safetensors file, whose tensors are those of a framework.
+
+    Raises:
+        CheckpointError: it is damaged, or another file stands in its place.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    _refuse_dangling(path)
+    refuse_pointer(path)
+    try:
+        with safe_open(path, framework=framework) as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or truncated ({error}); copy or download it again."
+        ) from None
 
 
 def pickles(folder: Path) -> list[Path]:

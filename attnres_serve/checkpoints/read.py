@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attnres_serve.checkpoints.files import (
     PICKLES,
     Header,
     indexed_files,
+    opened,
     pickles,
     safetensors_files,
 )
@@ -75,14 +75,9 @@ def tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     if path.suffix in PICKLES:
         yield from read_pickle(path).items()
         return
-    try:
-        with safe_open(path, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - safe_open is not a mapping
-                yield name, opened.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or truncated ({error}); copy or download it again."
-        ) from None
+    with opened(path, "pt") as found:
+        for name in found.keys():  # noqa: SIM118 - safe_open is not a mapping
+            yield name, found.get_tensor(name)
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:

@@ -44,6 +44,7 @@ from attnres_serve.formats import fla
 from attnres_serve.verify.oracle import load
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000\n"
 IDS = [5, 17, 300, 2, 99, 41, 5, 17, 256, 8]
 Tensors = dict[str, torch.Tensor]
 
@@ -915,10 +916,20 @@ def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert max(seen) - before < size
 
 
-def test_truncated_safetensors(tmp_path: Path, refused: Callable) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is damaged or truncated"),
+        (lambda path: path.write_text(POINTER), "is a git-lfs pointer and not the file itself"),
+        (lambda path: path.rename(path.parent / "x") and path.symlink_to("y"), "is a link to y"),
+    ],
+    ids=["truncated", "pointer", "link"],
+)
+def test_files_of_safetensors_that_hold_none(
+    spoil: Callable, said: str, tmp_path: Path, refused: Callable
+) -> None:
     """Of a model whose tensors are listed by convert itself."""
     source = write_standard(tmp_path / "source")
-    content = (source / "model.safetensors").read_bytes()
-    (source / "model.safetensors").write_bytes(content[:-1])
+    spoil(source / WEIGHTS)
     line = refused(source, "--add-zero-queries", "--block-size", "2")
-    assert "model.safetensors is damaged or truncated" in line
+    assert f"{source / WEIGHTS} {said}" in line
