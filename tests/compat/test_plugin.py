@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,82 +208,6 @@ print(json.dumps([blocked, "vllm" in sys.modules, hasattr(module, "rms_norm")]))
 def test_linked_folders_are_namespace_packages(folder: str) -> None:
     """No ``__init__.py``, so that the folders can be links into the package."""
     assert (ROOT / folder).is_dir() and not (ROOT / folder / "__init__.py").exists()
-
-
-# --- recognising checkpoints
-
-RESOLVE = """
-import sys, json
-from vllm.transformers_utils.config import get_config
-def answers():
-    for trust in (True, False):
-        try:
-            config = get_config(sys.argv[1], trust_remote_code=trust)
-            yield [type(config).__name__, config.to_dict()]
-        except Exception as error:
-            yield [type(error).__name__, str(error)]
-without = [*answers()]
-from attnres_serve.plugin import register
-register()
-print()
-print(json.dumps([without, [*answers()]]))
-"""
-FOREIGN = """
-from transformers import PreTrainedConfig
-
-
-class FooConfig(PreTrainedConfig):
-    model_type = "transformer"
-"""
-
-
-def test_transformer_stays_free_for_foreign_repositories(tmp_path: Path) -> None:
-    """A repository with code of its own under this name resolves exactly as without the plugin.
-
-    Its keys are FLA's on purpose.
-    """
-    folder = write_fla(tmp_path / "foreign")
-    path = folder / "config.json"
-    auto_map = {"auto_map": {"AutoConfig": "configuration_foo.FooConfig"}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | auto_map))
-    (folder / "configuration_foo.py").write_text(FOREIGN)
-    cache = str(tmp_path / "cache")
-    without, with_plugin = python(RESOLVE, folder, HF_HOME=cache, VLLM_PLUGINS="")
-    assert with_plugin == without
-    (trusted, content), (error, message) = with_plugin
-    assert trusted == "FooConfig" and content["attnres_block_size"] == 4
-    assert error != "FooConfig" and message
-
-
-BESIDE_FLA = """
-import sys, json
-order, folder, house = sys.argv[1:]
-if order == "fla first":
-    import fla.models
-from attnres_serve.plugin import register
-register()
-if order == "fla last":
-    import fla.models
-from transformers import AutoConfig
-from fla.models import TransformerConfig
-from vllm.transformers_utils.config import get_config
-config = AutoConfig.from_pretrained(folder)
-print()
-print(json.dumps([
-    type(config) is TransformerConfig,
-    config.attnres_block_size,
-    type(get_config(folder, trust_remote_code=False)).__name__,
-    type(AutoConfig.from_pretrained(folder)) is TransformerConfig,
-]))
-"""
-
-
-@pytest.mark.skipif(find_spec("fla") is None, reason="needs flash-linear-attention")
-@pytest.mark.parametrize("order", ["fla first", "fla last"])
-def test_beside_fla(order: str) -> None:
-    """FLA's own AutoConfig keeps the name `transformer`; vLLM gets ours, in either order."""
-    found = python(BESIDE_FLA, order, GOLDEN, "", VLLM_PLUGINS="")
-    assert found == [True, 4, "LlamaConfig", True]
 
 
 # --- on_config

@@ -1,6 +1,5 @@
-"""Kimi Linear's adapter: what it imports, and the epsilons that it sets."""
+"""Kimi Linear's adapter: a package without its own code, and the epsilons that it sets."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -9,22 +8,7 @@ from torch import nn
 
 pytest.importorskip("vllm")
 
-from attnres_serve.compat import host
 from attnres_serve.compat.bare_package import without_init
-
-NVIDIA = "vllm.models.kimi_k3.nvidia"
-
-
-def test_a_cpu_imports_nothing_for_cuda() -> None:
-    """And the package is as vLLM has it for whoever imports it later."""
-    if not host.on_cpu():
-        pytest.skip("no CPU build")
-    code = (
-        "import sys; from attnres_serve.model import kimi; "
-        f"assert not [name for name in sys.modules if name.startswith({NVIDIA!r})]; "
-        "assert 'vllm.models.kimi_k3' not in sys.modules and 'llvmlite' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_package_that_is_imported_stays() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-import triton_interpreter
-from interpreted import INTERPRETED, run_tests
 from torch import Tensor, nn
+from triton_interpreter import RUNNABLE, interpreter  # noqa: F401  # before vLLM
 
 pytest.importorskip("vllm")
 
@@ -26,16 +25,16 @@ from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites
 from attnres_serve.settings import ALGORITHMS
 
-HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
+pytestmark = pytest.mark.usefixtures("interpreter")
+TRITON = [pytest.param("triton", marks=pytest.mark.exhaustive)] if RUNNABLE else []
+HERE = ["cpp", "torch", *TRITON]
 LAYERS, TOKENS, EPS, KEY_EPS = 3, 5, 1e-5, 1e-3
 # A site's result is rounded once; half a unit in the last place, and float32 sums before it.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-8 * 1.01, torch.float16: 2**-11 * 1.01}
 
 
 @pytest.fixture(autouse=True)
-def configuration(monkeypatch: pytest.MonkeyPatch):
-    if INTERPRETED:
-        triton_interpreter.round_bf16_to_nearest(monkeypatch)
+def configuration():
     with set_current_vllm_config(VllmConfig()), torch.inference_mode():
         yield
 
@@ -138,14 +137,6 @@ def test_a_weight_w_stands_for_1_plus_w(
     for norm in norms:
         norm.weight.data.copy_(0.3 * torch.randn(hidden))
     check(norms, own, dtype, hidden, algorithm)
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-@pytest.mark.exhaustive
-def test_the_triton_backend_in_a_process_of_its_own() -> None:
-    name = f"{__file__}::{test_a_weight_w_stands_for_1_plus_w.__name__}"
-    passed = f"{len(ALGORITHMS) * 2 * len(BOUNDS)} passed"
-    assert passed in run_tests(name)
 
 
 def grouped_norm() -> nn.Module:

@@ -193,6 +193,10 @@ def test_eager_mode_uses_the_stacked_form(monkeypatch: pytest.MonkeyPatch) -> No
     torch_functions.phase_1(sources, [query], KEY_EPS)
 
 
+# The forms are chosen while a graph is traced, which needs no code for it.
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize(
     ("count", "dtype", "other"),
     [
@@ -205,6 +209,7 @@ def test_compiled(
     count: int,
     dtype: torch.dtype,
     other: str,
+    compiler: str,
     monkeypatch: pytest.MonkeyPatch,
     unwritten: Callable[..., None],
 ) -> None:
@@ -221,7 +226,7 @@ def test_compiled(
         return single, two_phase(sources[:-1], sources[-1], queries, weight, bias)
 
     reset_compiler()
-    compiled = torch.compile(both, fullgraph=True, dynamic=True)
+    compiled = torch.compile(both, fullgraph=True, dynamic=True, backend=compiler)
     double = torch.tensor([2.0]).log()
     for tokens, scale, bias in ((5, 1.0, None), (33, 1e4, None), (7, 1.0, double)):
         case = Case(tokens=tokens, count=count, scale=scale, seed=tokens)

@@ -65,7 +65,9 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype, hidden: int) -> N
         torch.library.opcheck(operator, arguments)
 
 
-@pytest.mark.parametrize("second_version", [True, False])  # False is vLLM's choice
+@pytest.mark.parametrize(
+    "second_version", [False, pytest.param(True, marks=pytest.mark.exhaustive)]
+)  # False is vLLM's choice
 def test_a_compiled_graph_writes_the_bank_in_place(second_version: bool) -> None:
     check_compiled(backends.load("triton"), DEVICE, second_version)
 

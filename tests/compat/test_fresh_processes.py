@@ -1,0 +1,129 @@
+"""What a process finds that has imported vLLM and nothing of ours: classes, and what is not loaded.
+
+To import vLLM takes seconds, so one process does and each question is asked of a fork of it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from checkpoints import GOLDENS, write_fla
+from serving import ROOT
+
+pytest.importorskip("vllm")
+
+from attnres_serve.compat import host
+
+ASK = """
+import json, os, sys
+import vllm.transformers_utils.config
+for script in sys.argv[2:]:
+    sys.stdout.flush()
+    if not os.fork():
+        exec(script)
+        print("\\n" + json.dumps(answer), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+RESOLVE = """
+from vllm.transformers_utils.config import get_config
+def answers():
+    for trust in (True, False):
+        try:
+            config = get_config(sys.argv[1], trust_remote_code=trust)
+            yield [type(config).__name__, config.to_dict()]
+        except Exception as error:
+            yield [type(error).__name__, str(error)]
+without = [*answers()]
+from attnres_serve.plugin import register
+register()
+answer = [without, [*answers()]]
+"""
+FOREIGN = """
+from transformers import PreTrainedConfig
+
+
+class FooConfig(PreTrainedConfig):
+    model_type = "transformer"
+"""
+FLA = "import fla.models"
+REGISTER = "from attnres_serve.plugin import register; register()"
+BESIDE_FLA = f"""
+from transformers import AutoConfig
+from fla.models import TransformerConfig
+from vllm.transformers_utils.config import get_config
+folder = {str(GOLDENS / "fla_transformer_block")!r}
+config = AutoConfig.from_pretrained(folder)
+answer = [
+    type(config) is TransformerConfig,
+    config.attnres_block_size,
+    type(get_config(folder, trust_remote_code=False)).__name__,
+    type(AutoConfig.from_pretrained(folder)) is TransformerConfig,
+]
+"""
+KIMI = """
+from attnres_serve.model import kimi
+answer = sorted(sys.modules)
+"""
+WITH_FLA = {
+    "fla first": f"{FLA}\n{REGISTER}\n{BESIDE_FLA}",
+    "fla last": f"{REGISTER}\n{FLA}\n{BESIDE_FLA}",
+}
+ASKED = {"resolve": RESOLVE, "kimi": KIMI} | (WITH_FLA if find_spec("fla") else {})
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of the scripts, about a foreign repository with a class of its own and FLA's keys."""
+    root = tmp_path_factory.mktemp("fresh")
+    folder = write_fla(root / "foreign")
+    path = folder / "config.json"
+    auto_map = {"auto_map": {"AutoConfig": "configuration_foo.FooConfig"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | auto_map))
+    (folder / "configuration_foo.py").write_text(FOREIGN)
+    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(root / "cache")}
+    own |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
+    child = subprocess.run(
+        [sys.executable, "-c", ASK, str(folder), *ASKED.values()],
+        cwd=ROOT,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    said = [line for line in child.stdout.splitlines() if line.startswith("[")]
+    return dict(zip(ASKED, map(json.loads, said), strict=True))
+
+
+def test_transformer_stays_free_for_foreign_repositories(answers: dict[str, Any]) -> None:
+    """A repository with code of its own under this name resolves exactly as without the plugin.
+
+    Its keys are FLA's on purpose.
+    """
+    without, with_plugin = answers["resolve"]
+    assert with_plugin == without
+    (trusted, content), (error, message) = with_plugin
+    assert trusted == "FooConfig" and content["attnres_block_size"] == 4
+    assert error != "FooConfig" and message
+
+
+@pytest.mark.skipif(find_spec("fla") is None, reason="needs flash-linear-attention")
+@pytest.mark.parametrize("order", WITH_FLA)
+def test_beside_fla(order: str, answers: dict[str, Any]) -> None:
+    """FLA's own AutoConfig keeps the name `transformer`; vLLM gets ours, in either order."""
+    assert answers[order] == [True, 4, "LlamaConfig", True]
+
+
+def test_a_cpu_imports_nothing_for_cuda(answers: dict[str, Any]) -> None:
+    """And vLLM's package of Kimi K3 is as vLLM has it for whoever imports it later."""
+    if not host.on_cpu():
+        pytest.skip("no CPU build")
+    loaded = answers["kimi"]
+    assert "attnres_serve.model.kimi" in loaded
+    assert not [name for name in loaded if name.startswith("vllm.models.kimi_k3.nvidia")]
+    assert "vllm.models.kimi_k3" not in loaded and "llvmlite" not in loaded
