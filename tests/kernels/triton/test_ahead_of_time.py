@@ -15,10 +15,10 @@ pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
 ARCHS = ("sm_80", "sm_90")
 OTHERS = ("sm_89", "sm_100", "sm_120")
-# A compilation takes seconds; one architecture shows what a change does to a kernel.
+# A compilation takes seconds; one architecture and size show what a change does to a kernel.
 IN_BOTH = [pytest.param("sm_80", marks=pytest.mark.exhaustive), "sm_90"]
 HIDDEN = (1024, 4096, 7168)
-ENDS = [1024, pytest.param(4096, marks=pytest.mark.exhaustive), 7168]
+SIZES = [*(pytest.param(size, marks=pytest.mark.exhaustive) for size in HIDDEN[:-1]), HIDDEN[-1]]
 BEGINNINGS = {
     "single_pass": (False, True),
     "single_pass_few": (False, True),
@@ -54,7 +54,7 @@ every_shape = pytest.mark.parametrize(
     [
         pytest.param(
             shape,
-            marks=[pytest.mark.exhaustive] if shape[1] != "sm_90" or shape[2] == 4096 else [],
+            marks=[pytest.mark.exhaustive] if shape[1] != "sm_90" or shape[2] != HIDDEN[-1] else [],
         )
         for shape in SHAPES
     ],
@@ -172,7 +172,7 @@ def test_strides_have_64_bits(shape: Shape) -> None:
     assert _compiled(shape)["narrow_strides"] == []
 
 
-@pytest.mark.parametrize("hidden", ENDS)
+@pytest.mark.parametrize("hidden", SIZES)
 @pytest.mark.parametrize("kernel", ["single_pass", "phase_2"])
 def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
     """One program's reductions hide behind another's loads; CONFIGS was chosen for this."""
@@ -181,7 +181,7 @@ def test_two_programs_fit_a_hopper_sm(kernel: str, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("arch", IN_BOTH)
-@pytest.mark.parametrize("hidden", ENDS)
+@pytest.mark.parametrize("hidden", SIZES)
 def test_phase_1_spends_few_instructions_on_a_row(hidden: int, arch: str) -> None:
     """GROUP_CONFIGS was chosen for this; and no row passes through shared memory.
 

@@ -174,9 +174,18 @@ def test_a_product_over_the_grid(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("by_product")
-@pytest.mark.parametrize("case", [case for case in EVERY if case.dtype == torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    # With one site there is no product, and the hidden size is taken in chunks of 512.
+    [
+        case
+        for case in EVERY
+        if case.dtype == torch.bfloat16 and case.sites > 1 and case.hidden < 4097
+    ],
+    ids=str,
+)
 def test_rows_by_a_product(case: Case) -> None:
-    """The same rows; with one site, or more than a program scores, there is no product."""
+    """The same rows; with more sites than a program scores there is no product."""
     _compare(case)
 
 
@@ -207,6 +216,8 @@ def test_a_product_does_not_depend_on_company() -> None:
         some, _ = _run(case, delta=lambda t, few=few: t[few], bank=lambda t, few=few: t[few])
         assert torch.equal(some[0], out[few]) and torch.equal(some[1], answers[:, few])
         assert torch.equal(some[2], log_sums[:, few])
+    case = replace(case, tokens=3)
+    (out, answers, log_sums), _ = _run(case)
     for sites in (2, 8):
         fewer, _ = _run(case, queries=lambda t, sites=sites: t[:sites])
         assert torch.equal(fewer[0], out) and torch.equal(fewer[1], answers[: sites - 1])
@@ -374,9 +385,16 @@ def test_results_do_not_depend_on_company() -> None:
         assert torch.equal(fewer[2], log_sums[: sites - 1])
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("completes", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "completes", "fresh"),
+    [
+        (torch.bfloat16, False, False),
+        (torch.float16, False, True),
+        (torch.float32, True, False),
+        (torch.bfloat16, True, True),
+    ],
+    ids=str,
+)
 def test_turns_side_by_side_give_the_bits_of_turns_in_turn(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, completes: bool, fresh: bool
 ) -> None:
