@@ -214,8 +214,10 @@ def test_an_environment_without_vllm(arguments: list[str], tmp_path: Path) -> No
     assert "safetensors is not installed; install vLLM" in child.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", ["check", "check --json", "convert --to house --dry-run"])
+@pytest.mark.parametrize(
+    ("command", "unbuffered"),
+    [("check", ""), ("check --json", "1"), ("convert --to house --dry-run", "")],
+)
 def test_a_reader_that_stops_listening(command: str, unbuffered: str, tmp_path: Path) -> None:
     """As `| head` does: no stack trace, and the status of a program that the closed pipe ends."""
     name, *options = command.split()

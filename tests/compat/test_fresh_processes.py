@@ -1,34 +1,17 @@
-"""What a process finds that has imported vLLM and nothing of ours: classes, and what is not loaded.
-
-To import vLLM takes seconds, so one process does and each question is asked of a fork of it.
-"""
+"""What a process finds that has imported vLLM: whose classes, and what is not loaded."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from typing import Any
 
+import fresh
 import pytest
 from checkpoints import GOLDENS, write_fla
-from serving import ROOT
 
 pytest.importorskip("vllm")
 
 from attnres_serve.compat import host
 
-ASK = """
-import json, os, sys
-import vllm.transformers_utils.config
-for script in sys.argv[2:]:
-    sys.stdout.flush()
-    if not os.fork():
-        exec(script)
-        print("\\n" + json.dumps(answer), flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0
-"""
 RESOLVE = """
 from vllm.transformers_utils.config import get_config
 def answers():
@@ -86,18 +69,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path.write_text(json.dumps(json.loads(path.read_text()) | auto_map))
     (folder / "configuration_foo.py").write_text(FOREIGN)
     own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(root / "cache")}
-    own |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
-    child = subprocess.run(
-        [sys.executable, "-c", ASK, str(folder), *ASKED.values()],
-        cwd=ROOT,
-        env=os.environ | own,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    said = [line for line in child.stdout.splitlines() if line.startswith("[")]
-    return dict(zip(ASKED, map(json.loads, said), strict=True))
+    return dict(zip(ASKED, fresh.answers(ASKED.values(), folder, **own), strict=True))
 
 
 def test_transformer_stays_free_for_foreign_repositories(answers: dict[str, Any]) -> None:

@@ -1,16 +1,14 @@
 """qwen3_ar, open-attnres, delta-attnres and torchtitan: recognised, told apart, refused by name."""
 
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 import torch
 from checkpoints import GOLDENS, write_house, write_kimi_names, write_mode, write_titan
@@ -243,7 +241,6 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 ASK = """
-import json, sys
 from attnres_serve.checkpoints.checked import check_hub
 from attnres_serve.errors import CheckpointError
 from attnres_serve.plugin import register
@@ -257,40 +254,31 @@ try:
     answers.append(str(check_hub(sys.argv[1], "broken")))
 except CheckpointError as error:
     answers.append(str(error))
-print()
-print(json.dumps(answers))
+answer = answers
+"""
+FETCHED = """
+from pathlib import Path
+from huggingface_hub import constants
+answer = [path.suffix for path in Path(constants.HF_HOME).rglob("*.*")]
 """
 DOWNLOAD = """
-import sys
 from huggingface_hub import snapshot_download
-for revision in ("main", "v2", "broken"):
-    snapshot_download(sys.argv[1], revision=revision)
+answer = [snapshot_download(sys.argv[1], revision=name) for name in ("main", "v2", "broken")]
 """
-
-
-def python(script: str, **env: str) -> str:
-    child = subprocess.run(
-        [sys.executable, "-c", script, MODEL],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    return child.stdout
+OFFLINE = f"""
+from huggingface_hub import constants
+constants.HF_HUB_OFFLINE, constants.ENDPOINT = True, "http://127.0.0.1:9"
+{ASK}
+"""
 
 
 def test_a_model_id_is_judged_by_its_headers(hub: dict[str, str]) -> None:
     """At each revision its own format, with no weights fetched; then the same from the cache."""
     both = [["delta_attnres"] * 2, ["delta_attnres"] * 2, ["open_attnres"] * 2]
-    *found, broken = json.loads(python(ASK, **hub).splitlines()[-1])
-    assert found == both and "lacks the tensor model.norm.weight" in broken
-    home = Path(hub["HF_HOME"])
-    assert list(home.rglob("config.json")) and not list(home.rglob("*.safetensors"))
-    python(DOWNLOAD, **hub)
-    offline = hub | {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
-    *found, broken = json.loads(python(ASK, **offline).splitlines()[-1])
-    assert found == both and "lacks the tensor model.norm.weight" in broken
+    online, fetched, _, offline = fresh.answers((ASK, FETCHED, DOWNLOAD, OFFLINE), MODEL, **hub)
+    assert ".json" in fetched and ".safetensors" not in fetched
+    for *found, broken in (online, offline):
+        assert found == both and "lacks the tensor model.norm.weight" in broken
 
 
 @pytest.mark.parametrize(

@@ -308,8 +308,7 @@ def test_a_trace_is_drawn_again(tmp_path, capsys):
     assert "expected one of the 2 tokens that are traced" in refused(capsys, *words)
 
 
-@pytest.mark.parametrize("width", [3.25, 6.75, 13])
-@pytest.mark.parametrize("shape", ["block", "full"])
+@pytest.mark.parametrize(("shape", "width"), [("block", 3.25), ("full", 6.75), ("block", 13)])
 def test_a_width_for_a_column(width, shape, tmp_path):
     """Text stays text in SVG and PDF, and the same trace gives the same bytes."""
     trace = SHAPES[shape][0]
@@ -362,7 +361,7 @@ def test_a_file_of_nothing(part, tmp_path, capsys):
     assert "there is nothing to draw" in said
 
 
-def test_a_model_without_sites(tmp_path, capsys):
+def test_a_model_of_another_kind(tmp_path, capsys):
     plain = write_standard(tmp_path / "plain")
     assert "is not an AttnRes checkpoint" in refused(capsys, str(plain), *ASK)
 

@@ -104,6 +104,7 @@ def test_the_sdist_holds_the_package_as_files_and_no_tests(release):
     }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_a_wheel_made_again_is_the_same_to_the_byte(release, tmp_path):
     assert built(tmp_path / "again")[1].read_bytes() == release[1].read_bytes()
 

@@ -547,8 +547,11 @@ def test_a_saved_figure_stands_alone(visit, tmp_path, trace, width, own):
     [
         (8, 4, 2**18, 10, 24, "", 34, 34),  # all of it has room
         (24, 12, 2**18, 90, 24, " The depth lens is of the last 41 tokens, because", 114, 41),
-        (64, 1, 2**18, 30, 24, " These are the last of 54 tokens, and the depth", 31, 15),
-        (64, 1, 2**18, 3000, 0, " These are the last of 3000 tokens, and the depth", 31, 15),
+        pytest.param(
+            *(64, 1, 2**18, 3000, 0, " These are the last of 3000 tokens, and the depth", 31, 15),
+            marks=pytest.mark.exhaustive,
+        ),
+        (24, 1, 2**15, 3000, 0, " These are the last of 3000 tokens, and the depth", 26, 21),
         (8, 1, 2000, 30, 24, " These are the last of 54 tokens, and the depth", 12, 7),
     ],
 )  # fmt: skip

@@ -195,7 +195,7 @@ def test_eager_mode_uses_the_stacked_form(monkeypatch: pytest.MonkeyPatch) -> No
 
 # The forms are chosen while a graph is traced, which needs no code for it.
 @pytest.mark.parametrize(
-    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+    "compiler", ["eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize(
     ("count", "dtype", "other"),
