@@ -12,7 +12,7 @@ UNTESTED ?= 0.33.0
 # A module's tests share engines, so each module runs in one of these processes.  Three keep two cores
 # busy, as tests wait for servers.
 TEST_PROCESSES ?= 3
-PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
 export VENV
 # Tests start hundreds of processes, which would each compile our modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +28,7 @@ PROFILE ?= cpu
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-families test-again test-all soak mutants test-versions check-vllm bench-check check setup setup-test clean
+.PHONY: help serve test test-families test-all soak mutants test-versions check-vllm bench-check check setup setup-test clean
 .PHONY: image image-test up down release
 
 help:
@@ -51,9 +51,6 @@ test: setup-test ## all tests but the slowest
 
 test-families: setup-test ## every family of backbones; `test` has one of each kind
 	$(VENV)/bin/python $(PYTEST) -m "families and not exhaustive" $(ARGS_TEST)
-
-test-again: setup-test ## what failed last time, one test after another
-	$(VENV)/bin/python -m pytest -v --last-failed --last-failed-no-failures none $(ARGS_TEST)
 
 test-all: setup-test ## every combination
 	$(VENV)/bin/python $(PYTEST) -m "not soak" $(ARGS_TEST)

@@ -17,6 +17,7 @@ from checkpoints import write_house
 from facts import FACTS
 from goldens import EVERYWHERE, check_all_against, check_executed, rounded
 from jobs import engine_job, fresh_prompts, run_named
+from kinds import KINDS
 
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHMS
@@ -27,9 +28,6 @@ from attnres_serve.verify.rewritten import model as rewritten
 pytestmark = pytest.mark.engine
 
 STOCK = tuple(name for name, family in FAMILIES.items() if family.is_stock)
-# Dense, a mixture of experts, latent attention, norms of weight 1 + w, one sublayer a layer,
-# linear attention beside latent.
-KINDS = ("llama", "qwen3_moe", "deepseek_v3", "gemma2", "mamba2", "kimi_linear")
 CASES = {
     f"{name} {variant}".strip(): (name, changes)
     for name in STOCK

@@ -13,8 +13,9 @@ from checkpoints import write_house
 from facts import FACTS, TINY
 from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
+from kinds import KINDS
 
-from tests.end_to_end.test_families import CHUNK, JUDGED, KINDS, check_trace
+from tests.end_to_end.test_families import CHUNK, JUDGED, check_trace
 
 pytestmark = pytest.mark.engine
 
