@@ -4,7 +4,6 @@ import json
 import shutil
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import cells
 import httpx
 import numpy as np
 import pytest
 from asked_server import asked_server
-from serving import DEMO, environment, free_port
+from serving import DEMO, free_port
 
 import attnres_serve
 from attnres_serve.errors import SettingError
@@ -313,20 +311,3 @@ def test_what_a_server_refuses_to_start_with_is_its_sentence(asked, sentence):
     with pytest.raises(SettingError, match=sentence) as refusal:
         attnres_serve.trace(**{"model_or_url": DEMO, "prompt": PROMPT} | asked)
     assert "log" not in str(refusal.value)
-
-
-@pytest.mark.engine
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("path", cells.FILES, ids=lambda path: path.name)
-def test_the_cells_of_python(path, tmp_path):
-    """By servers of their own, where test_trace_server has one for all of them."""
-    cells.link_demo(tmp_path)
-    done = subprocess.run(
-        [sys.executable, cells.__file__, str(path)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]

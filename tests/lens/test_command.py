@@ -424,36 +424,6 @@ def inspect(*words: str) -> str:
 
 
 @pytest.mark.engine
-@pytest.mark.versions
-def test_the_demo(tmp_path):
-    """Prompt and greedy answer, as the float64 model has them."""
-    pytest.importorskip("vllm")
-    from trace_cases import FAR, wanted
-
-    from attnres_serve.verify.oracle import load
-
-    out = tmp_path / "demo.json"
-    prompt = "import os\n\n\ndef "
-    words = ("--prompt", prompt, "--max-tokens", "4", "--dtype", "float32", "--out", str(out))
-    assert inspect(str(DEMO), *words, "--served-model-name", "demo").endswith(f"{out}\n")
-    content = json.loads(out.read_text())
-    found = TraceAnswer.model_validate(content, strict=True)
-    assert found.model_dump() == content and found.model == "demo"
-    ids, texts = zip(*((token.id, token.text) for token in found.tokens), strict=True)
-    assert "".join(texts[: found.prompt_tokens]) == f"<s>{prompt}"
-    assert [token.position for token in found.tokens] == list(range(found.total_tokens))
-    model = load(DEMO)
-    given = list(ids[: found.prompt_tokens])
-    assert model.greedy(given, 4)[0] == list(ids[found.prompt_tokens :])
-    weights, rms = wanted(model, ids)
-    assert len(found.sites) == len(weights) == 17
-    for site, own, size in zip(found.sites, weights, rms, strict=True):
-        np.testing.assert_allclose(np.sum(site.weights, axis=1), 1, atol=1e-3)
-        np.testing.assert_allclose(site.weights, own, atol=FAR)
-        np.testing.assert_allclose(site.rms, size, atol=FAR, rtol=FAR)
-
-
-@pytest.mark.engine
 def test_the_figure_of_the_documentation(tmp_path):
     """Its command, word for word but for the name of the file."""
     page = (DEMO.parents[2] / "docs" / "use" / "inspect.md").read_text()

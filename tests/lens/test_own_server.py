@@ -225,6 +225,7 @@ def test_flags_of_another_place(flags, stand_in):
 
 
 @pytest.mark.engine
+@pytest.mark.versions
 def test_every_door_gives_one_trace(tmp_path, monkeypatch):
     """The route of a server, the command and Python: of text, of an answer and under edits."""
     pytest.importorskip("vllm")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 from checkpoints import write_fla, write_house, write_kimi_names, write_titan
+from edited_oracle import evaluate
 from in_process import load, vllm_config, with_caches
 from serving import GOLDENS
 from torch import Tensor
@@ -84,15 +85,7 @@ def record(worker: SimpleNamespace, *asked) -> dict[int, recording.SiteTrace]:
 
 def wanted(model: oracle.Model, ids: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
     """Of every site that mixes weights and RMS of the sources, ``[tokens, sources]`` float64."""
-    x, y = model.embed(ids), []
-    weights, rms = [], []
-    for site in range(model.spec.final + 1):
-        h, own = model.mix(site, x, y)
-        if own is not None:
-            weights.append(own)
-            rms.append(model.sources(site, x, y).square().mean(-1).sqrt().T)
-        if site < model.spec.final:
-            y.append(model.sublayer(site, h))
+    weights, rms, _ = evaluate(model, ids, [])
     return weights, rms
 
 
