@@ -36,7 +36,9 @@ def _write_figure(trace: "TraceAnswer", token: int, path: Path, **width: float) 
 
 
 def _write_json(trace: "TraceAnswer", token: int, path: Path) -> None:
-    path.write_text(trace.model_dump_json() + "\n", encoding="utf-8")
+    from attnres_serve.lens import files
+
+    files.write(path, trace)
 
 
 def _write_html(trace: "TraceAnswer", token: int, path: Path) -> None:

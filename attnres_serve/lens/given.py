@@ -17,22 +17,21 @@ STDIN = "-"
 _NO_TEXT = "the prompt in {} is not in UTF-8; convert it first."
 
 
-def prompt(text: str | None, file: str | None, flag: str = "--prompt") -> str:
-    """The prompt that a flag or ``--prompt-file`` gives, one of which may be ``-`` for stdin.
+def prompt(text: str | None, file: str | None) -> str:
+    """The prompt that ``--prompt`` or ``--prompt-file`` gives, one of which may be ``-`` for stdin.
 
     The text of a file is taken as it is, a line break at its end included.
 
     Args:
-        text: the value of the flag.
+        text: the value of ``--prompt``.
         file: that of ``--prompt-file``.
-        flag: the name of the flag.
 
     Raises:
         SettingError: neither, both, an empty prompt, or one that cannot be read.
     """
     if (text is None) == (file is None):
         raise SettingError("give the prompt by --prompt TEXT or --prompt-file FILE, one of them.")
-    source = flag if file is None else f"--prompt-file {file}"
+    source = "--prompt" if file is None else f"--prompt-file {file}"
     if STDIN in (text, file):
         source, text = "the standard input", _decoded(sys.stdin.buffer.read(), "stdin")
     elif text is not None:
