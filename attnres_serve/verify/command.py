@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
@@ -110,12 +111,17 @@ def table(report: compare.Report, unreached: str | None = None) -> str:
         ]
         others = [part for part in report.parts if part != report.worst_part]
         if others:
-            lines.append(f"also beyond it      {', '.join(others)}")
+            lines += _wrapped("also beyond it", ", ".join(others))
     if unreached:
-        lines.append(f"not all of it       {unreached}")
+        lines += _wrapped("not all of it", unreached)
     lines.append(
         "it is served as it was trained (eager, float32, one process)"
         if report.holds
         else "IT DOES NOT HOLD"
     )
     return "\n".join(lines)
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    """A named text in lines of 80 columns, below each other."""
+    return textwrap.wrap(text, 80, initial_indent=f"{name:20}", subsequent_indent=" " * 20)

@@ -1,4 +1,4 @@
-"""How far a sample must reach for a model's attention to do all that it does."""
+"""How far a sample must reach for a model's sublayers to do all that they do."""
 
 from collections.abc import Iterator, Mapping
 from math import ceil
@@ -12,14 +12,17 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 
 USUAL = 64  # tokens of a passage where nothing asks for more
 BEYOND = 32  # tokens beyond a window
-WIDEST = 4096  # window that is passed unasked: the float64 model's attention is quadratic in it
-WINDOW, SCALED = "the window", "the length before rope scaling"
+# Of a window or chunk that is passed unasked: the judge's attention is quadratic in it.
+WIDEST = 4096
+TOGETHER = 64  # tokens of a chunk where config.json leaves it to the kernels: FLA's, on a GPU
+WINDOW, CHUNK = "the window", "the chunk of its recurrence"
+SCALED = "the length before rope scaling"
 # Which key of a configuration of transformers has the window of a kind of layer.
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
 def tokens(served: ParsedConfig, limits: Mapping[str, int], asked: int | None, name: str) -> int:
-    """The tokens of a passage: those asked for, else enough to pass a window.
+    """The tokens of a passage: those asked for, else enough to pass a window or a chunk.
 
     Args:
         served: the model that is served.
@@ -32,8 +35,8 @@ def tokens(served: ParsedConfig, limits: Mapping[str, int], asked: int | None, n
     """
     most = _built(served).max_position_embeddings - 1  # the engine generates one more
     if asked is None:
-        window = limits.get(WINDOW, 0)
-        return min(max(USUAL, window + BEYOND) if 0 < window <= WIDEST else USUAL, most)
+        widths = [width for what, width in limits.items() if what != SCALED and width <= WIDEST]
+        return min(max([USUAL, *(width + BEYOND for width in widths)]), most)
     if asked > most:
         raise SettingError(
             f"--tokens is {asked}, but {name} has a context of {most + 1}, of which verify needs "
@@ -43,7 +46,7 @@ def tokens(served: ParsedConfig, limits: Mapping[str, int], asked: int | None, n
 
 
 def limits(*models: ParsedConfig) -> dict[str, int]:
-    """How many positions attention treats alike, by what changes beyond them.
+    """How many positions a sublayer treats alike, by what changes beyond them.
 
     Of several models the largest counts: one that lost its window differs beyond that window alone.
     """
@@ -61,6 +64,8 @@ def _limits(parsed: ParsedConfig) -> Iterator[tuple[str, int]]:
     of_all = FAMILIES[parsed.base].window  # in every layer, of which some classes keep no kinds
     if window := of_all(parsed.config) if of_all else max(windows, default=None):
         yield WINDOW, window
+    if FAMILIES[parsed.base].state_bytes(parsed.config, 4):  # which a chunk hands on to the next
+        yield CHUNK, getattr(built, "chunk_size", None) or TOGETHER
     rope = getattr(built, "rope_parameters", None) or {}
     for one in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
         if length := one.get("original_max_position_embeddings"):
@@ -74,7 +79,7 @@ def _built(parsed: ParsedConfig) -> Any:
 
 
 def unreached(limits: Mapping[str, int], count: int) -> str | None:
-    """What attention does only beyond the first ``count`` positions, None where that is nothing.
+    """What a model does only beyond the first ``count`` positions, None where that is nothing.
 
     Args:
         limits: of ``limits``.

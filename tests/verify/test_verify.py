@@ -427,13 +427,20 @@ def test_windows(
         ("gemma3_text", {"the window": 64}),
         ("llama4_text", {"the window": 128}),
         ("gpt_oss", {"the window": 64, "the length before rope scaling": 64}),
+        ("mamba2", {"the chunk of its recurrence": 64}),
+        ("nemotron_h", {"the chunk of its recurrence": 64}),
+        ("kimi_linear", {"the chunk of its recurrence": 64}),
+        ("qwen3_next", {"the chunk of its recurrence": 64}),
         ("qwen2_moe", {}),
     ],
 )
 def test_windows_of_some_layers(base: str, limits: dict[str, int], tmp_path: Path) -> None:
-    """They count as those of every layer do, and so do chunks."""
+    """They count as those of every layer do, and so do chunks, of attention or a recurrence."""
     parsed = checked.check_folder(write_house(tmp_path, base, block_size=2)).translated("it")
     assert passage_texts.limits(parsed) == limits
+    tokens = passage_texts.tokens(parsed, limits, None, "it")
+    assert tokens == max([64, *(limit + 32 for limit in limits.values())])
+    assert passage_texts.unreached(limits, tokens) is None
 
 
 def test_a_short_context(tmp_path: Path) -> None:
@@ -516,5 +523,8 @@ def test_no_passage_is_compared_twice(more: int, found: int, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("part", [None, "the head", "the site of the attention of layer 61"])
 def test_a_report_has_80_columns(part: str | None) -> None:
-    made = compare.Report(10**6, 1e-300, 1e-12, 1e-12, 1.0, part, 1e-6, {}, True)
-    assert max(map(len, verify.table(made).splitlines())) <= 80
+    beyond = {f"the site of the MLP of layer {layer}": 1.0 for layer in range(part is not None, 40)}
+    unreached = passage_texts.unreached(dict.fromkeys(("the window", "the chunk", "x"), 4096), 64)
+    for parts in ({}, beyond):
+        made = compare.Report(10**6, 1e-300, 1e-12, 1e-12, 1.0, part, 1e-6, parts, True)
+        assert max(map(len, verify.table(made, unreached).splitlines())) <= 80
