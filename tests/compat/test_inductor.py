@@ -1,7 +1,7 @@
 """The mend for inductor's scheduler that a compiled start on CPU needs."""
 
 import torch
-from compiling import reset_compiler
+from compiling import lowered_anew, reset_compiler
 from torch import Tensor
 
 from attnres_serve.compat.workarounds import inductor
@@ -32,12 +32,7 @@ def test_a_buffer_is_read_after_it_was_filled() -> None:
     inductor.keep_order_of_mutations()
     reset_compiler()
     inputs = torch.randn(33, 64), torch.randn(33, 64), torch.randn(33, 1), torch.randn(33, 1)
-    # The graph is put in order anew; of the same code the compiled library may be there.
-    with (
-        torch.inference_mode(),
-        torch._inductor.config.patch(fx_graph_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False),
-    ):
+    with torch.inference_mode(), lowered_anew():
         compiled = torch.compile(sums, fullgraph=True, dynamic=True)(*inputs)
         for found, wanted in zip(compiled, sums(*inputs), strict=True):
             torch.testing.assert_close(found, wanted)

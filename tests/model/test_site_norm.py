@@ -188,7 +188,7 @@ def configuration():
         yield
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     specs(),
     st.integers(0, 2**31),

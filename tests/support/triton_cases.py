@@ -1,6 +1,7 @@
 """Inputs of the kernels that work on a bank, and what their results may differ by."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,18 @@ def cases(draw: st.DrawFn, kind: type = Case, **fields: st.SearchStrategy) -> An
     }
     drawn = {name: draw(strategy) for name, strategy in (common | fields).items()}
     return kind(dtype=dtype, **drawn)
+
+
+def in_turn(rows: Sequence[Any], dtypes: Sequence[torch.dtype] = DTYPES) -> list[Any]:
+    """Each row in one dtype, in turn, and in the others where every combination is run."""
+    return [
+        pytest.param(
+            replace(row, dtype=dtype),
+            marks=[] if number % len(dtypes) == at else [pytest.mark.exhaustive],
+        )
+        for number, row in enumerate(rows)
+        for at, dtype in enumerate(dtypes)
+    ]
 
 
 @dataclass

@@ -43,8 +43,14 @@ def one_world():
 # A model runs dry before it is loaded: NumPy, by which Triton is interpreted, warns of its NaN.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:numpy")
-@pytest.mark.parametrize("chunk", [16, 64])
-@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize(
+    ("backend", "chunk"),
+    [
+        pytest.param(backend, chunk, marks=marks)
+        for backend, usual in zip(HERE, (64, 16), strict=False)
+        for chunk, marks in ((usual, []), (80 - usual, [pytest.mark.exhaustive]))
+    ],
+)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("golden", NAMES)
 def test_every_format_algorithm_and_backend(golden, algorithm, backend, chunk):

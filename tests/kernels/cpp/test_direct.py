@@ -8,7 +8,7 @@ from pathlib import Path
 import in_place
 import pytest
 import torch
-from compiling import reset_compiler
+from compiling import lowered_anew, reset_compiler
 from kernel_cases import DTYPES
 from torch import Tensor
 from torch._inductor import config
@@ -52,7 +52,7 @@ def compile_and_run(graph: Callable, x: Tensor, bank: Tensor, weights: SiteWeigh
     """The compiled graph, what it made of the arguments, and how its code calls the sites."""
     for tensor in (x, bank):
         torch._dynamo.mark_dynamic(tensor, 0)
-    with torch.compiler.config.patch(force_disable_caches=True):
+    with lowered_anew():
         compiled = torch.compile(graph, fullgraph=True, dynamic=False)
         normed, (code,) = run_and_get_code(compiled, x, bank, weights)
     calls = re.findall("|".join(map(re.escape, (*DIRECT, *OPERATORS))), code)

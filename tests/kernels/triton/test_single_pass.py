@@ -1,7 +1,6 @@
 """The single-pass Triton kernel against the float64 run of its specification."""
 
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, half_ulp
 from torch import Tensor
-from triton_cases import Spy, cases, zeros
+from triton_cases import Spy, cases, in_turn, zeros
 from triton_interpreter import (
     DEVICE,
     ON_GPU,
@@ -193,8 +192,7 @@ ROWS = [
     Case(0, 3, 64),
 ]
 WIDE_ROWS = [Case(5, 4, 257, scale=1e15), Case(5, 4, 257, scale=1e-20)]  # beyond half precision
-EVERY = [replace(row, dtype=dtype) for row, dtype in product(ROWS, DTYPES)]
-EVERY += [replace(r, dtype=t) for r, t in product(WIDE_ROWS, (torch.float32, torch.bfloat16))]
+EVERY = in_turn(ROWS) + in_turn(WIDE_ROWS, (torch.float32, torch.bfloat16))
 
 
 @pytest.mark.parametrize(
