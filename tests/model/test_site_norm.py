@@ -70,7 +70,10 @@ class Definition(Model):
         return ids
 
     def read_by_the_head(self, x: Tensor) -> Tensor:
-        return rms_norm(self._evaluate(x)[0], self.weight("final_norm"), EPS)
+        y: list[Tensor] = []
+        for site in range(self.spec.final):
+            y.append(self.sublayer(site, self.mix(site, x, y)[0]))
+        return rms_norm(self.mix(self.spec.final, x, y)[0], self.weight("final_norm"), EPS)
 
 
 def definition(spec: AttnResSpec, seed: int) -> Definition:
