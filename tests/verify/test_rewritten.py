@@ -100,25 +100,6 @@ def test_it_equals_the_hand_written_oracle(base: str, convention: str, tmp_path:
     assert gap(tiny_sites.load(tmp_path), oracle.load(tmp_path)) < 1e-9
 
 
-ROPES = [
-    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
-    {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-]
-
-
-@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
-def test_tables_of_special_ropes_are_in_float64(rope: dict, tmp_path: Path) -> None:
-    changes = {"rope_parameters": {"rope_theta": 10000.0, **rope}}
-    write_house(tmp_path, "llama", block_size=3, vocab=256, changes=changes)
-    assert gap(tiny_sites.load(tmp_path), oracle.load(tmp_path)) < 1e-9
-
-
 def test_other_weights_give_another_model(tmp_path: Path) -> None:
     """Models are compared with copies of themselves whose weights were moved."""
     model = tiny_sites.load(write(tmp_path, "llama", {"block_size": 3}))

@@ -29,47 +29,37 @@ def write_nanogpt(
     folder: str | Path,
     *,
     layers: int = 4,
-    block_size: int | None = 4,
-    hidden: int = 64,
-    heads: int = 2,
-    swiglu_mult: float = 8 / 3,
-    vocab: int = 320,
-    context: int = 512,
+    block_size: int = 4,
     gate: bool = True,
     bias: bool = False,
-    seed: int = 0,
-    scale: float = 1.0,
     tie: bool = True,
-    eps: float = 1e-5,
-    rope_theta: float = 10000.0,
-    zero_queries: bool = False,
-    dtype: str = "bfloat16",
 ) -> Path:
-    """A BabyLM `nanogpt` checkpoint; `block_size` None has ordinary residuals. Returns the folder.
+    """A BabyLM `nanogpt` checkpoint. Returns the folder.
 
     `tie` True is left out of the config, as Transformers does when it writes one.
     """
     classes = {"AutoConfig": "NanoGPTConfig", "AutoModelForCausalLM": "NanoGPTForCausalLM"}
+    hidden, heads, vocab = 64, 2, 320
     config = {
         "architectures": ["NanoGPTForCausalLM"],
         "auto_map": {auto: f"modeling_nanogpt.{name}" for auto, name in classes.items()},
         "model_type": "nanogpt",
-        "attn_res_block_size": block_size or 2,
+        "attn_res_block_size": block_size,
         "bias": bias,
         "bidirectional": False,
-        "block_size": context,
+        "block_size": 512,  # tokens of the context
         "bos_token_id": 1,
         "dropout": 0.0,
         "eos_token_id": 2,
-        "layer_norm_epsilon": eps,
+        "layer_norm_epsilon": 1e-5,
         "n_embd": hidden,
         "n_head": heads,
         "n_layer": layers,
         "pad_token_id": 0,
-        "rope_theta": rope_theta,
-        "swiglu_mult": swiglu_mult,
+        "rope_theta": 10000.0,
+        "swiglu_mult": 8 / 3,
         "use_attn_gate": gate,
-        "use_attn_res": block_size is not None,
+        "use_attn_res": True,
         "use_rmsnorm": True,
         "use_rope": True,
         "use_swiglu": True,
@@ -84,19 +74,16 @@ def write_nanogpt(
         heads=heads,
         kv_heads=heads,
         head_dim=hidden // heads,
-        intermediate=64 * round(int(swiglu_mult * hidden) / 64),
+        intermediate=192,  # 170 is two and two thirds times 64: rounded to a multiple of 64
         vocab=vocab,
         biases=(*linears, "gate_proj", "up_proj", "down_proj") if bias else (),
         qk_norm=False,
         tie=tie,
         gate=gate,
     )
-    if block_size is not None:
-        shapes |= residual_shapes(layers, hidden, True)
-    tensors = {name: draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
-    for name in shapes:
-        if "_res_proj" in name:
-            tensors[name] = torch.zeros(hidden) if zero_queries else tensors[name].flatten()
+    shapes |= residual_shapes(layers, hidden, True)
+    tensors = {name: draw(name, shape, 0, 1.0, tie) for name, shape in shapes.items()}
+    tensors |= {name: tensors[name].flatten() for name in shapes if "_res_proj" in name}
     tensors = renamed(tensors, {hf: own for own, hf in _HF_OF_NANOGPT.items()})
     for layer in range(layers):
         stem = f"model.layers.{layer}."
@@ -104,4 +91,4 @@ def write_nanogpt(
             qkv = [tensors.pop(f"{stem}self_attn.{part}_proj.{leaf}") for part in "qkv"]
             tensors[f"{stem}attn.c_attn.{leaf}"] = torch.cat(qkv)
     tensors = renamed(tensors, {"model.layers.": "transformer.h."})
-    return write(Path(folder), config, tensors, dtype)
+    return write(Path(folder), config, tensors, "bfloat16")
