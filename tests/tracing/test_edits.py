@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from edited_oracle import evaluate, mixing_sites, sources_at
-from interpreted import INTERPRETED
 from jobs import fresh_prompts
 from serving import GOLDENS
 
@@ -42,9 +41,8 @@ from attnres_serve.tracing.intervene import Intervention
 from attnres_serve.tracing.predict import Predictions
 from attnres_serve.verify import oracle
 
-HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
+HERE = ("cpp", "torch")
 LENGTH = 37
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 
 
 @pytest.fixture(scope="module", autouse=True)

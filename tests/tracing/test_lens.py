@@ -6,7 +6,6 @@ import pytest
 import tiny_sites
 from checkpoints import write_house
 from edited_oracle import some
-from interpreted import INTERPRETED
 from jobs import fresh_prompts
 from lens_oracle import lens, lens_by_class
 from serving import GOLDENS
@@ -25,7 +24,6 @@ from attnres_serve.tracing import readings
 from attnres_serve.verify import oracle
 
 LENGTH = 21
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 
 
 @pytest.fixture(scope="module", autouse=True)

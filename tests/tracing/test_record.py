@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from interpreted import INTERPRETED, run_tests
 from jobs import fresh_prompts
 from serving import GOLDENS
+from triton_interpreter import RUNNABLE, interpreter  # noqa: F401  # before vLLM
 
 pytest.importorskip("vllm")
 
@@ -29,8 +29,7 @@ from attnres_serve.tracing import record as recording
 from attnres_serve.verify import oracle
 from attnres_serve.worker import WorkerExtension
 
-# The triton backend needs its interpreter here, so it has a process of its own, see below.
-HERE = ("triton",) if INTERPRETED else ("cpp", "torch")
+HERE = ("cpp", "torch")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,14 +39,11 @@ def one_world():
         yield
 
 
-# A model runs dry before it is loaded: NumPy, by which Triton is interpreted, warns of its NaN.
-@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning:numpy")
 @pytest.mark.parametrize(
     ("backend", "chunk"),
     [
         pytest.param(backend, chunk, marks=marks)
-        for backend, usual in zip(HERE, (64, 16), strict=False)
+        for backend, usual in zip(HERE, (64, 16), strict=True)
         for chunk, marks in ((usual, []), (80 - usual, [pytest.mark.exhaustive]))
     ],
 )
@@ -65,17 +61,18 @@ def test_every_format_algorithm_and_backend(golden, algorithm, backend, chunk):
     check(found, model, ids, list(range(len(ids))))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
 @pytest.mark.exhaustive
-def test_the_triton_backend_in_a_process_of_its_own():
+@pytest.mark.skipif(not RUNNABLE, reason="Triton was imported here without its interpreter")
+@pytest.mark.usefixtures("interpreter")
+# A model runs dry before it is loaded: NumPy, by which Triton is interpreted, warns of its NaN.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:numpy")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_triton_backend(algorithm):
     """One golden of the test above, in Triton's interpreter."""
-    own = test_every_format_algorithm_and_backend.__name__
-    chosen = "64 and cumulative_block"
-    tests = f"{__file__}::{own}", "-k", chosen
-    assert "2 passed" in run_tests(*tests)
+    test_every_format_algorithm_and_backend(BLOCK.name, algorithm, "triton", 64)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_checkpoints(tmp_path, name):
     """Windows, grouped heads, every part of a specification; some sites and tokens only.
@@ -95,7 +92,6 @@ def test_random_checkpoints(tmp_path, name):
     check(found, model, ids, rows)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_weights_explain_what_a_site_gives(algorithm, dtype, monkeypatch):
@@ -108,7 +104,6 @@ def test_the_weights_explain_what_a_site_gives(algorithm, dtype, monkeypatch):
         assert (weights.sum(-1) - 1).abs().max() < 1e-3
 
 
-@pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 @pytest.mark.parametrize("change", [lambda x: x.flip(0), lambda x: x * torch.nan])
 def test_a_site_that_gives_something_else_is_no_trace(change):
     """A site whose own numbers the weights do not explain is named, with its first wrong token."""
@@ -198,7 +193,6 @@ def test_a_worker_never_raises():
     assert "its log says why" in WorkerExtension.attn_res_untraceable(SimpleNamespace())
 
 
-@pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 @pytest.mark.parametrize("error", [recording.TraceError, SiteOrderError])
 def test_a_sentence_of_ours_is_passed_on(error, monkeypatch):
     """Any other is for the log: it may name files and addresses."""
@@ -216,7 +210,6 @@ class AttentionWithoutCache(AttentionLayerBase):
     def get_kv_cache_spec(self, vllm_config): ...
 
 
-@pytest.mark.skipif(INTERPRETED, reason="of no backend in particular")
 @pytest.mark.parametrize(
     ("part", "values", "said"),
     [
