@@ -10,7 +10,7 @@ VERSIONS ?= 0.28.0 0.32.0
 # One that has no wheel for CPU is only read.
 UNTESTED ?= 0.33.0
 # A module's tests share engines, so each module runs in one of these processes.  Three keep two cores
-# busy, as tests wait for servers.
+# busy, as tests wait for servers; tests without an engine have one for each core.
 TEST_PROCESSES ?= 3
 PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
 export VENV
@@ -76,11 +76,12 @@ check-vllm: setup-test ## has vLLM VERSION=0.33.0 what our source asks of it?  F
 bench-check: setup-test ## is the overhead still the one on file?
 	$(VENV)/bin/python -m benchmarks.serving.regression $(ARGS)
 
+check: TEST_PROCESSES = logical
 check: setup-test ## linters, types and the tests without an engine, a few minutes
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python $(PYTEST) -q -m "not engine and not exhaustive"
+	$(VENV)/bin/python $(PYTEST) -q -m "not engine and not exhaustive and not families and not soak"
 
 setup: ## make or renew the environment, and no more
 	@requirements/setup.sh serve

@@ -43,14 +43,6 @@ def test_hadolint_has_nothing_to_say(path):
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_hadolint_would_have(tmp_path):
-    bad = tmp_path / "Dockerfile"
-    bad.write_text("FROM debian\nENTRYPOINT attnres-serve\n")
-    done = tool("hadolint", bad)
-    assert done.returncode == 1
-    assert "DL3006" in done.stdout and "DL3025" in done.stdout
-
-
 def test_compose_yaml_follows_the_compose_specification(tmp_path):
     bad = tmp_path / "compose.yaml"
     bad.write_text(COMPOSE.read_text().replace("read_only:", "readonly:"))
