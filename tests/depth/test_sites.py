@@ -106,15 +106,6 @@ def test_uniform_blocks(layers: int, size: int, starts: tuple[int, ...]) -> None
     assert spec.is_full == (size == 1)
 
 
-@pytest.mark.parametrize(("layers", "size", "starts"), UNIFORM)
-def test_uniform_blocks_read_the_canonical_sources(
-    layers: int, size: int, starts: tuple[int, ...]
-) -> None:
-    """The schedule of a uniform spec exposes what the canonical pseudocode exposes."""
-    spec = AttnResSpec.uniform(Layout.of(layers), size, EPS)
-    assert scheduled_sources(spec) == reset_sources(layers, starts)
-
-
 @settings(max_examples=200, deadline=None)
 @given(specs())
 def test_any_starts_read_the_canonical_sources(spec: AttnResSpec) -> None:

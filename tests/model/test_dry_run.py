@@ -6,7 +6,6 @@ No engine: a world of one process, a model without KV cache.
 import json
 import re
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from inspect import signature
 from pathlib import Path
@@ -20,19 +19,13 @@ from safetensors.torch import load_file
 
 pytest.importorskip("vllm")
 
+import in_process
 from vllm.config import set_current_vllm_config
-from vllm.distributed import (
-    cleanup_dist_env_and_memory,
-    init_distributed_environment,
-    initialize_model_parallel,
-)
-from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from attnres_serve import plugin
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import decoder, host
@@ -59,7 +52,6 @@ Make = Callable[..., Any]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A world of one process, and the folders of the checkpoints."""
-    plugin.register()
     root = tmp_path_factory.mktemp("models")
     for base in NAMES:
         write_house(root / base, base, layers=LAYERS, block_size=4)
@@ -74,25 +66,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_house(root / "tied", layers=LAYERS, block_size=4, tie=True)
     for name in ("fla", "llama", "qwen2"):
         quantised(root / f"{name}_int8", root / name)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with set_current_vllm_config(vllm_config(root / "mixtral")):  # which needs a group of experts
-        init_distributed_environment(1, 0, f"tcp://127.0.0.1:{port}", 0, "gloo")
-        initialize_model_parallel(1, 1)
-    yield root
-    cleanup_dist_env_and_memory()
+    with in_process.world(root / "mixtral"):  # which needs a group of experts
+        yield root
 
 
 def vllm_config(folder: Path, algorithm: str = "single_pass", load_format: str = "auto"):
-    return EngineArgs(
-        load_format=load_format,
-        model=str(folder),
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=64,
-        additional_config={"attnres_algorithm": algorithm},
-    ).create_engine_config()
+    options = {"attnres_algorithm": algorithm}
+    return in_process.vllm_config(
+        folder, load_format=load_format, max_model_len=64, additional_config=options
+    )
 
 
 @pytest.fixture
