@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import scaled_eps
 import torch
 from checkpoints import (
     GOLDENS,
@@ -560,7 +561,7 @@ def test_zero_queries_of_fla_without_attnres(tmp_path: Path) -> None:
     """The twin is renamed on the way; its function is the one with n^2 eps at every site."""
     source = write_fla(tmp_path / "twin", block_size=None, qk_norm=True, scale=0.02)
     convert(str(source), str(tmp_path / "house"), to_house=True, zero_queries_block_size=3)
-    scaled = load(source, eps_scale=True, block_starts=[0, 3]).logprobs(IDS)
+    scaled = scaled_eps.load(source, [0, 3]).logprobs(IDS)
     assert (load(tmp_path / "house").logprobs(IDS) - scaled).abs().max() < 1e-9
     assert (load(source).logprobs(IDS) - scaled).abs().max() > 1e-2
 

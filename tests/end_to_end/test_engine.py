@@ -9,6 +9,7 @@ from typing import Any
 
 import in_process
 import pytest
+import scaled_eps
 import torch
 from checkpoints import (
     write_fla,
@@ -210,7 +211,7 @@ def test_zero_queries_at_small_scale_equal_the_scaled_eps_model(world, tmp_path)
     write_standard(tmp_path / "base", base="llama", layers=4, seed=5, scale=0.02)
     convert(str(tmp_path / "base"), str(tmp_path / "zero"), zero_queries_block_size=3)
     prompts = fresh_prompts((6, 50, 150))
-    scaled = load(tmp_path / "base", eps_scale=True, block_starts=[0, 3, 6])
+    scaled = scaled_eps.load(tmp_path / "base", [0, 3, 6])
     plain = load(tmp_path / "base")
     shift = (scaled.logprobs(prompts[1]) - plain.logprobs(prompts[1])).abs().max()
     assert shift > 1e-2, "the scale hides the eps, so this test would prove nothing"

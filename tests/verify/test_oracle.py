@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import scaled_eps
 import tiny_sites
 import torch
 from checkpoints import (
@@ -209,7 +210,7 @@ def test_zero_queries_are_ordinary_residuals(base: str, blocks: dict, tmp_path: 
     options = {"layers": layers, "scale": 0.01, "rms_norm_eps": 1e-5}
     plain = write_standard(tmp_path / "plain", base, **options)
     house = load(write_house(tmp_path / "house", base, zero_queries=True, **blocks, **options))
-    scaled = load(plain, eps_scale=True, block_starts=house.spec.block_starts)
+    scaled = scaled_eps.load(plain, house.spec.starts)
     logprobs = house.logprobs(IDS)
     torch.testing.assert_close(logprobs, scaled.logprobs(IDS), atol=1e-10, rtol=0)
     assert (logprobs - load(plain).logprobs(IDS)).abs().max() > 1e-3

@@ -59,9 +59,7 @@ class Model:
 
     def norm_eps(self, site: int) -> float:
         """The eps of the norm that reads the mix of `site`."""
-        starts = self.spec.eps_scale_starts
-        sources = 1 if starts is None else 1 + len(source_spans(starts, site))
-        return sources**2 * self.spec.eps
+        return self.spec.eps
 
     def sublayer(self, s: int, h: Tensor) -> Tensor:
         """y_s: the norm and the sublayer behind what site s mixed, h [tokens, hidden]."""

@@ -1,7 +1,6 @@
 """A checkpoint in float64."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from attnres_serve.verify.oracle.formats import spec_of
 from attnres_serve.verify.oracle.model import Model
-from attnres_serve.verify.oracle.spec import Spec, check_starts, site_role
+from attnres_serve.verify.oracle.spec import Spec, site_role
 
 
 def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
@@ -53,26 +52,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def load(
-    checkpoint_dir: str | Path,
-    eps_scale: bool = False,
-    block_starts: Sequence[int] | None = None,
-) -> Model:
-    """Read config.json and every safetensors file of a checkpoint.
-
-    `eps_scale` is for a model with ordinary residuals: the norm that reads a site uses n^2 * eps,
-    n being the number of sources that site would have with the given `block_starts`. As
-    RMSNorm(x / n, eps) = RMSNorm(x, n^2 * eps), such a model equals the Attention-Residuals model
-    whose queries are all zero.
-    """
+def load(checkpoint_dir: str | Path) -> Model:
+    """Read config.json and every safetensors file of a checkpoint."""
     folder = Path(checkpoint_dir)
     config = json.loads((folder / "config.json").read_text())
     weights = read_weights(folder)
     spec = spec_of(config, weights)
-    if eps_scale:
-        if block_starts is None or spec.block_starts is not None:
-            raise ValueError("eps_scale needs block_starts and a model with ordinary residuals")
-        spec.eps_scale_starts = check_starts(block_starts, spec.final)
     if spec.tied:
         weights.pop(spec.names["head"], None)
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}

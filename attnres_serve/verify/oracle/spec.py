@@ -30,7 +30,6 @@ class Spec:
         leaves: the format's names of linears that it does not call as Hugging Face does.
         block_starts: numbers of sublayers; None: ordinary residuals.
         shared_queries: "layer" or "block": the sites of one have one query.
-        eps_scale_starts: see ``read.load``.
     """
 
     names: dict[str, str]
@@ -48,7 +47,6 @@ class Spec:
     recency_bias: bool = False
     logit_scale: float = 1.0
     shared_queries: str | None = None
-    eps_scale_starts: tuple[int, ...] | None = None
 
     @property
     def layers(self) -> int:
