@@ -16,67 +16,51 @@ from serving import DEMO, FAMILY_GOLDENS, GOLDENS
 from attnres_serve import cli
 from attnres_serve.lens import figure
 from attnres_serve.tracing import queries
+from attnres_serve.verify.oracle import names
+from attnres_serve.verify.rewritten import alice_ai
 
-# Queries and key norms of attention, MLP and final site by the names of the formats.
-FLA = (
-    ("model.layers.{}.attn_res_proj.weight", "model.layers.{}.attn_res_norm.weight"),
-    ("model.layers.{}.mlp_res_proj.weight", "model.layers.{}.mlp_res_norm.weight"),
-    ("model.res_proj.weight", "model.res_norm.weight"),
-)
-DELTA = (*FLA[:2], ("model.final_res_proj.weight", "model.final_res_norm.weight"))
-NANOGPT = (
-    ("transformer.h.{}.attn_res_q1", "transformer.h.{}.attn_res_norm1.weight"),
-    ("transformer.h.{}.attn_res_q2", "transformer.h.{}.attn_res_norm2.weight"),
-    ("attn_res_qf", "attn_res_normf.weight"),
-)
-KIMI = (
-    (
-        "model.layers.{}.self_attention_res_proj.weight",
-        "model.layers.{}.self_attention_res_norm.weight",
-    ),
-    FLA[1],
-    ("model.output_attn_res_proj.weight", "model.output_attn_res_norm.weight"),
-)
-ALICE = (
-    ("model.layers.{}.attn_res_proj.weight", "model.layers.{}.attn_res_norm_weight"),
-    ("model.layers.{}.mlp_res_proj.weight", "model.layers.{}.mlp_res_norm_weight"),
-    ("model.attnres_final.res_proj.weight", "model.attnres_final.res_norm_weight"),
-)
+# With the names of queries and key norms as the float64 models have them.
 CASES = [
-    (GOLDENS / "fla_transformer_block", FLA),
-    (GOLDENS / "nanogpt_block", NANOGPT),
-    (GOLDENS / "qwen3_attnres_full", DELTA),
-    (GOLDENS / "qwen3_attnres_cumulative_block", FLA[:2]),  # no final mix
-    (FAMILY_GOLDENS / "kimi_linear", KIMI),
-    (FAMILY_GOLDENS / "alice_ai", ALICE),
-    (FAMILY_GOLDENS / "qwen3_next", KIMI),
-    (DEMO, KIMI),
+    (GOLDENS / "fla_transformer_block", names.FLA_NAMES),
+    (GOLDENS / "nanogpt_block", names.NANOGPT_NAMES),
+    (GOLDENS / "qwen3_attnres_full", names.DELTA_NAMES),
+    (GOLDENS / "qwen3_attnres_cumulative_block", names.OPEN_NAMES),  # no final mix
+    (FAMILY_GOLDENS / "kimi_linear", names.HOUSE_NAMES),
+    (FAMILY_GOLDENS / "alice_ai", alice_ai.DEPTH_NAMES),
+    (FAMILY_GOLDENS / "qwen3_next", names.HOUSE_NAMES),
+    (DEMO, names.HOUSE_NAMES),
 ]
 
 
-def raw(folder: Path, names) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def raw(folder: Path, table: dict[str, str]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Queries and key norms in the order of the sites; NaN for a tensor that is not there."""
     stored = load_file(folder / "model.safetensors")
     layers = 1 + max(int(found[1]) for name in stored if (found := re.search(r"\.(\d+)\.", name)))
-    pairs = [(q.format(layer), k.format(layer)) for layer in range(layers) for q, k in names[:2]]
+    attention, mlp, *final = [
+        (table[f"{kind}_query"], table[f"{kind}_key"])
+        for kind in ("attention", "mlp", "final")
+        if f"{kind}_query" in table
+    ]
+    each = [(layer, pair) for layer in range(layers) for pair in (attention, mlp)]
+    pairs = [(query.format(layer), key.format(layer)) for layer, (query, key) in each]
     missing = np.full(stored[pairs[1][0]].numel(), np.nan)
     query, key = (
         [
             stored[pair[at]].double().flatten().numpy() if pair[at] in stored else missing
-            for pair in [*pairs, *names[2:]]
+            for pair in [*pairs, *final]
         ]
         for at in (0, 1)
     )
     return query, key
 
 
-@pytest.mark.parametrize(("folder", "names"), CASES, ids=lambda case: getattr(case, "name", ""))
-def test_equals_the_raw_tensors(folder, names, tmp_path, capsys):
+@pytest.mark.parametrize(("folder", "table"), CASES, ids=lambda case: getattr(case, "name", ""))
+def test_equals_the_raw_tensors(folder, table, tmp_path, capsys):
     """Among the numbers of a table, which is written instead of a figure."""
     path = tmp_path / "q.csv"
     assert cli.main(["inspect", str(folder), "--queries", "--out", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}\n"
-    query, key = raw(folder, names)
+    query, key = raw(folder, table)
     folded = [q * k for q, k in zip(query, key, strict=True)]
     found = queries.read(str(folder))
     close = {"rtol": 1e-12, "atol": 1e-15}  # float64 in another order
