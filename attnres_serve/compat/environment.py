@@ -12,6 +12,7 @@ from attnres_serve.errors import SettingError
 SOCKETS = "VLLM_RPC_BASE_PATH"  # the folder of the sockets between vLLM's processes
 LONGEST = 107 - len("/00000000-0000-0000-0000-000000000000")  # bytes of its path
 CACHE = "VLLM_CPU_KVCACHE_SPACE"
+PORTS = range(65536)
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 # What Python says of a value, and what is expected then.
 _EXPECTED = {
@@ -53,7 +54,7 @@ def _readers() -> Mapping[str, Callable[[], object]]:
 
 def _validate(name: str, value: str, read: Callable[[], object]) -> None:
     try:
-        read()
+        found = read()
     except ImportError:
         return
     except Exception as error:
@@ -61,6 +62,11 @@ def _validate(name: str, value: str, read: Callable[[], object]) -> None:
             del os.environ[name]
             return
         raise SettingError(f"{name} is {value!r}, {_advice(name, value, str(error))}") from None
+    if name.endswith("_PORT") and isinstance(found, int) and found not in PORTS:
+        raise SettingError(
+            f"{name} is {value!r}, and expected is a port from 0 to {PORTS[-1]}; correct or unset "
+            "it."
+        )
 
 
 def _advice(name: str, value: str, said: str) -> str:

@@ -25,6 +25,9 @@ pytest.importorskip("vllm")
         ("VLLM_USE_TRITON_AWQ", "yes", "and expected is a whole number; correct or unset it."),
         ("VLLM_PORT", "tcp://10.0.0.1:80", "which Kubernetes sets where a Service is called vllm"),
         ("VLLM_PORT", "http", "which vLLM cannot read (VLLM_PORT 'http' must be a valid integer)"),
+        ("VLLM_PORT", "99999", "and expected is a port from 0 to 65535; correct or unset it."),
+        ("VLLM_DP_MASTER_PORT", "-1", "and expected is a port from 0 to 65535; correct or unset"),
+        ("VLLM_NIXL_SIDE_CHANNEL_PORT", "65536", "and expected is a port from 0 to 65535; correct"),
         ("VLLM_WORKER_MULTIPROC_METHOD", "join", "which vLLM cannot read (Invalid value 'join' "),
     ],
 )
@@ -42,6 +45,7 @@ def test_values_that_vllm_reads_are_left_alone(monkeypatch) -> None:
         ("VLLM_CPU_KVCACHE_SPACE", "2"),
         ("VLLM_LOG_STATS_INTERVAL", "0.5"),
         ("VLLM_PORT", "9000"),
+        ("VLLM_DP_MASTER_PORT", "65535"),
         ("VLLM_LOGGING_PREFIX", ""),
         ("VLLM_NOT_ONE_OF_THEM", "tcp://10.0.0.1:80"),
     ):
