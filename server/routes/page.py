@@ -10,49 +10,16 @@ from fastapi.responses import FileResponse, RedirectResponse, Response
 
 FOLDER = Path(__file__).parents[1] / "static"
 INDEX = "index.html"
-FILES = {
-    INDEX: "text/html",
-    "icon.svg": "image/svg+xml",
-    "attnres.svg": "image/svg+xml",
-    "page.css": "text/css",
-    "example.json": "application/json",
-    "tutorial.txt": "text/plain",
-    "page.txt": "text/plain",
-} | dict.fromkeys(
-    (
-        "api.js",
-        "cell_edits.js",
-        "colours.js",
-        "compare.js",
-        "copy_link.js",
-        "depth_map.js",
-        "edits.js",
-        "figure_file.js",
-        "figures.js",
-        "fit.js",
-        "grid.js",
-        "legend.js",
-        "lens_column.js",
-        "link.js",
-        "options.js",
-        "page.js",
-        "predictions.js",
-        "profile.js",
-        "readout.js",
-        "run.js",
-        "save.js",
-        "saved.js",
-        "sentences.js",
-        "svg.js",
-        "text.js",
-        "theme.js",
-        "token_map.js",
-        "tokens.js",
-        "trace.js",
-        "viewer.js",
-    ),
-    "text/javascript",
-)
+TYPES = {
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+    ".css": "text/css",
+    ".json": "application/json",
+    ".txt": "text/plain",
+    ".js": "text/javascript",
+}
+# No path is made of what a client says: it is looked up here.
+FILES = {path.name: TYPES[path.suffix] for path in FOLDER.iterdir()}
 # Nothing but these files runs, and nothing but this server is asked.
 POLICY = "; ".join(
     (
@@ -91,7 +58,7 @@ async def page() -> Response:
 
 @router.get("/attn_res/{name:path}")
 async def file(name: str) -> Response:
-    """One of the page's files, named as in ``FILES``: no path is made of what a client says."""
+    """One of the page's files, named as in ``FILES``."""
     if not name:  # addresses in the page are relative to the one without a slash
         return RedirectResponse("../attn_res", headers=HEADERS)
     if name not in FILES:
