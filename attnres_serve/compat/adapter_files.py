@@ -1,7 +1,8 @@
 """The folder of a LoRA adapter as PEFT saves it: whether all of it would be applied.
 
 vLLM leaves out tables that PEFT saved beside an adapter, scales by ranks that the tensors do not
-have, and does not look at values.  Every tensor of the file is used, or refused by its name.
+have, fills up with zeros what is smaller than its layer, and does not look at values.  Every tensor
+of the file is used, or refused by its name.
 """
 
 import json
@@ -273,8 +274,13 @@ def _check_layer(
         raise _NotWholeError(
             f"changes {layer}, which the model does not have; give the adapter of this model."
         )
+    if len(weight) != 2:
+        raise _NotWholeError(
+            f"changes {layer}, which is no matrix but {list(weight)} by config.json, and vLLM "
+            f"applies adapters to matrices; train it without that layer, or {MERGE}."
+        )
     shape = (pair["B"].shape[0], pair["A"].shape[1])
-    if len(weight) == 2 and tuple(weight) != (shape[::-1] if is_embedding else shape):
+    if tuple(weight) != (shape[::-1] if is_embedding else shape):
         raise _NotWholeError(
             f"has the shapes {_shapes(pair)} for {layer}, whose weight is {list(weight)} by "
             "config.json; give the adapter of this model."

@@ -24,6 +24,7 @@ from attnres_serve.server import launcher
 QUERY, VALUE = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"
 EMBEDDING = "model.embed_tokens"
 NEEDED = {f"{QUERY}.weight": (12, 8), f"{VALUE}.weight": (6, 8), f"{EMBEDDING}.weight": (20, 8)}
+CONVOLUTION = "model.layers.0.conv.conv"
 STEM = f"base_model.model.{QUERY}"
 A, B = f"{STEM}.lora_A.weight", f"{STEM}.lora_B.weight"
 TABLE = f"base_model.model.{EMBEDDING}.base_layer.weight"
@@ -48,7 +49,7 @@ def write(folder: Path, edit: Callable[[Tensors], Any], **config: object) -> Pat
 def problem(folder: Path, **known: Any) -> str | None:
     model = adapter_files.Model(
         **{
-            "needed": NEEDED,
+            "needed": NEEDED | {f"{CONVOLUTION}.weight": (12, 1, 3)},
             "most_rank": 16,
             "has_table": lambda leaf, table: torch.equal(table, OWN_TABLE),
         }
@@ -144,6 +145,22 @@ def test_an_adapter_whose_tensors_are_all_applied(edit, config, tmp_path):
         (with_(A, torch.ones(4, 8, dtype=torch.int8)), "as torch.int8; expected float32"),
         # layers of another model
         (with_(A, torch.ones(4, 4)), "has the shapes [4, 4] and [12, 4] for"),
+        (with_(B, torch.ones(6, 4)), "whose weight is [12, 8] by config.json; give the adapter"),
+        (
+            lambda tensors: tensors.update(
+                {
+                    f"base_model.model.{EMBEDDING}.lora_embedding_A": torch.ones(4, 8),
+                    f"base_model.model.{EMBEDDING}.lora_embedding_B": torch.ones(20, 4),
+                }
+            ),
+            f"has the shapes [4, 8] and [20, 4] for {EMBEDDING}",  # not of the transpose
+        ),
+        (
+            lambda tensors: tensors.update(
+                {key.replace("self_attn.q_proj", "conv.conv"): tensors.pop(key) for key in (A, B)}
+            ),
+            f"changes {CONVOLUTION}, which is no matrix but [12, 1, 3] by config.json",
+        ),
         (
             lambda tensors: tensors.update(
                 {key.replace("layers.1", "layers.9"): tensors.pop(key) for key in [*tensors]}

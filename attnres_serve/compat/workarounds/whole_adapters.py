@@ -4,11 +4,10 @@ What the files of an adapter hold is checked first (``adapter_files``).  vLLM 0.
 tensors whether the model has some layer of that last name, and nothing more.  What reaches no layer
 is left out: a layer of a number that the model does not have, one that ``--lora-target-modules``
 leaves out, one that no wrapper fits, one that is run under a second name (``shared_expert_gate`` of
-Qwen2-MoE and Qwen3-Next is their experts' ``expert_gate``).  What is smaller than its layer is
-filled up with zeros.  An adapter of ``kv_b_proj`` in latent attention changes nothing on a CPU, and
-at most the prefill on a GPU, as the weight is folded into others when it is loaded.  Those of
-``q_proj`` and ``k_proj`` in Llama 4 are added in the order of rows that the weights had before it
-was changed for vLLM's rotary embedding.
+Qwen2-MoE and Qwen3-Next is their experts' ``expert_gate``).  An adapter of ``kv_b_proj`` in latent
+attention changes nothing on a CPU, and at most the prefill on a GPU, as the weight is folded into
+others when it is loaded.  Those of ``q_proj`` and ``k_proj`` in Llama 4 are added in the order of
+rows that the weights had before it was changed for vLLM's rotary embedding.
 
 This can go with a vLLM whose ``WorkerLoRAManager._load_adapter`` raises for all of these.
 """
@@ -55,7 +54,7 @@ def require() -> None:
             except (ValueError, RuntimeError) as error:
                 found = _in_one_sentence(str(error))
             else:
-                found = problem(adapter.loras, manager, base.needed, base.reordered)
+                found = problem(adapter.loras, manager, base.reordered)
         if found is not None:
             raise SettingError(f"{adapters.name_of(lora_request.lora_name)} {found}")
         return adapter
@@ -103,23 +102,16 @@ def _has_table(model: Any, leaf: str, table: Any) -> bool:
     return torch.equal(table[first:last].to(weight), weight[: last - first])
 
 
-def problem(
-    layers: Mapping[str, Any],
-    manager: Any,
-    needed: Mapping[str, Shape],
-    reordered: tuple[str, ...] = (),
-) -> str | None:
+def problem(layers: Collection[str], manager: Any, reordered: tuple[str, ...] = ()) -> str | None:
     """Why a model cannot take an adapter whole, as the end of a sentence; None where it can.
 
     Args:
-        layers: vLLM's ``LoRALayerWeights``, by vLLM's names of the layers that they change.
+        layers: that it changes, by vLLM's names.
         manager: vLLM's ``LoRAModelManager``, which has the layers that take adapters.
-        needed: the shape of every weight of the model, by the checkpoint's names.
         reordered: layers of the model, see ``Family.reordered``.
     """
-    weights = _by_names_of_vllm(manager.model, needed)
     read, altered = _read(manager), _altered(manager.model, reordered)
-    for name, layer in layers.items():
+    for name in layers:
         if not decoder.is_on_this_stage(manager.model, name):
             continue
         if how := altered.get(name.rpartition(".")[2]):
@@ -129,33 +121,7 @@ def problem(
             )
         if not _is_read(name, read):
             return UNAPPLIED.format(name)
-        weight = weights.get(name, ())
-        if len(weight) > 2 and ".experts" not in name:
-            return (
-                f"changes {name}, which is no matrix but {list(weight)} by config.json, and vLLM "
-                "applies adapters to matrices; train it without that layer, or merge it into the "
-                "weights."
-            )
-        if len(weight) == 2 and not _fits(layer, weight, _is_embedding(manager, name)):
-            shapes = [list(part.shape) for part in (layer.lora_a, layer.lora_b)]
-            return (
-                f"has the shapes {' and '.join(map(str, shapes))} for {name}, whose weight is "
-                f"{list(weight)} by config.json; give the adapter of this model."
-            )
     return None
-
-
-def _fits(layer: Any, weight: Shape, is_embedding: bool) -> bool:
-    """Whether ``B A`` has the shape of a weight, or, of an embedding, that of its transpose."""
-    (rank, columns), (rows, own_rank) = layer.lora_a.shape, layer.lora_b.shape
-    shape = (columns, rows) if is_embedding else (rows, columns)
-    return bool(rank == own_rank and shape == tuple(weight))
-
-
-def _is_embedding(manager: Any, name: str) -> bool:
-    from vllm.lora.layers import VocabParallelEmbeddingWithLoRA
-
-    return isinstance(manager.modules.get(name), VocabParallelEmbeddingWithLoRA)
 
 
 def _by_names_of_vllm(model: Any, needed: Mapping[str, Shape]) -> dict[str, Shape]:
