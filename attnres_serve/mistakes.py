@@ -6,12 +6,11 @@ for each of them.  Those of the kind that was probably meant are told, the other
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Error = Mapping[str, Any]
-Placed = tuple[list[Any], Error]  # with the rest of its place
+Place = tuple[Any, ...]
 LONGEST = 40  # characters of a value in a sentence
 _UNKNOWN = object()  # a value that is not at hand
 # Parts of a place that are names of pydantic's for a kind, where the value is not at hand.
@@ -62,15 +61,39 @@ def first(errors: Sequence[Error], value: Any = _UNKNOWN, below: int = 0) -> Mis
         value: what was read; it tells fields from pydantic's names of kinds.
         below: how many parts of every place stand before the value's own.
     """
-    places = [(list(error["loc"][below:]), error) for error in errors]
-    field = ""
-    if isinstance(value, dict) and places[0][0][:1] and isinstance(places[0][0][0], int):
-        value, field = next(
-            ((entries, name) for name, entries in _lists(value) if _are_of(places, entries)),
-            (_UNKNOWN, ""),
-        )
-    found, field = _at(places, value, field)
-    return Mistake(field, _reason(found))
+    field, places = "", [list(error["loc"][below:]) for error in errors]
+    if isinstance(value, dict) and places[0][:1] and isinstance(places[0][0], int):
+        found = [*zip(places, errors, strict=True)]
+        lists = ((entries, name) for name, entries in _lists(value) if _are_of(found, entries))
+        value, field = next(lists, (_UNKNOWN, ""))
+    kinds: dict[tuple[Any, ...], list[tuple[Place, Error]]] = {}
+    for place, error in zip(places, errors, strict=True):
+        steps, kind = _split(place, error, value)
+        if place[:1] == places[0][:1]:
+            kinds.setdefault(kind, []).append((steps, error))
+    untagged = [kind for kind in kinds.values() if not any(_is_tag(error) for _, error in kind)]
+    meant = [pair for kind in untagged or kinds.values() for pair in kind]
+    if not untagged:  # no kind has that name: it is what is wrong
+        meant = [(steps, error) for steps, error in meant if _is_tag(error)]
+    # The kind that was meant is the one that was read furthest.
+    furthest = max((steps for steps, _ in meant), key=len)
+    ends = [error for steps, error in meant if steps == furthest]
+    for step in furthest:
+        field += _named(step, field)
+    return Mistake(field, _reason([one for one in ends if not _is_type(one)] or ends))
+
+
+def _split(place: list[Any], error: Error, value: Any) -> tuple[Place, Place]:
+    """The steps of a place that lead to fields and entries, and the names of kinds among them."""
+    steps, kind = [], []
+    for number, part in enumerate(place, 1):
+        is_missing = error["type"] == "missing" and number == len(place)
+        if is_missing or _is_step(part, value):
+            steps.append(part)
+            value = _below(value, part)
+        else:
+            kind.append(part)
+    return tuple(steps), tuple(kind)
 
 
 def _lists(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
@@ -83,9 +106,9 @@ def _lists(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from _lists(inner, f"{name}{_named(step, name)}")
 
 
-def _are_of(places: Sequence[Placed], value: Any) -> bool:
+def _are_of(found: Sequence[tuple[list[Any], Error]], value: Any) -> bool:
     """Whether errors are about a value: each has for its input what stands at its place."""
-    for place, error in places:
+    for place, error in found:
         inner = value
         for step in place:
             below = _below(inner, step)
@@ -95,45 +118,8 @@ def _are_of(places: Sequence[Placed], value: Any) -> bool:
     return True
 
 
-def _at(places: list[Placed], value: Any, field: str) -> tuple[list[Error], str]:
-    """The errors of the first place that has some, and the field."""
-    place, error = places[0]
-    if not place:
-        ends = [one for rest, one in places if not rest]
-        return [one for one in ends if not _is_type(one)] or ends, field
-    step = place[0]
-    if _is_step(step, value) or (len(place) == 1 and error["type"] == "missing"):
-        inner = [(rest[1:], one) for rest, one in places if rest[:1] == [step]]
-        return _at(inner, _below(value, step), f"{field}{_named(step, field)}")
-    kinds: dict[Any, list[Placed]] = {}
-    for rest, one in places:
-        kinds.setdefault(rest[0] if rest else None, []).append((rest[1:], one))
-    tagged = [
-        [(rest, one) for rest, one in kind if one["type"] == "literal_error"]
-        for kind in kinds.values()
-    ]
-    if all(tagged):  # no kind has that name: it is what is wrong
-        return _at([pair for kind in tagged for pair in kind], value, field)
-    common = Counter(tuple(rest) for kind in kinds.values() for rest, _ in kind)
-    meant = min(kinds.values(), key=lambda kind: _distance(kind, common))
-    if all(_is_type(one) and not rest for kind in kinds.values() for rest, one in kind):
-        meant = [pair for kind in kinds.values() for pair in kind]
-    return _at(meant, value, field)
-
-
-def _distance(kind: list[Placed], common: Mapping[tuple[Any, ...], int]) -> tuple[int, ...]:
-    """How far a value is from a kind, by the kind's errors.
-
-    Args:
-        kind: the errors.
-        common: how many kinds have an error at each place.
-    """
-    return (
-        any(error["type"] == "literal_error" for _, error in kind),
-        all(_is_type(error) and not rest for rest, error in kind),
-        -common[tuple(kind[0][0])],
-        len(kind),
-    )
+def _is_tag(error: Error) -> bool:
+    return bool(error["type"] == "literal_error")
 
 
 def _is_type(error: Error) -> bool:

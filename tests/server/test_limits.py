@@ -1403,7 +1403,7 @@ WRONG = [
         {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": 5}]}]},
         "messages[1].tool_calls[0].id: found 5; expected text.",
     ),
-    ("/v1/chat/completions", {"messages": [{"content": 1}]}, "messages[0].role is missing; give"),
+    ("/v1/chat/completions", {"messages": [{"content": "a"}]}, "messages[0].role is missing; give"),
     ("/v1/responses", {"input": 5}, "input: found 5; expected text or a list."),
     ("/v1/responses", {"input": [{}]}, "input[0]."),
     ("/tokenize", {}, "prompt is missing; give it."),
