@@ -63,7 +63,7 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
     own = (module for module in modules if hasattr(module, "NATIVE") and module.matches(config))
     if (found := next(own, None)) is None:
         return False
-    wanted = settings.native(additional_config)
+    wanted = settings.choice(additional_config, settings.NATIVE_KEY)
     if not native.is_left_to_vllm(found.NAME, found.NATIVE, wanted):
         return False
     host.logger().info(
@@ -91,11 +91,8 @@ def on_config(vllm_config) -> None:
     warning = host.untested_version()
     if warning:
         host.logger().warning(warning)
-    settings.algorithm(vllm_config.additional_config)
-    settings.backend(vllm_config.additional_config)
-    settings.native(vllm_config.additional_config)
-    settings.early_launches(vllm_config.additional_config)
-    settings.traces(vllm_config.additional_config)
+    for key in settings.CHOICES:
+        settings.choice(vllm_config.additional_config, key)
     method = engine_config.speculation_method(vllm_config)
     if method is not None and method not in settings.SPECULATION:
         raise SettingError(

@@ -9,7 +9,6 @@ from attnres_serve.kernels.backends import BACKENDS
 
 ALGORITHM_KEY = "attnres_algorithm"
 ALGORITHMS = ("single_pass", "two_phase")
-SCORING = "score_on_write"  # was the third, see docs/build/decisions/
 BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
 NATIVE_KEY = "attnres_native"
@@ -35,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A flag for every setting."""
     for key, said in HELP.items():
         flag = f"--{key.replace('_', '-')}"
-        parser.add_argument(
-            flag, type=_flag_value, choices=CHOICES[key], help=f"{said} (default: {AUTO})"
-        )
+        parser.add_argument(flag, choices=CHOICES[key], help=f"{said} (default: {AUTO})")
     parser.add_argument(
         "--disable-trace",
         dest=TRACE_KEY,
@@ -52,66 +49,12 @@ def given(own: argparse.Namespace) -> dict[str, str]:
     return {key: value for key in CHOICES if (value := getattr(own, key)) is not None}
 
 
-def algorithm(additional_config: Any) -> str:
-    """The algorithm that was asked for, or ``auto``; each worker decides what that is.
+def choice(additional_config: Any, wanted: str) -> str:
+    """What was asked for by a key, or ``auto``; each worker decides what that is.
 
     Raises:
         SettingError: for an unknown value, or an unknown key that begins with ``attnres_``.
     """
-    return _choice(additional_config, ALGORITHM_KEY)
-
-
-def backend(additional_config: Any) -> str:
-    """The backend that was asked for, or ``auto``, likewise.
-
-    Raises:
-        SettingError: as ``algorithm`` does.
-    """
-    return _choice(additional_config, BACKEND_KEY)
-
-
-def native(additional_config: Any) -> bool | None:
-    """Whether vLLM's own class serves a format that it has; None for ``auto``.
-
-    Raises:
-        SettingError: as ``algorithm`` does.
-    """
-    return {"on": True, "off": False, AUTO: None}[_choice(additional_config, NATIVE_KEY)]
-
-
-def early_launches(additional_config: Any) -> bool:
-    """Whether Triton kernels use programmatic dependent launch; ``auto`` is where there is one.
-
-    Raises:
-        SettingError: as ``algorithm`` does.
-    """
-    return _choice(additional_config, EARLY_KEY) != "off"
-
-
-def traces(additional_config: Any) -> bool:
-    """Whether ``POST /v1/attn_res/trace`` is answered; ``auto`` is on.
-
-    Raises:
-        SettingError: as ``algorithm`` does.
-    """
-    return _choice(additional_config, TRACE_KEY) != "off"
-
-
-def _gone() -> str:
-    """The sentence that refuses the algorithm that was dropped."""
-    return (
-        f"{SCORING} was dropped, because it was slower than the better of the two others in all 25 "
-        f"cells measured on a GPU; expected one of {', '.join(CHOICES[ALGORITHM_KEY])}."
-    )
-
-
-def _flag_value(word: str) -> str:
-    if word == SCORING:
-        raise argparse.ArgumentTypeError(_gone())
-    return word
-
-
-def _choice(additional_config: Any, wanted: str) -> str:
     settings = {} if additional_config is None else additional_config
     if not isinstance(settings, dict):
         raise SettingError(
@@ -123,12 +66,15 @@ def _choice(additional_config: Any, wanted: str) -> str:
                 f"--additional-config has the unknown key {key!r}; the known ones are "
                 f"{', '.join(CHOICES)}."
             )
-    choice = settings.get(wanted, AUTO)
-    if choice == SCORING:
-        raise SettingError(_gone())
-    if choice not in CHOICES[wanted]:
-        raise SettingError(f"{wanted} is {choice!r}; expected one of {', '.join(CHOICES[wanted])}.")
-    return choice
+    found = settings.get(wanted, AUTO)
+    if found not in CHOICES[wanted]:
+        raise SettingError(f"{wanted} is {found!r}; expected one of {', '.join(CHOICES[wanted])}.")
+    return found
+
+
+def traces(additional_config: Any) -> bool:
+    """Whether ``POST /v1/attn_res/trace`` is answered; ``auto`` is on."""
+    return choice(additional_config, TRACE_KEY) != "off"
 
 
 # Methods that propose tokens without looking inside the target model.

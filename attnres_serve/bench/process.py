@@ -56,7 +56,7 @@ def attnres(name: str, model: Path, flags: Sequence[str], chosen: Mapping[str, s
     """vLLM with our plugin, which serves ``model`` by the settings ``chosen``."""
     own = f"--additional-config={json.dumps(chosen)}"
     words = [*_engine_flags(model, flags), own]
-    return Contender(name, words, settings.algorithm(chosen), has_plugin=True)
+    return Contender(name, words, settings.choice(chosen, settings.ALGORITHM_KEY), has_plugin=True)
 
 
 def without_sites(name: str, model: Path, flags: Sequence[str]) -> Contender:

@@ -25,22 +25,22 @@ class Native(NamedTuple):
     key: str = ""
 
 
-def is_left_to_vllm(format_name: str, own: Native, wanted: bool | None) -> bool:
+def is_left_to_vllm(format_name: str, own: Native, wanted: str) -> bool:
     """Whether vLLM's own class serves a checkpoint.
 
     Args:
         format_name: its format.
         own: what shows that vLLM serves it.
-        wanted: whether that was asked for; None where it was left open, which is yes on a GPU.
+        wanted: ``on``, ``off``, or ``auto``, which is on where a GPU is.
 
     Raises:
         SettingError: it was asked for where vLLM has no such class.
     """
-    if wanted is False:
+    if wanted == "off":
         return False
     if not host.on_cpu() and _has_class(own):
         return True
-    if wanted:
+    if wanted == "on":
         raise SettingError(
             f"attnres_native is 'on', and this vLLM has no Attention Residuals of its own for the "
             f"{format_name} format on this device; leave it out."

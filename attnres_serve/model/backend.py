@@ -50,7 +50,7 @@ def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
     Raises:
         SettingError: the backend that was asked for cannot run here.
     """
-    name = settings.backend(vllm_config.additional_config)
+    name = settings.choice(vllm_config.additional_config, settings.BACKEND_KEY)
     if name == "cpp" and not host.on_cpu():
         raise SettingError("the cpp backend runs on CPU only; choose the torch backend.")
     if host.batch_invariant():
@@ -78,7 +78,7 @@ def choose_algorithm(vllm_config: "VllmConfig", blocks: int, sublayers: int, bac
         sublayers: of the model.
         backend: by name.
     """
-    name = settings.algorithm(vllm_config.additional_config)
+    name = settings.choice(vllm_config.additional_config, settings.ALGORITHM_KEY)
     if name != settings.AUTO:
         return name
     if backend == "cpp" and blocks >= MANY_BLOCKS:
@@ -102,7 +102,8 @@ def _load(name: str, vllm_config: "VllmConfig") -> Backend:
     if name == "triton":
         from attnres_serve.kernels.triton import common
 
-        common.forbid_early_launches(not settings.early_launches(vllm_config.additional_config))
+        early = settings.choice(vllm_config.additional_config, settings.EARLY_KEY)
+        common.forbid_early_launches(early == "off")
         common.take_each_token_alone(host.batch_invariant())
     return backend
 

@@ -378,10 +378,6 @@ def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> 
     ("additional_config", "sentence"),
     [
         ({"attnres_algorithm": "fast"}, "attnres_algorithm is 'fast'; expected one of single_pass"),
-        (
-            {"attnres_algorithm": "score_on_write"},
-            "score_on_write was dropped, .* expected one of single_pass, two_phase, auto.$",
-        ),
         ({"attnres_algorithm": None}, "attnres_algorithm is None"),
         ({"attnres_algorithm": ["auto"]}, r"attnres_algorithm is \['auto'\]"),
         ({"attnres_algoritm": "auto"}, "the unknown key 'attnres_algoritm'"),
@@ -413,7 +409,7 @@ def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: 
 )
 def test_algorithms(additional_config: Any, wanted: str) -> None:
     """The default, the names, and the keys of others."""
-    assert settings.algorithm(additional_config) == wanted
+    assert settings.choice(additional_config, settings.ALGORITHM_KEY) == wanted
 
 
 @pytest.mark.parametrize(
