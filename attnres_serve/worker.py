@@ -4,42 +4,10 @@ What may fail answers with a sentence and never raises: vLLM would leave the oth
 unread, and take them for those to a later call.
 """
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 
 from attnres_serve.compat import decoder, host, replay
-
-
-def _answered(what: str, **nothing: Any) -> Callable[[Callable], Callable]:
-    """Make a method answer with a sentence where it fails.
-
-    Args:
-        what: it makes.
-        nothing: the fields of its answer if it fails.
-
-    Returns:
-        A decorator that adds ``problem`` to the answer: a sentence, or None.
-    """
-
-    def decorate(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        @wraps(method)
-        def answer(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            from attnres_serve.model.site_norm import SiteOrderError
-            from attnres_serve.tracing.record import TraceError
-
-            try:
-                return {"problem": None} | method(*args, **kwargs)
-            except Exception as error:
-                host.logger().exception("AttnRes: the %s failed", what)
-                if isinstance(error, (TraceError, SiteOrderError)):
-                    return {"problem": str(error)} | nothing
-                # The text of another may name files and addresses, and clients read the problem.
-                return {"problem": f"the {what} failed; the engine's log says why."} | nothing
-
-        return answer
-
-    return decorate
 
 
 class WorkerExtension:
@@ -65,7 +33,6 @@ class WorkerExtension:
             host.logger().exception("AttnRes: traces are off")
             return "there are no traces on this server; its log says why."
 
-    @_answered("trace", sites=[], predicted=None, lens=None)
     def attn_res_trace(
         self,
         ids: list[int],
@@ -92,20 +59,42 @@ class WorkerExtension:
             ``[tokens, sources]`` float32.  ``predicted``: from the first worker of the last stage
             what ``Predictions.packed`` gives, and ``lens`` the same of one reading after the other.
         """
-        from attnres_serve.tracing import edits as edit_lists
-        from attnres_serve.tracing import predict, readings, record
-        from attnres_serve.tracing.lens import Reader
+        from attnres_serve.model.site_norm import SiteOrderError
+        from attnres_serve.tracing.record import TraceError
 
-        predictions = predicted and predict.Predictions(positions, *predicted)
-        resolved = [edit_lists.Resolved(*edit) for edit in edits]
-        reader = None if lens is None else Reader(readings.Lens(*lens))
-        traces = record.record(self, ids, positions, sites, resolved, predictions, lens=reader)
-        packed = predictions.packed() if predictions else None
-        read = reader.predictions.packed() if reader else None
-        if not decoder.is_first_tensor_rank():  # the others hold the same
-            traces, packed, read = {}, None, None
-        found = [
-            [index, *(tensor.float().numpy().tobytes() for tensor in site)]
-            for index, site in sorted(traces.items())
-        ]
-        return {"sites": found, "predicted": packed, "lens": read}
+        try:
+            return {"problem": None} | _traced(self, ids, positions, sites, edits, predicted, lens)
+        except Exception as error:
+            host.logger().exception("AttnRes: the trace failed")
+            # The text of another may name files and addresses, and clients read the problem.
+            is_ours = isinstance(error, (TraceError, SiteOrderError))
+            said = str(error) if is_ours else "the trace failed; the engine's log says why."
+            return {"problem": said, "sites": [], "predicted": None, "lens": None}
+
+
+def _traced(
+    worker: Any,
+    ids: list[int],
+    positions: list[int],
+    sites: list[int],
+    edits: Sequence[Sequence[Any]],
+    predicted: tuple[list[int], int] | None,
+    lens: Sequence[Any] | None,
+) -> dict[str, Any]:
+    from attnres_serve.tracing import edits as edit_lists
+    from attnres_serve.tracing import predict, readings, record
+    from attnres_serve.tracing.lens import Reader
+
+    predictions = predicted and predict.Predictions(positions, *predicted)
+    resolved = [edit_lists.Resolved(*edit) for edit in edits]
+    reader = None if lens is None else Reader(readings.Lens(*lens))
+    traces = record.record(worker, ids, positions, sites, resolved, predictions, lens=reader)
+    packed = predictions.packed() if predictions else None
+    read = reader.predictions.packed() if reader else None
+    if not decoder.is_first_tensor_rank():  # the others hold the same
+        traces, packed, read = {}, None, None
+    found = [
+        [index, *(tensor.float().numpy().tobytes() for tensor in site)]
+        for index, site in sorted(traces.items())
+    ]
+    return {"sites": found, "predicted": packed, "lens": read}
