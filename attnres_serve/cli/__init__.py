@@ -11,7 +11,6 @@ from itertools import pairwise
 from attnres_serve import __version__, flags, output
 from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
-from attnres_serve.cli import completion
 from attnres_serve.compat import environment, openai_server, source, start_events
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.lens import command as inspect
@@ -43,21 +42,6 @@ class HelpFormatter(argparse.HelpFormatter):
         )
 
 
-class PrintCompletion(argparse.Action):
-    """Print the script and end, as ``--version`` does."""
-
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        try:
-            print(completion.script(build_parser(), values))
-        except ModuleNotFoundError as error:
-            parser.exit(
-                2,
-                f"attnres-serve: {error.name} is not installed; install it, or attnres-serve with "
-                "the extra completion.\n",
-            )
-        parser.exit()
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="attnres-serve",
@@ -66,13 +50,6 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"{EXAMPLES}\n\nEach command has a --help with examples of its own.",
     )
     parser.add_argument("--version", action="version", version=f"attnres-serve {__version__}")
-    parser.add_argument(
-        "--print-completion",
-        action=PrintCompletion,
-        choices=completion.SHELLS,
-        help="print a script by which the shell completes commands and flags; for bash, put "
-        '`eval "$(attnres-serve --print-completion bash)"` into ~/.bashrc',
-    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, **options) -> argparse.ArgumentParser:

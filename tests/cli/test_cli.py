@@ -1,27 +1,12 @@
-"""The command line as a person meets it: help, vLLM's flags on every build, completion."""
+"""The command line as a person meets it: help, vLLM's flags on every build."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from serving import DEMO
 
 from attnres_serve import cli
 
 COMMANDS = ("serve", "check", "convert", "verify", "bench", "inspect")
-
-
-def run(*words: object, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "attnres_serve", *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"COLUMNS": "80"} | environment,
-        timeout=180,
-    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -78,33 +63,6 @@ def test_a_word_that_is_no_command(words, said, capsys: pytest.CaptureFixture) -
     assert line.startswith(f"attnres-serve: {said}")
 
 
-def test_help_tells_of_examples_and_completion(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    said = capsys.readouterr().out
-    assert "\n  attnres-serve serve path/to/checkpoint" in said and "--print-completion" in said
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("serve", "m", "--attnres-algorithm", "score_on_write"),
-        ("serve", "m", "--attnres-algorithm=score_on_write"),
-        ("verify", "m", "--attnres-algorithm", "score_on_write"),
-        ("bench", "m", "--attnres-algorithm", "score_on_write"),
-    ],
-)
-def test_the_algorithm_that_was_dropped(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture
-) -> None:
-    """It is refused in a sentence that says why, not as a name that never was."""
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(words)
-    (said,) = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
-    assert stopped.value.code == 2 and "score_on_write was dropped, because it was slower" in said
-    assert said.endswith("expected one of single_pass, two_phase, auto.")
-
-
 @pytest.mark.parametrize(
     ("words", "topic"),
     [
@@ -140,69 +98,3 @@ def test_vllms_flags_are_shown(
     assert said.err == ""
     assert all(word in said.out for word in there)
     assert not any(word in said.out for word in elsewhere)
-
-
-@pytest.fixture(scope="module")
-def script() -> str:
-    pytest.importorskip("shtab")
-    done = run("--print-completion", "bash")
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "answers"),
-    [
-        (["insp"], {"inspect"}),
-        (["serve", "--attnres-alg"], {"--attnres-algorithm"}),
-        (["serve", "m", "--attnres-algorithm", "two"], {"two_phase"}),
-        (["serve", "m", "--enforce-eager", "--max-model"], {"--max-model-len"}),
-        (["bench", "m", "--tensor-par"], {"--tensor-parallel-size"}),
-        (["inspect", "--fr"], {"--from"}),
-        (["check", "exam"], {"examples"}),
-    ],
-)
-def test_bash_completes(words: list[str], answers: set[str], script: str) -> None:
-    """Commands, flags of ours and of vLLM's, their choices and folders; nothing else is started."""
-    pytest.importorskip("vllm")
-    asked = " ".join(["attnres-serve", *words])
-    shell = f"""{script}
-COMP_WORDS=({asked}) COMP_CWORD={len(words)} COMP_LINE="{asked}" COMP_POINT={len(asked)}
-_shtab_attnres_serve attnres-serve '{words[-1]}' '{words[-2:][0]}'
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(
-        ["/bin/bash", "--norc", "-c", shell],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(DEMO).parents[2],
-        env={"PATH": "/nowhere"},
-    )
-    assert (set(done.stdout.split()), done.stderr) == (answers, "")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_a_script_is_made_without_anything_heavy(shell: str) -> None:
-    pytest.importorskip("shtab")
-    code = f"""
-import sys
-from attnres_serve import cli
-try:
-    cli.main(["--print-completion", "{shell}"])
-finally:
-    assert not {{"torch", "vllm", "transformers"}} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_completion_without_its_library_is_one_sentence() -> None:
-    code = """
-import sys
-sys.modules["shtab"] = None
-from attnres_serve import cli
-sys.exit(cli.main(["--print-completion", "bash"]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "shtab" in done.stderr and "extra completion" in done.stderr
