@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 # Engines run side by side here, and a thread that spins while it waits takes the core of another
 # engine's.  Read by OpenMP when torch loads it, and by all that tests start.
@@ -12,6 +13,8 @@ import pytest
 import torch
 from family_results import pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401  # hooks
 from torch import Tensor
+
+from attnres_serve.compat import host
 
 gc.disable()  # what collection makes, stays: looking for garbage in it takes a third of the time
 
@@ -40,6 +43,15 @@ def environment_as_before() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What we warn of, in the place of the log."""
+    found: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *values: found.append(text % values))
+    monkeypatch.setattr(host, "logger", lambda: logger)
+    return found
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attnres_serve import mistakes
-from attnres_serve.compat.token_texts import TokenTexts
+from attnres_serve.compat.token_texts import texts_behind_another
 
 
 async def require_json(request) -> None:
@@ -125,4 +125,4 @@ def token_texts(client, ids: list[int]) -> list[str | None]:
     """The text of each token as it is behind another one; None without a tokenizer."""
     if client.vllm_config.model_config.skip_tokenizer_init:
         return [None] * len(ids)
-    return [*TokenTexts(client.get_tokenizer()).of(ids)]
+    return [*texts_behind_another(client.get_tokenizer(), ids)]

@@ -163,11 +163,10 @@ def cut_field(asked: Any) -> str | None:
     Raises:
         RecursionError: the body is nested too deep.
     """
-    if not is_cut(json.dumps(asked, ensure_ascii=False)):
-        return None
-    fields = asked.items() if isinstance(asked, dict) else ()
-    cut = (name for name, value in fields if is_cut(json.dumps(value, ensure_ascii=False)))
-    return next((name for name in cut if not is_cut(name)), "")
+    for name, value in asked.items() if isinstance(asked, dict) else [("", asked)]:
+        if is_cut(json.dumps([name, value], ensure_ascii=False)):
+            return "" if is_cut(name) else name
+    return None
 
 
 def is_cut(text: str) -> bool:

@@ -7,10 +7,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attnres_serve.compat import host
 
-MOST_TRIED = 20  # fields of a body, each by reading the others
 MOST = 100  # names that are told of; a client may invent any number
 LONGEST = 60  # characters of a name
-MISSHAPEN = "this, or what is in it, has another type than it should; see /openapi.json"
+MISSHAPEN = "A field of the body has another type than it should; see /openapi.json"
 
 _told: set[str] = set()
 
@@ -38,25 +37,12 @@ class Reader:
             read = self._validator.validate_python(body, **how)
         except (AttributeError, KeyError, TypeError):  # a look into what is of another type
             kind = PydanticCustomError("value_error", MISSHAPEN)
-            error = InitErrorDetails(type=kind, loc=self._misshapen(body), input=None)
+            error = InitErrorDetails(type=kind, loc=(), input=None)
             raise ValidationError.from_exception_data("body", [error]) from None
         for name, value in (getattr(read, "model_extra", None) or {}).items():
             if value is not None:  # what a client leaves at its default
                 tell(name)
         return read
-
-    def _misshapen(self, body: Any) -> tuple[str, ...]:
-        """The place of the field of a body that vLLM fails at; the whole if none is found."""
-        for name in list(body)[:MOST_TRIED] if isinstance(body, dict) else ():
-            try:
-                self._validator.validate_python({n: body[n] for n in body if n != name})
-            except ValidationError as error:
-                if all(one["loc"][:1] != (name,) for one in error.errors()):
-                    continue
-            except Exception:  # the same again, or another one of vLLM's own
-                continue
-            return (name,)
-        return ()
 
 
 def tell(name: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from attnres_serve.errors import SettingError
 
-LONGEST = 107  # bytes of a socket's path
 BOUND = Path("/proc/net/unix")
 
 
@@ -46,11 +45,6 @@ def clear_socket(path: str) -> None:
         SettingError: a server uses it, it is another kind of file, or there can be no socket.
     """
     choose = "choose another path with --uds"
-    if len(os.fsencode(path)) > LONGEST:
-        raise SettingError(
-            f"--uds is {len(os.fsencode(path))} bytes long; a socket's path has at most {LONGEST}, "
-            f"so {choose}."
-        )
     try:
         kind = os.stat(path).st_mode
     except OSError:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.compat import requests
-from attnres_serve.compat.token_texts import TokenTexts
+from attnres_serve.compat.token_texts import texts_behind_another
 
 WORDS = ("<s>", "<unk>", "▁the", "▁a", "s", ",")
 
@@ -27,7 +27,7 @@ def test_a_space_before_a_word_is_kept(metaspace):
     ids = metaspace.convert_tokens_to_ids(["<s>", "▁the", "s", ",", "▁a"])
     wanted = ["<s>", " the", "s", ",", " a"]
     assert metaspace.decode([ids[1]]) == "the"  # what is mended
-    assert TokenTexts(metaspace).of(ids) == wanted
+    assert texts_behind_another(metaspace, ids) == wanted
     model = SimpleNamespace(skip_tokenizer_init=False)
     client = SimpleNamespace(
         get_tokenizer=lambda: metaspace, vllm_config=SimpleNamespace(model_config=model)
@@ -39,5 +39,5 @@ def test_bytes_that_are_no_whole_character():
     """As alone: a tokenizer of bytes has each space in its token."""
     own = tokenizer.load(DEMO)
     ids = own.encode("def über(x):\n    return '你'")
-    texts = TokenTexts(own).of(ids)
+    texts = texts_behind_another(own, ids)
     assert texts == [own.decode([token]) for token in ids] and "\ufffd" in "".join(texts)
