@@ -22,13 +22,6 @@ def test_an_address_that_serve_prints_is_that_of_the_server(base, below):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://x/v2", "http://x/v1/models", "http://v1", "http://x/my_v1"]
-)
-def test_another_path_is_kept(url):
-    assert address.base_of(url) == url
-
-
-@pytest.mark.parametrize(
     ("url", "expected"),
     [
         *(("http://127.0.0.1:8000", True), ("http://127.9.9.9", True), ("https://[::1]:1/", True)),
@@ -37,12 +30,7 @@ def test_another_path_is_kept(url):
             ("http://a.localhost", True),
             ("http://10.0.0.1", False),
         ),
-        *(
-            ("http://localhost.example.org", False),
-            ("http://10.0.0.1", False),
-            ("x", False),
-            ("http://[", False),
-        ),
+        *(("http://localhost.example.org", False), ("x", False), ("http://[", False)),
     ],
 )
 def test_this_machine(url, expected):

@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cost import command, of_a_start
@@ -108,26 +107,6 @@ def test_the_values_are_those_of_vllms_parser(vllms_parsers: tuple) -> None:
     assert {"--dtype", "--kv-cache-dtype", "--distributed-executor-backend"} & {*found}
     others = source.flags_of_engine() - {*real}
     assert not any(source.choices(name) for name in others)
-
-
-def test_vllms_files_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many flags a command line has: each is looked up in all of vLLM's configuration."""
-    read: list[Path] = []
-    text = Path.read_text
-
-    def noted(self: Path, *arguments: Any, **options: Any) -> str:
-        read.append(self)
-        return text(self, *arguments, **options)
-
-    source._text.cache_clear()
-    monkeypatch.setattr(Path, "read_text", noted)
-    for flag in ("--dtype", "--kv-cache-dtype", "--model"):
-        source.choices(flag)
-    assert len(read) == len({*read}) > 1
-
-
-def test_nothing_is_judged_where_the_names_are_not_known() -> None:
-    flags.require_known(["--max-model-lenn"], None)
 
 
 def test_a_platform_of_another_package_may_add_flags(monkeypatch: pytest.MonkeyPatch) -> None:

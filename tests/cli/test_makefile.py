@@ -27,23 +27,6 @@ def test_make_serve_says_how_to_call_the_commands() -> None:
     assert "env/bin/attnres-serve check m" in planned and "env/bin/attnres-serve --help" in planned
 
 
-def test_a_setup_shows_that_it_goes_on(tmp_path: Path) -> None:
-    """By pip's own lines; stand-ins for Python and pip, with nothing installed."""
-    python = tmp_path / "env" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
-    python.chmod(0o755)
-    subprocess.run(
-        [ROOT / "requirements" / "setup.sh", "serve"],
-        env={"PATH": "/usr/bin:/bin", "VENV": str(tmp_path / "env"), "DEVICE": "cpu"},
-        check=True,
-        capture_output=True,
-    )
-    calls = (tmp_path / "calls").read_text().splitlines()
-    (packages,) = [call for call in calls if "pins.txt" in call]
-    assert "--quiet" not in packages and "--progress-bar off" in packages
-
-
 @pytest.mark.parametrize(
     ("torch", "status"), [("2.13.0+cpu", 1), ("2.13.0", 0), ("2.13.0+cu130", 0)]
 )

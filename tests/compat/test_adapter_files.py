@@ -99,7 +99,6 @@ def test_an_adapter_whose_tensors_are_all_applied(edit, config, tmp_path):
     [
         # tables that PEFT saved
         (with_(TABLE, OWN_TABLE + 1), f"holds {EMBEDDING}.base_layer.weight, a table other than"),
-        (with_(TABLE, torch.zeros(24, 8)), f"holds {EMBEDDING}.base_layer.weight, a table other"),
         (with_(HEAD_TABLE, OWN_TABLE * 2), "holds lm_head.base_layer.weight, a table other than"),
         (
             with_(f"base_model.model.{EMBEDDING}.weight", OWN_TABLE),
@@ -107,29 +106,18 @@ def test_an_adapter_whose_tensors_are_all_applied(edit, config, tmp_path):
         ),
         # tensors of another kind
         (with_(f"{STEM}.lora_magnitude_vector", torch.ones(12)), f"{QUERY}.lora_magnitude_vector"),
-        (with_(f"{STEM}.lora_B.bias", torch.ones(12)), f"the tensor {QUERY}.lora_B.bias"),
-        (with_(f"{STEM}.base_layer.weight", torch.ones(12, 8)), f"{QUERY}.base_layer.weight"),
         (
             with_("base_model.model.model.norm.weight", torch.ones(8)),
             "the tensor model.norm.weight, and vLLM applies lora_A and lora_B alone",
         ),
-        (
-            with_(f"base_model.model.{EMBEDDING}.token_adapter.trainable_tokens_delta", OWN_TABLE),
-            "token_adapter.trainable_tokens_delta",
-        ),
         # halves
         (without(B), f"holds lora_A of {QUERY} without lora_B"),
-        (without(A), f"holds lora_B of {QUERY} without lora_A"),
         (
             without(f"base_model.model.{EMBEDDING}.lora_embedding_B"),
             f"holds lora_A of {EMBEDDING} without lora_B",
         ),
         # ranks that adapter_config.json does not state
         (with_(A, torch.ones(8, 8)), f"has the rank 4 and 8 in its tensors of {QUERY}"),
-        (
-            lambda tensors: tensors.update({A: torch.ones(2, 8), B: torch.ones(12, 2)}),
-            f"has the rank 2 in its tensors of {QUERY}, and adapter_config.json states 4",
-        ),
         (
             lambda tensors: tensors.update({A: torch.ones(8, 8), B: torch.ones(12, 8)}),
             f"has the rank 8 in its tensors of {QUERY}, and adapter_config.json states 4",
@@ -196,18 +184,14 @@ def test_numbers_that_the_served_type_cannot_hold(tmp_path):
         ({"lora_alpha": None}, "has null as lora_alpha in adapter_config.json; expected a number"),
         ({"lora_alpha": "16"}, 'has "16" as lora_alpha'),
         ({"r": 0}, "has 0 as r in adapter_config.json; expected a whole number above 0"),
-        ({"r": 2.0}, "has 2.0 as r"),
         ({"rank_pattern": {"q_proj": "4"}}, "as rank_pattern in adapter_config.json"),
         ({"alpha_pattern": ["q_proj"]}, "as alpha_pattern in adapter_config.json"),
         ({"alpha_pattern": {"q_proj(": 4}}, "a key of alpha_pattern"),
         ({"use_dora": True}, "has DoRA (use_dora in adapter_config.json)"),
         ({"modules_to_save": ["lm_head"]}, "has whole layers that were trained beside it"),
-        ({"trainable_token_indices": [3]}, "has rows of the embedding that were trained"),
         ({"lora_bias": True}, "has biases (lora_bias"),
         ({"bias": "lora_only"}, "has biases (bias is 'lora_only'"),
         ({"use_something_new": True}, "has use_something_new in adapter_config.json"),
-        ({"layer_replication": [[0, 2]]}, "layers that are replicated"),
-        ({"init_lora_weights": "pissa_niter_16"}, "has init_lora_weights 'pissa_niter_16'"),
         ({"init_lora_weights": "olora"}, "has init_lora_weights 'olora'"),
         (
             {"rank_pattern": {"o_proj": 32}},
@@ -230,7 +214,6 @@ def test_a_configuration_that_says_more_than_lora(config, says, tmp_path):
         ("adapter_config.json", b"{}", "has no r in adapter_config.json"),
         ("adapter_model.safetensors", None, "has no adapter_model.safetensors in"),
         ("adapter_model.safetensors", b"\0" * 7, "damaged or truncated adapter_model.safetensors"),
-        ("adapter_model.safetensors", b"version https://git-lfs", "damaged or truncated"),
     ],
 )
 def test_a_folder_that_is_not_whole(name, content, says, tmp_path):
@@ -337,7 +320,6 @@ WRAPPED = (
     [
         (None, keep, None, "Success"),
         (None, without(A), 400, f"The LoRA adapter 'mine' holds lora_B of {QUERY} without lora_A;"),
-        (None, spoilt(A, float("nan")), 400, f"The LoRA adapter 'mine' holds {QUERY}.lora_A"),
         (
             RuntimeError(WRAPPED),
             keep,

@@ -67,13 +67,6 @@ def test_a_process_of_another_model_keeps_vllms_layer(monkeypatch: pytest.Monkey
     assert RotaryEmbedding.forward_cpu is own
 
 
-def test_the_layer_is_replaced_once() -> None:
-    rotary.rotate_every_head()
-    once = RotaryEmbedding.forward_cpu
-    rotary.rotate_every_head()
-    assert RotaryEmbedding.forward_cpu is once
-
-
 def test_blocks_of_latent_attention_are_multiples_of_the_kernels() -> None:
     """A hybrid model's block is 128 tokens or more."""
     mla_blocks.accept_multiples()

@@ -67,8 +67,3 @@ def test_an_older_library_takes_a_lower_threshold(monkeypatch):
     monkeypatch.setattr(malloc.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
     assert malloc.keep_freed()["MALLOC_MMAP_THRESHOLD_"] == str(2**25)
     assert asked[1:] == [(malloc.M_MMAP_THRESHOLD, 2**25), (malloc.M_TRIM_THRESHOLD, 2**30)]
-
-
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(malloc.ctypes, "CDLL", lambda name: object())
-    assert malloc.keep_freed() == {}

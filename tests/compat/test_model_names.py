@@ -7,24 +7,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.serving import BaseServing
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest
 
 from attnres_serve.compat.workarounds import model_names
 
-CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
-
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        (CompletionRequest, {"prompt": "a"}),
-        (ChatCompletionRequest, CHAT),
-        (TokenizeCompletionRequest, {"prompt": "a"}),
-    ],
-)
 @pytest.mark.parametrize(
     ("names", "adapters", "listed"),
     [
@@ -32,7 +20,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
         (["mine", "/m/mine"], {"tuned": None}, "there is `mine`, `/m/mine`, `tuned`."),
     ],
 )
-def test_a_missing_model(kind, body, names, adapters, listed) -> None:
+def test_a_missing_model(names, adapters, listed) -> None:
     model_names.list_in_refusals()
     model_names.list_in_refusals()
     serving = BaseServing.__new__(BaseServing)
@@ -42,8 +30,8 @@ def test_a_missing_model(kind, body, names, adapters, listed) -> None:
         is_base_model=lambda name: name in names,
         lora_requests=adapters,
     )
-    answer = asyncio.run(serving._check_model(kind(model="yours", **body)))
+    answer = asyncio.run(serving._check_model(CompletionRequest(model="yours", prompt="a")))
     assert answer.error.message == f"The model `yours` does not exist; {listed}"
     assert (answer.error.code, answer.error.type) == (404, "NotFoundError")
     for name in (*names, *adapters):
-        assert asyncio.run(serving._check_model(kind(model=name, **body))) is None
+        assert asyncio.run(serving._check_model(CompletionRequest(model=name, prompt="a"))) is None

@@ -137,12 +137,6 @@ def test_a_request_was_served_before_the_port_is_open():
     assert (answer.status_code, answer.json()) == (200, {"ready": True, "reason": None})
 
 
-def test_requests_are_counted_while_they_run():
-    started = Started()
-    assert started.http.get("/work").json() == 1
-    assert started.lifecycle.running == 0
-
-
 def test_nobody_waits_for_those_who_need_no_key():
     """Who reads a file of the page slowly, or never to its end."""
     started = Started()
@@ -372,13 +366,6 @@ def test_the_coordinator_of_data_parallel_engines_ends_with_its_parent(monkeypat
     assert done == ["watched", ((1,), {"engine_count": 2}), "watched", ((), {})]
 
 
-def test_one_engine_has_no_coordinator(monkeypatch):
-    vllms = coordinator.DPCoordinatorProc.run_coordinator
-    config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
-    orphans.end_coordinator_with_parent(config)
-    assert coordinator.DPCoordinatorProc.run_coordinator is vllms
-
-
 # --- request ids
 
 
@@ -410,11 +397,6 @@ def test_an_id_that_is_no_use_is_replaced(echo, name):
     answer = echo.get("/", headers={"X-Request-Id": name})
     assert len(answer.json()) == 32
     assert answer.headers.get_list("x-request-id") == [answer.json()]
-
-
-def test_errors_have_an_id(echo):
-    answer = echo.get("/nowhere", headers={"X-Request-Id": "order-7"})
-    assert (answer.status_code, answer.headers["x-request-id"]) == (404, "order-7")
 
 
 # --- counts of the workers

@@ -66,12 +66,6 @@ def test_each_key_of_the_file_opens(server, key):
     assert asked.json()["choices"][0]["text"]
 
 
-def test_no_key_is_in_the_log(server):
-    """Nor where processes are listed: see test_start.py, as a fork has what forked it there."""
-    text = server.log.read_text()
-    assert KEY not in text and SECOND not in text
-
-
 def test_what_is_public(server):
     for path in ("/health", "/ping"):
         assert httpx.get(server.url + path).status_code == 200
@@ -98,31 +92,21 @@ def test_no_development_routes_and_no_cors(client):
 
 PATHS = [
     b"//v1/completions",
-    b"/v1//completions",
     b"/v1/completions/",
     b"/V1/completions",
-    b"/v1/./completions",
     b"/health/../v1/completions",
     b"/attn_res/../v1/completions",
-    b"/attn_res/%2e%2e/v1/completions",
     b"/attn_res/..%2fv1%2fcompletions",
     b"/%76%31/completions",
-    b"/v1%2fcompletions",
     b"/v1/completions%00",
-    b"/v1/completions?x=/health",
     b"/v1/completions#/health",
     b"/v1/completions;/health",
-    b"/metrics/../v1/completions",
     b"/invocations",
-    b"/invocations/",
-    b"//invocations",
     b"/%69nvocations",
     b"http://127.0.0.1/invocations",
     b"http://health/v1/completions",
-    b"/tokenize",
     b"/v1/attn_res/trace",
     b"/v1/attn_res",
-    b"/v1/attn_res/",
     b"\\v1\\completions",
     b"*",
 ]
@@ -151,13 +135,6 @@ def test_a_second_request_on_a_connection_is_asked_as_well(server):
         second = request(b"POST", b"/v1/completions", b"a", body)
         answers = exchange(server, head + second)
         assert [int(x) for x in re.findall(rb"HTTP/1\.1 (\d+)", answers)] == [200, 401]
-
-
-def test_a_host_of_others_gets_nothing_more(client):
-    for host in ("evil.example", "127.0.0.1/health", ""):
-        answer = client.post("/v1/completions", json=COMPLETION, headers={"host": host})
-        assert answer.status_code == 200
-        assert "evil" not in answer.text + str(answer.headers)
 
 
 def raw(server, method: bytes, path: bytes, host: bytes, body: bytes) -> tuple[int, bytes]:
@@ -215,43 +192,16 @@ def test_bodies(client, path):
     assert client.post("/v1/completions", json=COMPLETION).status_code == 200
 
 
-def test_a_body_without_end(server):
-    """Refused as soon as it is too large, while it is still being sent."""
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\n"
-        b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" % KEY.encode()
-    )
-    chunk = b"3e8\r\n" + b" " * 1000 + b"\r\n"
-    with connected(server) as connection:
-        connection.sendall(head + chunk * (BODY // 1000 + 1))
-        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
-
-
 @pytest.mark.parametrize(
     ("path", "asked", "said"),
     [
-        ("/v1/completions", {"prompt": "a", "n": SEQUENCES + 1}, "at most 4"),
-        ("/v1/completions", {"prompt": "a", "n": str(SEQUENCES + 1)}, "at most 4"),
-        ("/v1/completions", {"prompt": ["a"] * (SEQUENCES + 1)}, "at most 4"),
         ("/v1/completions", {"prompt": [[3], [4], [5]], "n": 2}, "at most 4"),
-        ("/invocations", {"prompt": "a", "n": SEQUENCES + 1}, "at most 4"),
+        ("/invocations", {"prompt": "a", "n": str(SEQUENCES + 1)}, "at most 4"),
         ("/v1/chat/completions", {"messages": [], "n": 5}, "at most 4"),
         ("/v1/completions", {"prompt": [3] * (CONTEXT + 1)}, str(CONTEXT)),
-        ("/v1/completions", {"prompt": "word " * 3000}, str(CONTEXT)),
         ("/v1/attn_res/trace", {"prompt": [3] * (CONTEXT + 1)}, str(CONTEXT)),
         ("/v1/completions", {"prompt": "a", "max_tokens": CONTEXT + 1}, str(CONTEXT)),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "a"}], "max_tokens": CONTEXT + 1},
-            str(CONTEXT),
-        ),
         ("/v1/completions", {"prompt": "a", "logprobs": 21}, "20"),
-        ("/v1/completions", {"prompt": "a", "prompt_logprobs": 21}, "20"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 21},
-            "20",
-        ),
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 5}, ""),
     ],
     ids=lambda value: str(value)[:60],
@@ -386,25 +336,18 @@ BODIES = [
     b"",
     b"{",
     b"[]",
-    b"null",
     b"\xff\xfe",
-    b'"a"',
     b"[" * 15_000,
     b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-    b'{"n": ' + b"9" * 5000 + b"}",
     b'{"model": "demo", "prompt": {"a": 1}}',
-    b'{"model": "demo", "prompt": [1e999]}',
     b'{"model": "demo", "prompt": [999999999]}',
     b'{"model": "demo", "prompt": "a", "temperature": "hot"}',
-    b'{"model": "demo", "prompt": "a", "temperature": -1}',
     b'{"model": "demo", "prompt": "a", "logit_bias": {"x": 1}}',
-    b'{"model": "demo", "prompt": "a", "logit_bias": {"99999999": 1}}',
     b'{"model": "demo", "prompt": "a", "structured_outputs": {"regex": "("}}',
     b'{"model": "demo", "prompt": "a", "structured_outputs": {"json": "{"}}',
     b'{"model": "demo", "prompt": "a", "response_format": {"type": "json_schema"}}',
     b'{"model": "demo", "prompt": "a", "truncate_prompt_tokens": 99999}',
     b'{"model": "demo", "messages": [{"role": 5, "content": null}]}',
-    b'{"model": "demo", "messages": [], "prompt": []}',
     b'{"model": "demo", "messages": [{"role": "user", "content": "a"}], "chat_template": "{{ x"}',
     b'{"model": "demo", "messages": [{"role": "user", "content": "a"}], "tools": [5]}',
     b'{"model": "demo", "messages": [{"role": "user", "content": "a"}], "tool_choice": "required"}',

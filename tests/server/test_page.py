@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from fastapi import FastAPI
-from made_up import ANSWER_ID, SITE, MadeUpServer, made_up_trace
+from made_up import SITE, MadeUpServer, made_up_trace
 from matplotlib import colormaps
 from matplotlib.colors import PowerNorm
 from matplotlib.image import imread
@@ -439,21 +439,6 @@ def test_a_chosen_token_is_said_whole(visit, tmp_path, text, said):
     assert found.tab.locator("#chosen").inner_text().startswith(f"Chosen: token 1, {said}, of ")
 
 
-@pytest.mark.parametrize("width", [1440, 1100, 390])
-def test_the_choice_of_the_second_map_is_not_cut_off(visit, tmp_path, width):
-    """It is as wide as its longest line needs, also where the columns are narrow."""
-    file = tmp_path / "trace.html"
-    file.write_text(inspect_page.html(EXAMPLE))
-    found = visit(viewport={"width": width, "height": 900})
-    found.tab.goto(file.as_uri())
-    found.drawn()
-    choice = found.tab.locator("#mode")
-    width = choice.evaluate("one => one.offsetWidth")
-    choice.evaluate("one => { one.style.maxWidth = 'none'; one.style.flex = 'none'; }")
-    assert choice.evaluate("one => one.offsetWidth") == width
-    assert not found.overflows()
-
-
 def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
     """What the page computes by itself, against matplotlib and numpy."""
     file = tmp_path / "trace.html"
@@ -578,20 +563,6 @@ def test_what_has_no_room_is_left_out(
         assert prompt + tokens - asked[-1]["tokens"]["start"] == lens
         found.tab.locator("#tokens [role=option]").first.click()
         assert found.text("#lens .plot").startswith("not read for")
-
-
-def test_what_has_no_room_under_edits(visit):
-    """Two predictions stand behind each token, and the answer ends early."""
-    server = MadeUpServer(40, 1)
-    found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
-    server.serve(found.tab)
-    edits = [{"sites": [1], "sources": ["embedding"], "ban": True}]
-    server.ends_at = 3
-    found.tab.goto(f"/attn_res#max_tokens=60&prompt=abcdefghij&edits={json.dumps(edits)}")
-    found.finished()
-    assert found.text("#error") == "" and found.errors == []
-    assert found.text("#status").startswith("13 tokens traced at 81 sites.")
-    assert found.text("#answer-after") == "".join(map(chr, range(ANSWER_ID, ANSWER_ID + 3)))
 
 
 @pytest.fixture(scope="module")
@@ -851,23 +822,6 @@ def test_other_ways_to_a_trace(opened, tmp_path):
     assert opened.errors == []
 
 
-@pytest.mark.engine
-def test_only_the_last_tokens(opened):
-    """And with the keyboard, on a system with a dark theme."""
-    opened.tab.emulate_media(color_scheme="dark")
-    opened.tab.click("#options summary")
-    opened.tab.fill("#last", "5")
-    opened.tab.fill("#max-tokens", "3")
-    opened.tab.focus("#prompt")
-    opened.tab.keyboard.press("Control+Enter")
-    opened.wait("#status", "5 tokens traced")
-    assert opened.tab.locator("#tokens .answer").count() == 3
-    assert opened.tab.locator("#tokens .prompt").count() == 2
-    assert opened.tab.locator("#theme").get_attribute("aria-pressed") == "true"
-    assert opened.brightness() < 0.25
-    assert opened.errors == []
-
-
 @pytest.mark.parametrize("clipboard", [True, False], ids=["", "not offered"])
 @pytest.mark.parametrize("prompt", ["def f(x):\n    ", "ü & # % +", "a" * 300])
 def test_copy_link(visit, clipboard, prompt):
@@ -914,37 +868,21 @@ def test_without_the_key_there_is_an_example(visit):
     assert found.tab.locator("#copy").is_disabled() and found.tab.locator("#ban").is_disabled()
     found.tab.click("#run")
     found.wait("#status", "This server asks for an API key.")
+    for key, said in (
+        ("another", "This is not the server's API key."),
+        ("schlüssel", "An API key has printable ASCII characters only."),
+    ):
+        found.tab.fill("#key", key)
+        found.tab.click("#run")
+        found.wait("#error", said)
     found.tab.fill("#key", KEY)
     found.trace("abc", 4)
     assert found.text("#model").startswith("made up: ")
     assert found.text("#error") == "" and found.tab.locator("#copy").is_enabled()
-    assert all("401" in error for error in found.errors)
-
-
-@pytest.mark.engine
-def test_the_key(visit, server):
-    """The shell is public, the data is not; the field is there once the server asked for a key."""
-    found = visit()
-    assert found.tab.goto(f"{server.url}/attn_res").status == 200
-    found.tab.locator("#key-field").wait_for()
-    found.wait("#status", "This server asks for an API key.")
-    found.tab.fill("#key", "another")
-    found.tab.click("#run")
-    found.wait("#error", "This is not the server's API key.")
-    assert found.text("#model") == "demo, a saved example"
-    found.tab.fill("#key", "schlüssel")
-    found.tab.click("#run")
-    found.wait("#error", "An API key has printable ASCII characters only.")
-    found.tab.fill("#key", KEY)
-    found.trace(tokens=2)
-    assert found.text("#error") == ""
-    found.wait("#model", "17 sites")
-    assert (
-        found.tab.evaluate("localStorage.length + sessionStorage.length + document.cookie.length")
-        == 0
-    )
+    stored = "localStorage.length + sessionStorage.length + document.cookie.length"
+    assert found.tab.evaluate(stored) == 0
     assert all(KEY not in url for url in found.asked)
-    assert all("401" in error for error in found.errors)  # the browser's own lines
+    assert all("401" in error for error in found.errors)
 
 
 @pytest.mark.engine

@@ -445,12 +445,10 @@ def edit(**fields: Any) -> dict[str, Any]:
         ({"prompt": 5}, "prompt: found 5; expected text or a list."),
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [-1]}, "prompt[0]: "),
-        ({"prompt": [True]}, "prompt[0]: "),
         ({"prompt": [320]}, "Token 320 is not in the vocabulary of 320 tokens"),
         ({"messages": [{"content": "hello"}]}, "messages[0].role is missing; give it."),
         ({"prompt": [3], "max_tokens": -1}, "max_tokens: "),
         ({"prompt": [3], "max_tokens": 256}, "at most 256 tokens"),
-        ({"prompt": [3], "max_tokens": 10**15}, "at most 256 tokens"),
         ({"prompt": [3], "tokens": {"start": 10**15}}, "range of tokens is empty"),
         ({"prompt": [3] * 257}, "at most 256 tokens"),
         ({"prompt": [3], "sites": [11]}, "no site 11; this model's are 0 to 10"),
@@ -461,11 +459,8 @@ def edit(**fields: Any) -> dict[str, Any]:
         ({"prompt": [3], "site": [1]}, "site is no field that is read; leave it out."),
         ({"prompt": [3], "logprobs": -1}, "logprobs: "),
         ({"prompt": [3], "lens": -1}, "lens: "),
-        ({"prompt": [3], "lens": True}, "lens: "),
         (edit(), "edits[0]: give exactly one of `ban`, `force`, `weights`, `mean`, `scale`"),
-        (edit(ban=True, mean=True), "edits[0]: give exactly one of"),
         (edit(ban=False), "edits[0].ban: found false; expected true."),
-        (edit(scale=1e4), "edits[0].scale: found 10000.0; expected at most 1000."),
         (
             edit(weights=[-1, 2]),
             "edits[0].weights[0]: found -1; expected at least 0.",
@@ -481,11 +476,8 @@ def edit(**fields: Any) -> dict[str, Any]:
             "edits[0].sources: site 3 (the MLP of layer 1) does not read block 2; it reads",
         ),
         (edit(mean=True, sources=["block 9"]), "edits[0]: no site of this model reads block 9"),
-        (edit(ban=True, sources=["partial", "x"]), "edits[0]: no site of this model reads x"),
         (edit(mean=True, tokens=[1]), "edits[0].tokens: there is no token 1; the sequence has"),
-        (edit(mean=True, tokens={"start": 1}), "edits[0].tokens: the range of tokens is empty"),
         (edit(ban=True), "edits[0].ban needs `sources`"),
-        (edit(force=True), "edits[0].force needs exactly one of the sources"),
         (edit(force=True, sources=["embedding", "partial"]), "needs exactly one of the sources"),
         (edit(weights=[0.5, 0.4]), "edits[0].weights have the sum 0.9; expected 1"),
         (edit(weights=[0.5, 0.5], sites=[0]), "weights has 2 numbers for 1 sources of site 0"),
@@ -651,12 +643,6 @@ def test_untraceable(app, client):
 def test_asleep(app, client):
     client.asleep = client.vllm_config.model_config.enable_sleep_mode = True
     assert "asleep" in refused(app, 503, prompt=[3])
-
-
-def test_a_body_that_is_no_text(app):
-    answer = app.post(URL, content=b"\x80", headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert "is not in UTF-8" in answer.json()["error"]["message"]
 
 
 def test_the_engine_knows_a_trace_by_its_request_id(app, client):

@@ -12,7 +12,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import cells
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -101,35 +100,6 @@ def test_chat(server, model):
     asked = client.chat.completions.create(model="demo", messages=messages, max_tokens=1)
     assert found["prompt_tokens"] == asked.usage.prompt_tokens
     check(found, model)
-
-
-def test_only_with_the_key(server):
-    for headers in ({}, {"authorization": "Bearer another"}):
-        answer = httpx.post(server.url + URL, json={}, headers=headers)
-        assert answer.status_code == 401
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
-        (400, {"prompt": [3] * 513}, "at most 512 tokens"),
-        (400, {"prompt": [3] * 510}, "at most 29000 weights"),
-        (400, {"prompt": [3], "sites": [999]}, "no site 999"),
-        (
-            400,
-            {"prompt": [3], "edits": [{"sources": ["block 1"], "ban": True, "sites": [0]}]},
-            "block 1",
-        ),
-        (400, {"messages": [{"role": "user", "content": 5}]}, "messages"),
-        (400, {}, "exactly one of"),
-        (404, {"prompt": [3], "model": "nope"}, "nope"),
-    ],
-    ids=str,
-)
-def test_bad_requests(server, status, body, said):
-    answer = server.client.post(URL, json=body)
-    assert answer.status_code == status
-    assert said in answer.json()["error"]["message"]
 
 
 def test_a_client_that_goes_away_leaves_nothing(server, model):
