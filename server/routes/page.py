@@ -19,7 +19,7 @@ TYPES = {
     ".js": "text/javascript",
 }
 # No path is made of what a client says: it is looked up here.
-FILES = {path.name: TYPES[path.suffix] for path in FOLDER.iterdir()}
+FILES = {path.name: TYPES[path.suffix] for path in FOLDER.iterdir() if path.suffix in TYPES}
 # Nothing but these files runs, and nothing but this server is asked.
 POLICY = "; ".join(
     (
