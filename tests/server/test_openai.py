@@ -1,4 +1,4 @@
-"""OpenAI's own client, sync and async: every documented field is honoured or refused by name."""
+"""OpenAI's own client: what it asks is answered as by any other server, or refused."""
 
 import json
 

@@ -82,14 +82,9 @@ def test_a_page_of_another_site_cannot_ask(server, path):
     assert answer.status_code == 200, answer.text
 
 
-def test_readme_examples(server):
-    """The README's curl and the openai-python example, word for word but for the address."""
-    readme = (ROOT / "README.md").read_text()
+def test_the_example_of_the_documentation(server):
+    """Word for word but for the address."""
     page = (ROOT / "docs" / "use" / "serve.md").read_text()
-    pattern = r"```bash\n(curl http://127.0.0.1:8000/v1/completions.*?)```"
-    (curl,) = re.findall(pattern, readme, re.S)
-    done = run(["bash", "-c", at(server, curl)])
-    assert '"text_completion"' in done
     (python,) = re.findall(r"```python\n(.*?)```", page, re.S)
     assert run([sys.executable, "-c", at(server, python)]).strip()
 
