@@ -17,6 +17,7 @@ pytestmark = pytest.mark.engine
 
 KEY, SECOND = "a-key-of-the-test", "another-key-of-the-test"
 CONTEXT, BODY, SEQUENCES, AT_A_TIME = 512, 20_000, 4, 2
+DEEP = json.loads('{"items": ' * 450 + "{}" + "}" * 450)
 COMPLETION = {"model": "demo", "prompt": "def ", "max_tokens": 2}
 
 
@@ -203,6 +204,8 @@ def test_bodies(client, path):
         ("/v1/completions", {"prompt": "a", "max_tokens": CONTEXT + 1}, str(CONTEXT)),
         ("/v1/completions", {"prompt": "a", "logprobs": 21}, "20"),
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 5}, ""),
+        # Compiled, such a schema would keep the engine from every other request for a minute.
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": DEEP}}, "64 levels"),
     ],
     ids=lambda value: str(value)[:60],
 )
