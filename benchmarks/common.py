@@ -96,21 +96,6 @@ def write(document: dict[str, Any], out: Path) -> None:
     out.write_text(json_text(document) + "\n")
 
 
-def on_file(path: Path, described: dict[str, Any]) -> dict[str, Any]:
-    """The document that a file has, to go on from it; an empty one if it is not there.
-
-    Raises:
-        ValueError: it is of something else than ``described``.
-    """
-    if not path.exists():
-        return {}
-    document = json.loads(path.read_text())
-    for key in ("hardware", "versions", "config"):
-        if document[key] != described[key]:
-            raise ValueError(f"{path} has another {key}; move it away to begin anew")
-    return document
-
-
 def publish(name: str, arguments: Sequence[str], out: Path | None, **content: Any) -> None:
     """Print the document of a benchmark as one line; with ``out`` also write it there."""
     document = describe(name, arguments, **content)

@@ -1,16 +1,15 @@
 """Cost of a block of sites on a GPU, ours beside other projects' kernels, and what bounds it.
 
-    python -m benchmarks.kernels --out benchmarks/results/h200-kernels.json --plot kernels.png
+    python -m benchmarks.kernels --out benchmarks/results/h200-kernels.json
     python -m benchmarks.kernels --quick              does it work: four cells, three rounds
-    python -m benchmarks.kernels --tokens 1 128 --blocks 9 --hidden 7168 --sites 8 --everywhere
+    python -m benchmarks.kernels --tokens 1 128 --blocks 9 --hidden 7168 --sites 8
     TRITON_INTERPRET=1 python -m benchmarks.kernels --gate-only      without a GPU: the gate alone
 
 A cell is T tokens, n finished blocks, hidden size d and a block of S sites; the default cells are
 every T of 1, 8, 32, 128, 512, 2048, 8192, 16384 with n of 1, 2, 4, 6, 9, d of 768, 1024, 2048,
-4096, 7168 and S of 2, 8, 24, in bf16.  Ours and add + RMSNorm run at all of them; the others,
-which compile for long, at those that ``--list`` names, unless ``--everywhere`` is given.  A cell
-that does not fit into memory is left out, and so are those that ``--minutes`` does not suffice
-for; both are named.  A later run finds what an earlier one compiled.
+4096, 7168 and S of 2, 8, 24, in bf16.  A cell that does not
+fit into memory is left out, and so are those that ``--minutes`` does not suffice for; both are
+named.  A later run finds what an earlier one compiled.
 
 Nothing is timed that is not right: in each cell every site of every contender is first compared
 with ``kernels/reference.py`` in float64 (``kernel_gate``).  Then every site is a CUDA graph between
@@ -44,7 +43,6 @@ from attnres_serve.bench.machine import command_line, hardware
 from attnres_serve.kernels import fingerprint
 from benchmarks.common import write
 from benchmarks.kernels import cells as kernel_cells
-from benchmarks.kernels import configs as kernel_configs
 from benchmarks.kernels import contenders as kernel_contenders
 from benchmarks.kernels import gate as kernel_gate
 from benchmarks.kernels import peers as kernel_peers
@@ -60,7 +58,6 @@ NO_GPU = (
 NO_INTERPRETER = (
     "there is no CUDA device here: --gate-only needs TRITON_INTERPRET=1 in the environment."
 )
-NO_MATPLOTLIB = "there is no plot: matplotlib is not installed; pip install matplotlib."
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
@@ -74,8 +71,6 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
         shown = " ".join(map(str, default))
         parser.add_argument(f"--{name}", type=_positive, nargs="+", help=f"default: {shown}")
     parser.add_argument("--contenders", nargs="+", help="by name; default: all that are here")
-    parser.add_argument("--everywhere", action="store_true", help="every contender at every cell")
-    parser.add_argument("--configs", action="store_true", help="ours with other configs as well")
     parser.add_argument("--vllm-file", type=Path, help="attn_res.py of vLLM's Kimi K3")
     parser.add_argument("--rounds", type=_positive, default=15)
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell later than that")
@@ -86,7 +81,6 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16; interpreted, float32")
     parser.add_argument("--list", action="store_true", help="say what runs where, and end")
     parser.add_argument("--out", type=Path, help="write the document there")
-    parser.add_argument("--plot", type=Path, help="write a plot there")
     return parser.parse_args(arguments)
 
 
@@ -120,11 +114,6 @@ def chosen_contenders(
     if unknown := [name for name in names if name not in here]:
         raise ValueError(f"no contender {', '.join(unknown)} here; there are {', '.join(here)}.")
     return {name: here[name] for name in names}
-
-
-def running(cell: Cell, contenders: dict[str, Contender], everywhere: bool) -> dict[str, Contender]:
-    """The contenders that run at a cell."""
-    return {name: one for name, one in contenders.items() if everywhere or one.runs_at(cell)}
 
 
 def examine_cell(
@@ -186,7 +175,6 @@ Finish = Callable[[Cell, dict[str, Run], dict[str, float]], tuple[list[dict], di
 def run_cells(
     cells: list[Cell],
     contenders: dict[str, Contender],
-    everywhere: bool,
     device: str,
     dtype: torch.dtype,
     minutes: float,
@@ -206,10 +194,9 @@ def run_cells(
             if time.monotonic() - begin > 60 * minutes:
                 return rows, failures, cells[index:]
             progress.set_postfix_str(str(cell))
-            here = running(cell, contenders, everywhere)
             wrong: dict[str | None, str] = {}
             try:
-                passed, errors, failed = examine_cell(cell, here, device, dtype)
+                passed, errors, failed = examine_cell(cell, contenders, device, dtype)
                 wrong |= failed
                 found, failed = finish(cell, passed, errors)
                 wrong |= failed
@@ -235,11 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
     interpreted = not cuda and os.environ.get("TRITON_INTERPRET") == "1"
     peers, sources, absent = kernel_peers.find(options.vllm_file)
     here = kernel_contenders.CONTENDERS | peers
-    if options.configs:
-        here |= kernel_configs.candidates()
     if options.list:
         for name, one in here.items():
-            print(f"{name:19} {sources.get(name, 'here')}; {one.fused}; at {one.where}")
+            print(f"{name:19} {sources.get(name, 'here')}; {one.fused}")
         for name, reason in absent.items():
             print(f"{name:19} absent: {reason}")
         return 0
@@ -259,9 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     cells, too_large = chosen_cells(options, interpreted), []
     if cuda:
         free, _ = torch.cuda.mem_get_info()
-        cells, too_large = kernel_cells.split_by_memory(
-            cells, lambda cell: len(running(cell, contenders, options.everywhere)), dtype, free
-        )
+        cells, too_large = kernel_cells.split_by_memory(cells, len(contenders), dtype, free)
     for name, reason in absent.items():
         print(f"{name} is absent: {reason}", file=sys.stderr)
     if too_large:
@@ -297,9 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
                 tqdm.write(kernel_report.line(row), file=sys.stdout)
             return rows, failed
 
-    rows, failures, too_late = run_cells(
-        cells, contenders, options.everywhere, device, dtype, options.minutes, finish
-    )
+    rows, failures, too_late = run_cells(cells, contenders, device, dtype, options.minutes, finish)
     if too_late:
         print(f"left out, --minutes is over: {_listed(too_late)}", file=sys.stderr)
     if method["timed"]:
@@ -320,7 +301,6 @@ def main(arguments: list[str] | None = None) -> int:
                 "source": sources.get(name, "this project" if one.ours else "torch"),
                 "algorithm": one.algorithm,
                 "fused": one.fused,
-                "where": "every cell" if options.everywhere else one.where,
             }
             for name, one in contenders.items()
         },
@@ -333,11 +313,6 @@ def main(arguments: list[str] | None = None) -> int:
     }
     if options.out is not None:
         write(document | {"results": rows}, options.out)
-    if options.plot is not None and method["timed"] and rows:
-        try:
-            kernel_report.plot(rows, options.plot, document["device"])
-        except ImportError:
-            print(NO_MATPLOTLIB, file=sys.stderr)
     left_out = {why: len(left) for why, left in document["left_out"].items()}
     print(json.dumps(document | {"left_out": left_out, "rows": len(rows)}))
     names = {failure["contender"] for failure in failures}

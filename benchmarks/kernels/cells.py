@@ -5,7 +5,7 @@ output that arrives at the first site completes the last of them, the second sit
 sum and the others add to it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -115,10 +115,10 @@ def draw(cell: Cell, device: str, dtype: torch.dtype, seed: int = 0) -> Inputs:
 
 def split_by_memory(
     cells: Sequence[Cell],
-    contenders: Callable[[Cell], int],
+    contenders: int,
     dtype: torch.dtype,
     free_bytes: int,
 ) -> tuple[list[Cell], list[Cell]]:
     """The cells that fit into so much memory with as many contenders, and those that do not."""
-    fits = {cell: footprint(cell, contenders(cell), dtype) <= free_bytes for cell in cells}
+    fits = {cell: footprint(cell, contenders, dtype) <= free_bytes for cell in cells}
     return [cell for cell in cells if fits[cell]], [cell for cell in cells if not fits[cell]]

@@ -8,6 +8,7 @@ bytes than the algorithms there are is also a line in ``algorithm_bytes``.  Ours
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from attnres_serve.kernels import reference
 from benchmarks.kernels import traffic
-from benchmarks.kernels.cells import CENTRE_HIDDEN, CENTRE_SITES, KEY_EPS, NORM_EPS, Cell, Inputs
+from benchmarks.kernels.cells import KEY_EPS, NORM_EPS, Cell, Inputs
 
 EPS = {"key_eps": KEY_EPS, "norm_eps": NORM_EPS}
 BASELINE = "add_rms_norm"
@@ -49,8 +50,6 @@ class Contender:
             are its floor.
         roundings: to the activation dtype between the sources and the result, besides the last.
         fused: what is one launch, and what is beside it.
-        where: at which cells it runs unless all are asked for, in words.
-        runs_at: the same, as a function.
         ours: whether a failure of it is a failure of this project.
     """
 
@@ -58,8 +57,6 @@ class Contender:
     algorithm: str
     roundings: int
     fused: str
-    where: str = "every cell"
-    runs_at: Callable[[Cell], bool] = lambda cell: True
     ours: bool = False
 
 
@@ -145,31 +142,6 @@ def _on_bank(
     )
 
 
-def compiled_reference(inputs: Inputs) -> Run:
-    """``reference.site`` on separate tensors, one graph per site."""
-    step = compiled(_reference_site)
-    blocks = list(inputs.blocks)
-    state: dict[str, Tensor] = {"own": blocks[-1], "completed": blocks[-1]}
-
-    def site(index: int) -> Tensor:
-        result, state["own"] = step(
-            inputs.deltas[index],
-            None if index == 1 else state["own"],
-            blocks[:-1] if index == 0 else [*blocks[:-1], state["completed"]],
-            inputs.queries[index],
-            inputs.norm_weight,
-        )
-        if index == 0:
-            state["completed"] = state["own"]
-        return result
-
-    return Run(
-        [lambda index=index: site(index) for index in range(inputs.cell.sites)],
-        own=lambda: state["own"],
-        reset=lambda: state.update(own=blocks[-1]),
-    )
-
-
 def add_rms_norm(inputs: Inputs) -> Run:
     """A standard residual: the same outputs added to one sum, which is normed."""
     step = compiled(add_and_norm)
@@ -185,37 +157,19 @@ def add_rms_norm(inputs: Inputs) -> Run:
     )
 
 
-def _reference_site(
-    delta: Tensor, partial: Tensor | None, blocks: list[Tensor], query: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    return reference.site(delta, partial, blocks, query, weight, KEY_EPS, NORM_EPS)
-
-
 def add_and_norm(delta: Tensor, total: Tensor, weight: Tensor) -> Tensor:
     """A standard residual in front of a sublayer; ``total`` is updated in place."""
     total.add_(delta)
     return reference.rms_norm(total.float(), weight, NORM_EPS).to(total.dtype)
 
 
-_COMPILED: dict[Callable, Callable] = {}
-
-
+@cache
 def compiled(function: Callable) -> Callable:
     """Compiled for every shape by itself, as a server with fixed shapes would have it."""
-    if function not in _COMPILED:
-        # One function meets every cell; the default limit of 8 shapes ends in an error.
-        torch._dynamo.config.recompile_limit = 4096
-        torch._dynamo.config.accumulated_recompile_limit = 4096
-        _COMPILED[function] = torch.compile(function, dynamic=False, fullgraph=True)
-    return _COMPILED[function]
-
-
-def at_centre(cell: Cell) -> bool:
-    return cell.sites == CENTRE_SITES and cell.hidden in CENTRE_HIDDEN
-
-
-def sampled(cell: Cell) -> bool:
-    return at_centre(cell) and cell.hidden == 4096 and cell.blocks in (4, 9)
+    # One function meets every cell; the default limit of 8 shapes ends in an error.
+    torch._dynamo.config.recompile_limit = 4096
+    torch._dynamo.config.accumulated_recompile_limit = 4096
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -235,13 +189,5 @@ CONTENDERS: dict[str, Contender] = {
     ),
     BASELINE: Contender(
         add_rms_norm, "residual", 1, "torch.compile of addition in place and RMSNorm: one kernel"
-    ),
-    "compiled_reference": Contender(
-        compiled_reference,
-        "single_pass",
-        1,
-        "torch.compile of kernels/reference.py: what inductor makes of a site",
-        "S = 8, d = 4096, n in 4, 9, T in 1, 128, 8192",
-        lambda cell: sampled(cell) and cell.tokens in (1, 128, 8192),
     ),
 }

@@ -1,7 +1,6 @@
-"""Rows of the document, the table and the plot, made of the times."""
+"""Rows of the document and the table, made of the times."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -88,49 +87,3 @@ def line(row: dict[str, Any]) -> str:
         ratio = row["ratios"].get(other)
         text += f"{ratio:{width}.2f}" if ratio is not None else " " * width
     return text.rstrip()
-
-
-def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Microseconds of a site against tokens, a panel for each d and n, at the S with most rows.
-
-    Raises:
-        ImportError: there is no matplotlib.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    sites = [row["sites"] for row in rows]
-    sites_shown = max(set(sites), key=lambda one: (sites.count(one), one))
-    shown = [row for row in rows if row["sites"] == sites_shown]
-    widths = sorted({row["hidden"] for row in shown})
-    depths = sorted({row["blocks"] for row in shown})
-    size = 3.2 * len(depths), 2.6 * len(widths)
-    figure, axes = pyplot.subplots(
-        len(widths), len(depths), figsize=size, squeeze=False, sharex=True, layout="constrained"
-    )
-    names = list(dict.fromkeys(row["contender"] for row in shown))
-    for hidden, row_of_axes in zip(widths, axes, strict=True):
-        for blocks, axis in zip(depths, row_of_axes, strict=True):
-            axis.set(xscale="log", yscale="log", title=f"d = {hidden}, n = {blocks}")
-            for index, name in enumerate(names):
-                points = sorted(
-                    (row["tokens"], row["site_us"])
-                    for row in shown
-                    if (row["hidden"], row["blocks"], row["contender"]) == (hidden, blocks, name)
-                )
-                if points:
-                    axis.plot(*zip(*points, strict=True), "o-", ms=3, color=f"C{index}", label=name)
-    handles = {
-        label: handle
-        for axis in figure.axes
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
-    for axis in axes[-1]:
-        axis.set_xlabel("tokens")
-    figure.supylabel("us per site")
-    figure.suptitle(f"{title}, S = {sites_shown}, L2 cold")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -14,14 +14,12 @@ from typing import Any
 from attnres_serve.bench.ratios import PHASES
 from attnres_serve.bench.ratios import told as told_by
 from attnres_serve.bench.workload import cell_of
-from attnres_serve.checkpoints.check import amount
 from benchmarks.common import RESULTS
-from benchmarks.published import gpu
+from benchmarks.kernels.contenders import BASELINE
 from benchmarks.published.markdown import table
 from benchmarks.serving import load
 
-# By which earlier versions of `attnres-serve bench` told an engine's time apart.
-PARTS = ("attention", "MLP", "matrix products", "AttnRes", "norms", "head", "rest")
+Cell = tuple[int, int, int, int]  # d, S, n, T
 
 
 def told(found: Mapping[str, Any]) -> str:
@@ -46,25 +44,6 @@ def ratios(result: Mapping[str, Any]) -> list[str]:
     return table(["phase", name_of(baseline), *map(name_of, others)], rows)
 
 
-def breakdown(result: Mapping[str, Any]) -> list[str]:
-    """Milliseconds by part of the model, with the least and the most that a generation took.
-
-    Documents up to procedure 4 have one generation, and no range; those of today have none of it.
-    """
-    if not result.get("breakdown"):
-        return []
-    shown = [part for part in PARTS if part in result["breakdown"][0]["milliseconds"]]
-    rows = []
-    for row in result["breakdown"]:
-        ranges = row.get("range_milliseconds", {})
-        cells = [label(row), name_of(row["engine"])]
-        for part in shown:
-            between = " ({:.1f} to {:.1f})".format(*ranges[part]) if ranges else ""
-            cells.append(f"{row['milliseconds'][part]:.1f}{between}")
-        rows.append([*cells, amount(row["site_bytes"]) if row["site_bytes"] else ""])
-    return table(["milliseconds", "engine", *shown, "bytes of the sites"], rows)
-
-
 def label(row: Mapping[str, Any]) -> str:
     """The cell; documents on file have one context."""
     cell = cell_of(row)
@@ -82,6 +61,38 @@ def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(["workload", "peer", "seconds", "tokens/s", *references.values()], cells)
 
 
+def sites(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each cell: microseconds of a block of sites, by contender.
+
+    None where vLLM's kernel is not among them.
+    """
+    names = ["single_pass", "two_phase", "vllm_kimi_k3", BASELINE]
+    cells = []
+    for (hidden, _, count, tokens), found in sorted(by_cell(rows).items()):
+        if not found.keys() >= set(names):
+            continue
+        us = {name: found[name]["block_us"]["median"] for name in names}
+        moved = found["single_pass"]["bytes"]
+        speed = f"{moved / us['single_pass'] / 1e6:.2f}" if tokens > 1 else ""
+        theirs = us["vllm_kimi_k3"]
+        ratios = [f"{us[name] / theirs:.2f}" for name in names[:2]]
+        shown = [f"{us[name]:.0f}" for name in names]
+        cells.append([str(hidden), str(count), str(tokens), *shown, speed, *ratios])
+    if not cells:
+        return []
+    head = ["d", "n", "T", "single pass", "two-phase", "vLLM's", "add + norm"]
+    return table([*head, "single pass, TB/s", "/ vLLM's", "two-phase / vLLM's"], cells)
+
+
+def by_cell(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, dict[str, Mapping[str, Any]]]:
+    """Rows by cell and contender."""
+    found: dict[Cell, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        cell = row["hidden"], row["sites"], row["blocks"], row["tokens"]
+        found.setdefault(cell, {})[row["contender"]] = row
+    return found
+
+
 def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A row for each shape: nanoseconds of a site and token, and the ratio within rounds."""
     cells = []
@@ -95,22 +106,20 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 MADE = {
-    "latency": (ratios, breakdown),
-    "serving.load": (load.lines,),
-    "peers": (peers,),
-    "kernels.cpu_stack": (stacks,),
-    "stack": (gpu.decoders,),
+    "kernels": sites,
+    "latency": ratios,
+    "serving.load": load.lines,
+    "peers": peers,
+    "kernels.cpu_stack": stacks,
 }
 
 
 def of(document: Mapping[str, Any]) -> list[list[str]]:
     """The lines of every table of a document; none for those that have other figures."""
-    if document["benchmark"] == "kernels":
-        return gpu.kernels(document)
-    made = MADE.get(document["benchmark"], ())
+    made = MADE.get(document["benchmark"])
     results = document["results"]
     each = results.values() if isinstance(results, dict) else [results]
-    return [lines for one in made for result in each if (lines := one(result))]
+    return [lines for result in each if made and (lines := made(result))]
 
 
 def main() -> int:

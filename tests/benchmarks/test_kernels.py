@@ -180,61 +180,15 @@ def test_chunks_of_tokens_change_nothing(monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-# The others' adapters, on their arithmetic in plain torch.
+# The others.
 
 
-@pytest.mark.parametrize("cell", [*kernel_cells.TINY, Cell(4, 2, 64, 6)], ids=str)
-def test_the_adapter_of_fla(monkeypatch, cell):
-    """With FLA's own plain function in the place of its CUDA kernel: the same signature."""
-    spec = importlib.util.find_spec("fla")
-    if spec is None:
-        pytest.skip("fla-core is not installed")
-    file = Path(spec.submodule_search_locations[0]) / "ops/attnres/naive.py"
-    spec = importlib.util.spec_from_file_location("fla_naive", file)
-    naive = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(naive)
-    module = types.ModuleType("fla.ops.attnres")
-    module.fused_attnres = naive.naive_attnres
-    for name, one in (("fla", types.ModuleType("fla")), ("fla.ops", types.ModuleType("fla.ops"))):
-        monkeypatch.setitem(sys.modules, name, one)
-    monkeypatch.setitem(sys.modules, "fla.ops.attnres", module)
-    for dtype in (torch.float32, torch.bfloat16):
-        _, errors, failures = gate(cell, {"fla": kernel_peers.FLA}, dtype)
-        assert not failures and errors["fla"] <= 1
-
-
-@pytest.mark.parametrize("cell", [*kernel_cells.TINY, Cell(4, 2, 64, 6)], ids=str)
-def test_the_adapter_of_flash_attn_res(monkeypatch, cell):
-    """With its two functions in plain torch, shapes and roundings as in version 0.1.12."""
-
-    def phase_1(blocks: Tensor, queries: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        assert blocks.dim() == 4 and blocks.is_contiguous()
-        answers, sums = reference.phase_1(list(blocks[:, 0]), queries, eps)
-        return answers.unsqueeze(1).bfloat16(), sums.unsqueeze(1)
-
-    def phase_2(
-        partial: Tensor, query: Tensor, answer: Tensor, log_sum: Tensor, eps: float
-    ) -> Tensor:
-        assert partial.shape == answer.shape and partial.is_contiguous()
-        mixed = reference.phase_2(answer[0].float(), log_sum[0], partial[0], query, eps)
-        return mixed.unsqueeze(0).bfloat16()
-
-    module = types.ModuleType("flash_attn_res")
-    module.phase_1_batched_attention_triton_op = phase_1
-    module.phase_2_online_softmax_merge_triton_op = phase_2
-    monkeypatch.setitem(sys.modules, "flash_attn_res", module)
-    one = {"flash_attn_res": kernel_peers.FLASH_ATTN_RES}
-    _, errors, failures = gate(cell, one, torch.bfloat16)
-    assert not failures and errors["flash_attn_res"] <= 1
-
-
-@pytest.mark.parametrize("name", [BASELINE, "compiled_reference"])
-def test_what_torch_compile_is_given_is_right(monkeypatch, name):
+def test_what_torch_compile_is_given_is_right(monkeypatch):
     monkeypatch.setattr(kernel_contenders, "compiled", lambda function: function)
     for cell in CELLS:
         for dtype in (torch.float32, torch.bfloat16):
-            _, errors, failures = gate(cell, {name: CONTENDERS[name]}, dtype)
-            assert not failures and errors[name] <= 1
+            _, errors, failures = gate(cell, {BASELINE: CONTENDERS[BASELINE]}, dtype)
+            assert not failures and errors[BASELINE] <= 1
 
 
 def test_peers_that_are_not_here_are_named(monkeypatch):
@@ -243,8 +197,6 @@ def test_peers_that_are_not_here_are_named(monkeypatch):
     assert not peers and not sources
     assert absent == {
         "vllm_kimi_k3": "vllm is not installed, and --vllm-file names no file of it.",
-        "fla": "fla-core is not installed.",
-        "flash_attn_res": "flash-attn-res is not installed.",
     }
 
 
@@ -288,31 +240,14 @@ def test_cells_of_a_command():
         kernels.options_of(["--tokens", "0"])
 
 
-def test_where_contenders_run_by_default():
-    peers = {"fla": kernel_peers.FLA, "flash_attn_res": kernel_peers.FLASH_ATTN_RES}
-    everyone = CONTENDERS | peers
-    cells = kernels.chosen_cells(kernels.options_of([]), interpreted=False)
-    counts = {name: sum(map(one.runs_at, cells)) for name, one in everyone.items()}
-    assert counts == {
-        "single_pass": 600,
-        "two_phase": 600,
-        BASELINE: 600,
-        "compiled_reference": 6,
-        "fla": 32,
-        "flash_attn_res": 4,
-    }
-
-
 def test_a_cell_that_does_not_fit_is_set_aside():
     small, large = Cell(1, 1, 64, 2), Cell(16384, 9, 7168, 24)
     sizes = [kernel_cells.footprint(cell, 3, torch.bfloat16) for cell in (small, large)]
     # The outputs and every contender's sources and answers are there at once.
     assert sizes[1] > (24 + 3 * (10 + 24)) * 16384 * 7168 * 2
-    found = kernel_cells.split_by_memory(
-        [large, small], lambda cell: 3, torch.bfloat16, sizes[1] - 1
-    )
+    found = kernel_cells.split_by_memory([large, small], 3, torch.bfloat16, sizes[1] - 1)
     assert found == ([small], [large])
-    assert kernel_cells.split_by_memory([large], lambda cell: 3, torch.bfloat16, sizes[1]) == (
+    assert kernel_cells.split_by_memory([large], 3, torch.bfloat16, sizes[1]) == (
         [large],
         [],
     )
@@ -429,14 +364,6 @@ def test_the_table_has_a_line_for_every_row():
     assert lines[1].split()[:6] == ["128", "4", "4096", "4", "single_pass", "20.0"]
 
 
-def test_the_plot_is_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "plot.png"
-    rows = [*rows_of(), *rows_of(Cell(512, 9, 7168, 4)), *rows_of(Cell(1, 9, 7168, 2))]
-    kernel_report.plot(rows, path, "a device")
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 # The command.
 
 
@@ -459,7 +386,7 @@ def test_a_name_that_is_no_contender(monkeypatch, capsys):
 def test_the_list_names_everyone(capsys):
     assert kernels.main(["--list"]) == 0
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert listed == {*CONTENDERS, "vllm_kimi_k3", "fla", "flash_attn_res"}
+    assert listed == {*CONTENDERS, "vllm_kimi_k3"}
 
 
 @pytest.fixture
@@ -599,12 +526,6 @@ def test_what_time_and_memory_leave_out_is_named(pretended_gpu, monkeypatch, cap
     written = capsys.readouterr()
     assert json.loads(written.out.splitlines()[-1])["left_out"] == {"memory": 1, "time": 0}
     assert "left out, too large for memory: T=128 n=4 d=4096 S=4" in written.err
-
-
-def test_a_plot_without_matplotlib_is_one_sentence(pretended_gpu, monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert kernels.main([*ARGUMENTS, *SAMPLES, "--plot", str(tmp_path / "plot.png")]) == 0
-    assert kernels.NO_MATPLOTLIB in capsys.readouterr().err
 
 
 @pytest.mark.skipif(ON_GPU, reason="the command would gate every cell")

@@ -17,15 +17,13 @@ from attnres_serve.bench.ratios import (
     PHASES,
     Results,
     Samples,
-    geometric_mean,
-    interval,
     overheads,
 )
-from attnres_serve.bench.workload import STARTS, Cell
+from attnres_serve.bench.workload import Cell
 from benchmarks import common
 from benchmarks.peers import __main__ as peers
 from benchmarks.published import tables
-from benchmarks.serving import detection, latency, regression
+from benchmarks.serving import latency, regression
 from benchmarks.serving.families import FAMILY_SHAPES
 from benchmarks.serving.models import models
 
@@ -124,18 +122,6 @@ def check_overhead(shape: dict[str, Any], results: list[Results], baseline: str)
             check_ratio(found[phase], expected[phase])
 
 
-def check_detection(document: dict[str, Any]) -> None:
-    """Every interval follows from the ratios of its starts, every count from the intervals."""
-    assert document["results"] == detection.summarise(document["runs"])
-    engines = [phases for run in document["runs"] for phases in run.values()]
-    for found in (found for phases in engines for found in phases.values()):
-        config, made = document["config"], len(found["start_ratios"])
-        assert config["starts"] <= made <= (config.get("until") or config)["starts"]
-        assert found["ratio"] == pytest.approx(geometric_mean(found["start_ratios"]))
-        assert found["ci95"] == pytest.approx(interval(found["start_ratios"]))
-        assert found["includes_1"] == (found["ci95"][0] <= 1 <= found["ci95"][1])
-
-
 def check_peers(document: dict[str, Any]) -> None:
     rows = document["results"]
     assert len(rows) == len(document["shapes"]) * len(peers.WORKLOADS) * len(peers.PEERS)
@@ -149,7 +135,6 @@ def check_peers(document: dict[str, Any]) -> None:
 
 CHECKS = {
     "latency": check_latency,
-    "detection": check_detection,
     "peers": check_peers,
 }
 RESULTS = [
@@ -157,30 +142,6 @@ RESULTS = [
     for path in sorted(common.RESULTS.glob("*.json"))
     if json.loads(path.read_text()).get("benchmark") in CHECKS
 ]
-
-
-def run(control: float, slowed: float, reach: float = 0.002) -> detection.Run:
-    """What a repetition of ``benchmarks.serving.detection`` finds, both phases alike."""
-    found = {}
-    for name, ratio in {"control": control, "slowed": slowed}.items():
-        starts = [ratio * (1 + side * reach) for side in (-1, 1) * (STARTS // 2)]
-        low, high = interval(starts)
-        one = {"ratio": geometric_mean(starts), "ci95": [low, high], "start_ratios": starts}
-        found[name] = {key: {**one, "includes_1": low <= 1 <= high} for key in PHASES}
-    return found
-
-
-RIGHT = run(1.0, 1.05)
-WRONG = {
-    "slowed_above_1": run(1.0, 1.001),
-    "control_includes_1": run(1.02, 1.05),
-    "control_is_narrow": run(1.0, 1.05, reach=0.012),
-}
-
-
-def test_detection_counts_the_runs_that_were_judged_rightly():
-    row = detection.summarise([RIGHT, RIGHT, *WRONG.values()])["decode"]
-    assert row == dict.fromkeys(WRONG, 4)
 
 
 @pytest.mark.parametrize(
@@ -198,59 +159,6 @@ def test_a_loss_is_one_where_the_whole_interval_is_beyond_the_allowed_one(low, h
         f"{regression.WORDS[verdict]}; the ratio was 1.020 and is 1.050 ({low:.3f} to {high:.3f}), "
         "allowed are 1.051",
     )
-
-
-@pytest.mark.parametrize("verdict", WRONG)
-@pytest.mark.parametrize(("rightly", "status"), [(8, 0), (7, 1)])
-def test_detection_says_whether_it_is_to_be_trusted(verdict, rightly, status, monkeypatch, capsys):
-    runs = iter([RIGHT] * rightly + [WRONG[verdict]] * (10 - rightly))
-    monkeypatch.setattr(detection, "repetition", lambda *arguments: next(runs))
-    assert detection.main([]) == status
-    check_document(json.loads(capsys.readouterr().out.splitlines()[-1]))
-
-
-def test_detection_goes_on_where_it_was_interrupted(monkeypatch, capsys, tmp_path):
-    out = tmp_path / "detection.json"
-    runs = iter([RIGHT, WRONG["slowed_above_1"], None, RIGHT])
-
-    def repetition(*arguments: Any) -> detection.Run:
-        if (found := next(runs)) is None:
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(detection, "repetition", repetition)
-    command = ["--runs", "3", "--out", str(out)]
-    with pytest.raises(KeyboardInterrupt):
-        detection.main(command)
-    assert json.loads(out.read_text())["runs"] == [RIGHT, WRONG["slowed_above_1"]]
-    detection.main(command)
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert document["runs"] == [RIGHT, WRONG["slowed_above_1"], RIGHT]
-    assert document == json.loads(out.read_text())
-    check_document(document)
-
-
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"config": {}}, "has another config"),
-        ({"versions": {}}, "has another versions"),
-        (None, "Expecting"),
-    ],
-)
-def test_detection_does_not_go_on_from_something_else(
-    changed, sentence, monkeypatch, capsys, tmp_path
-):
-    out = tmp_path / "detection.json"
-    monkeypatch.setattr(detection, "repetition", lambda *arguments: RIGHT)
-    command = ["--runs", "1", "--out", str(out)]
-    detection.main(command)
-    kept = json.dumps(json.loads(out.read_text()) | changed) if changed else "{"
-    out.write_text(kept)
-    with pytest.raises(SystemExit):
-        detection.main(command)
-    assert sentence in capsys.readouterr().err.splitlines()[-1]
-    assert out.read_text() == kept
 
 
 def on_file(folder: Path, **changes: Any) -> Path:
@@ -319,10 +227,9 @@ def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
         assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("benchmark", [detection, latency])
-def test_no_start_is_refused_in_one_sentence(benchmark, capsys):
+def test_no_start_is_refused_in_one_sentence(capsys):
     with pytest.raises(SystemExit):
-        benchmark.main(["--starts", "0"])
+        latency.main(["--starts", "0"])
     assert "--starts is 0; expected at least 1." in capsys.readouterr().err.splitlines()[-1]
 
 
