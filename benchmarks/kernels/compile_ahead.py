@@ -1,8 +1,7 @@
 """Compile the Triton kernels ahead of time, without a GPU: registers, spills, access widths.
 
     python -m benchmarks.kernels.compile_ahead --arch 80 90 --hidden 1024 7168 --dtype bfloat16
-    python -m benchmarks.kernels.compile_ahead --kernel single_pass --hidden 7168 --tile 2
-    python -m benchmarks.kernels.compile_ahead --kernel phase_1 --hidden 7168 --sites 4
+    python -m benchmarks.kernels.compile_ahead --kernel single_pass --hidden 7168
 
 Arguments are specialised by Triton's own binder from aligned tensors, so the binaries are those a
 launch would compile.  The only line on stdout is one JSON document; per kernel it holds
@@ -43,7 +42,6 @@ from attnres_serve.kernels.triton import (
     score_group,
     single_pass,
 )
-from attnres_serve.kernels.triton.answers import GroupConfig
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in common.DTYPES}
 # Values that Triton would tell apart in an argument that it specialises.
@@ -170,7 +168,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def launches(
-    kernel: str, arch: int, hidden: int, dtype: torch.dtype, fresh: bool, config: Any
+    kernel: str, arch: int, hidden: int, dtype: torch.dtype, fresh: bool
 ) -> Iterator[dict[str, Any]]:
     """Arguments of launches on dense, aligned tensors, which one binary should serve.
 
@@ -179,7 +177,6 @@ def launches(
             so have products of few sites and of the most.
         arch: compute capability times ten, on which the config of a product depends.
         fresh: whether a block begins; of the ``BEGINNING`` only.
-        config: in place of the kernel's table; None for the table.
     """
     query = _empty(hidden)
     weight = query.to(dtype)
@@ -195,7 +192,6 @@ def launches(
                 row=row,
                 fresh=fresh,
                 **EPS,
-                config=config,
             )
         return
     for tokens, any_sites, count in sizes:
@@ -214,7 +210,6 @@ def launches(
                 fresh=fresh,
                 completes=not fresh,  # as in a model whose blocks have several sublayers
                 **EPS,
-                config=config,
             )
         elif kernel in ("score_group", "weigh_group", "mix_group"):
             scores = _empty(tokens, count + 1, score_group.room_for(sites))
@@ -222,7 +217,7 @@ def launches(
                 yield score_group.score_group_arguments(
                     *(vectors, bank, _empty(sites, hidden), scores),
                     **{"row": count, "fresh": fresh, "key_eps": EPS["key_eps"]},
-                    config=config or score_group.config_for(sites, divmod(arch, 10)),
+                    config=score_group.config_for(sites, divmod(arch, 10)),
                 )
             elif kernel == "weigh_group":
                 yield mix_group.weigh_group_arguments(
@@ -234,7 +229,6 @@ def launches(
                     *(bank, scores, weight, vectors),
                     _empty(tokens, sites - 1, hidden, dtype=dtype).transpose(0, 1),
                     **{"row": count, "completes": True, "norm_eps": EPS["norm_eps"]},
-                    config=config,
                 )
         else:
             yield single_pass.launch_arguments(
@@ -245,7 +239,6 @@ def launches(
                 answers=(answers, log_sums),
                 position=sites - 1,
                 first=count if kernel == "phase_2" else count // 2,
-                config=config,
             )
 
 
@@ -256,20 +249,9 @@ def main() -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 4096, 7168])
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"])
-    parser.add_argument("--tile", type=int, help="of single passes, in place of the table's")
-    parser.add_argument("--sites", type=int, help="of phase 1, in place of the table's")
-    parser.add_argument("--num-warps", type=int, help="with --tile or --sites")
     options = parser.parse_args()
-    if (options.num_warps is None) != (options.tile is None and options.sites is None):
-        parser.error("--num-warps goes with --tile or --sites")
     if common.INTERPRETED:
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
-    configs: dict[str, Any] = {}
-    if options.tile is not None:
-        tile = common.Config(options.tile, options.num_warps)
-        configs |= dict.fromkeys(("single_pass", "single_pass_few"), tile)
-    if options.sites is not None:
-        configs["phase_1"] = GroupConfig(options.sites, options.num_warps)
 
     kernels = []
     for kernel, arch, hidden, dtype in product(
@@ -277,9 +259,7 @@ def main() -> int:
     ):
         for fresh in (False, True) if kernel in BEGINNING else (None,):
             variants = {}
-            for arguments in launches(
-                kernel, arch, hidden, DTYPES[dtype], bool(fresh), configs.get(kernel)
-            ):
+            for arguments in launches(kernel, arch, hidden, DTYPES[dtype], bool(fresh)):
                 arguments |= common.launch_options(arch >= 90)
                 source, target, launch = specialise(KERNELS[kernel], arguments, arch)
                 variants[source.hash()] = source

@@ -77,7 +77,7 @@ def algorithm_bytes(algorithm: str, cell: Cell, dtype: torch.dtype) -> int:
 def single_pass(inputs: Inputs) -> Run:
     from attnres_serve.kernels.triton import single_pass as triton_single_pass
 
-    bank, out = inputs.bank(), torch.empty_like(inputs.deltas[0])
+    bank = inputs.bank()
 
     def site(index: int) -> Tensor:
         return triton_single_pass.single_pass(
@@ -86,34 +86,29 @@ def single_pass(inputs: Inputs) -> Run:
             inputs.queries[index],
             inputs.norm_weight,
             **_slot(inputs.cell, index),
-            out=out,
             **EPS,
         )
 
-    return _on_bank(inputs, bank, site, (out,))
+    return _on_bank(inputs, bank, site)
 
 
 def two_phase(inputs: Inputs) -> Run:
     from attnres_serve.kernels.triton import phase_1, phase_2
 
-    bank, out = inputs.bank(), torch.empty_like(inputs.deltas[0])
-    tokens, _, hidden, sites = inputs.cell
-    # As ``phase_1`` allocates them.
-    answers = out.new_empty((tokens, sites - 1, hidden)).transpose(0, 1)
-    log_sums = inputs.queries.new_empty((tokens, sites - 1)).t()
+    bank = inputs.bank()
+    answers: list[Tensor] = []
 
     def site(index: int) -> Tensor:
         delta, weight, slot = inputs.deltas[index], inputs.norm_weight, _slot(inputs.cell, index)
         if index == 0:
-            results = out, answers, log_sums
-            phase_1.phase_1(
-                delta, bank, inputs.queries, weight, **slot, completes=True, out=results, **EPS
+            out, *answers[:] = phase_1.phase_1(
+                delta, bank, inputs.queries, weight, **slot, completes=True, **EPS
             )
             return out
-        known = answers, log_sums, inputs.queries[index], weight
-        return phase_2.phase_2(delta, bank, *known, **slot, position=index - 1, out=out, **EPS)
+        known = *answers, inputs.queries[index], weight
+        return phase_2.phase_2(delta, bank, *known, **slot, position=index - 1, **EPS)
 
-    return _on_bank(inputs, bank, site, (out, answers, log_sums))
+    return _on_bank(inputs, bank, site)
 
 
 def _slot(cell: Cell, index: int) -> dict[str, Any]:
@@ -123,9 +118,7 @@ def _slot(cell: Cell, index: int) -> dict[str, Any]:
     return {"row": row, "fresh": index == 1}
 
 
-def _on_bank(
-    inputs: Inputs, bank: Tensor, site: Callable[[int], Tensor], written: Sequence[Tensor]
-) -> Run:
+def _on_bank(inputs: Inputs, bank: Tensor, site: Callable[[int], Tensor]) -> Run:
     """The sites of an implementation that keeps its sources in one bank."""
     last = inputs.cell.blocks
     rows = {"now": last - 1}
@@ -138,7 +131,7 @@ def _on_bank(
         [lambda index=index: call(index) for index in range(inputs.cell.sites)],
         own=lambda: bank[:, rows["now"]],
         reset=lambda: bank[:, last - 1].copy_(inputs.blocks[-1]),
-        poison=(*written, bank[:, last]),
+        poison=(bank[:, last],),
     )
 
 

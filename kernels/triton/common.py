@@ -136,14 +136,12 @@ def check_site(
     query: Tensor,
     norm_weight: Tensor,
     bias: Tensor | None,
-    out: Tensor | None,
     row: int,
-    results: dict[str, Tensor] | None = None,
     **read: Tensor,
 ) -> None:
     """Raise on the first contract that the arguments of a site break.
 
-    Of ``read`` and ``results``, what it reads and writes besides, only the memory is checked.
+    Of ``read``, what it reads besides, only the memory is checked.
     """
     if delta.dim() != 2 or bank.dim() != 3:
         raise ValueError(
@@ -161,14 +159,13 @@ def check_site(
         raise TypeError(f"bank is {bank.dtype} but delta is {delta.dtype}")
     check_query("query", query, hidden)
     check_norm_weight(norm_weight, hidden)
-    read = {"delta": delta, "query": query, "norm_weight": norm_weight, **read}
+    given = {"delta": delta, "query": query, "norm_weight": norm_weight, "bank": bank, **read}
     if bias is not None:
         check_like("bias", bias, (1,), torch.float32)
-        read["bias"] = bias
-    if out is not None:
-        check_out(out, "delta", delta)
-    results = ({} if out is None else {"out": out}) | (results or {})
-    check_memory(read, state={"bank": bank}, results=results)
+        given["bias"] = bias
+    check_memory(given)
+    if _overlaps_itself(bank):
+        raise ValueError("bank is written and its rows overlap in memory")
 
 
 def check_hidden(hidden: int) -> None:
@@ -206,44 +203,20 @@ def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.d
         )
 
 
-def check_out(out: Tensor, name: str, like: Tensor) -> None:
-    """Refuse a result whose shape or dtype is not that of ``like``."""
-    if out.shape != like.shape or out.dtype != like.dtype:
-        raise ValueError(
-            f"out is {list(out.shape)} {out.dtype} but {name} is {list(like.shape)} {like.dtype}"
-        )
-
-
-def check_memory(
-    read: dict[str, Tensor],
-    state: dict[str, Tensor] | None = None,
-    results: dict[str, Tensor] | None = None,
-) -> None:
+def check_memory(given: dict[str, Tensor]) -> None:
     """Raise unless a launch may use these tensors together.
 
-    One device, which runs Triton; unit stride on the last dimension of all but single elements; no
-    overlap inside of what is written; no result in the memory of another tensor.
+    One device, which runs Triton; unit stride on the last dimension of all but single elements.
 
     Args:
-        read: what is only read, by name.
-        state: what is read and written.
-        results: what is only written.
+        given: the tensors by name.
     """
-    state, results = state or {}, results or {}
-    named = read | state | results
-    first, like = next(iter(named.items()))
-    for name, tensor in named.items():
+    first, like = next(iter(given.items()))
+    for name, tensor in given.items():
         if tensor.device != like.device:
             raise ValueError(f"{name} is on {tensor.device} but {first} on {like.device}")
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ValueError(f"{name} must have unit stride on the hidden dimension")
-    for name, tensor in (state | results).items():
-        if _overlaps_itself(tensor):
-            raise ValueError(f"{name} is written and its rows overlap in memory")
-    for result, tensor in results.items():
-        for name, other in named.items():
-            if name != result and _share(tensor, other):
-                raise ValueError(f"{result} must not share memory with {name}")
     if like.device.type == "cpu" and not INTERPRETED:
         raise ValueError(
             "Triton has no CPU backend: use the torch path, or set TRITON_INTERPRET=1 before "
@@ -260,18 +233,3 @@ def _overlaps_itself(tensor: Tensor) -> bool:
                 return True
             reach += stride * (size - 1)
     return False
-
-
-def _share(one: Tensor, other: Tensor) -> bool:
-    """Whether the address ranges of two views meet."""
-    if not one.numel() or not other.numel():
-        return False
-    first, last = _span(one)
-    start, end = _span(other)
-    return first <= end and start <= last
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """First and last byte address of a view that is not empty."""
-    last = sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size() - 1

@@ -191,11 +191,10 @@ def mix_group_arguments(
     row: int,
     completes: bool,
     norm_eps: float,
-    config: PartConfig | None = None,
 ) -> dict[str, Any]:
     """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
     later, hidden = answers.shape[0], bank.shape[2]
-    group, chunk, num_warps = config or config_for(hidden)
+    group, chunk, num_warps = config_for(hidden)
     chunks = -(-hidden // chunk)
     return {
         "p_bank": bank,

@@ -27,14 +27,12 @@ from torch import Tensor
 
 from attnres_serve.kernels.triton import mix_group, score_group
 from attnres_serve.kernels.triton.answers import (
-    GroupConfig,
     answer_sites,
     attend,
     group_config_for,
 )
 from attnres_serve.kernels.triton.common import (
     MAX_HIDDEN,
-    check_like,
     check_query,
     check_site,
     compile_once,
@@ -201,11 +199,10 @@ def phase_1_arguments(
     completes: bool,
     key_eps: float,
     norm_eps: float,
-    config: GroupConfig | None = None,
 ) -> dict[str, Any]:
     """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
     hidden = delta.shape[1]
-    sites, num_warps = config or group_config_for(hidden)
+    sites, num_warps = group_config_for(hidden)
     return {
         "p_delta": delta,
         "p_bank": bank,
@@ -239,9 +236,9 @@ def phase_1_arguments(
     }
 
 
-def turns_of(tokens: int, sites: int, hidden: int, config: GroupConfig | None = None) -> int:
+def turns_of(tokens: int, sites: int, hidden: int) -> int:
     """The programs of a token: one for each turn if tokens are few, else one for all of them."""
-    turns = -(-sites // (config or group_config_for(hidden)).sites)
+    turns = -(-sites // group_config_for(hidden).sites)
     return turns if tokens <= entry(SIDE_BY_SIDE, hidden) else 1
 
 
@@ -265,8 +262,6 @@ def phase_1(
     key_eps: float,
     norm_eps: float,
     bias: Tensor | None = None,
-    out: tuple[Tensor, Tensor, Tensor] | None = None,
-    config: GroupConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The first site of a group as ``single_pass``, and phase 1 of its later sites.
 
@@ -294,10 +289,6 @@ def phase_1(
             else it is a partial sum, and a source of the first site only.
         key_eps, norm_eps: epsilons of the key norm and of the output norm.
         bias: ``[1]`` float32, added to the first site's score of row ``row``; None for none.
-        out: the three results, of any strides (unit on ``d``), sharing no memory with another
-            argument; allocated if None, a token's sites side by side, so that no stride depends
-            on ``T``.
-        config: compilation parameters in place of ``group_config_for(d)``, for measurements.
 
     Returns:
         The normed mix ``[T, d]`` of the first site, the normalised answers ``[S-1, T, d]`` of the
@@ -314,45 +305,33 @@ def phase_1(
         raise ValueError(f"queries must be [sites, hidden], not {list(queries.shape)}")
     hidden = delta.shape[-1]
     check_query("queries", queries, queries.shape[0], hidden)
-    if out is None:
-        given: dict[str, Tensor] = {}
-    else:
-        given = {"answers": out[1], "log_sums": out[2].unsqueeze(-1)}
-    check_site(
-        *(delta, bank, queries[0], norm_weight, bias, None if out is None else out[0], row),
-        results=given,
-        queries=queries,
-    )
+    check_site(delta, bank, queries[0], norm_weight, bias, row, queries=queries)
     tokens, later = delta.shape[0], queries.shape[0] - 1
     if later and not row + completes:
         raise ValueError("row 0 is a partial sum, so later sites have no finished block to read")
-    if out is None:
-        normed = delta.new_empty(delta.shape)
-        answers = delta.new_empty((tokens, later, hidden)).transpose(0, 1)
-        log_sums = queries.new_empty((tokens, later)).t()
-    else:
-        normed, answers, log_sums = out
-        check_like("answers", answers, (later, tokens, hidden), delta.dtype)
-        check_like("log_sums", log_sums, (later, tokens), torch.float32)
+    normed = delta.new_empty(delta.shape)
+    # A token's sites side by side: no stride depends on the tokens, which would be another binary.
+    answers = delta.new_empty((tokens, later, hidden)).transpose(0, 1)
+    log_sums = queries.new_empty((tokens, later)).t()
+    results = normed, answers, log_sums
     if not tokens:
-        return normed, answers, log_sums
+        return results
     state: dict[str, Any] = {"row": row, "fresh": fresh, "key_eps": key_eps}
     rest: dict[str, Any] = {"completes": completes, "norm_eps": norm_eps}
-    results = normed, answers, log_sums
 
     def arguments() -> dict[str, Any]:
         given = delta, bank, queries, norm_weight, bias, *results
-        return phase_1_arguments(*given, config=config, **(state | rest))
+        return phase_1_arguments(*given, **(state | rest))
 
     with torch.cuda.device_of(delta):
-        if config is None and by_product(tokens, row + 1, later + 1, hidden, delta.dtype):
+        if by_product(tokens, row + 1, later + 1, hidden, delta.dtype):
             constants = hidden, fresh, completes, bias is None, starts_early(delta.device)
             kind = "phase_1", delta.device, norm_weight.dtype, *constants
             compile_once(phase_1_kernel, kind, arguments)
             scores = score_group.score_group(delta, bank, queries, **state)
             mix_group.mix_group(bank, scores, norm_weight, bias, results, row=row, **rest)
             return results
-        own, parts = arguments(), turns_of(tokens, later + 1, hidden, config)
+        own, parts = arguments(), turns_of(tokens, later + 1, hidden)
         if parts > 1:
             phase_1_kernel[(tokens, 1)](**(own | {"sites": 0}))
             own["adds"] = 0

@@ -33,7 +33,6 @@ def phase_2(
     norm_eps: float,
     first: int | None = None,
     bias: Tensor | None = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Phase 2: update bank row ``row`` in place, merge it into an answer, norm the mix.
 
@@ -58,11 +57,9 @@ def phase_2(
         first: the answer stands for the rows before this one; later ones were finished after
             phase 1.  ``row`` if None: there are none.
         bias: ``[1]`` float32, added to the score of the partial sum; None for none.
-        out: ``[T, d]`` result in the dtype of ``delta``, sharing memory with no other argument;
-            allocated if None.
 
     Returns:
-        ``out``.  Empty, and without a launch, if ``T`` is 0.
+        The result ``[T, d]`` in the dtype of ``delta``; empty, and without a launch, if ``T`` is 0.
 
     Raises:
         TypeError: on a dtype outside this list.
@@ -78,11 +75,10 @@ def phase_2(
     check_like("answers", answers, (sites, *shape), delta.dtype)
     check_like("log_sums", log_sums, (sites, *shape[:1]), torch.float32)
     read = {"answers": answers, "log_sums": log_sums.unsqueeze(-1)}
-    check_site(delta, bank, query, norm_weight, bias, out, row, **read)
+    check_site(delta, bank, query, norm_weight, bias, row, **read)
     if not 0 <= first <= row:
         raise ValueError(f"first {first} is outside 0..{row}, the row of the partial sum")
-    if out is None:
-        out = delta.new_empty(shape)
+    out = delta.new_empty(shape)
     if shape[0]:
         given = delta, bank, query, norm_weight, bias, out
         state: dict[str, Any] = {"row": row, "fresh": fresh, "first": first}

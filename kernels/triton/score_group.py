@@ -42,7 +42,7 @@ class ProductConfig(NamedTuple):
 # to 32 sites a thread spills up to 104 bytes, and with 24 phase 1 took 0.69 to 1.01 of the time
 # that it takes by the config below, which then spills none.  Of 33 sites or more that one spills up
 # to 72.  With four warps Triton would take sm_90's own product, of whole warp groups: of 64 tokens
-# by 64 elements it was a tenth faster, and the emulator of the tests does not know it.
+# by 64 elements it was a tenth faster.
 CONFIGS = {
     16: ProductConfig(tokens=32, chunk=64, num_warps=2),
     32: ProductConfig(tokens=32, chunk=128, num_warps=2),

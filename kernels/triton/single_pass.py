@@ -257,8 +257,6 @@ def single_pass(
     key_eps: float,
     norm_eps: float,
     bias: Tensor | None = None,
-    out: Tensor | None = None,
-    config: Config | None = None,
 ) -> Tensor:
     """One whole site: update bank row ``row`` in place, mix rows ``0..row``, norm the mix.
 
@@ -278,25 +276,20 @@ def single_pass(
         fresh: whether a block begins here.
         key_eps, norm_eps: epsilons of the key norm and of the output norm.
         bias: ``[1]`` float32, added to the score of row ``row``; None for none.
-        out: ``[T, d]`` result in the dtype of ``delta``, sharing memory with neither delta nor
-            bank; allocated if None.
-        config: compilation parameters in place of ``site_config``, for measurements.
 
     Returns:
-        ``out``.  Empty, and without a launch, if ``T`` is 0.
+        The result ``[T, d]`` in the dtype of ``delta``; empty, and without a launch, if ``T`` is 0.
 
     Raises:
         TypeError: on a dtype outside this list.
         ValueError: on a shape, stride, row, device or overlap outside this list, and on CPU tensors
             without the interpreter.
     """
-    check_site(delta, bank, query, norm_weight, bias, out, row)
-    if out is None:
-        out = delta.new_empty(delta.shape)
+    check_site(delta, bank, query, norm_weight, bias, row)
+    out = delta.new_empty(delta.shape)
     if delta.shape[0]:
         given = delta, bank, query, norm_weight, bias, out
-        state: dict[str, Any] = {"row": row, "fresh": fresh}
-        launch(*given, **state, key_eps=key_eps, norm_eps=norm_eps, config=config)
+        launch(*given, row=row, fresh=fresh, key_eps=key_eps, norm_eps=norm_eps)
     return out
 
 

@@ -1,7 +1,6 @@
 """Every backend, through the functions that sites call, against the reference in float64."""
 
 import gc
-import json
 import os
 import shutil
 import subprocess
@@ -25,7 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from attnres_serve.kernels import backends
 from attnres_serve.kernels.cpp import backend as cpp_backend
-from attnres_serve.kernels.interface import BankSlot, SiteWeights, slot_of
+from attnres_serve.kernels.interface import BackendError, BankSlot, SiteWeights, slot_of
+from attnres_serve.kernels.torch import functions as torch_functions
 
 LOGIT_SCALE = 1.25
 
@@ -88,7 +88,8 @@ class Functions:
             normed = self.module.norm_answer(answers, 0, sites[0], blocks[0])
             return len(blocks), answers, normed
         *earlier, last = blocks
-        normed, answers = self.group(earlier, None, last, [sites[0], *sites], True)[:2]
+        first = sites[0]._replace(bias=None)  # as if no row were its own
+        normed, answers = self.group(earlier, None, last, [first, *sites], True)[:2]
         return len(blocks), answers, normed
 
     def group(
@@ -145,8 +146,9 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(INTEGERS[tensor.element_size()])
 
 
-def all_nan(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.full(shape, NAN, dtype=INTEGERS[dtype.itemsize]).view(dtype)
+def all_nan(*shape: int, like: Tensor) -> Tensor:
+    integers = INTEGERS[like.dtype.itemsize]
+    return torch.full(shape, NAN, dtype=integers, device=like.device).view(like.dtype)
 
 
 def make_bank(
@@ -156,9 +158,9 @@ def make_bank(
     slots = len(blocks) + 1 + layout.spare
     outer = [tokens, layout.around + slots + layout.around]
     if layout.slots_first:
-        bigger = all_nan(*outer[::-1], hidden + layout.gap, dtype=like.dtype).transpose(0, 1)
+        bigger = all_nan(*outer[::-1], hidden + layout.gap, like=like).transpose(0, 1)
     else:
-        bigger = all_nan(*outer, hidden + layout.gap, dtype=like.dtype)
+        bigger = all_nan(*outer, hidden + layout.gap, like=like)
     bank = bigger.narrow(1, layout.around, slots).narrow(2, 0, hidden)
     for row, one in enumerate(blocks if partial is None else [*blocks, partial]):
         bank[:, row] = one
@@ -167,7 +169,7 @@ def make_bank(
 
 def make_delta(delta: Tensor, layout: Layout) -> Tensor:
     tokens, hidden = delta.shape
-    return all_nan(tokens, hidden + layout.gap, dtype=delta.dtype)[:, :hidden].copy_(delta)
+    return all_nan(tokens, hidden + layout.gap, like=delta)[:, :hidden].copy_(delta)
 
 
 def check_state(x: Tensor, bank: Tensor, blocks, partial: Tensor | None, delta: Tensor) -> Tensor:
@@ -214,13 +216,20 @@ def _poisoned() -> Iterator[None]:
 def site(case: Case, dtype: torch.dtype, number: int = 0) -> SiteWeights:
     generator = torch.Generator().manual_seed(case.seed + 7)
     key_norms = 0.5 + torch.rand((number + 1, case.hidden), generator=generator)
-    query = case.queries(number + 1)[number]
-    learned = query, key_norms[number], None, case.norm_weight(dtype)
+    query, key_norm = case.queries(number + 1)[number], key_norms[number].to(case.device)
+    bias = None if case.bias is None else torch.tensor([case.bias], device=case.device)
+    learned = query, key_norm, bias, case.norm_weight(dtype)
     return SiteWeights(*learned, LOGIT_SCALE, KEY_EPS, NORM_EPS)
 
 
 def folded(weights: SiteWeights) -> Tensor:
     return weights.query * weights.key_norm * weights.logit_scale
+
+
+def check(normed: Tensor, sources: list[Tensor], weights: SiteWeights, answered: int = 0) -> None:
+    """A site's result on these sources, of which the last is its own partial sum."""
+    own = folded(weights), weights.norm_weight
+    check_normed(normed, sources, *own, answered, weights.bias)
 
 
 def split(last: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,10 +248,10 @@ def test_single_pass(
     unwritten(*blocks, last, partial, delta, *weights[:2])
     normed, updated = backend.single_pass(blocks, None, last, weights)
     assert updated is last
-    check_normed(normed, [*blocks, last], folded(weights), weights.norm_weight)
+    check(normed, [*blocks, last], weights)
     normed, updated = backend.single_pass(blocks, partial, delta, weights)
     assert torch.equal(updated, partial + delta)
-    check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
+    check(normed, [*blocks, updated], weights)
 
 
 @every_row
@@ -263,15 +272,15 @@ def test_two_phase(
     unwritten(*blocks, last, partial, delta)
     answers = backend.phase_1(blocks, all_weights)
     for position, weights in enumerate(all_weights):
-        query, norm_weight = folded(weights), weights.norm_weight
-        check_normed(backend.phase_1(blocks, [weights])[2], blocks, query, norm_weight)
+        normed = backend.phase_1(blocks, [weights])[2]
+        check(normed, blocks, weights._replace(bias=None))
         normed, updated = backend.phase_2(answers, position, (), None, last, weights)
         assert updated is last
         answered = backend.rounded(len(blocks))
-        check_normed(normed, [*blocks, last], query, norm_weight, answered)
+        check(normed, [*blocks, last], weights, answered)
         normed, updated = backend.phase_2(answers, position, (), partial, delta, weights)
         assert torch.equal(updated, partial + delta)
-        check_normed(normed, [*blocks, updated], query, norm_weight, answered)
+        check(normed, [*blocks, updated], weights, answered)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -287,8 +296,7 @@ def test_blocks_that_were_finished_after_phase_1(
         own = blocks[read:], partial, delta, weights
         normed, updated = backend.phase_2(answers, 0, *own)
         assert torch.equal(updated, partial + delta)
-        own = folded(weights), weights.norm_weight, backend.rounded(read)
-        check_normed(normed, [*blocks, updated], *own)
+        check(normed, [*blocks, updated], weights, backend.rounded(read))
 
 
 @every_row
@@ -305,13 +313,12 @@ def test_the_first_site_of_a_group_in_place(
             normed, answers, updated = in_place_backend.group(*group)
             assert torch.equal(updated, delta if partial is None else partial + delta)
             weights = all_weights[0]
-            check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
+            check(normed, [*blocks, updated], weights)
             read = [*blocks, updated] if completes else blocks
             known = len(read), answers, None
             for number, weights in enumerate(all_weights[1:]):
                 normed, _ = in_place_backend.phase_2(known, number, (), None, last, weights)
-                own = folded(weights), weights.norm_weight, len(read)
-                check_normed(normed, [*read, last], *own)
+                check(normed, [*read, last], weights, len(read))
 
 
 @every_row
@@ -338,6 +345,8 @@ def cases(draw: st.DrawFn) -> tuple[Case, torch.dtype]:
         hidden=draw(st.integers(1, 300)),
         scale=draw(st.sampled_from(scales)),
         query_scale=draw(st.sampled_from([0.0, 0.01, 0.3, 12.0])),
+        bias=draw(st.sampled_from([None, 0.7, -3.0, 30.0])),
+        norm_dtype=draw(st.sampled_from([None, *DTYPES])),
         seed=draw(st.integers(0, 2**31)),
     )
     return case, dtype
@@ -418,11 +427,10 @@ def test_rows_of_a_packed_state(backend: Functions, dtype: torch.dtype) -> None:
     weights = site(case, dtype)
     normed, updated = backend.single_pass(blocks, partial, partial, weights)
     assert torch.equal(updated, partial + partial)
-    check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
+    check(normed, [*blocks, updated], weights)
     answers = backend.phase_1(blocks, [weights])
     normed, updated = backend.phase_2(answers, 0, (), partial, partial, weights)
-    own = folded(weights), weights.norm_weight, backend.rounded(len(blocks))
-    check_normed(normed, [*blocks, updated], *own)
+    check(normed, [*blocks, updated], weights, backend.rounded(len(blocks)))
 
 
 @pytest.mark.parametrize("hidden", [64, 66])
@@ -432,7 +440,7 @@ def test_threads_share_out_the_tokens(backend: Functions, hidden: int) -> None:
     *blocks, last = case.sources(torch.bfloat16)
     weights = site(case, torch.bfloat16)
     normed, _ = backend.single_pass(blocks, None, last, weights)
-    check_normed(normed, [*blocks, last], folded(weights), weights.norm_weight)
+    check(normed, [*blocks, last], weights)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +470,7 @@ def test_the_cpp_backend_is_batch_invariant(case: Case) -> None:
         ]
 
     together = run(slice(None))
-    check_normed(together[0], [*blocks, partial + delta], folded(weights), weights.norm_weight)
+    check(together[0], [*blocks, partial + delta], weights)
     for token in (0, case.tokens // 2, case.tokens - 1):
         for whole, alone in zip(together, run(slice(token, token + 1)), strict=True):
             assert torch.equal(whole[token], alone[0])
@@ -484,9 +492,29 @@ def test_what_is_not_finite_stays_so(backend: Functions, value: float) -> None:
             assert normed[[0, 2]].isfinite().all()
 
 
-def test_the_torch_backend_compiled() -> None:
-    """All algorithms in one graph for any number of tokens."""
+def refuse(*arguments: object) -> None:
+    raise AssertionError("this form must not be used here")
+
+
+UNROLLED = 4, 0.7, "_stacked"
+STACKED = torch_functions.MAX_UNROLLED + 2, None, "_unrolled"
+
+
+# The form is chosen while a graph is traced, which needs no code for it.
+@pytest.mark.parametrize(
+    ("count", "bias", "other", "compiler"),
+    [
+        pytest.param(*UNROLLED, "inductor", id="unrolled"),
+        pytest.param(*STACKED, "eager", id="stacked"),
+        pytest.param(*STACKED, "inductor", id="all stacked", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_torch_backend_compiled(
+    count: int, bias: float | None, other: str, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All algorithms in one graph for any number of tokens, in the form meant for this depth."""
     backend = backends.load("torch")
+    monkeypatch.setattr(torch_functions, other, refuse)
 
     def run(
         blocks: list[Tensor], partial: Tensor, delta: Tensor, weights: SiteWeights
@@ -499,16 +527,17 @@ def test_the_torch_backend_compiled() -> None:
         )
 
     reset_compiler()
-    compiled = torch.compile(run, fullgraph=True, dynamic=True)
-    for tokens in (5, 33):
-        case = Case(tokens=tokens, count=4)
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=compiler)
+    for tokens, scale in ((5, 1.0), (33, 1e4)):
+        case = Case(tokens=tokens, count=count, scale=scale, bias=bias)
         *blocks, last = case.sources(torch.bfloat16)
         weights, (partial, delta) = site(case, torch.bfloat16), split(last)
-        *grown, fresh = compiled(blocks, partial, delta, weights)
+        with torch._dynamo.config.patch(error_on_recompile=tokens > 5):
+            *grown, fresh = compiled(blocks, partial, delta, weights)
         for normed, updated in grown:
             assert torch.equal(updated, partial + delta)
-            check_normed(normed, [*blocks, updated], folded(weights), weights.norm_weight)
-        check_normed(fresh[0], [*blocks, delta], folded(weights), weights.norm_weight)
+            check(normed, [*blocks, updated], weights)
+        check(fresh[0], [*blocks, delta], weights)
 
 
 def test_what_other_tests_left_ends_before_a_compilation() -> None:
@@ -680,17 +709,14 @@ def test_operators_refuse_what_was_made_for_other_sites() -> None:
 
 
 LOAD = """
-import json, os, sys
 from attnres_serve.kernels import backends, interface
-for environment in sys.argv[1:] or ["{}"]:
-    os.environ.update(json.loads(environment))
-    try:
-        backends.load("cpp")
-        backends.load("cpp")
-        import torch
-        print(torch.ops.attnres_serve.cpp_single_pass.default)
-    except interface.BackendError as error:
-        print(error)
+try:
+    backends.load("cpp")
+    backends.load("cpp")
+    import torch
+    print(torch.ops.attnres_serve.cpp_single_pass.default)
+except interface.BackendError as error:
+    print(error)
 """
 
 
@@ -730,26 +756,33 @@ exec c++ "$@"
 """
 
 
-def test_what_keeps_the_backend_from_running(tmp_path: Path) -> None:
+def test_what_keeps_the_backend_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One sentence that says what to do; nothing is left half-made."""
+    monkeypatch.setattr(cpp_backend, "_ready", False)
+
+    def refused(**env: str) -> str:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(BackendError) as error:
+            backends.load("cpp")
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    said = refused(XDG_CACHE_HOME=str(tmp_path), CXX="no-such-compiler -pipe")
+    assert "there is no 'no-such-compiler" in said and "install a C++ compiler" in said
     compiler = tmp_path / "compiler"  # one that does not know this processor
     compiler.write_text(UNABLE)
     compiler.chmod(0o755)
+    said = refused(CXX=str(compiler))
+    assert f"by '{compiler}' (cc1plus: error: bad value 'native'); mend that or set CXX" in said
+    assert "install" not in said
+    assert not list((tmp_path / "attnres_serve").glob("*.so"))
     file = tmp_path / "file"
     file.touch()
-    environments = [
-        {"XDG_CACHE_HOME": str(tmp_path), "CXX": "no-such-compiler -pipe"},
-        {"CXX": str(compiler)},
-        {"XDG_CACHE_HOME": str(file)},
-    ]
-    command = [sys.executable, "-W", "ignore", "-c", LOAD, *map(json.dumps, environments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    missing, unable, nowhere = done.stdout.splitlines()
-    assert "there is no 'no-such-compiler" in missing and "install a C++ compiler" in missing
-    assert f"by '{compiler}' (cc1plus: error: bad value 'native'); mend that or set CXX" in unable
-    assert "install" not in unable
-    assert not list((tmp_path / "attnres_serve").glob("*.so"))
-    assert "no place for its library" in nowhere and "XDG_CACHE_HOME" in nowhere
+    said = refused(XDG_CACHE_HOME=str(file))
+    assert "no place for its library" in said and "XDG_CACHE_HOME" in said
 
 
 COMPILED_FOR = """

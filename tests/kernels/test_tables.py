@@ -14,7 +14,6 @@ KERNELS = [
 ]
 PLACES = {
     "benchmarks/kernels/compile_ahead.py": "{}.{},",
-    "tests/support/ptx/launch.py": '("{}", "{}")',
     "pyproject.toml": '"attnres_serve.kernels.triton.{}"',
 }
 

@@ -24,20 +24,25 @@ class Case:
     hidden: int = 65
     scale: float = 1.0
     query_scale: float = 0.3
+    bias: float | None = None
+    norm_dtype: torch.dtype | None = None  # that of the sources if None
     seed: int = 0
+    device: str = "cpu"
 
     def sources(self, dtype: torch.dtype) -> list[Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.count, self.tokens, self.hidden)
-        return list((self.scale * torch.randn(shape, generator=generator)).to(dtype))
+        return list((self.scale * torch.randn(shape, generator=generator)).to(self.device, dtype))
 
     def queries(self, count: int = 1) -> list[Tensor]:
         generator = torch.Generator().manual_seed(self.seed + 1)
-        return list(self.query_scale * torch.randn((count, self.hidden), generator=generator))
+        drawn = torch.randn((count, self.hidden), generator=generator)
+        return list((self.query_scale * drawn).to(self.device))
 
     def norm_weight(self, dtype: torch.dtype) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed + 2)
-        return (1 + 0.3 * torch.randn(self.hidden, generator=generator)).to(dtype)
+        weight = 1 + 0.3 * torch.randn(self.hidden, generator=generator)
+        return weight.to(self.device, self.norm_dtype or dtype)
 
 
 ROWS = [
@@ -75,14 +80,16 @@ EVERY = [
 
 def identify(value: object) -> str:
     if isinstance(value, Case):
-        return f"T{value.tokens} n{value.count} d{value.hidden} x{value.scale} q{value.query_scale}"
+        default = Case()
+        changed = {k: v for k, v in vars(value).items() if v != getattr(default, k)}
+        return " ".join(f"{k}={v}" for k, v in changed.items()) or "plain"
     return str(value).removeprefix("torch.")
 
 
 every_row = pytest.mark.parametrize(("case", "dtype"), EVERY, ids=identify)
 
 
-def mix_error(sources: list[Tensor], query: Tensor) -> Tensor:
+def mix_error(sources: list[Tensor], query: Tensor, bias: Tensor | None = None) -> Tensor:
     """How far a mix computed in float32 may be from the exact one, ``[T, 1]``.
 
     A score's error grows with its own size and with the root of the summed squares of its terms; a
@@ -94,7 +101,7 @@ def mix_error(sources: list[Tensor], query: Tensor) -> Tensor:
     rms = (stacked.square().mean(-1) + KEY_EPS).sqrt()
     terms = (stacked * query.double()).square().sum(-1).sqrt() / rms
     score = reference.scores(stacked, query.double(), KEY_EPS).abs()
-    condition = 1 + (terms + score).amax(1, keepdim=True)
+    condition = 1 + (terms + score).amax(1, keepdim=True) + (0 if bias is None else bias.abs())
     roundings = ROUNDINGS + 1.6 * query.numel() ** 0.5
     return roundings * 2**-24 * condition * stacked.abs().amax((1, 2))[:, None]
 
@@ -114,18 +121,21 @@ def half_ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rounding_of_the_answer(
-    sources: list[Tensor], query: Tensor, norm_weight: Tensor, dtype: torch.dtype, finished: int
+    sources: list[Tensor],
+    query: Tensor,
+    norm_weight: Tensor,
+    finished: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """What it may cost that the answer was rounded to ``dtype``, ``[T, d]``.
+    """What it may cost that the answer was rounded to the dtype of the sources, ``[T, d]``.
 
     Beside a partial sum of weight w the mix moves by (1 - w) times half a unit of the answer, and
     by its root mean square the norm's factor.
     """
-    mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
-    logits = reference.scores(torch.stack(sources, 1).double(), query.double(), KEY_EPS)
-    rest = torch.softmax(logits, -1)[:, :finished].sum(-1, keepdim=True)
+    mixed, weights = reference.mix(sources, query, KEY_EPS, torch.float64, bias)
+    rest = weights[:, :finished].sum(-1, keepdim=True)
     answer, _ = reference.mix(sources[:finished], query, KEY_EPS, torch.float64)
-    moved = rest * half_ulp(answer, dtype)
+    moved = rest * half_ulp(answer, sources[0].dtype)
     factor = (mixed.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
     relative = factor * moved.square().mean(-1, keepdim=True).sqrt()
     second_order = 1 + 3 * relative
@@ -133,7 +143,12 @@ def rounding_of_the_answer(
 
 
 def check_normed(
-    actual: Tensor, sources: list[Tensor], query: Tensor, weight: Tensor, answered: int = 0
+    actual: Tensor,
+    sources: list[Tensor],
+    query: Tensor,
+    weight: Tensor,
+    answered: int = 0,
+    bias: Tensor | None = None,
 ) -> None:
     """A normed mix: one rounding to the dtype beside the error of the mix under the norm's gain.
 
@@ -143,10 +158,10 @@ def check_normed(
     assert actual.dtype == dtype and actual.shape == sources[0].shape
     if not actual.numel():
         return
-    mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
+    mixed, _ = reference.mix(sources, query, KEY_EPS, torch.float64, bias)
     expected = reference.rms_norm(mixed, weight.double(), NORM_EPS)
     gain = weight.double().abs().max() / (mixed.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()
-    tolerance = half_ulp(expected, dtype) + gain * mix_error(sources, query)
+    tolerance = half_ulp(expected, dtype) + gain * mix_error(sources, query, bias)
     if answered:
-        tolerance += rounding_of_the_answer(sources, query, weight, dtype, answered)
+        tolerance += rounding_of_the_answer(sources, query, weight, answered, bias)
     assert ((actual.double() - expected).abs() / tolerance).max() <= 1

@@ -1,10 +1,9 @@
-"""The torch kernels against the reference in float64: unrolled and stacked, eager and compiled."""
+"""The forms of the torch kernels, unrolled and stacked, against the reference in float64."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
-from compiling import reset_compiler
 from kernel_cases import (
     DTYPES,
     KEY_EPS,
@@ -15,29 +14,12 @@ from kernel_cases import (
     every_row,
     mix_error,
 )
-from torch import Tensor
 
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.torch import functions as torch_functions
 
 FORMS = {"unrolled": torch_functions._unrolled, "stacked": torch_functions._stacked}
 every_form = pytest.mark.parametrize("form", FORMS)
-
-
-def two_phase(
-    blocks: list[Tensor],
-    partial: Tensor,
-    queries: list[Tensor],
-    weight: Tensor,
-    bias: Tensor | None = None,
-) -> list[Tensor]:
-    """Every site of a block reads the same finished blocks and, here, the same partial sum."""
-    answers = torch_functions.phase_1(blocks, queries, KEY_EPS)
-    rows = zip(answers, queries, strict=True)
-    return [
-        torch_functions.phase_2(answer, log_sum, [partial], query, KEY_EPS, weight, NORM_EPS, bias)
-        for (answer, log_sum), query in rows
-    ]
 
 
 @every_row
@@ -59,31 +41,6 @@ def test_forms(case: Case, dtype: torch.dtype, form: str, unwritten: Callable[..
             largest = torch.stack(sources, 1).double().abs().amax((1, 2))[:, None]
             allowed = mix_error(sources, query) / largest
             assert ((log_sum.double() - wanted[:, None]).abs() / allowed).max() <= 1
-
-
-@every_row
-def test_single_pass(case: Case, dtype: torch.dtype, unwritten: Callable[..., None]) -> None:
-    """All sources at once, normed."""
-    sources, (query,), weight = case.sources(dtype), case.queries(), case.norm_weight(dtype)
-    unwritten(*sources, query, weight)
-    actual = torch_functions.single_pass(sources, query, KEY_EPS, weight, NORM_EPS)
-    check_normed(actual, sources, query, weight)
-
-
-@every_row
-def test_two_phase_equals_single_pass(
-    case: Case, dtype: torch.dtype, unwritten: Callable[..., None]
-) -> None:
-    """Phase 1 over the blocks and a merge of the partial sum are the exact mix of them all."""
-    if case.count == 1:
-        case = Case(count=2, hidden=case.hidden)
-    *blocks, partial = sources = case.sources(dtype)
-    queries, weight = case.queries(2), case.norm_weight(dtype)
-    unwritten(*sources, *queries, weight)
-    for actual, query in zip(two_phase(blocks, partial, queries, weight), queries, strict=True):
-        check_normed(actual, sources, query, weight)
-        other = torch_functions.single_pass(sources, query, KEY_EPS, weight, NORM_EPS)
-        check_normed(other, sources, query, weight)
 
 
 @every_form
@@ -191,49 +148,3 @@ def test_eager_mode_uses_the_stacked_form(monkeypatch: pytest.MonkeyPatch) -> No
     sources, (query,), weight = case.sources(DTYPES[0]), case.queries(), case.norm_weight(DTYPES[0])
     torch_functions.single_pass(sources, query, KEY_EPS, weight, NORM_EPS)
     torch_functions.phase_1(sources, [query], KEY_EPS)
-
-
-# The forms are chosen while a graph is traced, which needs no code for it.
-@pytest.mark.parametrize(
-    "compiler", ["eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
-)
-@pytest.mark.parametrize(
-    ("count", "dtype", "other"),
-    [
-        (4, torch.bfloat16, "_stacked"),
-        (torch_functions.MAX_UNROLLED + 2, torch.float32, "_unrolled"),
-    ],
-    ids=["unrolled", "stacked"],
-)
-def test_compiled(
-    count: int,
-    dtype: torch.dtype,
-    other: str,
-    compiler: str,
-    monkeypatch: pytest.MonkeyPatch,
-    unwritten: Callable[..., None],
-) -> None:
-    """Both algorithms in one graph, for any number of tokens, in the form meant for this depth.
-
-    Once more with a recency bias that stands for a second copy of the last source.
-    """
-    monkeypatch.setattr(torch_functions, other, refuse)
-
-    def both(
-        sources: list[Tensor], queries: list[Tensor], weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, list[Tensor]]:
-        single = torch_functions.single_pass(sources, queries[0], KEY_EPS, weight, NORM_EPS, bias)
-        return single, two_phase(sources[:-1], sources[-1], queries, weight, bias)
-
-    reset_compiler()
-    compiled = torch.compile(both, fullgraph=True, dynamic=True, backend=compiler)
-    double = torch.tensor([2.0]).log()
-    for tokens, scale, bias in ((5, 1.0, None), (33, 1e4, None), (7, 1.0, double)):
-        case = Case(tokens=tokens, count=count, scale=scale, seed=tokens)
-        sources, queries, weight = case.sources(dtype), case.queries(2), case.norm_weight(dtype)
-        unwritten(*sources, *queries, weight)
-        single, merged = compiled(sources, queries, weight, bias)
-        sources = sources if bias is None else [*sources, sources[-1]]
-        check_normed(single, sources, queries[0], weight)
-        for actual, query in zip(merged, queries, strict=True):
-            check_normed(actual, sources, query, weight)

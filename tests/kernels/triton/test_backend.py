@@ -1,17 +1,18 @@
-"""The triton backend's operators: torch's rules, and what a compiler makes of a bank in place."""
+"""The triton backend: what every backend is asked, and what torch asks of its operators."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_place import check_compiled, inputs
-from kernel_cases import DTYPES, Case
+from kernel_cases import DTYPES, ROWS, WIDE_ROWS, Case, identify
+from torch import Tensor
 from triton_cases import poison  # noqa: F401
 from triton_interpreter import (
     DEVICE,
-    ON_GPU,
     RUNNABLE,
     interpreter,  # noqa: F401
     passes_in_a_process_of_its_own,
@@ -26,17 +27,51 @@ pytestmark = pytest.mark.usefixtures("interpreter")
 TOKENS = 5
 
 
+def functions(layout: every_backend.Layout = every_backend.DENSE) -> every_backend.Functions:
+    return every_backend.Functions(backends.load("triton"), layout)
+
+
+def unwatched(*tensors: Tensor) -> None:
+    """In the place of ``unwritten``; the functions themselves see to it."""
+
+
+# Dtypes and layouts in turn; every other row has a token or two.
+OWN = [
+    # An element more than a power of two, rows of several at a time and of one, the largest block.
+    *(Case(hidden=hidden, count=2) for hidden in (513, 4097, 8193)),
+    # A tile that is full, and one source more or less.
+    *(Case(count=count, hidden=96) for count in (4, 5, 6)),
+    # The last source alone has the bias.
+    *(Case(count=5, bias=bias) for bias in (9.0, -9.0, 30.0, -200.0)),
+    # Norm weights that some families keep in float32.
+    *(Case(norm_dtype=dtype) for dtype in DTYPES),
+]
+LAYOUTS = [every_backend.DENSE, *every_backend.LAYOUTS.values()]
+TURNS = [*zip(ROWS + OWN, cycle(DTYPES), cycle(LAYOUTS), strict=False)]
+TURNS += [(row, torch.bfloat16, every_backend.DENSE) for row in WIDE_ROWS]
+
+
+def few(case: Case) -> Case:
+    return replace(case, tokens=min(case.tokens, 2), device=DEVICE)
+
+
 @pytest.mark.usefixtures("poison")
-@pytest.mark.skipif(ON_GPU, reason="the other backends' cases are on the CPU")
-@settings(max_examples=20, deadline=None)
-@given(drawn=every_backend.cases(), sites=st.integers(1, 6))
-def test_any_shape_and_magnitude(drawn: tuple[Case, torch.dtype], sites: int) -> None:
-    """What the tests of the other backends ask of them, in every dtype; of three tokens at most."""
+@pytest.mark.parametrize(("case", "dtype", "layout"), TURNS, ids=identify)
+def test_rows(case: Case, dtype: torch.dtype, layout: every_backend.Layout) -> None:
+    """What every backend is asked."""
+    own = few(case), dtype
+    every_backend.test_single_pass(*own, functions(layout), unwatched)
+    every_backend.test_two_phase(*own, 1, functions(layout), unwatched)
+
+
+@pytest.mark.usefixtures("poison")
+@settings(max_examples=10, deadline=None)
+@given(drawn=every_backend.cases(), sites=st.integers(1, 6), layout=every_backend.layouts)
+def test_any_shape_magnitude_and_layout(
+    drawn: tuple[Case, torch.dtype], sites: int, layout: every_backend.Layout
+) -> None:
     case, dtype = drawn
-    case = replace(case, tokens=case.tokens % 4)
-    backend = every_backend.Functions(backends.load("triton"))
-    every_backend.test_single_pass(case, dtype, backend, lambda *tensors: None)
-    every_backend.test_two_phase(case, dtype, sites, backend, lambda *tensors: None)
+    every_backend.check_all(few(case), dtype, sites, functions(layout))
 
 
 @pytest.mark.parametrize(("dtype", "hidden"), [*zip(DTYPES, (48, 47, 65), strict=True)], ids=str)

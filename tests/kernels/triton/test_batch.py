@@ -1,4 +1,4 @@
-"""A token among others, in every Triton kernel: whatever they hold, and however far away."""
+"""A token among others, in every Triton kernel: whatever they hold, how far away, in any order."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,10 @@ from triton_interpreter import (
     passes_in_a_process_of_its_own,
 )
 
+from attnres_serve.kernels.triton import answers
 from attnres_serve.kernels.triton import phase_1 as phase_1_module
 from attnres_serve.kernels.triton.answers import GroupConfig
+from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.phase_1 import Least, phase_1
 from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import single_pass
@@ -24,7 +26,7 @@ from attnres_serve.kernels.triton.single_pass import single_pass
 pytestmark = pytest.mark.usefixtures("interpreter")
 
 HIDDEN, SITES = 65, 2
-ONE = {"config": GroupConfig(sites=1, num_warps=1)}  # a program's turn: two of them here
+ONE = {MAX_HIDDEN: GroupConfig(sites=1, num_warps=1)}  # of a program's turn: two of them here
 Written = dict[str, tuple[Tensor, ...]]
 
 
@@ -52,32 +54,24 @@ def _launch_all(
         delta, bank, queries, weight: as the kernels take them.
         place: copies a tensor to where a launch finds it.
     """
-    (tokens, hidden), row = delta.shape, bank.shape[1] - 1
+    hidden, row = delta.shape[1], bank.shape[1] - 1
     queries = place(queries)
     written: Written = {}
 
-    def empty(*shape: int, dtype: torch.dtype = delta.dtype) -> Tensor:
-        return place(torch.full(shape, torch.nan, dtype=dtype, device=DEVICE))
-
-    def answers(sites: int) -> tuple[Tensor, Tensor]:
-        sums = empty(sites, tokens, 1, dtype=torch.float32)
-        return empty(sites, tokens, hidden), sums[..., 0]
-
     def site(name: str, function: Callable, *known: object, **options: object) -> None:
-        own, out = place(bank), options.pop("out", None) or empty(tokens, hidden)
-        eps = {"key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+        own, eps = place(bank), {"key_eps": KEY_EPS, "norm_eps": NORM_EPS}
         arguments = place(delta), own, *known, weight
-        function(*arguments, row=row, fresh=False, out=out, **eps, **options)
-        written[name] = own, *(out if isinstance(out, tuple) else (out,))
+        found = function(*arguments, row=row, fresh=False, **eps, **options)
+        written[name] = own, *(found if isinstance(found, tuple) else (found,))
 
     site("single_pass", single_pass, queries[0])
-    opened = empty(tokens, hidden), *answers(SITES - 1)
-    site("phase_1", phase_1, queries, completes=True, out=opened, **ONE)
-    with pytest.MonkeyPatch.context() as patch:  # as many tokens, where these are bfloat16
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "GROUP_CONFIGS", ONE)
+        site("phase_1", phase_1, queries, completes=True)
+        # As many tokens, where these are bfloat16.
         patch.setattr(phase_1_module, "LEAST", {hidden: Least(logits=1, sites=1)})
-        opened = empty(tokens, hidden), *answers(SITES - 1)
-        site("phase_1, many", phase_1, queries, completes=True, out=opened)
-    _, vectors, sums = opened
+        site("phase_1, many", phase_1, queries, completes=True)
+    *_, vectors, sums = written["phase_1, many"]
     # Twice, so that the second site's stand behind another's.
     known = place(vectors.repeat(2, 1, 1)), place(sums.repeat(2, 1)[..., None])[..., 0]
     site("phase_2", phase_2, *known, queries[1], position=1, first=row - 1)
@@ -125,6 +119,25 @@ def test_rows_may_be_far_apart(axis: int) -> None:
 
     inputs = _inputs(torch.bfloat16, tokens=2, slots=3)
     _same(_launch_all(*inputs, place=place), _launch_all(*inputs))
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has no order of its programs")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_programs_may_run_in_any_order(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program of a launch writes, no other reads: the last one first, the same bits."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    inputs = _inputs(dtype, tokens=3, slots=4)
+    forwards, ran = _launch_all(*inputs), []
+    choose = InterpreterBuilder.set_grid_idx
+
+    def from_the_end(self: InterpreterBuilder, *index: int) -> None:
+        ran.append(self.grid_dim)
+        choose(self, *(size - 1 - at for size, at in zip(self.grid_dim, index, strict=True)))
+
+    monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", from_the_end)
+    _same(_launch_all(*inputs), forwards)
+    assert (3, 2, 1) in ran  # two turns of a token, side by side
 
 
 if not RUNNABLE:
