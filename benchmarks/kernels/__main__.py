@@ -1,7 +1,6 @@
 """Cost of a block of sites on a GPU, ours beside other projects' kernels, and what bounds it.
 
     python -m benchmarks.kernels --out benchmarks/results/h200-kernels.json
-    python -m benchmarks.kernels --quick              does it work: four cells, three rounds
     python -m benchmarks.kernels --tokens 1 128 --blocks 9 --hidden 7168 --sites 8
     TRITON_INTERPRET=1 python -m benchmarks.kernels --gate-only      without a GPU: the gate alone
 
@@ -74,12 +73,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--vllm-file", type=Path, help="attn_res.py of vLLM's Kimi K3")
     parser.add_argument("--rounds", type=_positive, default=15)
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no cell later than that")
-    parser.add_argument("--quick", action="store_true", help="four cells, 3 rounds: no evidence")
     parser.add_argument(
         "--gate-only", action="store_true", help="compare the results, time nothing"
     )
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16; interpreted, float32")
-    parser.add_argument("--list", action="store_true", help="say what runs where, and end")
     parser.add_argument("--out", type=Path, help="write the document there")
     return parser.parse_args(arguments)
 
@@ -94,8 +91,8 @@ def _positive(text: str) -> int:
 def chosen_cells(options: argparse.Namespace, interpreted: bool) -> list[Cell]:
     """Cells that the command line asks for; the default of its mode if no flag gives a shape."""
     shape = options.tokens, options.blocks, options.hidden, options.sites
-    if not any(shape) and (interpreted or options.quick):
-        return list(kernel_cells.TINY if interpreted else kernel_cells.QUICK)
+    if not any(shape) and interpreted:
+        return list(kernel_cells.TINY)
     defaults = kernel_cells.TOKENS, kernel_cells.BLOCKS, kernel_cells.HIDDEN, kernel_cells.SITES
     return kernel_cells.grid(
         *(own or default for own, default in zip(shape, defaults, strict=True))
@@ -222,12 +219,6 @@ def main(arguments: list[str] | None = None) -> int:
     interpreted = not cuda and os.environ.get("TRITON_INTERPRET") == "1"
     peers, sources, absent = kernel_peers.find(options.vllm_file)
     here = kernel_contenders.CONTENDERS | peers
-    if options.list:
-        for name, one in here.items():
-            print(f"{name:19} {sources.get(name, 'here')}; {one.fused}")
-        for name, reason in absent.items():
-            print(f"{name:19} absent: {reason}")
-        return 0
     if not cuda and not options.gate_only:
         return _refuse(NO_GPU)
     if not cuda and not interpreted:
@@ -239,7 +230,6 @@ def main(arguments: list[str] | None = None) -> int:
     device = "cuda" if cuda else "cpu"
     # The interpreter truncates to bf16 where compiled code rounds, so there the default is float32.
     dtype = DTYPES[options.dtype or ("float32" if interpreted else "bfloat16")]
-    rounds = 3 if options.quick else options.rounds
 
     cells, too_large = chosen_cells(options, interpreted), []
     if cuda:
@@ -265,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
         bandwidth = kernel_timing.copy_bandwidth(stopwatch, device)
         method |= {
             "timed": True,
-            "rounds": rounds,
+            "rounds": options.rounds,
             "discarded_rounds": kernel_timing.DISCARDED,
             "cold_bytes": cache.bytes,
             "copy_bytes_per_s": bandwidth,
@@ -274,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(kernel_report.HEAD, flush=True)
 
         def finish(cell: Cell, passed: dict, errors: dict) -> tuple[list[dict], dict]:
-            samples, failed = kernel_timing.measure(passed, rounds, stopwatch)
+            samples, failed = kernel_timing.measure(passed, options.rounds, stopwatch)
             rows = kernel_report.summarise(cell, samples, contenders, errors, dtype, bandwidth)
             for row in rows:
                 tqdm.write(kernel_report.line(row), file=sys.stdout)
@@ -294,7 +284,6 @@ def main(arguments: list[str] | None = None) -> int:
         "command": command_line(["python", "-m", "benchmarks.kernels", *arguments]),
         "hardware": hardware(),
         **environment(device),
-        "quick": options.quick,
         "method": method,
         "contenders": {
             name: {

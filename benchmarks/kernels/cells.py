@@ -40,7 +40,6 @@ class Cell(NamedTuple):
         return f"T={self.tokens} n={self.blocks} d={self.hidden} S={self.sites}"
 
 
-QUICK = tuple(Cell(tokens, 4, 4096, sites) for tokens, sites in product((1, 2048), (2, 8)))
 # For the gate in Triton's interpreter: odd sizes, and a hidden size that is no power of two.
 TINY = (Cell(1, 1, 64, 2), Cell(5, 3, 96, 3), Cell(3, 4, 65, 4))
 

@@ -25,9 +25,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import product
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -39,27 +42,29 @@ from attnres_serve.kernels.triton import (
     common,
     mix_group,
     phase_1,
+    phase_2,
     score_group,
     single_pass,
 )
+from attnres_serve.kernels.triton.phase_1 import Least
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in common.DTYPES}
 # Values that Triton would tell apart in an argument that it specialises.
 ROWS = (0, 1, 3, 16)
 SIZES = ((1, 1, 1), (2, 3, 2), (16, 16, 16), (33, 24, 9))  # tokens, sites, finished blocks
 EPS = {"key_eps": 1e-6, "norm_eps": 1e-6}
-KERNELS = {
-    "single_pass": single_pass.site_kernel,
-    "single_pass_few": single_pass.site_kernel,
-    "phase_1": phase_1.phase_1_kernel,
-    "score_group": score_group.score_group_kernel,
-    "score_group_few": score_group.score_group_kernel,
-    "score_group_most": score_group.score_group_kernel,
-    "weigh_group": mix_group.weigh_group_kernel,
-    "mix_group": mix_group.mix_group_kernel,
-    "phase_2": single_pass.site_kernel,
-    "phase_2_rows": single_pass.site_kernel,
-    "phase_2_rows_few": single_pass.site_kernel,
+KERNELS: dict[str, tuple[ModuleType, str]] = {
+    "single_pass": (single_pass, "site_kernel"),
+    "single_pass_few": (single_pass, "site_kernel"),
+    "phase_1": (phase_1, "phase_1_kernel"),
+    "score_group": (score_group, "score_group_kernel"),
+    "score_group_few": (score_group, "score_group_kernel"),
+    "score_group_most": (score_group, "score_group_kernel"),
+    "weigh_group": (mix_group, "weigh_group_kernel"),
+    "mix_group": (mix_group, "mix_group_kernel"),
+    "phase_2": (single_pass, "site_kernel"),
+    "phase_2_rows": (single_pass, "site_kernel"),
+    "phase_2_rows_few": (single_pass, "site_kernel"),
 }
 # Those that may begin a block.
 BEGINNING = (
@@ -167,79 +172,61 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+class Recorder:
+    """In the place of a kernel: the arguments of its launches, but of those that only compile."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda **own: self.found.append(own) if all(grid) else None
+
+
 def launches(
     kernel: str, arch: int, hidden: int, dtype: torch.dtype, fresh: bool
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Arguments of launches on dense, aligned tensors, which one binary should serve.
 
     Args:
         kernel: a name of ``KERNELS``; a site of few tokens has a name and a config of its own, and
             so have products of few sites and of the most.
-        arch: compute capability times ten, on which the config of a product depends.
+        arch: compute capability times ten.
         fresh: whether a block begins; of the ``BEGINNING`` only.
+
+    Returns:
+        No launch of a product in another dtype than bfloat16.
     """
-    query = _empty(hidden)
-    weight = query.to(dtype)
-    only, few = SITES.get(kernel), kernel.endswith("_few")
-    kernel = kernel.removesuffix("_few").removesuffix("_most")
-    sizes = [(tokens + (not few) * single_pass.FEW, *others) for tokens, *others in SIZES]
-    if kernel == "single_pass":
-        for (tokens, *_), row in zip(sizes, ROWS, strict=True):
-            vectors = _empty(tokens, hidden, dtype=dtype)
-            bank = _empty(tokens, row + 1, hidden, dtype=dtype)
-            yield single_pass.launch_arguments(
-                *(vectors, bank, query, weight, None, vectors),
-                row=row,
-                fresh=fresh,
-                **EPS,
-            )
-        return
-    for tokens, any_sites, count in sizes:
-        sites = only or any_sites
-        vectors = _empty(tokens, hidden, dtype=dtype)
-        bank = _empty(tokens, count + 1, hidden, dtype=dtype)
+    recorders = {place: Recorder() for place in KERNELS.values()}
+    least = Least(logits=1 if KERNELS[kernel][0] in (score_group, mix_group) else 2**62, sites=1)
+    with ExitStack() as stack:
+        for place, recorder in recorders.items():
+            stack.enter_context(patch.object(*place, recorder))
+        for module in (common, score_group):
+            stack.enter_context(patch.object(module, "capability", lambda _: divmod(arch, 10)))
+        stack.enter_context(patch.object(phase_1, "LEAST", {common.MAX_HIDDEN: least}))
+        for (tokens, sites, count), row in zip(SIZES, ROWS, strict=True):
+            tokens += (not kernel.endswith("_few")) * single_pass.FEW
+            rows = row if kernel.startswith("single_pass") else count
+            _launch(kernel, tokens, SITES.get(kernel, sites), rows, hidden, dtype, fresh)
+    return recorders[KERNELS[kernel]].found
+
+
+def _launch(
+    kernel: str, tokens: int, sites: int, row: int, hidden: int, dtype: torch.dtype, fresh: bool
+) -> None:
+    query, delta = _empty(hidden), _empty(tokens, hidden, dtype=dtype)
+    given = delta, _empty(tokens, max(ROWS) + 1, hidden, dtype=dtype)
+    weight, own = query.to(dtype), {"row": row, "fresh": fresh, **EPS}
+    if kernel.startswith("single_pass"):
+        single_pass.single_pass(*given, query, weight, **own)
+    elif kernel.startswith("phase_2"):
         # As ``phase_1`` allocates them.
         answers = _empty(tokens, sites, hidden, dtype=dtype).transpose(0, 1)
-        log_sums = _empty(tokens, sites).t()
-        if kernel == "phase_1":
-            yield phase_1.phase_1_arguments(
-                *(vectors, bank, _empty(sites, hidden), weight, None, vectors),
-                _empty(tokens, sites - 1, hidden, dtype=dtype).transpose(0, 1),
-                _empty(tokens, sites - 1).t(),
-                row=count,
-                fresh=fresh,
-                completes=not fresh,  # as in a model whose blocks have several sublayers
-                **EPS,
-            )
-        elif kernel in ("score_group", "weigh_group", "mix_group"):
-            scores = _empty(tokens, count + 1, score_group.room_for(sites))
-            if kernel == "score_group":
-                yield score_group.score_group_arguments(
-                    *(vectors, bank, _empty(sites, hidden), scores),
-                    **{"row": count, "fresh": fresh, "key_eps": EPS["key_eps"]},
-                    config=score_group.config_for(sites, divmod(arch, 10)),
-                )
-            elif kernel == "weigh_group":
-                yield mix_group.weigh_group_arguments(
-                    *(scores, None, _empty(tokens, sites - 1).t()),
-                    **{"row": count, "completes": True, "slots": 10},
-                )
-            else:
-                yield mix_group.mix_group_arguments(
-                    *(bank, scores, weight, vectors),
-                    _empty(tokens, sites - 1, hidden, dtype=dtype).transpose(0, 1),
-                    **{"row": count, "completes": True, "norm_eps": EPS["norm_eps"]},
-                )
-        else:
-            yield single_pass.launch_arguments(
-                *(vectors, bank, query, weight, None, vectors),
-                row=count,
-                fresh=fresh,
-                **EPS,
-                answers=(answers, log_sums),
-                position=sites - 1,
-                first=count if kernel == "phase_2" else count // 2,
-            )
+        known = answers, _empty(tokens, sites).t(), query, weight
+        first = row if kernel == "phase_2" else row // 2
+        phase_2.phase_2(*given, *known, position=sites - 1, first=first, **own)
+    else:  # as in a model whose blocks have several sublayers
+        phase_1.phase_1(*given, _empty(sites, hidden), weight, completes=not fresh, **own)
 
 
 def main() -> int:
@@ -258,11 +245,12 @@ def main() -> int:
         options.kernel, options.arch, options.hidden, options.dtype
     ):
         for fresh in (False, True) if kernel in BEGINNING else (None,):
-            variants = {}
+            variants, compiled_kernel = {}, getattr(*KERNELS[kernel])
             for arguments in launches(kernel, arch, hidden, DTYPES[dtype], bool(fresh)):
-                arguments |= common.launch_options(arch >= 90)
-                source, target, launch = specialise(KERNELS[kernel], arguments, arch)
+                source, target, launch = specialise(compiled_kernel, arguments, arch)
                 variants[source.hash()] = source
+            if not variants:
+                continue
             compiled = triton.compile(source, target=target, options=launch)
             kernels.append(
                 {

@@ -160,7 +160,7 @@ def weigh_group_arguments(
     completes: bool,
     slots: int,
 ) -> dict[str, Any]:
-    """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
+    """Everything a launch passes to the kernel."""
     sites = 1 + log_sums.shape[0]
     padded = triton.next_power_of_2(slots), triton.next_power_of_2(scores.shape[2])
     return {
@@ -192,7 +192,7 @@ def mix_group_arguments(
     completes: bool,
     norm_eps: float,
 ) -> dict[str, Any]:
-    """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
+    """Everything a launch passes to the kernel."""
     later, hidden = answers.shape[0], bank.shape[2]
     group, chunk, num_warps = config_for(hidden)
     chunks = -(-hidden // chunk)

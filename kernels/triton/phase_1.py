@@ -200,7 +200,7 @@ def phase_1_arguments(
     key_eps: float,
     norm_eps: float,
 ) -> dict[str, Any]:
-    """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
+    """Everything a launch passes to the kernel."""
     hidden = delta.shape[1]
     sites, num_warps = group_config_for(hidden)
     return {

@@ -170,11 +170,10 @@ def score_group_arguments(
     row: int,
     fresh: bool,
     key_eps: float,
-    config: ProductConfig | None = None,
 ) -> dict[str, Any]:
-    """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
+    """Everything a launch passes to the kernel."""
     sites = queries.shape[0]
-    tokens, chunk, num_warps = config or config_for(sites, capability(delta.device))
+    tokens, chunk, num_warps = config_for(sites, capability(delta.device))
     return {
         "p_delta": delta,
         "p_bank": bank,

@@ -188,7 +188,7 @@ def launch_arguments(
     first: int = 0,
     config: Config | None = None,
 ) -> dict[str, Any]:
-    """Everything a launch passes to the kernel; also what an ahead-of-time compilation needs."""
+    """Everything a launch passes to the kernel."""
     tokens, hidden = delta.shape
     vectors, log_sums = answers or (None, None)
     loop = vectors is None or first < row

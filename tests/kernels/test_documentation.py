@@ -50,7 +50,7 @@ def test_every_module_of_the_table_has_an_example():
 
 
 def test_the_signatures_are_those_of_the_code():
-    """By name, order, kind and default; ``config``, for measurements, is left out."""
+    """By name, order, kind and default."""
     assert len(SIGNATURES) == 7
     for name, parameters in SIGNATURES:
         found = []
@@ -65,11 +65,7 @@ def test_the_signatures_are_those_of_the_code():
 
 def _shown(function) -> str:
     signature = inspect.signature(function)
-    kept = [
-        one.replace(annotation=one.empty)
-        for name, one in signature.parameters.items()
-        if name != "config"
-    ]
+    kept = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
     return str(inspect.Signature(kept)).strip("()")
 
 
@@ -100,6 +96,6 @@ if not ON_GPU and not INTERPRETED:
     for _name in [name for name in globals() if name.startswith("test_")]:
         del globals()[_name]
 
-    def test_the_documentation_in_a_process_of_its_own() -> None:
+    def test_the_documentation_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
         """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__)
+        passes_in_a_process_of_its_own(__file__, pytestconfig)

@@ -13,7 +13,7 @@ KERNELS = [
     for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
 ]
 PLACES = {
-    "benchmarks/kernels/compile_ahead.py": "{}.{},",
+    "benchmarks/kernels/compile_ahead.py": '({}, "{}"),',
     "pyproject.toml": '"attnres_serve.kernels.triton.{}"',
 }
 

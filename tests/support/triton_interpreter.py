@@ -82,11 +82,15 @@ def _sum_pairwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.ReduceOps, "sum", add)
 
 
-def passes_in_a_process_of_its_own(file: str) -> None:
-    """Run a test file with the interpreter, where Triton was imported here without it."""
+def passes_in_a_process_of_its_own(file: str, config: pytest.Config) -> None:
+    """Run a test file with the interpreter, where Triton was imported here without it.
+
+    Of its tests those that were chosen here by their marks.
+    """
     assert _VARIABLE not in os.environ, "the interpreter was asked for and is not in use"
+    chosen = "-p", "no:cacheprovider", "-m", config.option.markexpr
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+        [*(sys.executable, "-m", "pytest", "-q", "--maxfail=3"), *chosen, file],
         cwd=Path(__file__).parents[2],
         env=os.environ | {_VARIABLE: "1"},
         capture_output=True,

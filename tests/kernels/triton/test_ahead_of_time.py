@@ -124,7 +124,7 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
     if name == "score_group":
         pieces = kernel["tokens"] * kernel["chunk"] // (32 * kernel["num_warps"]) // 8
     if name == "weigh_group":  # weights, in fours
-        pieces, stores = 32 * 16 // 32 // 4, 1
+        pieces, stores = 32 * 32 // 32 // 4, 1
     if name == "mix_group":  # a chunk in two places and weights in fours; answers
         loads += (2 + kernel["sites"] // 4) / pieces
         stores += kernel["sites"] / pieces
@@ -133,7 +133,7 @@ def test_every_access_is_128_bits_wide(shape: Shape) -> None:
         "phase_1": lambda: (0, 1 + (kernel["sites"] > 1)),
         # A thread has a part of a program's tokens, or of nine rows' room, 16.
         "score_group": lambda: (0, kernel["sites"] * kernel["tokens"] // 32 // kernel["num_warps"]),
-        "weigh_group": lambda: (32 * 16 // 32, 1),
+        "weigh_group": lambda: (32 * 32 // 32, 1),
         "mix_group": lambda: (1, 0),
         "phase_2": lambda: (1, 0),
         "phase_2_rows": lambda: (1, 0),

@@ -65,7 +65,7 @@ def test_rows(case: Case, dtype: torch.dtype, layout: every_backend.Layout) -> N
 
 
 @pytest.mark.usefixtures("poison")
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(drawn=every_backend.cases(), sites=st.integers(1, 6), layout=every_backend.layouts)
 def test_any_shape_magnitude_and_layout(
     drawn: tuple[Case, torch.dtype], sites: int, layout: every_backend.Layout
@@ -74,7 +74,17 @@ def test_any_shape_magnitude_and_layout(
     every_backend.check_all(few(case), dtype, sites, functions(layout))
 
 
-@pytest.mark.parametrize(("dtype", "hidden"), [*zip(DTYPES, (48, 47, 65), strict=True)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "hidden"),
+    [
+        (torch.bfloat16, 47),
+        *(
+            pytest.param(*one, marks=pytest.mark.exhaustive)
+            for one in zip(DTYPES, (48, 65, 64), strict=True)
+        ),
+    ],
+    ids=str,
+)
 def test_operators_keep_the_rules_of_torch(dtype: torch.dtype, hidden: int) -> None:
     """Schemas (what is written to, too), fakes and dispatch, as torch's own check sees them."""
     backends.load("triton")
@@ -111,6 +121,6 @@ if not RUNNABLE:
     for _name in [name for name in globals() if name.startswith("test_")]:
         del globals()[_name]
 
-    def test_triton_backend_in_a_process_of_its_own() -> None:
+    def test_triton_backend_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
         """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__)
+        passes_in_a_process_of_its_own(__file__, pytestconfig)

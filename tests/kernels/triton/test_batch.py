@@ -144,6 +144,6 @@ if not RUNNABLE:
     for _name in [name for name in globals() if name.startswith("test_")]:
         del globals()[_name]
 
-    def test_batch_in_a_process_of_its_own() -> None:
+    def test_batch_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
         """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__)
+        passes_in_a_process_of_its_own(__file__, pytestconfig)

@@ -61,6 +61,7 @@ def _compare(
             *(x, bank, queries, weights[0].norm_weight), bias=weights[0].bias, **where, **EPS
         )
     updated = every_backend.check_state(x, bank, blocks, partial, delta)
+    assert torch.equal(updated, reference.add_partial(partial, delta))
     every_backend.check(out, [*blocks, updated], weights[0])
     assert answers.shape == (sites - 1, *delta.shape) and log_sums.shape == answers.shape[:2]
     if sites == 1 or not case.tokens:
@@ -86,7 +87,7 @@ OWN = [
 LAYOUTS = [every_backend.DENSE, *every_backend.LAYOUTS.values()]
 WAYS = [*product((False, True), repeat=2)]  # fresh, completes
 TURNS = [
-    (case, dtype, sites, *way, layout)
+    (replace(case, tokens=min(case.tokens, 3)), dtype, sites, *way, layout)
     for case, dtype, sites, way, layout in zip(
         *(ROWS + OWN + WIDE_ROWS, cycle((torch.bfloat16, torch.float32, torch.float16))),
         *(cycle(SITES), cycle(WAYS[::-1] + WAYS), cycle(LAYOUTS)),
@@ -94,12 +95,11 @@ TURNS = [
     )
     if dtype != torch.float16 or case not in WIDE_ROWS
 ]
-every_turn = pytest.mark.parametrize(
+
+
+@pytest.mark.parametrize(
     ("case", "dtype", "sites", "fresh", "completes", "layout"), TURNS, ids=identify
 )
-
-
-@every_turn
 def test_rows(
     case: Case, dtype: torch.dtype, sites: int, fresh: bool, completes: bool, layout: Layout
 ) -> None:
@@ -144,7 +144,11 @@ def by_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_product")
-@every_turn
+@pytest.mark.parametrize(
+    ("case", "dtype", "sites", "fresh", "completes", "layout"),
+    [turn for turn in TURNS if turn[0].hidden < 1000],
+    ids=identify,
+)
 def test_rows_by_a_product(
     case: Case, dtype: torch.dtype, sites: int, fresh: bool, completes: bool, layout: Layout
 ) -> None:
@@ -162,8 +166,6 @@ def test_rows_by_a_product(
         (Case(tokens=3, hidden=16), 65),
         # Chunks of the hidden size: one less, exactly, and one more.
         *((Case(tokens=3, hidden=hidden), 3) for hidden in (511, 512, 513, 1024, 1025)),
-        # Several warps share the weights.
-        (Case(tokens=1, count=70, hidden=64), 20),
     ],
     ids=identify,
 )
@@ -203,7 +205,7 @@ def test_results_do_not_depend_on_company(many: bool, monkeypatch: pytest.Monkey
         )
         assert torch.equal(some[0], out[few]) and torch.equal(some[1], answers[:, few])
         assert torch.equal(some[2], log_sums[:, few])
-    for sites in (2, 8) if many else (1, 2, 5, 8):
+    for sites in (8,) if many else (1, 2, 5, 8):
         fewer, _ = _run(tokens=tokens, queries=lambda t, sites=sites: t[:sites])
         assert torch.equal(fewer[0], out) and torch.equal(fewer[1], answers[: sites - 1])
         assert torch.equal(fewer[2], log_sums[: sites - 1])
@@ -450,6 +452,6 @@ if not RUNNABLE:
     for _name in [name for name in globals() if name.startswith("test_")]:
         del globals()[_name]
 
-    def test_phase_1_in_a_process_of_its_own() -> None:
+    def test_phase_1_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
         """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__)
+        passes_in_a_process_of_its_own(__file__, pytestconfig)

@@ -18,7 +18,6 @@ from triton_interpreter import (
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.triton import single_pass as triton_single_pass
 from attnres_serve.kernels.triton.phase_2 import phase_2
-from attnres_serve.kernels.triton.single_pass import MOST_LOST
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -56,7 +55,7 @@ def test_a_partial_sum_that_cancels_the_answer(
     expected = reference.rms_norm(mixed, weight, NORM_EPS)
     apart = sum(part.square().sum(-1, keepdim=True) for part in parts)
     lost = apart / mixed.square().sum(-1, keepdim=True)
-    lost = torch.where(lost < float(MOST_LOST.value), lost, 1.0)
+    lost = torch.where(lost < 8.0, lost, 1.0)  # three binary digits at most
     largest = torch.stack(parts).abs().amax((0, 2))[:, None]
     error = lost * expected.abs() + _gain(mixed, weight) * largest
     close(actual, expected, half_ulp(expected, dtype) + ROUNDINGS * 2**-24 * error)
@@ -167,6 +166,6 @@ if not RUNNABLE:
     for _name in [name for name in globals() if name.startswith("test_")]:
         del globals()[_name]
 
-    def test_two_phase_in_a_process_of_its_own() -> None:
+    def test_two_phase_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
         """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__)
+        passes_in_a_process_of_its_own(__file__, pytestconfig)

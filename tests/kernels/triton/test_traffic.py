@@ -203,6 +203,6 @@ if not ON_GPU and not INTERPRETED:
     for _name in [name for name in globals() if name.startswith("test_")]:
         del globals()[_name]
 
-    def test_traffic_in_a_process_of_its_own() -> None:
+    def test_traffic_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
         """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__)
+        passes_in_a_process_of_its_own(__file__, pytestconfig)
