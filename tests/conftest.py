@@ -3,16 +3,27 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 # Engines run side by side here, and a thread that spins while it waits takes the core of another
 # engine's.  Read by OpenMP when torch loads it, and by all that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import demo_servers
 import pytest
 import torch
+from demo_servers import collector, keyed_server, open_server  # noqa: F401  # fixtures
 from family_results import pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401  # hooks
 from torch import Tensor
+from xdist.scheduler import LoadFileScheduling
+
+TESTS = Path(__file__).parent
+# The shared server that a module asks, by the module's path.
+SERVER_OF = {
+    TESTS / module: name for name, modules in demo_servers.MODULES.items() for module in modules
+}
 
 from attnres_serve.compat import host
 
@@ -30,9 +41,29 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put modules that start engines first: one that began last would leave a process idle."""
+    """Put what takes long first: one that began last would leave a process idle.
+
+    That is modules that share a server, and then those that start engines.
+    """
     slow = {item.path for item in items if item.get_closest_marker("engine")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path not in SERVER_OF, item.path not in slow))
+    for item in items:
+        asked = {*demo_servers.MODULES} & {*getattr(item, "fixturenames", ())}
+        if asked and asked != {SERVER_OF.get(item.path)}:
+            raise pytest.UsageError(f"{item.path} asks {asked}; name it in demo_servers.MODULES.")
+
+
+class Scheduling(LoadFileScheduling):
+    """A module's tests run in one process, and so do the modules that share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = super()._split_scope(nodeid)
+        return SERVER_OF.get(TESTS.parent / module, module)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

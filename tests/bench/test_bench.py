@@ -1135,12 +1135,12 @@ SHORT = ("--quick", "--prompt-lengths", "32", "--batches", "2", "--contexts", "1
 
 
 @pytest.mark.engine
-@pytest.mark.versions
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("golden", "algorithm"),
     [
         ("fla_transformer_block", "two_phase"),
-        pytest.param("qwen3_attnres_full", "single_pass", marks=pytest.mark.exhaustive),
+        ("qwen3_attnres_full", "single_pass"),
     ],
 )
 def test_a_golden_is_measured_against_its_twin(golden, algorithm, tmp_path):

@@ -183,6 +183,7 @@ def test_nor_one_of_a_child(module: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
 def test_runs_that_go_well_say_nothing_of_libraries(tmp_path: Path) -> None:
     """In a folder whose files have names of modules."""
     folder = shadow(tmp_path, "html", "json", "random", "queue")

@@ -36,8 +36,8 @@ def check_results(jobs: list[dict], results: list[dict], checkpoint: Path) -> No
     [["two_phase"], pytest.param(["single_pass"], marks=pytest.mark.exhaustive)],
 )
 def test_lora(algorithms, tmp_path):
-    """An adapter equals the weights it is merged into."""
-    base = write_house(tmp_path / "base", "qwen3", dtype="float32", **SHAPE)
+    """An adapter equals the weights it is merged into, of a layer of ours among vLLM's."""
+    base = write_house(tmp_path / "base", "gated_llama", dtype="float32", **SHAPE)
     layers = linear_layers(load_file(base / WEIGHTS))
     merged = write_merged(tmp_path / "adapter", base, layers)
     prompts = fresh_prompts((9, 150))
@@ -101,24 +101,22 @@ def test_sites_of_a_quantised_model(algorithms, tmp_path):
 INT8_BOUND = 0.2
 
 
-def test_answers_of_quantised_models(tmp_path):
-    """Intact INT8 checkpoints of three formats load and answer as their float models do."""
-    house = write_house(tmp_path / "base", "llama", **SHAPE)
-    sources = {
-        "house": house,
-        "fla": GOLDENS / "fla_transformer_block",
-        "open_attnres": GOLDENS / "qwen3_attnres_cumulative_block",
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fla_transformer_block",
+        pytest.param("qwen3_attnres_cumulative_block", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_answers_of_quantised_models(name, tmp_path):
+    """An intact INT8 checkpoint loads and answers as its float model does."""
+    source = GOLDENS / name
+    job = {
+        "served": str(quantised(tmp_path / name, source)),
+        "reference": str(source),
+        "prompts": fresh_prompts((9, 40)),
+        "chosen": {"attnres_algorithm": "two_phase"},
+        "dtype": "bfloat16",
     }
-    jobs = [
-        {
-            "served": str(quantised(tmp_path / name, source)),
-            "reference": str(source),
-            "prompts": fresh_prompts((9, 40)),
-            "chosen": {"attnres_algorithm": "two_phase"},
-            "dtype": "bfloat16",
-        }
-        for name, source in sources.items()
-    ]
-    answers = run_verify(jobs, tmp_path / "run")
-    found = {name: fmean(answer["kl"]) for name, answer in zip(sources, answers, strict=True)}
-    assert all(kl < INT8_BOUND for kl in found.values()), found
+    (answer,) = run_verify([job], tmp_path / "run")
+    assert fmean(answer["kl"]) < INT8_BOUND

@@ -1,6 +1,7 @@
 """FLA's classes with a recurrence, against themselves in float64."""
 
 import random
+from collections.abc import Iterable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kda, a bound without safe_gate": ("kda", {"attnres_block_size": 2, "lower_bound": -0.5}),
 }
-ALWAYS = "gated_deltanet"
-MARKED = [
-    name if name == ALWAYS else pytest.param(name, marks=pytest.mark.families) for name in CASES
-]
 CHOSEN = dict(zip(CASES, cycle(("two_phase", "single_pass")), strict=False))
 
 
@@ -70,7 +67,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return root, run_named(jobs, root / "run")
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.families
+@pytest.mark.parametrize("name", CASES)
 def test_it_equals_its_own_class(runs: tuple[Path, Any], name: str) -> None:
     root, results = runs
     job, result = results[name]
@@ -84,29 +82,42 @@ def check(model: fla_models.FlaModel, job: dict[str, Any], result: dict[str, Any
     check_traced(model.traced(ids), rounded(model).traced(ids), result["trace"])
 
 
-@pytest.mark.families
-@pytest.mark.parametrize("model_type", fla_models.DELTA)
-def test_in_every_way(model_type: str, tmp_path: Path) -> None:
-    """Compiled, on two workers that share layers, and on two that have some each."""
+def run_and_check(
+    model_type: str, root: Path, ways: Iterable[tuple[str, str, dict[str, Any], dict[str, str]]]
+) -> None:
+    """Serve a model in several ways: algorithm, mode, options and environment of each."""
     random.seed()
     folder = fla_models.write(
-        tmp_path / "own", model_type, random.randrange(10**6), attnres_block_size=4
+        root / "own", model_type, random.randrange(10**6), attnres_block_size=4
     )
     prompts = fresh_prompts((7, 190))
-
-    def job(algorithm: str, mode: str = "eager", **options: Any) -> dict[str, Any]:
-        return engine_job(folder, prompts, algorithm, mode, chunk=CHUNK, trace=True, **options)
-
     jobs = [
-        job("single_pass", "compiled"),
-        job("two_phase", tensor_parallel_size=2, **TWO),
-        job("two_phase", "compiled", pipeline_parallel_size=2, **TWO)
-        | {"env": {"VLLM_PP_LAYER_PARTITION": SPLIT}},
+        engine_job(folder, prompts, algorithm, mode, chunk=CHUNK, trace=True, **options)
+        | {"env": env}
+        for algorithm, mode, options, env in ways
     ]
-    results = run_engine(jobs, tmp_path / "run", VLLM_CPU_OMP_THREADS_BIND="0|1")["results"]
+    results = run_engine(jobs, root / "run")["results"]
     model = fla_models.load(folder)
     for one, result in zip(jobs, results, strict=True):
         check(model, one, result)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["gated_deltanet", pytest.param("kda", marks=pytest.mark.families)],
+)
+def test_two_workers_share_the_layers(model_type: str, tmp_path: Path) -> None:
+    options = {"tensor_parallel_size": 2, **TWO}
+    run_and_check(model_type, tmp_path, [("two_phase", "eager", options, {})])
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("model_type", fla_models.DELTA)
+def test_compiled(model_type: str, tmp_path: Path) -> None:
+    """Alone, and on two workers that have some layers each."""
+    options = {"pipeline_parallel_size": 2, **TWO}
+    stages = ("two_phase", "compiled", options, {"VLLM_PP_LAYER_PARTITION": SPLIT})
+    run_and_check(model_type, tmp_path, [("single_pass", "compiled", {}, {}), stages])
 
 
 @pytest.mark.families

@@ -8,18 +8,19 @@ import json
 from itertools import pairwise
 from pathlib import Path
 from shutil import copy
+from typing import Any
 
 import pytest
 import tokenizers
 import torch
 from checkpoints import write_house
-from goldens import bound, check_against
-from jobs import engine_job, run_named
+from goldens import check_against
+from jobs import engine_job, run_engine, run_named
 from safetensors.torch import load_file, save_file
 from serving import DEMO
 from torch import Tensor
 
-from attnres_serve.verify.oracle import load
+from attnres_serve.verify.oracle import Model, load
 
 pytestmark = pytest.mark.engine
 
@@ -86,15 +87,17 @@ def write_bigram(folder: Path, answers: list[list[int]]) -> Path:
     return write_model(folder, config, tensors)
 
 
-def require_equal(plain: dict, drafted: dict) -> None:
+def job(folder: Path, prompts: list[list[int]], mode: str, drafts: dict[str, Any]) -> dict:
+    options = {"disable_log_stats": False, "speculative_config": drafts}
+    return engine_job(folder, prompts, "two_phase", mode, **options)
+
+
+def check(model: Model, asked: dict, result: dict) -> None:
+    """Every answer is the model's, and some but not all drafts were accepted."""
     for kind in ("alone", "batch"):
-        for wanted, answer in zip(plain[kind], drafted[kind], strict=True):
-            assert answer["tokens"] == wanted["tokens"]
-            for found, want in zip(answer["logprobs"], wanted["logprobs"], strict=True):
-                assert abs(found - want) <= bound(want)
-
-
-def require_some_accepted(counters: dict) -> None:
+        for prompt, answer in zip(asked["prompts"], result[kind], strict=True):
+            assert not check_against(model, prompt, answer, kind)
+    counters = result["counters"]
     drafts, proposed, accepted = (
         counters.get(f"vllm:spec_decode_num_{what}", 0)
         for what in ("drafts", "draft_tokens", "accepted_tokens")
@@ -113,42 +116,28 @@ def test_draft_models(mode, tmp_path):
         "attnres": write_first_layers(tmp_path / "attnres"),
         "standard": write_bigram(tmp_path / "standard", expected),
     }
-    options = {"disable_log_stats": False}
-    jobs = {"none": engine_job(DEMO, prompts, "two_phase", mode, **options)}
-    for name, draft in drafts.items():
-        options["speculative_config"] = {
-            "method": "draft_model",
-            "model": str(draft),
-            "num_speculative_tokens": 3,
-        }
-        jobs[name] = engine_job(DEMO, prompts, "two_phase", mode, **options)
-    results = {name: result for name, (_, result) in run_named(jobs, tmp_path / "run").items()}
-    for kind in ("alone", "batch"):
-        assert [answer["tokens"] for answer in results["none"][kind]] == expected
-    for name in drafts:
-        require_equal(results["none"], results[name])
-        require_some_accepted(results[name]["counters"])
+    jobs = {
+        name: job(
+            DEMO,
+            prompts,
+            mode,
+            {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3},
+        )
+        for name, draft in drafts.items()
+    }
+    for asked, result in run_named(jobs, tmp_path / "run").values():
+        check(model, asked, result)
+        for kind in ("alone", "batch"):
+            assert [answer["tokens"] for answer in result[kind]] == expected
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["two_phase", pytest.param("single_pass", marks=pytest.mark.exhaustive)]
-)
-def test_ngrams(algorithm, tmp_path):
+def test_ngrams(tmp_path):
     """The model's own text is searched for what followed the last tokens before."""
     # A model whose greedy answers to these prompts fall into cycles of two or three tokens.
     base = write_house(tmp_path / "base", "llama", layers=4, block_size=3, seed=22)
     prompts = [[17, 23, 5, 99] * 12, [3, 4] * 40]
     ngram = {"method": "ngram", "num_speculative_tokens": 3}
     ngram |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    # This one last: behind it vLLM 0.32 starts no engine in the same process, as its search through
-    # all modules stumbles over an object of numba's, which makes the drafts.
-    guided = engine_job(base, prompts, algorithm, disable_log_stats=False, speculative_config=ngram)
-    jobs = {"none": engine_job(base, prompts, algorithm), "ngram": guided}
-    results = {name: result for name, (_, result) in run_named(jobs, tmp_path / "run").items()}
-    model = load(base)
-    for name, result in results.items():
-        for kind in ("alone", "batch"):
-            for prompt, answer in zip(prompts, result[kind], strict=True):
-                assert not check_against(model, prompt, answer, f"{name}, {kind}")
-    require_equal(results["none"], results["ngram"])
-    require_some_accepted(results["ngram"]["counters"])
+    asked = job(base, prompts, "eager", ngram)
+    (result,) = run_engine([asked], tmp_path / "run")["results"]
+    check(load(base), asked, result)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from asked_server import asked_server
 from checkpoints import write_standard
+from inspecting import asking, inspect
 from matplotlib.figure import Figure
-from serving import DEMO, run_module
+from serving import DEMO
 
 from attnres_serve import cli
 from attnres_serve.depth.layout import Layout
@@ -419,19 +420,14 @@ def test_a_token_that_the_answer_does_not_have(server, capsys):
 # The whole.
 
 
-def inspect(*words: str) -> str:
-    return run_module("attnres_serve", "inspect", *words, timeout=300)
-
-
 @pytest.mark.engine
-def test_the_figure_of_the_documentation(tmp_path):
-    """Its command, word for word but for the name of the file."""
+def test_the_figure_of_the_documentation(open_server, tmp_path):
+    """Its command, word for word but for the name of the file, of a server that runs already."""
     page = (DEMO.parents[2] / "docs" / "use" / "inspect.md").read_text()
     command, *_ = re.findall(r"```bash\nattnres-serve (inspect .*?)```", page, re.DOTALL)
     *words, committed = shlex.split(command.replace("\\\n", ""))
     out = tmp_path / "demo.png"
-    words[1] = str(DEMO)
-    inspect(*words[1:], str(out))
+    inspect(*asking(open_server.url, words[1:]), str(out))
     for path in (out, DEMO.parents[2] / committed):
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) < 200_000

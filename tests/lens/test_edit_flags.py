@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 from edited_oracle import evaluate, greedy, mixing_sites, sources_at
-from serving import DEMO, run_module
+from inspecting import asking, inspect
+from serving import DEMO
 
 from attnres_serve import cli
 from attnres_serve.depth.layout import Layout
@@ -287,12 +288,11 @@ def test_a_map_that_cannot_be_written(tmp_path):
 # The whole, as docs/use/inspect.md has it.
 
 
-def run_of_the_page(command: str, folder) -> tuple[str, list[str]]:
+def run_of_the_page(command: str, folder: Path, url: str) -> tuple[str, list[str]]:
     """What a command of the page prints, and its words; files lie in `folder`."""
     words = shlex.split(command.replace("\\\n", ""))
-    words[2] = str(DEMO)
     words[-1] = str(folder / words[-1])
-    return run_module("attnres_serve", *words[1:], timeout=300), words
+    return inspect(*asking(url, words[2:])), words
 
 
 def blocks(flag: str) -> tuple[str, str]:
@@ -303,14 +303,14 @@ def blocks(flag: str) -> tuple[str, str]:
 
 
 @pytest.mark.engine
-def test_an_edit_of_the_demo(tmp_path):
+def test_an_edit_of_the_demo(open_server, tmp_path):
     pytest.importorskip("vllm")
     from trace_cases import FAR, LOGPROBS
 
     from attnres_serve.verify.oracle import load
 
     command, told = blocks("--edit")
-    printed, words = run_of_the_page(command, tmp_path)
+    printed, words = run_of_the_page(command, tmp_path, open_server.url)
     lines = told.splitlines()
     found = printed.splitlines()[-len(lines) - 1 : -1]
     assert [re.sub(NUMBER, "0", line) for line in found] == [
@@ -339,14 +339,14 @@ def test_an_edit_of_the_demo(tmp_path):
 
 
 @pytest.mark.engine
-def test_an_importance_map_of_the_demo(tmp_path):
+def test_an_importance_map_of_the_demo(open_server, tmp_path):
     pytest.importorskip("vllm")
     from trace_cases import LOGPROBS
 
     from attnres_serve.verify.oracle import load
 
     command, told = blocks("--importance")
-    printed, words = run_of_the_page(command, tmp_path)
+    printed, words = run_of_the_page(command, tmp_path, open_server.url)
     path = tmp_path / words[-1]
     assert printed.splitlines()[-1] == str(path)
     found, model = Importance.model_validate_json(path.read_text()), load(DEMO)
@@ -371,5 +371,5 @@ def test_an_importance_map_of_the_demo(tmp_path):
             ban = {"sites": [index], "sources": [source], "tokens": tokens, "ban": True}
             assert change == pytest.approx(mean([ban]) - mean([]), abs=2 * LOGPROBS)
     before = path.read_text()  # a file that is whole is left as it is
-    run_of_the_page(command, tmp_path)
+    run_of_the_page(command, tmp_path, open_server.url)
     assert path.read_text() == before

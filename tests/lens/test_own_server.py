@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from serving import DEMO, ROOT, environment, run_module, running_demo
+from serving import DEMO, ROOT, environment, run_module
 
 import attnres_serve
 from attnres_serve.errors import SettingError
@@ -225,8 +225,9 @@ def test_flags_of_another_place(flags, stand_in):
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
 @pytest.mark.versions
-def test_every_door_gives_one_trace(tmp_path, monkeypatch):
+def test_every_door_gives_one_trace(open_server, tmp_path, monkeypatch):
     """The route of a server, the command and Python: of text, of an answer and under edits."""
     pytest.importorskip("vllm")
     for name, value in environment().items():
@@ -235,9 +236,8 @@ def test_every_door_gives_one_trace(tmp_path, monkeypatch):
     asked = {"max_tokens": 3, "logprobs": 3, "lens": 2}
     body = {"prompt": "import os\n", **asked}
     edits = [{"sites": [9], "sources": ["block 2"], "ban": True}]
-    with running_demo(tmp_path / "log", "--dtype", "float32") as server:
-        answer = server.client.post("/v1/attn_res/trace", json={**body, "edits": edits})
-        wanted = answer.raise_for_status().json()
+    answer = open_server.client.post("/v1/attn_res/trace", json={**body, "edits": edits})
+    wanted = answer.raise_for_status().json()
     by_python = attnres_serve.trace(
         DEMO, body["prompt"], edits=edit, dtype="float32", served_model_name="demo", **asked
     )

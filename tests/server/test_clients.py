@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 from client_page import block
-from serving import DEMO, running_demo
+from serving import DEMO
 
 from attnres_serve.compat import bench_client
 
@@ -14,9 +14,8 @@ ADDRESS = "http://127.0.0.1:8000"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with running_demo(tmp_path_factory.mktemp("clients") / "log") as running_server:
-        yield running_server
+def server(open_server):
+    return open_server
 
 
 def test_openai_python(server, capsys):

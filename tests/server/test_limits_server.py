@@ -5,37 +5,25 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Thread
 
 import httpx
 import pytest
-from faults import find, suspended, value
-from serving import running_demo
+from demo_servers import AT_A_TIME, BODY, KEY, SECOND, SEQUENCES, TRACE_TOKENS
+from demo_servers import KEYED_CONTEXT as CONTEXT
+from faults import until
+from raw_http import connected, half_sent, read
 
 pytestmark = pytest.mark.engine
 
-KEY, SECOND = "a-key-of-the-test", "another-key-of-the-test"
-CONTEXT, BODY, SEQUENCES, AT_A_TIME = 512, 20_000, 4, 2
 DEEP = json.loads('{"items": ' * 450 + "{}" + "}" * 450)
 COMPLETION = {"model": "demo", "prompt": "def ", "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("server")
-    keys = folder / "keys"
-    keys.write_text(f"{KEY}\n{SECOND}\n")
-    bounds = {
-        "--api-key-file": keys,
-        "--max-model-len": CONTEXT,
-        "--max-body-bytes": BODY,
-        "--max-sequences": SEQUENCES,
-        "--max-concurrent-requests": AT_A_TIME,
-    }
-    flags = [str(word) for pair in bounds.items() for word in pair]
-    with running_demo(folder / "log", *flags) as running_server:
-        yield running_server
+def server(keyed_server):
+    return keyed_server
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +141,9 @@ def request(method: bytes, path: bytes, host: bytes, body: bytes) -> bytes:
 
 def exchange(server, data: bytes) -> bytes:
     """Send bytes and read until the server closes."""
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall(data)
-        return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-@contextmanager
-def connected(server) -> Iterator[socket.socket]:
-    url = httpx.URL(server.url)
-    with closing(socket.create_connection((url.host, url.port), timeout=60)) as connection:
-        yield connection
+        return read(connection)
 
 
 # --- bounds
@@ -173,7 +154,7 @@ def connected(server) -> Iterator[socket.socket]:
 )
 def test_headers(server, headers):
     """Without a key, which would be one of them."""
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         with suppress(ConnectionError):  # it does not read what is too much
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
         with suppress(ConnectionError):
@@ -200,7 +181,7 @@ def test_bodies(client, path):
         ("/invocations", {"prompt": "a", "n": str(SEQUENCES + 1)}, "at most 4"),
         ("/v1/chat/completions", {"messages": [], "n": 5}, "at most 4"),
         ("/v1/completions", {"prompt": [3] * (CONTEXT + 1)}, str(CONTEXT)),
-        ("/v1/attn_res/trace", {"prompt": [3] * (CONTEXT + 1)}, str(CONTEXT)),
+        ("/v1/attn_res/trace", {"prompt": [3] * (TRACE_TOKENS + 1)}, str(TRACE_TOKENS)),
         ("/v1/completions", {"prompt": "a", "max_tokens": CONTEXT + 1}, str(CONTEXT)),
         ("/v1/completions", {"prompt": "a", "logprobs": 21}, "20"),
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 5}, ""),
@@ -215,49 +196,32 @@ def test_bounds_of_a_request(client, path, asked, said):
 
 
 def test_requests_at_a_time(server, client):
-    """Streams hold their places; a client that leaves frees its own at once.
+    """A request holds its place from its first byte; a client that leaves frees its own at once.
 
-    The engine says nothing meanwhile: it might be done before clients of a busy machine have asked.
     ``test_limits`` has streams in their middle.
     """
-    long = {**COMPLETION, "max_tokens": 500, "ignore_eos": True, "stream": True}
-    engine, before = find(server.process.pid, "EngineCore"), generated(client)
-    with ExitStack() as stack:
-        with suspended(engine):
-            first = stack.enter_context(client.stream("POST", "/v1/completions", json=long))
-            with client.stream("POST", "/v1/completions", json=long):
-                for path in ("/v1/completions", "/v1/attn_res/trace", "/tokenize"):
-                    refused = client.post(path, json=COMPLETION)
-                    assert "2 requests" in error_of(refused, 429)
-                    assert int(refused.headers["retry-after"]) > 0
-                assert client.get("/health").status_code == 200
-                assert client.get("/v1/models").status_code == 200
-                error_of(client.get("/v1/attn_res"), 429)
-            # The second client has left.
-            assert soon(lambda: client.post("/tokenize", json=COMPLETION).status_code == 200)
-        assert b"[DONE]" in first.read()
-    assert soon(lambda: running_requests(client) == 0)
-    assert generated(client) - before < 2 * 500, "what it asked for was generated"
+
+    def status() -> int:
+        return client.post("/tokenize", json=COMPLETION).status_code
+
+    with ExitStack() as held:
+        body = json.dumps(COMPLETION).encode()
+        first, *_ = [
+            held.enter_context(half_sent(server.url, "/v1/completions", body, KEY))
+            for _ in range(AT_A_TIME)
+        ]
+        until(lambda: status() == 429, 60)
+        for path in ("/v1/completions", "/v1/attn_res/trace", "/tokenize"):
+            refused = client.post(path, json=COMPLETION)
+            assert f"{AT_A_TIME} requests" in error_of(refused, 429)
+            assert int(refused.headers["retry-after"]) > 0
+        assert client.get("/health").status_code == 200
+        assert client.get("/v1/models").status_code == 200
+        error_of(client.get("/v1/attn_res"), 429)
+        assert b"choices" in first()  # it was held and not refused
+        until(lambda: status() == 200, 60)
     answers = [client.post("/v1/completions", json=COMPLETION).status_code for _ in range(4)]
     assert answers == [200] * 4
-
-
-def soon(condition) -> bool:
-    """Whether it holds within seconds."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def running_requests(client) -> float:
-    return value(client.get("/metrics").text, "vllm:num_requests_running")
-
-
-def generated(client) -> float:
-    return value(client.get("/metrics").text, "vllm:generation_tokens_total")
 
 
 # --- text only

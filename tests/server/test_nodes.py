@@ -20,13 +20,11 @@ def test_two_nodes_answer_as_one_worker(split, tmp_path):
     """What the golden expects is what one worker answers."""
     meet = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = (*OURS, str(GOLDEN), *FLAGS, *split, *meet, "--node-rank", "1", "--headless")
-    env = {"VLLM_CPU_OMP_THREADS_BIND": "1"}
-    second = serving.forks.begin(words, tmp_path / "second", serving.environment(**env), env, True)
+    second = serving.forks.begin(words, tmp_path / "second", serving.environment(), {}, True)
     try:
         with serving.running(
             *(OURS, GOLDEN, tmp_path / "first", *FLAGS, *split, *meet, "--node-rank", "0"),
             fresh=True,
-            VLLM_CPU_OMP_THREADS_BIND="0",
         ) as server:
             check_golden_over_http(server, GOLDEN)
             assert server.info["executed"]

@@ -3,28 +3,24 @@
 import json
 
 import pytest
+from demo_servers import CONTEXT, NAMES
 from openai import BadRequestError, NotFoundError, OpenAI
-from serving import DEMO, running_demo
+from serving import DEMO
 
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.verify import oracle
 
 pytestmark = pytest.mark.engine
 
-CONTEXT = 512
 PROMPT = "import os\n\n\ndef "
 ASK = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
-NAMES = ["demo", "team/demo v2"]
 MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
 CHAT = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 12}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    log = tmp_path_factory.mktemp("openai") / "log"
-    flags = ("--max-model-len", str(CONTEXT), "--served-model-name", *NAMES)
-    with running_demo(log, *flags) as running_server:
-        yield running_server
+def server(open_server):
+    return open_server
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from demo_servers import KEY
 from fastapi import FastAPI
 from made_up import SITE, MadeUpServer, made_up_trace
 from matplotlib import colormaps
 from matplotlib.colors import PowerNorm
 from matplotlib.image import imread
-from serving import ROOT, Server, running_demo
+from serving import ROOT, Server
 from starlette.testclient import TestClient
 
 from attnres_serve.lens import figure
@@ -31,7 +32,6 @@ from attnres_serve.lens import page as inspect_page
 from attnres_serve.server.routes import page
 from attnres_serve.tracing.answer import TraceAnswer
 
-KEY = "a-key-of-the-test"
 PAPER = "https://arxiv.org/abs/2603.15031"
 PROMPT = "import os\n\n\ndef "
 HOSTILE = ["</script><script>hacked = 1</script>", "<img src=x onerror=hacked=1>", "<!--", "\u202e"]
@@ -566,11 +566,8 @@ def test_what_has_no_room_is_left_out(
 
 
 @pytest.fixture(scope="module")
-def server(browser, tmp_path_factory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("page") / "log"
-    with running_demo(log, "--api-key", KEY) as running_server:
-        running_server.client.headers["authorization"] = f"Bearer {KEY}"
-        yield running_server
+def server(browser, keyed_server) -> Server:
+    return keyed_server
 
 
 @pytest.fixture

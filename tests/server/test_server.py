@@ -9,19 +9,16 @@ from pathlib import Path
 import httpx
 import pytest
 from openai import OpenAI
-from serving import DEMO, running_demo
+from serving import DEMO
 
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
-CONTEXT = 512
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "log"
-    with running_demo(log, "--max-model-len", str(CONTEXT)) as running_server:
-        yield running_server
+def server(open_server):
+    return open_server
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,12 @@ import cells
 import numpy as np
 import pytest
 import torch
+from demo_servers import CHUNK, KEY
 from edited_oracle import evaluate, greedy
-from faults import find, in_slices, metrics, suspended, until, value
+from faults import find, metrics, until, value
 from goldens import ASK
 from openai import OpenAI
-from serving import DEMO, running_demo
+from serving import DEMO, Server, running_demo
 from trace_cases import FAR, LOGPROBS
 from trace_http import URL, check, others, trace
 
@@ -31,23 +32,13 @@ from tests.server.test_server import ROOT, at, run
 
 pytestmark = pytest.mark.engine
 
-KEY = "a-key-of-the-test"
 TEXT = "import os\nimport sys\n\n\nclass Stack:\n    def __init__(self" * 6  # longer than a chunk
-CHUNK = 64
-WEIGHTS = 29000  # 57 sources of all sites together, times 508 tokens
-CLIENTS, LONG = 3, 500  # that go away, and the tokens that each asks for
+LONG = 500  # tokens that a client asks for and does not wait for
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "log"
-    flags = ("--max-model-len", "512", "--dtype", "float32", "--api-key", KEY)
-    flags += ("--max-trace-weights", str(WEIGHTS))
-    chunked = ("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8")
-    stays = {"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}  # for the last test
-    with running_demo(log, *flags, *chunked, **stays) as running_server:
-        running_server.client.headers["authorization"] = f"Bearer {KEY}"
-        yield running_server
+def server(keyed_server):
+    return keyed_server
 
 
 @pytest.fixture(scope="module")
@@ -103,35 +94,31 @@ def test_chat(server, model):
 
 
 def test_a_client_that_goes_away_leaves_nothing(server, model):
-    """Its generation is aborted, which is counted, and the next trace is answered."""
+    """Its generation is aborted, which is counted, and the next trace is answered.
+
+    An answer may be complete before a client of a busy machine can go, but not every time.
+    """
 
     def count(name: str, **labels: str) -> float:
         return value(metrics(server), name, **labels)
 
-    def generated() -> float:
-        return count("vllm:generation_tokens_total")
-
+    generated = partial(count, "vllm:generation_tokens_total")
     cancelled = partial(count, "attnres_traces_total", outcome="cancelled")
     ended = partial(count, "attnres_traces_total")
     asked = json.dumps({"prompt": [3, 4, 5], "max_tokens": LONG})
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-    engine = find(server.process.pid, "EngineCore")
-    gone = 0
-    for _ in range(2 * CLIENTS):
+
+    def is_aborted() -> bool:
         before, were_cancelled, had_ended = generated(), cancelled(), ended()
-        with suspended(engine):
-            with closing(HTTPConnection("127.0.0.1", server.client.base_url.port)) as client:
-                client.request("POST", URL, asked, headers)
-                in_slices(engine, lambda before=before: generated() > before, 30)
-            until(lambda before=had_ended: ended() > before, 30)
-            has_left_early = generated() - before < LONG / 2
+        with closing(HTTPConnection("127.0.0.1", server.client.base_url.port)) as client:
+            client.request("POST", URL, asked, headers)
+            until(lambda: generated() > before, 60)
+        until(lambda: ended() > had_ended, 60)
+        until(lambda: count("vllm:num_requests_running") == 0, 60)
         check(trace(server, prompt=[3, 4, 5]), model)
-        until(lambda: count("vllm:num_requests_running") == 0, 30)
-        if has_left_early:  # a busy machine may be too late for some
-            assert cancelled() == were_cancelled + 1
-            assert generated() - before < LONG
-            gone += 1
-    assert gone >= CLIENTS, f"{2 * CLIENTS - gone} answers were complete before clients could go"
+        return cancelled() == were_cancelled + 1 and generated() - before < LONG
+
+    until(is_aborted, 120)
 
 
 def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
@@ -231,8 +218,14 @@ def test_the_examples_of_the_documentation(server):
     assert both["edited"] and both["edited"] != both["unedited"]
 
 
-def test_a_trace_whose_engine_dies_fails(server):
-    """The last test: the engine is killed while it is asked, and the server outlives it."""
+@pytest.mark.exhaustive
+def test_a_trace_whose_engine_dies_fails(tmp_path):
+    """The engine is killed while it is asked, and the server outlives it."""
+    with running_demo(tmp_path / "log", VLLM_KEEP_ALIVE_ON_ENGINE_DEATH="1") as server:
+        check_death(server)
+
+
+def check_death(server: Server) -> None:
     engine = find(server.process.pid, "EngineCore")
     failed = value(metrics(server), "attnres_traces_total", outcome="failed")
     engine.suspend()  # it will not have answered

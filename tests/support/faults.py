@@ -2,8 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -11,8 +10,6 @@ from load import tree
 from serving import Server
 
 SHARED = "/dev/shm/"
-SLICE, PAUSE = 0.02, 0.2  # seconds
-GIVES_WAY = 15  # of nice
 
 
 def find(pid: int, title: str) -> psutil.Process:
@@ -56,46 +53,6 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < end, f"it did not happen in {seconds} s"
         time.sleep(0.02)
-
-
-@contextmanager
-def suspended(process: psutil.Process) -> Iterator[None]:
-    """Hold a process still, and where it goes on meanwhile, let it give way to this one.
-
-    Linux was seen to let an engine run for a second before a test that waited for the same core.
-    At the end the process goes on as before, if it has not ended.
-    """
-    _set_nice(process, GIVES_WAY)
-    process.suspend()
-    try:
-        yield
-    finally:
-        _set_nice(process, 0)
-        with suppress(psutil.NoSuchProcess):
-            process.resume()
-
-
-def _set_nice(process: psutil.Process, nice: int) -> None:
-    """Of a process, and where Linux weighs sessions against each other, of its session."""
-    with suppress(psutil.Error, OSError):  # to lower it again needs a privilege
-        process.nice(nice)
-        Path(f"/proc/{process.pid}/autogroup").write_text(str(nice))
-
-
-def in_slices(process: psutil.Process, condition: Callable[[], bool], seconds: float) -> None:
-    """Let a suspended process go on a little at a time until the condition holds.
-
-    A fast engine may be done with a whole answer before a client of a busy machine looks.
-    """
-
-    def holds() -> bool:
-        process.resume()
-        time.sleep(SLICE)
-        process.suspend()
-        time.sleep(PAUSE)  # what it said arrives
-        return condition()
-
-    until(holds, seconds)
 
 
 def metrics(server: Server) -> str:

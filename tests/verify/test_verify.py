@@ -204,6 +204,7 @@ def test_the_own_class_is_a_reference(modules: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
 def test_the_command_against_the_own_class(modules: Path) -> None:
     words = ("attnres_serve", "verify", str(GOLDENS / DELTA), "--json", "--against", "hf")
     path = f"{modules}:{TESTS.parent}"

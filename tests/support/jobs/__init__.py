@@ -68,9 +68,9 @@ def run_verify(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
     return _run("verify_jobs.py", jobs, folder, {})
 
 
-def run_trace_jobs(jobs: list[dict[str, Any]], folder: Path, **env: str) -> list[Any]:
+def run_trace_jobs(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
     """Run jobs one after the other in one process of ``trace_jobs.py``."""
-    return _run("trace_jobs.py", jobs, folder, env)
+    return _run("trace_jobs.py", jobs, folder, {})
 
 
 def _run(script: str, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str]) -> Any:

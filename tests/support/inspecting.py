@@ -1,0 +1,25 @@
+"""``attnres-serve inspect`` as a command of its own, of a server that runs already."""
+
+from collections.abc import Sequence
+
+from serving import run_module
+
+OF_A_START = ("--dtype", "--served-model-name")  # flags of documented commands, each with a value
+
+
+def inspect(*words: str) -> str:
+    """What the command prints."""
+    return run_module("attnres_serve", "inspect", *words, timeout=300)
+
+
+def asking(url: str, words: Sequence[str]) -> list[str]:
+    """The words of a documented command with a URL in the place of the checkpoint, the first word.
+
+    Flags of a server that is started go.
+    """
+    _, *rest = words
+    for flag in OF_A_START:
+        if flag in rest:
+            at = rest.index(flag)
+            del rest[at : at + 2]
+    return ["--url", url, *rest]
