@@ -26,7 +26,7 @@ def wait_for(found: Callable[[], Any]) -> Any:
 
     Every process sends its spans in batches, every five seconds.
     """
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (spans := found()):
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -246,7 +246,7 @@ def test_requests_are_shown_and_probes_are_not(server):
         assert client.get("/").headers["location"] == "attn_res"
         body = {"prompt": "import os", "max_tokens": 4}
         assert client.post("/v1/completions", json=body).status_code == 200
-    server.wait_for("POST /v1/completions HTTP")
+    server.wait_for("POST /v1/completions")
     said = server.out[before:]
     assert len(said) == 2, said
     assert "GET / " in said[0] and "POST /v1/completions" in said[1]

@@ -44,7 +44,7 @@ def others(server: Server, prompts: list[list[int]]) -> Iterator[list[list[dict[
     with ThreadPoolExecutor(len(prompts)) as pool:
         asked = [pool.submit(ask, number) for number in range(len(prompts))]
         try:
-            until(lambda: value(metrics(server), "vllm:num_requests_running") > 0, 30)
+            until(lambda: value(metrics(server), "vllm:num_requests_running") > 0, 120)
             yield answers
         finally:
             stop.set()
