@@ -19,13 +19,13 @@ from family_results import pytest_runtest_logreport, pytest_sessionfinish  # noq
 from torch import Tensor
 from xdist.scheduler import LoadFileScheduling
 
+from attnres_serve.compat import host
+
 TESTS = Path(__file__).parent
 # The shared server that a module asks, by the module's path.
 SERVER_OF = {
     TESTS / module: name for name, modules in demo_servers.MODULES.items() for module in modules
 }
-
-from attnres_serve.compat import host
 
 gc.disable()  # what collection makes, stays: looking for garbage in it takes a third of the time
 

@@ -202,7 +202,9 @@ def test_requests_at_a_time(server, client):
     """
 
     def status() -> int:
-        return client.post("/tokenize", json=COMPLETION).status_code
+        answer = client.post("/tokenize", json=COMPLETION)
+        print(answer.status_code, answer.text[:200])
+        return answer.status_code
 
     with ExitStack() as held:
         body = json.dumps(COMPLETION).encode()
