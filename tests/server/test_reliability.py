@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-import serving
 from bodies import BODIES, PATHS, post_malformed
 from faults import Watched, find, metrics, until, value
 from hypothesis import HealthCheck, given, settings
 from load import Tally, load, slopes, watched_memory
 from raw_http import half_sent
-from serving import DEMO, OURS, VLLMS, Server, free_port, tail
+from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
 
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
@@ -28,8 +27,8 @@ from attnres_serve.server.metrics import OUTCOMES
 
 pytestmark = pytest.mark.engine
 
-running = serving.running
-fresh = partial(serving.running, fresh=True)  # as users start it, which takes 20 s more
+# As users start it, which takes 20 s more.  Processes that are forked hold what tells of an end.
+fresh = partial(running, fresh=True)
 
 STEP = 512  # tokens
 FLAGS = (
@@ -84,7 +83,8 @@ def killed(folder) -> Killed:
 @pytest.fixture(scope="module")
 def server(folder, killed):
     """Started on the port of the one that was killed; nothing has to be cleaned."""
-    with fresh(OURS, DEMO, folder / "log", *FLAGS, port=killed.port) as running_server:
+    flags = (*FLAGS, "--shutdown-timeout", str(5 * BUSY))
+    with running(OURS, DEMO, folder / "log", *flags, port=killed.port) as running_server:
         running_server.first_metrics = metrics(running_server)
         yield running_server
 
@@ -430,7 +430,7 @@ def test_two_servers_of_two_engines(folder):
 @pytest.mark.soak
 def test_what_outlasts_the_timeout_is_cut_off(folder):
     flags = (*FLAGS, "--shutdown-timeout", "1")
-    with running(OURS, DEMO, folder / "cut", *flags) as server, asked(server):
+    with fresh(OURS, DEMO, folder / "cut", *flags) as server, asked(server):
         watched = Watched(server.process.pid)
         begin = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
@@ -445,7 +445,7 @@ def test_what_outlasts_the_timeout_is_cut_off(folder):
 def test_vllms_own_command_lets_requests_end(folder):
     flags = (*FLAGS, "--shutdown-timeout", "20")
     with (
-        running(VLLMS, DEMO, folder / "drained", *flags) as server,
+        fresh(VLLMS, DEMO, folder / "drained", *flags) as server,
         ThreadPoolExecutor(1) as threads,
     ):
         answer = threads.submit(server.complete, "import os", max_tokens=300, ignore_eos=True)

@@ -28,7 +28,7 @@ def half_sent(url: str, path: str, body: bytes, key: str = "none") -> Iterator[C
         A function that sends the rest and returns the answer.
     """
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {httpx.URL(url).host}\r\nAuthorization: Bearer {key}\r\n"
         "Content-Type: application/json\r\nConnection: close\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
