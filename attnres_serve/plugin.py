@@ -11,6 +11,7 @@ from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.compat import engine_config, host, native, registry
+from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import with_list_of_architectures
 
 
@@ -82,7 +83,7 @@ def on_config(vllm_config) -> None:
         CheckpointError: weights that do not fit the configuration.
     """
     from attnres_serve import settings
-    from attnres_serve.checkpoints import needs
+    from attnres_serve.checkpoints import draft, needs
     from attnres_serve.checkpoints.checked import check_folder, check_hub
     from attnres_serve.compat import adapters, backbone_limits
     from attnres_serve.errors import SettingError
@@ -134,10 +135,16 @@ def on_config(vllm_config) -> None:
 
     prepare.engine(vllm_config)
     source = engine_config.reads_weights_from(vllm_config)
+    checkpoint = None
     if source is not None:
         folder = Path(source[0])
         checkpoint = check_folder(folder) if folder.is_dir() else check_hub(*source)
         needs.check_quantized(source[0], checkpoint.index)
+    if method == draft.MTP:
+        model = vllm_config.model_config.model
+        parsed = ParsedConfig(config.attn_res_format, family.name, config.attn_res_config, None)
+        index = None if checkpoint is None else checkpoint.index
+        draft.check_head(parsed, index, model, vllm_config.speculative_config.model)
     _check_ids(vllm_config)
 
 

@@ -77,8 +77,8 @@ def traces(additional_config: Any) -> bool:
     return choice(additional_config, TRACE_KEY) != "off"
 
 
-# Methods that propose tokens without looking inside the target model.
-SPECULATION = ("ngram", "draft_model")
+# Methods that propose tokens: from the text, from a model of its own, by the checkpoint's own head.
+SPECULATION = ("ngram", "draft_model", "mtp")
 
 
 def authorization(key: str | None = None) -> dict[str, str]:

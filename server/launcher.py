@@ -181,7 +181,7 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
     folder = hub.local_path(name)
     parsed = found.translated(name)
     needs.check(name, parsed, folder, words)
-    check_draft(parsed, words)
+    check_draft(name, found, words)
     if formats.own_layer_names(parsed.format) is None:  # others take no adapters
         adapters.check(words, found)
     kept = cache.of(name, parsed, words)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnres_serve import formats
-from attnres_serve.checkpoints import cache, hub, needs
+from attnres_serve.checkpoints import cache, draft, hub, needs
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import is_draft, is_left_over, site_of
@@ -22,6 +22,7 @@ OPTIONS = {
     "logit_scale": "logit scale {}",
     "shared_queries": "one query for every {}",
 }
+DRAFTS = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'"""
 NO_TEMPLATE = "none; for chats, give `serve` one with --chat-template FILE"
 ATTNRES_BYTES = 4  # queries, key norms and biases are float32 in every model that is served
 
@@ -67,7 +68,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     for every token of the context, and ``state_bytes_per_sequence`` of what recurrent layers
     keep of a sequence.  ``active_parameters`` leaves out the experts that a token does not see.
     Both counts are None for quantised weights, whose elements are not parameters.  ``left_aside``
-    counts the tensors that predict further tokens, which the model is served without.
+    counts the tensors that predict further tokens, which the model is served without unless drafts
+    are asked for; ``draft_head`` says whether they can be.
     """
     parsed = checkpoint.parsed
     assert parsed is not None, "only an AttnRes checkpoint has these facts"
@@ -102,6 +104,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         else elements + attnres - family.idle_elements(config),
         "attnres_parameters": attnres,
         "left_aside": drafts,
+        "draft_head": bool(drafts) and not draft.head_problem(parsed, checkpoint.index),
         "stored_dtype": stored_dtype(base),
         "quantised": quantised,
         "dtype": dtype,
@@ -202,7 +205,8 @@ def render(facts: Mapping[str, Any]) -> str:
     if "cache" in facts:
         lines["cache here"] = f"{facts['cache']}, which `serve` takes"
     if facts["left_aside"]:
-        lines["left aside"] = f"{facts['left_aside']} tensors that predict further tokens"
+        told = f"{facts['left_aside']} tensors that predict further tokens"
+        lines["left aside"] = f"{told}; {DRAFTS} uses them" if facts["draft_head"] else told
     if not facts["blocks"]:
         for name in ("sites", "final mix", "block bank"):
             del lines[name]

@@ -22,6 +22,9 @@ _ATTNRES = re.compile(
 
 _DRAFT_HEAD = re.compile(r"(model\.)?mtp[._]")
 _IN_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.")
+LOOKS_LIKE_ATTNRES = re.compile(
+    r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres|null_source|pre_gate"
+)
 
 # Parts of names that modules around a model add to them.
 WRAPPERS = {

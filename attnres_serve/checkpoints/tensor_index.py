@@ -12,6 +12,7 @@ from attnres_serve import formats
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.names import (
     BUFFER,
+    LOOKS_LIKE_ATTNRES,
     PARTS,
     TIED,
     WRAPPER,
@@ -38,10 +39,6 @@ from attnres_serve.formats.refused import variant
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_LOOKS_LIKE_ATTNRES = re.compile(
-    r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres|null_source|pre_gate"
-)
 
 
 class TensorIndex:
@@ -118,7 +115,7 @@ class TensorIndex:
             if name in self.own_names:
                 raise CheckpointError(same_tensor(self.own_names[name], part))
             is_known = name in self._sites or is_draft(name, self.base.config)
-            if not is_known and _LOOKS_LIKE_ATTNRES.search(name):
+            if not is_known and LOOKS_LIKE_ATTNRES.search(name):
                 self._refuse_prefix(part)
                 raise CheckpointError(
                     f"the checkpoint holds the AttnRes tensor {part}{variant(part)}, for which its "

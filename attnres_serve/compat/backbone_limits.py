@@ -129,12 +129,30 @@ def version_problem(vllm_config, shapes: Shapes) -> str | None:
 
 
 def speculation_problem(vllm_config, shapes: Shapes) -> str | None:
-    """Our layers of linear attention have one state, that of the newest token."""
-    if not host.on_cpu() or not (drafts := vllm_config.num_speculative_tokens):
+    """vLLM's copy of a cached state for drafts is a Triton kernel, without a form for CPUs."""
+    if not host.on_cpu() or not vllm_config.num_speculative_tokens:
+        return None
+    if not vllm_config.cache_config.enable_prefix_caching:
         return None
     return (
-        f"speculative decoding with {drafts} tokens is not supported on CPU for models with linear "
-        "attention, whose state cannot go back; start without --speculative-config."
+        "speculative decoding on CPU is not supported with prefix caching for models with linear "
+        "attention; add --no-enable-prefix-caching, or start without --speculative-config."
+    )
+
+
+def drafts_problem(vllm_config, shapes: Shapes) -> str | None:
+    """Where vLLM computes on with the state of a rejected draft, and answers with other tokens.
+
+    On a CPU these layers keep one state of a sequence.  On any device the runner counts accepted
+    drafts for hybrid models alone (``_update_states_after_model_execute``, 0.32).
+    """
+    if not (drafts := vllm_config.num_speculative_tokens):
+        return None
+    if not host.on_cpu() and vllm_config.model_config.is_hybrid:
+        return None
+    return (
+        f"speculative decoding with {drafts} tokens is not supported here for this family, whose "
+        "recurrent states cannot go back; start without --speculative-config."
     )
 
 
@@ -193,5 +211,6 @@ PROBLEMS: dict[Limit, tuple[Callable[..., str | None], ...]] = {
     Limit.BOTH_CACHES: (caches_problem,),
     Limit.EXPERTS: (experts_problem,),
     Limit.LINEAR_ATTENTION: (version_problem, speculation_problem, heads_problem),
+    Limit.DRAFTS: (drafts_problem,),
     Limit.EAGER_ON_GPU: (tracing_problem,),
 }

@@ -5,6 +5,7 @@ from attnres_serve.compat.workarounds import (
     adapter_refusals,
     amx,
     compiled_code,
+    draft_blocks,
     expert_map,
     experts_beside_adapters,
     hybrid_prefix_caching,
@@ -59,6 +60,8 @@ def worker(vllm_config) -> None:
     shared_memory.forget_shared_memory()
     python_frames.give_loops_room()
     xielu.in_the_models_type()
+    if vllm_config.speculative_config is not None:
+        draft_blocks.read_own_blocks()
     if vllm_config.lora_config is not None:
         whole_adapters.require()
         if host.on_cpu():

@@ -27,7 +27,8 @@ def install_config_parser(
     Args:
         translate: from a config.json, "may run the repository's code", the model's folder or id and
             its revision to a parsed or None.
-        build: from a parsed config and the model's name to a Hugging Face config.
+        build: from a parsed config, the model's name and whether it is for drafts to a Hugging Face
+            config.
         leaves: from a config.json and the additional_config to whether vLLM serves it by itself.
     """
     from transformers import PreTrainedConfig
@@ -54,7 +55,8 @@ def install_config_parser(
                 parsed = translate(content, trust_remote_code, model, revision)
             if parsed is None:
                 return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
-            return content, build(parsed, str(model))
+            # SpeculativeConfig's override is a function: what is read is the config of a draft.
+            return content, build(parsed, str(model), callable(overrides))
 
     table["hf"] = AttnResConfigParser
     _hear_additional_config()

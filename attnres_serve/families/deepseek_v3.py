@@ -8,6 +8,7 @@ FAMILY = hugging_face.family(
     title="DeepSeek-V3",
     module="vllm.model_executor.models.deepseek_v2",
     cls="DeepseekV3ForCausalLM",
+    draft="normed",
     limits=frozenset({Limit.FLOAT16, Limit.SEQUENCE_PARALLEL}),
     is_latent=True,
     also=("head_dim", "moe_layer_freq", "scoring_func", "topk_method"),

@@ -7,8 +7,9 @@ FAMILY = hugging_face.family(
     title="Ernie 4.5 MoE",
     module="vllm.model_executor.models.ernie45_moe",
     cls="Ernie4_5_MoeForCausalLM",
+    draft="normed",
     # The last two are of training, and stand in the released models' config.json.
-    also=("head_dim", "moe_capacity", "moe_use_aux_free"),
+    also=("head_dim", "moe_capacity", "moe_use_aux_free", "num_nextn_predict_layers"),
     only={
         "use_bias": (False,),  # vLLM's class has none on the output of attention
         "moe_norm_min": (1e-12,),  # vLLM's class has no least divisor

@@ -31,7 +31,8 @@ FAMILY = hugging_face.family(
     title="EXAONE-MoE",
     module="vllm.model_executor.models.exaone_moe",
     cls="ExaoneMoeForCausalLM",
-    also=("head_dim",),
+    draft="normed",
+    also=("head_dim", "num_nextn_predict_layers"),
     kinds=_KINDS,
     more_checks=(_windows, checks.expert_groups("num_experts")),
 )

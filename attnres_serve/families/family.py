@@ -70,6 +70,9 @@ class Family:
         has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
         has_hf_class: whether Hugging Face has the model too.
         needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
+        draft: what the head of a checkpoint that predicts further tokens reads, by vLLM's class of
+            the head: "normed", what the last norm gives.  None where vLLM has no such class, or
+            it was not tried.
         is_stock: whether vLLM has it with standard residuals.
     """
 
@@ -104,6 +107,7 @@ class Family:
     has_head_norms: bool = False
     has_hf_class: bool = True
     needs_gpu: bool = False
+    draft: str | None = None
     is_stock: bool = True
 
     @property

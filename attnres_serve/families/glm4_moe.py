@@ -8,6 +8,7 @@ FAMILY = hugging_face.family(
     title="GLM-4-MoE",
     module="vllm.model_executor.models.glm4_moe",
     cls="Glm4MoeForCausalLM",
+    draft="normed",
     limits=frozenset({Limit.EXPERTS}),
     also=("head_dim",),
     only={"tie_word_embeddings": (False,)},  # vLLM's class never ties

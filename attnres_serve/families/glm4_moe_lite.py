@@ -24,6 +24,7 @@ FAMILY = hugging_face.family(
     title="GLM-4-MoE-Lite",
     module="vllm.model_executor.models.glm4_moe_lite",
     cls="Glm4MoeLiteForCausalLM",
+    draft="normed",
     limits=frozenset({Limit.EXPERTS}),
     is_latent=True,
     also=("first_k_dense_replace", "moe_layer_freq", "num_nextn_predict_layers"),

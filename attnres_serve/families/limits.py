@@ -16,6 +16,7 @@ class Limit(Enum):
     BOTH_CACHES = "On a CPU a pipeline stage needs a KV cache and recurrent states, if others do."
     EXPERTS = "A pipeline stage needs a layer with experts."
     LINEAR_ATTENTION = "They have linear attention, which was run with vLLM 0.32 and later."
+    DRAFTS = "Their states cannot go back to a token before a rejected draft, or not on a CPU."
     EAGER_ON_GPU = "On a GPU their linear attention is no operator of torch's."
     ADAPTERS = "They take no LoRA adapters."
     ADAPTERS_OF_WORKERS = "Several workers cut their LoRA adapters otherwise than their weights."

@@ -50,7 +50,9 @@ FAMILY = hugging_face.family(
     title="Nemotron-H",
     module="vllm.model_executor.models.nemotron_h",
     cls="NemotronHForCausalLM",
-    limits=frozenset({Limit.BOTH_CACHES, Limit.ADAPTERS_OF_WORKERS, Limit.PREFIX_CACHING}),
+    limits=frozenset(
+        {Limit.DRAFTS, Limit.BOTH_CACHES, Limit.ADAPTERS_OF_WORKERS, Limit.PREFIX_CACHING}
+    ),
     norms=("norm",),
     final_norm="norm_f",
     eps="layer_norm_epsilon",

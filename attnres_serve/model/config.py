@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.families import FAMILIES, layout_of
 from attnres_serve.families.family import Family
+from attnres_serve.families.latent import FURTHER
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.parsed_config import ParsedConfig
 
@@ -40,12 +41,20 @@ def class_of(family: Family) -> type[PreTrainedConfig]:
     return found
 
 
-def build(parsed: ParsedConfig, name_or_path: str = "") -> PreTrainedConfig:
+def build(
+    parsed: ParsedConfig, name_or_path: str = "", for_drafts: bool = False
+) -> PreTrainedConfig:
     """The configuration that vLLM and every one of its processes sees.
 
     Beside the base family's fields it holds ``attn_res`` (the normalised specification, None for
     standard residuals), ``attn_res_format``, ``attn_res_qk_norm_eps`` and ``attn_res_config`` (the
     base family's config.json, under the keys that it has on disk).
+
+    Args:
+        parsed: what the resolver made of config.json.
+        name_or_path: what the model is called.
+        for_drafts: whether vLLM takes drafts from it.  It finds its class of a checkpoint's own
+            head by the architecture that the base model has.
     """
     family = FAMILIES[parsed.base]
     fields: dict[str, Any] = {
@@ -56,7 +65,8 @@ def build(parsed: ParsedConfig, name_or_path: str = "") -> PreTrainedConfig:
     config: PreTrainedConfig = class_of(family).from_dict(fields)
     family.adapt(config)
     config.name_or_path = name_or_path
-    config.architectures = [family.architecture]
+    has_head = for_drafts and fields.get(FURTHER)
+    config.architectures = [family.stock_architecture if has_head else family.architecture]
     config.attn_res = parsed.spec.to_house() if parsed.spec else None
     config.attn_res_format = parsed.format
     config.attn_res_qk_norm_eps = parsed.qk_norm_eps

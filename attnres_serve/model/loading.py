@@ -41,6 +41,7 @@ class LoadingMixin(_Base):
         attn_res_base: the tensors beside those of AttnRes.
         attn_res_parameters: see ``parameters_of``.
         attn_res_dtype: that of activations, and of weights where nothing else is said.
+        attn_res_has_head: whether vLLM takes drafts from the checkpoint's own head.
         attn_res_loaded: whether a whole checkpoint has been loaded.
     """
 
@@ -48,6 +49,7 @@ class LoadingMixin(_Base):
     attn_res_base: BaseTensors
     attn_res_parameters: dict[tuple[int, str], list[str]]
     attn_res_dtype: torch.dtype
+    attn_res_has_head: bool
     attn_res_loaded: bool
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -64,7 +66,8 @@ class LoadingMixin(_Base):
             index.close(self._is_here)
             if index.base.quantisation:
                 self._require_one_quantisation(index, loaded)
-            _tell_drafts(index)
+            if not self.attn_res_has_head:
+                _tell_drafts(index)
             start_events.tell("loaded")
         self.attn_res_loaded = True
         return loaded

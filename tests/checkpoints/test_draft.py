@@ -1,18 +1,24 @@
 """Draft models are checked by their files, as targets are."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 from checkpoints import GOLDENS, write_house
+from draft_heads import add_head
+from safetensors.torch import load_file, save_file
 from serving import DEMO
 
+from attnres_serve.checkpoints.check import describe, render
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.checkpoints.draft import check_draft
+from attnres_serve.checkpoints.draft import check_draft, head_problem
 from attnres_serve.errors import CheckpointError
 
-TARGET = check_folder(DEMO).translated("demo")
+FURTHER = "num_nextn_predict_layers"
+MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})]
+TARGET = check_folder(DEMO)
 
 
 def flags(model: Path, **config: object) -> list[str]:
@@ -27,10 +33,10 @@ def demo_with(folder: Path, **changes: object) -> Path:
 
 
 def test_a_draft_that_fits(tmp_path):
-    check_draft(TARGET, flags(DEMO, method="draft_model"))
+    check_draft("demo", TARGET, flags(DEMO, method="draft_model"))
     plain = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attn_res": None}
-    check_draft(TARGET, flags(demo_with(tmp_path / "plain", **plain)))
-    check_draft(TARGET, [])
+    check_draft("demo", TARGET, flags(demo_with(tmp_path / "plain", **plain)))
+    check_draft("demo", TARGET, [])
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def test_a_draft_that_fits(tmp_path):
 )
 def test_a_draft_that_cannot_be_served(changes, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
-        check_draft(TARGET, flags(demo_with(tmp_path / "draft", **changes)))
+        check_draft("demo", TARGET, flags(demo_with(tmp_path / "draft", **changes)))
 
 
 def test_another_vocabulary(tmp_path):
@@ -53,10 +59,92 @@ def test_another_vocabulary(tmp_path):
     house = write_house(tmp_path / "house", "llama", block_size=2)
     for draft in (plain, house, GOLDENS / "fla_transformer_block"):
         with pytest.raises(CheckpointError, match=r"vocabulary of \d+ tokens and the target"):
-            check_draft(TARGET, flags(draft))
+            check_draft("demo", TARGET, flags(draft))
+
+
+def head_of(folder: Path, base: str, config: dict | None = None, name: str = "") -> Path:
+    """A checkpoint with a head, further keys of config.json, and a tensor more."""
+    write_house(folder, base, layers=3, block_size=2)
+    add_head(folder, base, [[7, 8, 9]])
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | (config or {})))
+    if name:
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = tensors["model.norm.weight"].clone()
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("base", ["glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "exaone_moe"])
+def test_heads(base, tmp_path):
+    """The method by vLLM's name and by its older ones; `check` says how to use the head."""
+    folder = head_of(tmp_path / "model", base)
+    found = check_folder(folder)
+    for method in ("mtp", f"{base}_mtp"):
+        check_draft(str(folder), found, ["--speculative-config", json.dumps({"method": method})])
+    facts = describe(found)
+    assert facts["draft_head"]
+    assert """'{"method": "mtp", "num_speculative_tokens": 1}' uses them""" in render(facts)
+
+
+@pytest.mark.parametrize(
+    ("base", "config", "tensor", "message"),
+    [
+        (
+            "glm4_moe",
+            {},
+            "model.layers.3.mlp_res_norm.weight",
+            "mlp_res_norm.* is depth",
+        ),
+        ("ernie4_5_moe", {}, "model.mtp_block.0.attn_res_proj.weight", "attn_res_proj.* is depth"),
+        ("exaone_moe", {"num_nextn_predict_layers": 0}, "", "num_nextn_predict_layers is 0; start"),
+    ],
+)
+def test_heads_that_vllm_would_compute_wrongly(base, config, tensor, message, tmp_path):
+    found = check_folder(head_of(tmp_path / "model", base, config, tensor))
+    with pytest.raises(CheckpointError, match=rf"by 'mtp' needs .*{message}"):
+        check_draft("model", found, MTP)
+    facts = describe(found)
+    assert not facts["draft_head"]
+    assert render(facts).splitlines()[-1].endswith("further tokens")
+
+
+def test_no_heads(tmp_path):
+    """A family without one, names that are not the family's, no tensors, another checkpoint's."""
+    folder = write_house(
+        tmp_path / "none", "glm4_moe", layers=3, block_size=2, changes={FURTHER: 1}
+    )
+    for model, flags_, message in (
+        (DEMO, MTP, "none of Llama is supported"),
+        (GOLDENS / "fla_transformer_block", MTP, "none of .* is supported"),
+        (folder, MTP, "the checkpoint has none; start without"),
+        (
+            head_of(tmp_path / "one", "glm4_moe"),
+            flags(DEMO, method="mtp"),
+            "names the head of another checkpoint",
+        ),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            check_draft(str(model), check_folder(model), flags_)
+
+
+def test_quantised_heads(tmp_path):
+    found = check_folder(head_of(tmp_path / "model", "glm4_moe"))
+    parsed = found.translated("model")
+    config = parsed.config | {"quantization_config": {"quant_method": "fp8"}}
+    problem = head_problem(replace(parsed, config=config), found.index)
+    assert problem is not None and "quantised weights" in problem
+    assert head_problem(parsed, None) is None  # of a model id whose headers cannot be had
+
+
+def test_drafts_that_vllm_takes_for_heads(tmp_path):
+    draft = write_house(tmp_path / "draft", "deepseek_v3", layers=2, block_size=2)
+    target = write_house(tmp_path / "target", "llama", block_size=2)
+    with pytest.raises(CheckpointError, match=r"DeepSeek-V3, of which vLLM takes every draft for"):
+        check_draft(str(target), check_folder(target), flags(draft))
 
 
 def test_what_is_left_to_vllm():
     """JSON that cannot be read, and methods without a model of their own."""
-    check_draft(TARGET, ["--speculative-config", "{"])
-    check_draft(TARGET, ["--speculative-config", '{"method": "ngram"}'])
+    check_draft("demo", TARGET, ["--speculative-config", "{"])
+    check_draft("demo", TARGET, ["--speculative-config", '{"method": "ngram"}'])

@@ -26,13 +26,18 @@ def config(
     stages: int = 1,
     layers: int = 4,
     drafts: int = 0,
+    prefixes: bool = False,
+    hybrid: bool = True,
     eager: bool = False,
     **sizes: Any,
 ):
     own = SimpleNamespace(num_hidden_layers=layers, **sizes)
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype, hf_text_config=own, enforce_eager=eager),
+        model_config=SimpleNamespace(
+            dtype=dtype, hf_text_config=own, enforce_eager=eager, is_hybrid=hybrid
+        ),
         num_speculative_tokens=drafts,
+        cache_config=SimpleNamespace(enable_prefix_caching=prefixes),
         parallel_config=SimpleNamespace(
             use_sequence_parallel_moe=split,
             tensor_parallel_size=workers,
@@ -164,10 +169,11 @@ def test_a_stage_without_experts(
 @pytest.mark.parametrize(
     ("on_cpu", "given", "name", "says"),
     [
-        (True, {"drafts": 3}, "qwen3_next", "decoding with 3 tokens is not supported"),
+        (True, {"drafts": 3, "prefixes": True}, "qwen3_next", "add --no-enable-prefix-caching"),
         (False, {}, "alice_ai", "cannot be compiled on this device"),
         (False, {}, "kda", "cannot be compiled on this device"),
-        (True, {"drafts": 3}, "kda", "decoding with 3 tokens is not supported"),
+        (True, {"drafts": 3, "prefixes": True}, "kimi_linear", "add --no-enable-prefix-caching"),
+        (False, {"drafts": 3, "eager": True, "hybrid": False}, "kda", "states cannot go back"),
     ],
 )
 def test_what_linear_attention_cannot_have(
@@ -178,6 +184,22 @@ def test_what_linear_attention_cannot_have(
         require(name, **given)
     require("llama", **given)
     require(name, eager=True)
+
+
+def test_drafts_where_a_state_cannot_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every family with recurrent states has slots for drafts, or refuses them on a CPU."""
+    recurrent = [name for name in TINY if FAMILIES[name].state_bytes(TINY[name], 2)]
+    refused = [name for name in recurrent if Limit.DRAFTS in FAMILIES[name].limits]
+    assert {*refused} >= {"lfm2", "lfm2_moe", "mamba2", "nemotron_h", "bailing_hybrid", "kda"}
+    for name in {*recurrent} - {*refused}:
+        assert Limit.LINEAR_ATTENTION in FAMILIES[name].limits
+        monkeypatch.setattr(host, "on_cpu", lambda: True)
+        require(name, drafts=3)
+    for name in refused:
+        monkeypatch.setattr(host, "on_cpu", lambda: True)
+        require(name)
+        with pytest.raises(SettingError, match=r"with 3 tokens is not supported here for this f"):
+            require(name, drafts=3)
 
 
 def test_linear_attention_needs_the_version_that_it_was_run_with(

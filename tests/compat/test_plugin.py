@@ -255,7 +255,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
 
 
 @pytest.mark.parametrize(
-    "method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "medusa", "suffix", None]
+    "method", ["eagle", "eagle3", "dflash", "extract_hidden_states", "medusa", "suffix", None]
 )
 def test_speculation_that_is_refused(method: str | None) -> None:
     """Whatever looks inside the target model, or was never tried, is refused by its name."""

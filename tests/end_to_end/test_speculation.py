@@ -11,11 +11,13 @@ from shutil import copy
 from typing import Any
 
 import pytest
+import tiny_sites
 import tokenizers
 import torch
-from checkpoints import write_house
+from checkpoints import write_house, write_standard
+from draft_heads import HEARD, add_head
 from goldens import check_against
-from jobs import engine_job, run_engine, run_named
+from jobs import engine_job, fresh_prompts, run_engine, run_named
 from safetensors.torch import load_file, save_file
 from serving import DEMO
 from torch import Tensor
@@ -53,26 +55,31 @@ def write_first_layers(folder: Path) -> Path:
     return write_model(folder, config, kept)
 
 
-def write_bigram(folder: Path, answers: list[list[int]]) -> Path:
-    """A Llama with standard residuals that follows a token by the one seen after it first.
-
-    Its one layer adds nothing, so that the head reads the token's embedding.
-    """
+def write_one_layer(folder: Path) -> Path:
+    """The demo's first layer as a Llama with standard residuals."""
     config = json.loads((DEMO / "config.json").read_text())
     del config["attn_res"]
     config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     config |= {"num_hidden_layers": 1, "tie_word_embeddings": False}
-    first = {
-        name: t for name, t in load_file(DEMO / "model.safetensors").items() if "_res" not in name
-    }
     tensors = {
-        name: t for name, t in first.items() if "layers." not in name or ".layers.0." in name
+        name: t
+        for name, t in load_file(DEMO / "model.safetensors").items()
+        if "_res" not in name and ("layers." not in name or ".layers.0." in name)
     }
+    return write_model(folder, config, tensors)
+
+
+def make_bigram(folder: Path, answers: list[list[int]]) -> Path:
+    """Let a Llama of one layer follow a token by the one seen after it first.
+
+    The layer adds nothing, so that the head reads the token's embedding.
+    """
+    tensors = load_file(folder / "model.safetensors")
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] = torch.zeros_like(tensors[name])
     embedding = torch.nn.functional.normalize(
-        torch.randn(config["vocab_size"], config["hidden_size"])
+        torch.randn(tensors["model.embed_tokens.weight"].shape)
     )
     head, seen = torch.zeros_like(embedding), set()
     for answer in answers:
@@ -84,7 +91,8 @@ def write_bigram(folder: Path, answers: list[list[int]]) -> Path:
     tensors["model.norm.weight"] = torch.ones_like(tensors["model.norm.weight"])
     tensors["model.embed_tokens.weight"] = embedding.to(dtype)
     tensors["lm_head.weight"] = head.to(dtype)
-    return write_model(folder, config, tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def job(folder: Path, prompts: list[list[int]], mode: str, drafts: dict[str, Any]) -> dict:
@@ -114,7 +122,7 @@ def test_draft_models(mode, tmp_path):
     expected = [model.greedy(prompt, 16)[0] for prompt in prompts]
     drafts = {
         "attnres": write_first_layers(tmp_path / "attnres"),
-        "standard": write_bigram(tmp_path / "standard", expected),
+        "standard": make_bigram(write_one_layer(tmp_path / "standard"), expected),
     }
     jobs = {
         name: job(
@@ -129,6 +137,65 @@ def test_draft_models(mode, tmp_path):
         check(model, asked, result)
         for kind in ("alone", "batch"):
             assert [answer["tokens"] for answer in result[kind]] == expected
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["glm4_moe", "deepseek_v3"]
+    + [
+        pytest.param(name, marks=pytest.mark.families)
+        for name in ("glm4_moe_lite", "ernie4_5_moe", "exaone_moe")
+    ],
+)
+def test_heads_of_checkpoints(base, tmp_path):
+    """vLLM's class of the head gets what the last norm gives, eager and compiled."""
+    folder = write_house(tmp_path / base, base, layers=3, block_size=2, seed=31)
+    prompts, model = fresh_prompts((7, 40, 1)), tiny_sites.load(folder)
+    add_head(folder, base, [continued(model, prompt) for prompt in prompts])
+    drafts = {"method": "mtp", "num_speculative_tokens": 1}
+    jobs = {mode: job(folder, prompts, mode, drafts) for mode in ("compiled", "eager")}
+    heard = tmp_path / "heard.pt"
+    jobs["eager"] |= {"workaround": "draft_heads:listen", "env": {HEARD: str(heard)}}
+    for asked, result in run_named(jobs, tmp_path / "run").values():
+        check(model, asked, result)
+    ids, positions, hidden = torch.load(heard)[0]  # of the first prompt
+    assert positions.tolist() == list(range(len(ids)))
+    head = load_file(folder / "model.safetensors")["lm_head.weight"]
+    found = (hidden.double() @ head.double().T).log_softmax(-1)
+    assert torch.allclose(found, model.logprobs(ids.tolist()), rtol=2e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["kimi_linear"]
+    + [
+        pytest.param(name, marks=pytest.mark.families)
+        for name in ("qwen3_next", "alice_ai", "gemma3_text", "gpt_oss")
+    ],
+)
+def test_draft_models_beside_caches_of_two_kinds(base, tmp_path):
+    """A rejected draft leaves nothing in the states or the keys of another kind of layer.
+
+    The draft's blocks are those of a group of their own.
+    """
+    folder = write_house(tmp_path / base, base, layers=4, block_size=3, seed=31)
+    prompts, model = fresh_prompts((7, 90, 1)), tiny_sites.load(folder)
+    answers = [continued(model, prompt) for prompt in prompts]
+    draft = make_bigram(write_standard(tmp_path / "draft", layers=1, hidden=256), answers)
+    drafts = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
+    jobs = {mode: job(folder, prompts, mode, drafts) for mode in ("eager", "compiled")}
+    for one in jobs.values():
+        one["options"]["enable_prefix_caching"] = False
+    for asked, result in run_named(jobs, tmp_path / "run").values():
+        check(model, asked, result)
+
+
+def continued(model: Any, prompt: list[int]) -> list[int]:
+    """A prompt and its greedy answer."""
+    ids = list(prompt)
+    for _ in range(16):
+        ids.append(int(model.logprobs(ids)[-1].argmax()))
+    return ids
 
 
 def test_ngrams(tmp_path):

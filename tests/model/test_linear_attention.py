@@ -29,9 +29,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 from vllm.v1.attention.backends.linear_attn import LinearAttentionMetadata
 
-from attnres_serve.errors import SettingError
 from attnres_serve.model import kda, linear_attention
-from attnres_serve.model.linear_attention import batch
 from attnres_serve.verify.rewritten.wide import wide_module
 
 NAME = "model.layers.0.self_attn"
@@ -337,9 +335,3 @@ def test_lightning_attention(replaced: Path, groups: int) -> None:
 
     found = served(layer, engine, xs, metadata, call)
     check(found, lambda x: lightning_judge(weights, slope, groups, x[0])[None], xs)
-
-
-def test_speculation_is_refused() -> None:
-    batch.refuse_speculation(0)
-    with pytest.raises(SettingError, match=r"speculative decoding with 2 tokens"):
-        batch.refuse_speculation(2)

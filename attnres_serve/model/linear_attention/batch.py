@@ -1,12 +1,11 @@
 """The sequences of a forward pass, as the recurrence takes them, from vLLM's metadata."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
-
-from attnres_serve.errors import SettingError
 
 
 class Batch(NamedTuple):
@@ -23,15 +22,67 @@ def layer_of(name: str) -> Any:
 
 
 def current(name: str) -> Batch | None:
-    """The batch of the layer of that name; None in a pass without sequences, as when profiling."""
-    metadata: Any = get_forward_context().attn_metadata
-    metadata = metadata and metadata.get(name)
+    """The batch of the layer of that name, of lightning attention.
+
+    None in a pass without sequences, as when profiling.
+    """
+    metadata = _metadata(name)
     if metadata is None:
         return None
     count = metadata.num_decodes + metadata.num_prefills
-    if hasattr(metadata, "non_spec_query_start_loc"):
-        return _of_delta_rule(metadata, count)
-    return _of_lightning(metadata, count)
+    starts = metadata.query_start_loc[: count + 1]
+    had = metadata.seq_lens[:count] > starts.diff()
+    return Batch(metadata.state_indices_tensor[:count], starts, had)
+
+
+class Run(NamedTuple):
+    """A part of a batch that a layer computes in one call.
+
+    Attributes:
+        tokens: ``[t]``, which tokens of the pass are in it; None for all.
+        before: ``[N]``, the slots that hold the sequences' states; None where they are those that
+            are written.
+        batch: the sequences, by the slots that are written.
+    """
+
+    tokens: Tensor | None
+    before: Tensor | None
+    batch: Batch
+
+
+def runs(name: str) -> Iterator[Run]:
+    """What the layer of that name, of a delta rule, computes in a pass, in this order.
+
+    vLLM gives a sequence with drafts a slot for each of its tokens.  A run has one token of each
+    such sequence and leaves the state behind it in the token's own slot, so that the next pass can
+    begin from the last token that was accepted.
+    """
+    metadata = _metadata(name)
+    if metadata is None:
+        return
+    count = metadata.num_decodes + metadata.num_prefills
+    if not metadata.num_spec_decodes:
+        yield Run(None, None, _of_delta_rule(metadata, count))
+        return
+    if count:
+        yield Run(metadata.non_spec_token_indx.long(), None, _of_delta_rule(metadata, count))
+    starts, slots = metadata.spec_query_start_loc.long(), metadata.spec_state_indices_tensor.long()
+    lengths, tokens = starts.diff(), metadata.spec_token_indx.long()
+    accepted = (metadata.num_accepted_tokens.long() - 1).clamp(min=0)  # by the pass before
+    before = slots.gather(1, accepted.unsqueeze(1)).squeeze(1)
+    for step in range(int(lengths.max())):
+        going = lengths > step
+        written = slots[:, step]
+        count = int(going.sum())
+        ones = torch.ones(count, dtype=torch.bool)
+        batch = Batch(written[going].int(), torch.arange(count + 1, dtype=torch.int32), ones)
+        yield Run(tokens[starts[:-1][going] + step], before[going], batch)
+        before = written
+
+
+def _metadata(name: str) -> Any:
+    metadata: Any = get_forward_context().attn_metadata
+    return metadata and metadata.get(name)
 
 
 def _of_delta_rule(metadata: Any, count: int) -> Batch:
@@ -40,25 +91,3 @@ def _of_delta_rule(metadata: Any, count: int) -> Batch:
     if had is None:  # a pass of decodes
         had = torch.ones_like(slots, dtype=torch.bool)
     return Batch(slots, metadata.non_spec_query_start_loc[: count + 1], had[:count])
-
-
-def _of_lightning(metadata: Any, count: int) -> Batch:
-    starts = metadata.query_start_loc[: count + 1]
-    had = metadata.seq_lens[:count] > starts.diff()
-    return Batch(metadata.state_indices_tensor[:count], starts, had)
-
-
-def refuse_speculation(drafts: int) -> None:
-    """Raise where a state would have to go back to a token before a rejected draft.
-
-    Args:
-        drafts: tokens that a step proposes, 0 without speculative decoding.
-
-    Raises:
-        SettingError: it is more than 0.
-    """
-    if drafts:
-        raise SettingError(
-            f"speculative decoding with {drafts} tokens is not supported on CPU for models with "
-            "linear attention, whose state cannot go back; start without --speculative-config."
-        )

@@ -4,6 +4,8 @@ One operator of torch's, opaque to a compiler as vLLM's own is: the batch and th
 vLLM's forward context.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
@@ -34,16 +36,30 @@ def attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: st
 
 
 def _attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: str) -> Tensor:
-    sequences = batch.current(layer)
-    if sequences is None:
-        return _empty(mixed, decay, beta, value_dim, layer).zero_()
     own = batch.layer_of(layer)
+    out = _empty(mixed, decay, beta, value_dim, layer).zero_()
+    for tokens, before, sequences in batch.runs(layer):
+        if tokens is None:
+            return _run(own, mixed, decay, beta, value_dim, sequences)
+        if before is not None:
+            for cache in own.kv_cache:
+                cache[sequences.slots.long()] = cache[before]
+        given = mixed[tokens], decay[tokens], beta[tokens]
+        out[tokens] = _run(own, *given, value_dim, sequences)
+    return out
+
+
+def _run(
+    own: Any, mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, sequences: batch.Batch
+) -> Tensor:
     inputs, state = own.kv_cache
     if not is_conv_state_dim_first():
         inputs = inputs.transpose(-1, -2)
+    weight = own.conv_weight()
+    inputs = inputs[..., : weight.shape[1] - 1]  # vLLM's kernels keep those of drafts behind them
     values = beta.shape[1] * value_dim
     keys = (mixed.shape[1] - values) // 2
-    mixed = short_convolution(mixed, own.conv_weight(), inputs, *sequences)
+    mixed = short_convolution(mixed, weight, inputs, *sequences)
     q, k, v = mixed.split([keys, keys, values], dim=-1)
     key_dim = state.shape[-1]
     q, k = (_normed(x.unflatten(-1, (-1, key_dim))) for x in (q, k))

@@ -12,23 +12,22 @@ from transformers import PretrainedConfig
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as stock
 
-from attnres_serve.model.linear_attention import batch, delta_rule
+from attnres_serve.model.linear_attention import delta_rule
 
 # What vLLM's C++ has loops for.
 STOCK_DTYPE, STOCK_HEAD_DIMS = torch.bfloat16, {64, 128}
 
 
 class QwenGatedDeltaNetAttention(stock.QwenGatedDeltaNetAttention):
-    """vLLM's layer, with another core for other dtypes than bfloat16 and other head sizes."""
+    """vLLM's layer; another core for drafts, other dtypes than bfloat16 and other head sizes."""
 
     def __init__(
         self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str = "", **rest: Any
     ) -> None:
         super().__init__(config, vllm_config, prefix, **rest)
         dtype, sizes = vllm_config.model_config.dtype, {self.head_k_dim, self.head_v_dim}
-        if dtype == STOCK_DTYPE and sizes <= STOCK_HEAD_DIMS:
+        if dtype == STOCK_DTYPE and sizes <= STOCK_HEAD_DIMS and not self.num_spec:
             return
-        batch.refuse_speculation(self.num_spec)
         self._forward_method = self._by_recurrence
 
     def conv_weight(self) -> Tensor:

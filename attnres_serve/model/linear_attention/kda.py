@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNormGated
 from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn as stock
 
-from attnres_serve.model.linear_attention import batch, delta_rule
+from attnres_serve.model.linear_attention import delta_rule
 
 
 class KimiGatedDeltaNetAttention(stock.KimiGatedDeltaNetAttention):
@@ -20,7 +20,6 @@ class KimiGatedDeltaNetAttention(stock.KimiGatedDeltaNetAttention):
 
     def __init__(self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(config, vllm_config, prefix)
-        batch.refuse_speculation(self.num_spec)
         # vLLM's own norm is a Triton kernel, and has 1e-5 whatever the checkpoint says.
         self.o_norm = RMSNormGated(
             self.head_dim,

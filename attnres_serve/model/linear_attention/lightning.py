@@ -7,8 +7,6 @@ few.  Here a prompt of any length is computed as it is decoded.
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
-from transformers import PretrainedConfig
-from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.linear import bailing_linear_attn as stock
 
 from attnres_serve.kernels.recurrence import recurrence
@@ -21,12 +19,6 @@ class BailingMoELinearAttention(stock.BailingMoELinearAttention):
     A head's state has the shape ``[d, d]`` in the cache.  vLLM's kernels keep keys by values there,
     this layer values by keys, and nothing else reads it.
     """
-
-    def __init__(
-        self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str = "linear_attn"
-    ) -> None:
-        super().__init__(config, vllm_config, prefix)
-        batch.refuse_speculation(vllm_config.num_speculative_tokens)
 
     def _forward(self, hidden_states: Tensor, output: Tensor, positions: Tensor) -> None:
         sequences = batch.current(self.prefix)
