@@ -84,7 +84,7 @@ def killed(folder) -> Killed:
 def server(folder, killed):
     """Started on the port of the one that was killed; nothing has to be cleaned."""
     flags = (*FLAGS, "--shutdown-timeout", str(5 * BUSY))
-    with running(OURS, DEMO, folder / "log", *flags, port=killed.port) as running_server:
+    with fresh(OURS, DEMO, folder / "log", *flags, port=killed.port) as running_server:
         running_server.first_metrics = metrics(running_server)
         yield running_server
 
