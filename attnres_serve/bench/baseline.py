@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from torch import Tensor
 from attnres_serve import output
 from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints.check import amount
-from attnres_serve.checkpoints.checked import check_model, translate
+from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.convert.source import Source, Stream
-from attnres_serve.checkpoints.files import read_config
 from attnres_serve.checkpoints.names import is_left_over, site_of
 from attnres_serve.checkpoints.read import header
 from attnres_serve.checkpoints.write import shards, write_shards
@@ -24,9 +22,6 @@ from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
-
-NO_SIZES = ("token_id", "max_position_embeddings")  # whole numbers that are no work
-KINDS = ("layer_types", "layers_block_type", "linear_attn_config")  # of layers
 
 
 def read(checkpoint: str, has_weights: bool) -> Source:
@@ -43,41 +38,6 @@ def read(checkpoint: str, has_weights: bool) -> Source:
     folder = hub.on_this_machine(checkpoint)
     found = check_model(str(folder), has_weights=has_weights)
     return Source(folder, found.config, found.translated(checkpoint), found.headers)
-
-
-@dataclass(frozen=True)
-class Other:
-    """A checkpoint with standard residuals that was named as the baseline."""
-
-    folder: Path
-    config: dict[str, Any]
-
-    def differs_from(self, parsed: ParsedConfig) -> list[str]:
-        """The sizes whose values are not those of the AttnRes model."""
-        return [
-            key
-            for key, value in parsed.config.items()
-            if (type(value) is int and not key.endswith(NO_SIZES)) or key in KINDS
-            if self.config.get(key, value) != value
-        ]
-
-
-def read_other(name: str) -> Other:
-    """Validate a baseline that was named.
-
-    Raises:
-        CheckpointError: it does not exist or cannot be read.
-        SettingError: it has Attention Residuals itself.
-    """
-    folder = hub.on_this_machine(name)
-    config = read_config(folder)
-    parsed = translate(config, False, folder)
-    if parsed is not None and parsed.spec is not None:
-        raise SettingError(
-            f"--baseline {name} has Attention Residuals ({parsed.format}); expected a model "
-            "with standard residuals."
-        )
-    return Other(folder, config)
 
 
 def twin_config(parsed: ParsedConfig) -> dict[str, Any]:

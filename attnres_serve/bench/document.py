@@ -21,7 +21,7 @@ class Part(BaseModel):
 
 
 class Ratio(Part):
-    """How long an engine takes, the baseline being 1."""
+    """How long AttnRes takes, the baseline being 1."""
 
     ratio: float
     ci95: tuple[float, float]
@@ -30,11 +30,11 @@ class Ratio(Part):
 
 
 class Times(Part):
-    """Times of an engine: TTFT in prefill, TPOT in decode, of every round."""
+    """Times of an engine: TTFT of prefill, ITL of decode; ``median_s`` is by rounds."""
 
     median_s: float
     tokens_per_s: float
-    ttft_s: Percentiles
+    ttft_s: Percentiles | None
     itl_s: Percentiles | None
     rounds_s: list[float]
 
@@ -53,9 +53,6 @@ class CellTimes(Part):
 
 class Engine(Part):
     architecture: str
-    start_s: float
-    peak_memory_bytes: int | None
-    kv_cache_tokens: int
     executed: dict[str, dict[str, int]]
 
 
@@ -63,37 +60,32 @@ class Config(Part):
     """What was measured, and how."""
 
     checkpoint: str
-    baseline: str
-    baseline_differs_in: list[str]
-    weights: Literal["checkpoint", "dummy"]
     format: str
     backbone: str
     layers: int
     hidden_size: int
     blocks: int
+    baseline: Literal["stock vLLM", "attnres-serve without sites"]
     dtype: str
     compiled: bool
-    backend: str | None
-    algorithm: str | None
+    backend: str
+    algorithm: str
     threads: int
     flags: list[str]
     starts: int
     rounds: int
-    discarded_rounds: int
     procedure: int
-    interval: Literal["over starts", "over rounds"]
 
 
 class Document(Part):
     benchmark: Literal["bench"] = "bench"
     command: str
-    quick: bool
     versions: dict[str, str]
     hardware: dict[str, Any]
     config: Config
     took_s: float
     ended_by: Literal["starts", "budget"]
-    overhead: dict[str, dict[str, Ratio]]
+    overhead: dict[str, Ratio]  # by phase
     cells: list[CellTimes]
     engines: dict[str, Engine]
 
@@ -124,26 +116,14 @@ def cell_rows(results: Sequence[Results], baseline: str) -> list[dict[str, Any]]
 
 def _times(cell: Cell, starts: Sequence[Samples]) -> dict[str, Any]:
     """Times of an engine, all starts together."""
-    rounds, first, steps = (
-        [seconds for start in starts for seconds in getattr(start, what)]
-        for what in ("rounds", "first", "steps")
-    )
     typical = geometric_mean([median(start.rounds) for start in starts])  # as of the ratios
-    tokens = cell.context if cell.phase == "prefill" else cell.batch
+    is_prefill = cell.phase == "prefill"
+    found = np.percentile([*chain(*(start.times for start in starts))], PERCENTILES)
+    percentiles = {f"p{p}": float(value) for p, value in zip(PERCENTILES, found, strict=True)}
     return {
         "median_s": typical,
-        "tokens_per_s": tokens / typical,
-        "ttft_s": _percentiles(first),
-        "itl_s": _percentiles(steps) if steps else None,
-        "rounds_s": rounds,
+        "tokens_per_s": (cell.context if is_prefill else cell.batch) / typical,
+        "ttft_s": percentiles if is_prefill else None,
+        "itl_s": None if is_prefill else percentiles,
+        "rounds_s": [*chain(*(start.rounds for start in starts))],
     }
-
-
-def _percentiles(values: Sequence[float]) -> Percentiles:
-    found = np.percentile(values, PERCENTILES)
-    return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
-
-
-def interval_over(starts: int) -> dict[str, Any]:
-    """Content of a document about what its intervals know."""
-    return {"interval": "over starts" if starts > 1 else "over rounds"}

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-WORKAROUNDS = Path(__file__).parents[1] / "compat" / "workarounds"
-COMPILED_CODE = WORKAROUNDS / "compiled_code.py"
+COMPILED_CODE = Path(__file__).parents[1] / "compat" / "workarounds" / "compiled_code.py"
 
 
 class Bench:
@@ -38,17 +37,10 @@ class Bench:
         # Stock vLLM, too, is to load what an earlier start compiled: such code need not be as fast
         # as code of the same process, and only the first start would compare like with like.
         runpy.run_path(str(COMPILED_CODE))["accept"]()
-        begin = time.perf_counter()
         args = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
         self.engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
-        self.start_s = time.perf_counter() - begin
         self.number = 0
-        self.due = 0  # tokens that the prompts of ``begin`` still get
         gc.freeze()  # what the start left is not to be looked through between two steps
-
-    def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
-        """``begin`` and ``decode`` to the end: run prompts together, and time all of it."""
-        return self.begin(prompts, max_tokens) | self.decode()
 
     def begin(self, prompts: list[list[int]], max_tokens: int) -> dict[str, list[float]]:
         """Run prompts together, greedily, until every one has its first token.
@@ -75,7 +67,6 @@ class Bench:
             output_kind=RequestOutputKind.DELTA,
         )
         gc.collect()
-        self.due = len(prompts) * max_tokens
         first: dict[str, float] = {}
         with uncollected():
             begin = time.perf_counter()
@@ -84,7 +75,7 @@ class Bench:
                 request = {"prompt_token_ids": prompt}
                 self.engine.add_request(str(self.number), request, params.clone())
             while len(first) < len(prompts):
-                outputs = self._step()
+                outputs = self.engine.step()
                 seconds = time.perf_counter() - begin
                 for output in outputs:
                     first.setdefault(output.request_id, seconds)
@@ -100,66 +91,52 @@ class Bench:
         Returns:
             ``steps``, seconds of each step of the engine; and ``running``, how many prompts each
             of them gave a token.
-
-        Raises:
-            RuntimeError: all ended with other than ``max_tokens`` tokens.
         """
         steps: list[float] = []
         running: list[int] = []
         with uncollected():
             last = time.perf_counter()
             while len(steps) != most and self.engine.has_unfinished_requests():
-                outputs = self._step()
+                outputs = self.engine.step()
                 if outputs:
                     now = time.perf_counter()
                     steps.append(now - last)
                     running.append(len(outputs))
                     last = now
-        if self.due and not self.engine.has_unfinished_requests():
-            raise RuntimeError(f"{self.due} tokens are missing")
         return {"steps": steps, "running": running}
 
-    def _step(self) -> list[Any]:
-        outputs = self.engine.step()
-        self.due -= sum(len(output.outputs[0].token_ids) for output in outputs)
-        return outputs
-
     def facts(self) -> dict[str, Any]:
-        """Facts about the engine that runs here, its time to start and its memory among them."""
+        """Facts about the engine that runs here; those of ``alike`` are to be others' too."""
         from vllm.compilation.counter import compilation_counter
 
         config = self.engine.vllm_config
+        model, scheduler = config.model_config, config.scheduler_config
         ours = "attnres_serve.plugin" in sys.modules
-        workers = config.parallel_config.world_size
         # Some classes are never compiled; those of other processes are not seen from here.
-        seen = workers > 1 or compilation_counter.num_models_seen > 0
-        compiles = config.compilation_config.mode.name != "NONE" and seen
-        on_device = torch.cuda.is_available()
-        peak = torch.cuda.max_memory_allocated() if on_device else peak_memory()
+        seen = config.parallel_config.world_size > 1 or compilation_counter.num_models_seen > 0
+        compiled = config.compilation_config.mode.name != "NONE" and seen
+        dtype = str(model.dtype).removeprefix("torch.")
+        ask = self.engine.collective_rpc
         return {
-            "gpu": torch.cuda.get_device_name() if on_device else None,
-            "architecture": config.model_config.architecture,
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "architecture": model.architecture,
             "plugin_loaded": ours,
-            "compiled": compiles,
-            "code_loaded": compilation_counter.num_aot_artifacts_loaded > 0,
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
-            "quantization": config.model_config.quantization,
-            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
-            "kv_cache_dtype": config.cache_config.cache_dtype,
-            "kv_cache_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
-            "cuda_graphs": str(config.compilation_config.cudagraph_mode),
-            "async_scheduling": bool(config.scheduler_config.async_scheduling),
-            "max_model_len": config.model_config.max_model_len,
-            "max_num_seqs": config.scheduler_config.max_num_seqs,
-            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-            "workers": workers,
-            "vocabulary": config.model_config.get_vocab_size(),
-            "threads": torch.get_num_threads(),
-            "peak_memory_bytes": None if workers > 1 else peak,  # theirs is not seen from here
-            "start_s": self.start_s,
-            "executed": self.engine.collective_rpc("attn_res_executed")[0] if ours else {},
-            "backend": self.engine.collective_rpc("attn_res_backend")[0] if ours else None,
-            "algorithm": self.engine.collective_rpc("attn_res_algorithm")[0] if ours else None,
+            "compiled": compiled,
+            "dtype": dtype,
+            "vocabulary": model.get_vocab_size(),
+            "executed": ask("attn_res_executed")[0] if ours else {},
+            "backend": ask("attn_res_backend")[0] if ours else None,
+            "algorithm": ask("attn_res_algorithm")[0] if ours else None,
+            "alike": {
+                "dtype": dtype,
+                "compiled": compiled,
+                "code_loaded": compilation_counter.num_aot_artifacts_loaded > 0,
+                "cuda_graphs": str(config.compilation_config.cudagraph_mode),
+                "async_scheduling": bool(scheduler.async_scheduling),
+                "max_num_seqs": scheduler.max_num_seqs,
+                "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+                "threads": torch.get_num_threads(),
+            },
         }
 
 
@@ -171,16 +148,6 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def peak_memory() -> int:
-    """The most bytes that this process has had in memory.
-
-    What ``getrusage`` says includes those of the process that started it.
-    """
-    with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("VmHWM:"))  # VmHWM:   1234 kB
-    return int(line.split()[1]) * 1024
 
 
 def _call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:

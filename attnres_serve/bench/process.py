@@ -18,11 +18,9 @@ from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
-PARALLEL = (
-    "--tensor-parallel-size",
-    "-tp",
-    "--pipeline-parallel-size",
-    "-pp",
+OURS = ("--no-enable-prefix-caching", "--skip-tokenizer-init", "--disable-log-stats")
+PARALLEL = (  # flags with which the model runs in workers
+    *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
     "--distributed-executor-backend",
 )
 
@@ -47,26 +45,23 @@ class Contender:
     script: Path = SCRIPT
 
 
-def stock(name: str, model: Path, flags: Sequence[str], script: Path = SCRIPT) -> Contender:
-    """Stock vLLM, which serves ``model`` without our plugin."""
-    return Contender(name, _engine_flags(model, flags), script=script)
+def plain(
+    name: str,
+    model: Path,
+    flags: Sequence[str],
+    has_plugin: bool = False,
+    script: Path = SCRIPT,
+) -> Contender:
+    """vLLM, stock or with our plugin, which serves ``model`` with standard residuals."""
+    words = (f"--model={model}", *OURS, *flags)
+    return Contender(name, words, has_plugin=has_plugin, script=script)
 
 
 def attnres(name: str, model: Path, flags: Sequence[str], chosen: Mapping[str, str]) -> Contender:
     """vLLM with our plugin, which serves ``model`` by the settings ``chosen``."""
-    own = f"--additional-config={json.dumps(chosen)}"
-    words = [*_engine_flags(model, flags), own]
-    return Contender(name, words, settings.choice(chosen, settings.ALGORITHM_KEY), has_plugin=True)
-
-
-def without_sites(name: str, model: Path, flags: Sequence[str]) -> Contender:
-    """vLLM with our plugin, which serves ``model`` with standard residuals."""
-    return Contender(name, _engine_flags(model, flags), has_plugin=True)
-
-
-def _engine_flags(model: Path, flags: Sequence[str]) -> list[str]:
-    own = ("--no-enable-prefix-caching", "--skip-tokenizer-init", "--disable-log-stats")
-    return [f"--model={model}", *own, *flags]
+    words = (f"--model={model}", *OURS, *flags, f"--additional-config={json.dumps(chosen)}")
+    algorithm = settings.choice(chosen, settings.ALGORITHM_KEY)
+    return Contender(name, words, algorithm, has_plugin=True)
 
 
 @dataclass
@@ -85,14 +80,13 @@ class Engine:
     def ask(self, what: str, **arguments: Any) -> Any:
         """The answer of a method of ``engine.Bench``."""
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # what ended it is told by the answer that does not come
             self.process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            raise self._ended() from None
         return self.receive()
 
     def receive(self) -> Any:
+        """The next answer; the first one comes unasked, of ``engine.Bench.facts``."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -165,12 +159,13 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "HF_HUB_OFFLINE": "1",
     }
-    if source.is_cpu_build():
-        own |= malloc.keep_freed()
-    if source.is_cpu_build() and not any("kv-cache-memory" in word for word in contender.flags):
+    if not source.is_cpu_build():
+        return os.environ | own
+    own |= malloc.keep_freed()
+    if not any("kv-cache-memory" in word for word in contender.flags):
         # vLLM's default is half the memory, for each of them.
         own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-    if source.is_cpu_build() and not has_workers(contender.flags):
+    if not any(word.partition("=")[0] in PARALLEL for word in contender.flags):
         torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
         openmp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
         own |= {
@@ -179,8 +174,3 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
             "LD_PRELOAD": ":".join([*map(str, openmp[:1]), os.environ.get("LD_PRELOAD", "")]),
         }
     return os.environ | own
-
-
-def has_workers(flags: Sequence[str]) -> bool:
-    """True if an engine with these flags runs the model in processes of its own."""
-    return any(word.partition("=")[0] in PARALLEL for word in flags)

@@ -9,32 +9,16 @@ interval does not know the luck of a process.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import ceil, exp, log, log10, sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
 
-from attnres_serve.bench.workload import Cell
+from attnres_serve.bench.workload import PHASES, Cell
 from attnres_serve.errors import SettingError
 
-PHASES = ("prefill", "decode")
 LUCK = 0.02  # of one pair of processes, about; it was 1.1 to 3.7 % on machines that were looked at
-
-
-def paired_ratios(times: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    """The ratio of each time to the baseline's of the same round.
-
-    Raises:
-        ValueError: the rounds do not match.
-        SettingError: a time is not positive.
-    """
-    if len(times) != len(baseline):
-        raise ValueError(f"{len(times)} rounds against {len(baseline)} of the baseline")
-    if min(*times, *baseline) <= 0:
-        raise SettingError("a time is not positive: the machine is too busy to measure anything.")
-    return [time / base for time, base in zip(times, baseline, strict=True)]
 
 
 @dataclass
@@ -44,13 +28,12 @@ class Samples:
     Attributes:
         turns: of each round one figure for each turn: of prefill the time to the first token, of
             decode the median step of a slice, so that a hiccup of the machine does not count.
-        first: time to the first token of every prompt of every round.
-        steps: every timed step of every round, which is the inter-token latency of its sequences.
+        times: every time to the first token of prefill, or every timed step of decode, which is
+            the inter-token latency of its sequences.
     """
 
     turns: list[list[float]] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
 
     @property
     def rounds(self) -> list[float]:
@@ -60,10 +43,22 @@ class Samples:
     def ratios(self, baseline: "Samples") -> list[float]:
         """The median ratio of each round to the baseline's figure in the same turn."""
         pairs = zip(self.turns, baseline.turns, strict=True)
-        return [median(paired_ratios(own, others)) for own, others in pairs]
+        return [median(paired_ratios(turns, others)) for turns, others in pairs]
 
 
-Results = dict[Cell, dict[str, Samples]]
+Results = dict[Cell, dict[str, Samples]]  # of one start, by engine
+
+
+def paired_ratios(times: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    """The ratio of each time to the baseline's of the same turn.
+
+    Raises:
+        ValueError: there are not as many.
+        SettingError: a time is not positive.
+    """
+    if min(*times, *baseline) <= 0:
+        raise SettingError("a time is not positive: the machine is too busy to measure anything.")
+    return [time / base for time, base in zip(times, baseline, strict=True)]
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -77,7 +72,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
 
 
-@cache
 def student(freedom: int) -> float:
     """The bound below which the absolute value of Student's t is with a probability of 95 %."""
     angles = np.linspace(0, np.pi / 2, 10_001)
@@ -105,18 +99,15 @@ def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str,
     The cells' ratios, which belong to one round, are averaged before the interval is taken, so that
     it knows what they have in common.
     """
-    found = {}
-    measured = {cell.phase for cell in results[0]}
-    for phase in filter(measured.__contains__, PHASES):
+    found: dict[str, dict[str, Any]] = {}
+    for phase in PHASES:
         starts = []
         for start in results:
-            ratios = [
-                engines[name].ratios(engines[baseline])
-                for cell, engines in start.items()
-                if cell.phase == phase
-            ]
-            starts.append([geometric_mean(cells) for cells in zip(*ratios, strict=True)])
-        found[phase] = summary(starts)
+            cells = [engines for cell, engines in start.items() if cell.phase == phase]
+            ratios = [engines[name].ratios(engines[baseline]) for engines in cells]
+            starts.append([geometric_mean(one) for one in zip(*ratios, strict=True)])
+        if starts[0]:
+            found[phase] = summary(starts)
     return found
 
 
@@ -126,14 +117,10 @@ def half_width(found: Mapping[str, Any]) -> float:
     return (high - low) / 2 / found["ratio"]
 
 
-def decimals(found: Mapping[str, Any]) -> int:
-    """Decimals of a ratio that its interval leaves to be believed: one to three."""
-    reach = max(half_width(found), LUCK if len(found["start_ratios"]) == 1 else 0.0)
-    return max(1, min(3, ceil(-log10(reach)))) if reach > 0 else 3
-
-
 def told(found: Mapping[str, Any], digits: int | None = None) -> str:
     """A ratio and its interval with so many decimals, or with those that are to be believed."""
-    digits = decimals(found) if digits is None else digits
+    if digits is None:
+        reach = max(half_width(found), LUCK if len(found["start_ratios"]) == 1 else 0.0)
+        digits = max(1, min(3, ceil(-log10(reach)))) if reach > 0 else 3
     low, high = found["ci95"]
     return f"{found['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

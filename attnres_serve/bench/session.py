@@ -2,8 +2,8 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -11,11 +11,13 @@ from typing import Any
 
 from attnres_serve import output
 from attnres_serve.bench.measure import DISCARDED, check_ran, measure, order
-from attnres_serve.bench.process import Contender, Engine, running
+from attnres_serve.bench.process import Contender, running
 from attnres_serve.bench.ratios import Results, overheads, told
 from attnres_serve.bench.workload import Cell
 
 MARGIN = 1.1  # of an estimate: starts of one measurement differ by some percent
+BAR = "{desc} |{bar}| {remaining}{postfix}"  # leaves room for both ratios in 80 columns
+TIMES = {"prefill": "TTFT", "decode": "TPOT"}  # what a ratio of a phase is of
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,7 @@ class Outcome:
     """Results of a session.
 
     Attributes:
-        engines: what each engine says of itself at the end of the first start
-            (``engine.Bench.facts``), which alone has nothing compiled beforehand.
+        engines: what each engine says of itself at the end (``engine.Bench.facts``).
         results: of every start the samples by cell and engine.
         took_s: seconds of all starts together.
     """
@@ -59,23 +60,20 @@ def run(
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
     """
-    baseline, *others = (contender.name for contender in contenders)
-    requests = len(contenders) * (1 + sum(cell.turns for cell in cells) * (rounds + DISCARDED))
+    baseline = contenders[0].name
+    steps = len(contenders) * (1 + sum(cell.turns for cell in cells) * (rounds + DISCARDED))
     results: list[Results] = []
     took: list[float] = []
-    facts: dict[str, dict[str, Any]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        output.bar(total=starts * requests, unit="request") as bar,
+        output.bar(total=starts * steps, bar_format=BAR) as bar,
     ):
 
-        def step(what: str) -> None:
-            bar.set_description(f"start {len(took) + 1} of {starts}, {what}")
-            bar.update()
-
         def show(found: Sequence[Results]) -> None:
-            ratios = {name: overheads(found, name, baseline) for name in others}
-            bar.set_postfix_str(_ratios(ratios))
+            ratios = (overheads(found, one.name, baseline) for one in contenders[1:])
+            bar.set_postfix_str(
+                ", ".join(f"{TIMES[key]} {told(one[key])}" for one in ratios for key in one)
+            )
 
         compiled = Path(cache or Path(folder) / "cache").absolute()
         for number in range(starts):
@@ -83,47 +81,26 @@ def run(
             if number and sum(took) + MARGIN * max(took[1:] or took) > budget:
                 break
             begin = time.monotonic()
-            with _started(contenders, number, threads, Path(folder), compiled, step) as engines:
-                for made, found in enumerate(measure(engines, cells, rounds, number, step)):
+            bar.set_description_str(f"start {number + 1}/{starts}")
+            with ExitStack() as stack:
+                named = {}
+                # In another order each time: the first finds other free memory than the last.
+                for contender in order(contenders, number):
+                    if not number:
+                        bar.set_postfix_str(f"starting {contender.name}")
+                    own = compiled / contender.name  # not to start faster by another's code
+                    named[contender.name] = stack.enter_context(
+                        running(contender, Path(folder) / contender.name, own, threads)
+                    )
+                    bar.update()
+                engines = [named[contender.name] for contender in contenders]
+                for made, found in enumerate(measure(engines, cells, rounds, number, bar.update)):
                     if number == 0 and made:  # one round has no interval
                         show([found])
-                at_end = {engine.name: engine.ask("facts") for engine in engines}
+                facts = {engine.name: engine.ask("facts") for engine in engines}
                 for engine in engines:
-                    check_ran(engine, at_end[engine.name])
+                    check_ran(engine, facts[engine.name])
             results.append(found)
-            facts = facts or at_end
             took.append(time.monotonic() - begin)
             show(results)
     return Outcome(facts, results, sum(took))
-
-
-def _ratios(found: dict[str, dict[str, dict[str, Any]]]) -> str:
-    return ", ".join(
-        (f"{name} " if len(found) > 1 else "") + f"{phase} {told(one)}"
-        for name, phases in found.items()
-        for phase, one in phases.items()
-    )
-
-
-@contextmanager
-def _started(
-    contenders: Sequence[Contender],
-    number: int,
-    threads: int,
-    scratch: Path,
-    compiled: Path,
-    step: Callable[[str], object],
-) -> Iterator[list[Engine]]:
-    """Start number ``number``: every contender in a new process, in the order they were given.
-
-    They are started in another order each time, because the first finds other free memory than the
-    last.
-    """
-    with ExitStack() as stack:
-        engines = {}
-        for contender in order(contenders, number):
-            step(f"starting {contender.name}")
-            own = compiled / contender.name  # so that no engine starts faster by another's code
-            engine = running(contender, scratch / contender.name, own, threads)
-            engines[contender.name] = stack.enter_context(engine)
-        yield [engines[contender.name] for contender in contenders]

@@ -133,7 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--max-model-len, --dtype, --tensor-parallel-size.\n\n"
             + examples(
                 "bench path/to/checkpoint --quick",
-                "bench path/to/checkpoint --budget 30 --out result.json",
+                "bench path/to/checkpoint --budget 30 --json > result.json",
                 "bench path/to/checkpoint --http http://127.0.0.1:8000",
             ),
             allow_abbrev=False,

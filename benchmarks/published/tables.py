@@ -11,9 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnres_serve.bench.ratios import PHASES
 from attnres_serve.bench.ratios import told as told_by
-from attnres_serve.bench.workload import cell_of
+from attnres_serve.bench.workload import PHASES, cell_of
 from benchmarks.common import RESULTS
 from benchmarks.kernels.contenders import BASELINE
 from benchmarks.published.markdown import table

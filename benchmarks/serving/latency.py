@@ -21,16 +21,16 @@ from typing import Any
 
 from attnres_serve.bench import document, machine, report, session
 from attnres_serve.bench.baseline import is_ours
-from attnres_serve.bench.command import BASELINE, CONTROL
+from attnres_serve.bench.command import BASELINE
 from attnres_serve.bench.measure import PROCEDURE
-from attnres_serve.bench.process import attnres, stock, without_sites
+from attnres_serve.bench.process import attnres, plain
 from attnres_serve.bench.ratios import overheads
 from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
 from benchmarks.common import EIGHT, Length, add_length, asked_length, publish
 from benchmarks.serving.families import FAMILY_SHAPES
-from benchmarks.serving.models import FLAGS, LONGEST, QUICK, SHAPES, Measured, models
+from benchmarks.serving.models import CONTROL, FLAGS, LONGEST, QUICK, SHAPES, Measured, models
 
 ALL: dict[str, Measured] = {**SHAPES, **FAMILY_SHAPES}
 
@@ -41,16 +41,15 @@ def measure(
     control: bool,
     length: Length,
     threads: int,
-    steps: int,
 ) -> dict[str, Any]:
     """Measure one shape: engines, cells, overheads by algorithm and phase."""
     with models(shape) as (folder, twin, parsed):
-        plain = without_sites if is_ours(FAMILIES[parsed.base]) else stock
-        contenders = [plain(BASELINE, twin, FLAGS)]
+        ours = is_ours(FAMILIES[parsed.base])
+        contenders = [plain(BASELINE, twin, FLAGS, ours)]
         contenders += [attnres(name, folder, FLAGS, {ALGORITHM_KEY: name}) for name in algorithms]
         if control:
-            contenders.append(plain(CONTROL, twin, FLAGS))
-        cells = make_cells(LONGEST, None, BATCHES, None, steps)
+            contenders.append(plain(CONTROL, twin, FLAGS, ours))
+        cells = make_cells(LONGEST, None, BATCHES, STEPS)
         found = session.run(contenders, cells, length.starts, length.rounds, threads)
     overhead = {
         contender.name: overheads(found.results, contender.name, BASELINE)
@@ -65,7 +64,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shape", choices=ALL, nargs="+", default=list(SHAPES))
     parser.add_argument("--algorithms", choices=ALGORITHMS, nargs="+", default=list(ALGORITHMS))
     add_length(parser, EIGHT)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of decode")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="default: all cores")
     parser.add_argument("--control", action="store_true", help="add a second baseline")
     parser.add_argument("--quick", action="store_true", help="tiny model, one start: no evidence")
@@ -76,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         QUICK if options.quick else {name: ALL[name] for name in options.shape}
     )
     length = asked_length(parser, options, 1 if options.quick else EIGHT)
-    asked = options.algorithms, options.control, length, options.threads, options.steps
+    asked = options.algorithms, options.control, length, options.threads
     results = {}
     for name, shape in shapes.items():
         results[name] = measure(shape, *asked)
@@ -91,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
             "flags": list(FLAGS),
             "threads": options.threads,
             **length.told(),
-            "steps": options.steps,
+            "steps": STEPS,
             "procedure": PROCEDURE,
         },
         results=results,

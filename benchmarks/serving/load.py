@@ -28,8 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attnres_serve.bench.client import check_there
 from attnres_serve.bench.ratios import paired_ratios, summary
-from attnres_serve.bench.server import check_there
 from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
 from benchmarks.common import EIGHT, ROOT, Length, add_length, asked_length, publish

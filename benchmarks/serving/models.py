@@ -12,6 +12,7 @@ from attnres_serve.bench.baseline import read, write_twin
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 LONGEST = 1024
+CONTROL = "control"  # the name of a second baseline, whose ratio should be 1
 
 FLAGS = (
     "--load-format=dummy",

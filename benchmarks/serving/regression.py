@@ -19,7 +19,7 @@ from typing import Any
 
 from attnres_serve.bench import machine, report
 from attnres_serve.bench.measure import PROCEDURE
-from attnres_serve.bench.ratios import PHASES
+from attnres_serve.bench.workload import PHASES
 from benchmarks.common import RESULTS, Length
 from benchmarks.serving import latency
 from benchmarks.serving import models as shapes
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, before in document["results"].items():
         shape = shapes.SHAPES[name]
         length = Length(config["starts"], config["rounds"])
-        asked = [ALGORITHM], False, length, config["threads"], config["steps"]
+        asked = [ALGORITHM], False, length, config["threads"]
         now = latency.measure(shape, *asked)
         sys.stderr.write(f"{name}\n{report.tables(now)}\n")
         for phase in PHASES:

@@ -14,12 +14,11 @@ from attnres_serve.bench import document as documents
 from attnres_serve.bench import machine
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.ratios import (
-    PHASES,
     Results,
     Samples,
     overheads,
 )
-from attnres_serve.bench.workload import Cell
+from attnres_serve.bench.workload import PHASES, Cell
 from benchmarks import common
 from benchmarks.peers import __main__ as peers
 from benchmarks.published import tables

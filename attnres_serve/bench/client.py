@@ -1,0 +1,166 @@
+"""``bench --http``: vLLM's own benchmark client against any OpenAI-compatible server."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from itertools import product
+from math import inf
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from attnres_serve import settings
+from attnres_serve.address import base_of, past_proxies
+from attnres_serve.bench.workload import PERCENTILES, STEPS, make_cells
+from attnres_serve.compat import bench_client
+from attnres_serve.errors import SettingError
+from attnres_serve.flags import values_of
+
+TIMEOUT = 10  # seconds for the list of models
+LONGEST = 2**20  # tokens of a sequence, where a server does not say its own
+REQUESTS = 20  # for every one that runs at a time
+SPARE = 16  # the client's texts may have more tokens than asked, so a part of the context is spared
+METRICS = ("ttft", "tpot", "itl")
+KEPT = (  # of what the client finds
+    *("max_concurrency", "completed", "duration", "total_input_tokens", "total_output_tokens"),
+    *("request_throughput", "output_throughput"),
+    *(f"p{percent}_{metric}_ms" for metric in METRICS for percent in PERCENTILES),
+)
+
+
+class Served(NamedTuple):
+    """What a server has.
+
+    Attributes:
+        model: the name of the model that is measured; vLLM's client would ask without a key.
+        longest: tokens of its longest sequence; infinity where that is not said.
+    """
+
+    model: str
+    longest: float
+
+
+def check_there(url: str, model: str | None, flags: Sequence[str] = ()) -> Served:
+    """Refuse a server that cannot be measured: its address, its key, or the model's name is wrong.
+
+    vLLM's client takes seconds to import, and tells of every request that fails.
+
+    Args:
+        url: of the server.
+        model: the model's name there; None for its first.
+        flags: of vLLM's client, among which a --header may have the key.
+
+    Raises:
+        SettingError: with one sentence: what was found, what is expected, how to fix it.
+    """
+    given = (header.partition("=") for header in values_of("--header", [*flags]))
+    headers = settings.authorization() | {name: value for name, _, value in given}
+    try:
+        request = Request(f"{base_of(url)}/v1/models", headers=headers)
+        with past_proxies(url), urlopen(request, timeout=TIMEOUT) as answer:
+            content = answer.read()
+    except HTTPError as error:
+        raise SettingError(_refusal(url, error.code, headers)) from None
+    except (OSError, HTTPException, ValueError) as error:
+        raise SettingError(_nothing(url, str(getattr(error, "reason", error)))) from None
+    try:
+        models = {entry["id"]: entry for entry in json.loads(content)["data"]}
+        name = model or next(iter(models))
+    except (ValueError, KeyError, TypeError, StopIteration):
+        raise SettingError(_nothing(url, "/v1/models gives no list of models")) from None
+    if name not in models:
+        raise SettingError(
+            f"the server at {url} has no model {name}; it has {', '.join(models)}. "
+            "Correct --model, or leave it out for the first."
+        )
+    return Served(name, models[name].get("max_model_len") or inf)
+
+
+def _nothing(url: str, why: str) -> str:
+    return (
+        f"no OpenAI-compatible server answers at {url} ({why}); expected the address of one, for "
+        "example http://127.0.0.1:8000. Start one with `attnres-serve serve CHECKPOINT`, or "
+        "correct --http."
+    )
+
+
+def _refusal(url: str, status: int, headers: Mapping[str, str]) -> str:
+    if status not in (401, 403):
+        return _nothing(url, f"/v1/models has status {status}")
+    if "authorization" in map(str.lower, headers):
+        return f"the server at {url} refuses the key (status {status}); correct OPENAI_API_KEY."
+    return f"the server at {url} asks for a key (status {status}); set OPENAI_API_KEY to it."
+
+
+def measure(
+    folder: Path, served: Served, own: argparse.Namespace, flags: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What the client finds, by its own names, for every prompt length and load.
+
+    Args:
+        folder: of the checkpoint, read for its tokenizer.
+        served: what ``check_there`` found.
+        own: what ``command.add_arguments`` defines.
+        flags: further flags of the client.
+
+    Raises:
+        SettingError: a number is out of its range, or a request failed.
+    """
+    longest = int(min(served.longest, LONGEST))
+    cells = make_cells(longest - longest // SPARE, own.prompt_lengths, own.batches, STEPS)
+    lengths = [cell.context for cell in cells if cell.phase == "prefill"]
+    words = [f"--base-url={base_of(own.http)}", f"--model={served.model}", f"--tokenizer={folder}"]
+    loads = []
+    with past_proxies(own.http):
+        for length, batch in product(lengths, dict.fromkeys(own.batches)):
+            asked = {"max-concurrency": batch, "random-input-len": length}
+            _ask(asked | {"num-prompts": batch}, [*words, *flags])  # to warm up
+            loads.append(_ask(asked | {"num-prompts": REQUESTS * batch}, [*words, *flags]))
+    return loads
+
+
+def _ask(asked: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """What the client finds, run once.
+
+    No prompt may come twice, because the server may keep what it has computed of it: no run has
+    the seed of another, and what the client would ask before, which is its first prompt, is not
+    asked.
+    """
+    asked |= {
+        "dataset-name": "random",
+        "random-output-len": 1 + STEPS,
+        "seed": SystemRandom().randrange(2**31),
+        "num-warmups": 0,
+        "ready-check-timeout-sec": 0,
+        "percentile-metrics": ",".join(METRICS),
+        "metric-percentiles": ",".join(map(str, PERCENTILES)),
+    }
+    flags = [f"--{flag}={value}" for flag, value in asked.items()]
+    found = bench_client.ask_over_http(["--ignore-eos", *flags, *words])
+    if found["completed"] < asked["num-prompts"]:
+        raise SettingError(
+            f"{found['completed']} of {asked['num-prompts']} requests succeeded, "
+            f"{asked['max-concurrency']} at a time; look into the server's log."
+        )
+    return {key: found[key] for key in KEPT} | {"seed": asked["seed"]}
+
+
+def render(loads: Sequence[Mapping[str, Any]]) -> str:
+    """The figures for a person."""
+    head = "".join(f"{name:>11}" for name in ("at a time", "input", "output", "tokens/s"))
+    lines = [f"{head}   {'ms':5}" + "".join(f"{f'p{percent}':>9}" for percent in PERCENTILES)]
+    for load in loads:
+        lengths = (
+            load[f"total_{which}_tokens"] / load["completed"] for which in ("input", "output")
+        )
+        begin = f"{load['max_concurrency']:11}" + "".join(f"{tokens:11.0f}" for tokens in lengths)
+        begin += f"{load['output_throughput']:11.1f}"
+        for metric in METRICS:
+            times = "".join(f"{load[f'p{percent}_{metric}_ms']:9.2f}" for percent in PERCENTILES)
+            lines.append(f"{begin:44}   {metric.upper():5}{times}")
+            begin = ""
+    lines.append("input, output: tokens of a request; tokens/s: of outputs, all requests together.")
+    return "\n".join(lines)
