@@ -128,6 +128,9 @@ def running(contender: Contender, log: Path, cache: Path, threads: int) -> Itera
     try:
         engine.at_start = engine.receive()
         yield engine
+    except BaseException:
+        process.terminate()  # an interruption does not wait for a start or a compilation
+        raise
     finally:
         if output.is_verbose():
             output.err().write(log.read_text(errors="replace"))

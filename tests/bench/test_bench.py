@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -243,6 +244,18 @@ def test_an_engine_that_ends_says_why(script, told, tmp_path):
     kept = Path(re.findall(r"its log is (\S+)\.$", str(caught.value))[0])
     assert kept.read_text() == (tmp_path / "log").read_text()
     kept.unlink()
+
+
+def test_an_interruption_ends_an_engine_at_once(tmp_path):
+    """Not when it next looks for a request, which during a start is after it."""
+    (tmp_path / "script.py").write_text("import time; print({}, flush=True); time.sleep(600)")
+    contender = process.Contender("attnres", (), script=tmp_path / "script.py")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        process.running(contender, tmp_path / "log", tmp_path, 1) as engine,
+    ):
+        raise KeyboardInterrupt
+    assert engine.process.returncode == -signal.SIGTERM
 
 
 # What is refused.
