@@ -54,9 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def switch(flag: str, said: str) -> None:
         parser.add_argument(flag, action="store_true", help=said)
 
-    said = "tokens; decode goes on from the first (default: 128 512)"
+    said = "tokens of prompts; decode follows the first (default: 128 512)"
     add("--prompt-lengths", "T", said, type=int, nargs="+")
-    add("--batches", "B", "of decode (default: 1 8)", type=int, nargs="+", default=BATCHES)
+    said = "of decode, or requests at a time (default: 1 8)"
+    add("--batches", "B", said, type=int, nargs="+", default=BATCHES)
     add("--starts", "N", f"of both engines (default: {STARTS}; with --quick: 1)", type=int)
     said = "end before a start that would overrun it; the first start is always finished "
     said += f"(default: {MINUTES}; with --starts: none)"
