@@ -111,16 +111,11 @@ def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str,
     return found
 
 
-def half_width(found: Mapping[str, Any]) -> float:
-    """Half of the width of a ratio's interval, about, as a share of the ratio."""
-    low, high = found["ci95"]
-    return (high - low) / 2 / found["ratio"]
-
-
 def told(found: Mapping[str, Any], digits: int | None = None) -> str:
     """A ratio and its interval with so many decimals, or with those that are to be believed."""
-    if digits is None:
-        reach = max(half_width(found), LUCK if len(found["start_ratios"]) == 1 else 0.0)
-        digits = max(1, min(3, ceil(-log10(reach)))) if reach > 0 else 3
     low, high = found["ci95"]
+    if digits is None:
+        half = (high - low) / 2 / found["ratio"]  # of the interval, about, as a share
+        reach = max(half, LUCK if len(found["start_ratios"]) == 1 else 0.0)
+        digits = max(1, min(3, ceil(-log10(reach)))) if reach > 0 else 3
     return f"{found['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

@@ -41,7 +41,6 @@ def run(
     starts: int,
     rounds: int,
     threads: int,
-    cache: str | None = None,
     budget: float = inf,
 ) -> Outcome:
     """Start every contender, ask them in turn, and stop them, again and again.
@@ -54,7 +53,6 @@ def run(
         starts: as many as there is time for; the first is always finished.
         rounds: of each start, beside those discarded.
         threads: of each engine on CPU.
-        cache: folder that keeps what was compiled; None for one that the starts of this run share.
         budget: seconds that no start but the first may overrun, by the longest so far.
 
     Raises:
@@ -75,7 +73,7 @@ def run(
                 ", ".join(f"{TIMES[key]} {told(one[key])}" for one in ratios for key in one)
             )
 
-        compiled = Path(cache or Path(folder) / "cache").absolute()
+        compiled = Path(folder) / "cache"  # which the starts share
         for number in range(starts):
             # The first start compiled, so it is an estimate only while there is no other.
             if number and sum(took) + MARGIN * max(took[1:] or took) > budget:
