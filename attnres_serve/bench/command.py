@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres_serve import output, settings
-from attnres_serve.bench import client
+from attnres_serve.bench import over_http
 from attnres_serve.bench.workload import (
     BATCHES,
     QUICK_STEPS,
@@ -120,9 +120,11 @@ def _over_http(
                 f"--{name.replace('_', '-')} does not go with --http, which measures a server as "
                 "it is."
             )
-    served = client.check_there(own.http, value_of("--model", flags), flags)
-    loads = client.measure(folder, served, own, flags)
-    return {"benchmark": "bench-http", **_repeatable(command), "loads": loads}, client.render(loads)
+    served = over_http.check_there(own.http, value_of("--model", flags), flags)
+    loads = over_http.measure(folder, served, own, flags)
+    return {"benchmark": "bench-http", **_repeatable(command), "loads": loads}, over_http.render(
+        loads
+    )
 
 
 def _in_engines(

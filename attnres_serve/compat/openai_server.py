@@ -60,16 +60,19 @@ def print_flags(topic: str) -> None:
     import logging
 
     logging.disable()  # the help is what is to be read
-    problem = host.unsupported_version()
-    if problem:
-        raise SettingError(problem)
-    from vllm.entrypoints.cli.serve import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    try:
+        problem = host.unsupported_version()
+        if problem:
+            raise SettingError(problem)
+        from vllm.entrypoints.cli.serve import make_arg_parser
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
-    parser.usage = "attnres-serve serve [CHECKPOINT] [flags]"  # all of them would be 300 lines
-    with suppress(SystemExit):
-        parser.parse_args(["--help" if topic == "groups" else f"--help={topic}"])
+        parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
+        parser.usage = "attnres-serve serve [CHECKPOINT] [flags]"  # all of them would be 300 lines
+        with suppress(SystemExit):
+            parser.parse_args(["--help" if topic == "groups" else f"--help={topic}"])
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _set_variables() -> None:

@@ -245,7 +245,8 @@ def main() -> int:
         options.kernel, options.arch, options.hidden, options.dtype
     ):
         for fresh in (False, True) if kernel in BEGINNING else (None,):
-            variants, compiled_kernel = {}, getattr(*KERNELS[kernel])
+            module, name = KERNELS[kernel]
+            variants, compiled_kernel = {}, getattr(module, name)
             for arguments in launches(kernel, arch, hidden, DTYPES[dtype], bool(fresh)):
                 source, target, launch = specialise(compiled_kernel, arguments, arch)
                 variants[source.hash()] = source

@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.bench.client import check_there
+from attnres_serve.bench.over_http import check_there
 from attnres_serve.bench.ratios import paired_ratios, summary
 from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError

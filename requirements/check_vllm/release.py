@@ -15,6 +15,8 @@ import torch
 
 # What may be inherited from a class that is not vLLM's.
 FOREIGN = {*dir(torch.nn.Module), *dir(object)}
+# What every class has.
+OF_CLASSES = {*dir(type)} - {*dir(object)}
 
 
 class Lack(Exception):
@@ -85,6 +87,8 @@ class Release:
             # A module may make names by code of its own: `vllm` itself, `envs`.
             if "__getattr__" in owner.members and f'"{name}"' in owner.filepath.read_text():
                 return None
+        elif owner.is_class and name in OF_CLASSES:
+            return None
         elif owner.is_class:
             for ancestor in self.ancestors(owner):
                 if ancestor is None and name in FOREIGN:

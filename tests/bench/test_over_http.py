@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from serving import DEMO
 
-from attnres_serve.bench import client
+from attnres_serve.bench import over_http
 from attnres_serve.cli import main
 from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
@@ -28,11 +28,11 @@ def measured(
         found = {"completed": number, "max_concurrency": int(asked[-1]["max-concurrency"])}
         for which in ("input", "output"):
             found[f"total_{which}_tokens"] = number * int(asked[-1][f"random-{which}-len"])
-        return dict.fromkeys(client.KEPT, 5.0) | found | {"itls": []}
+        return dict.fromkeys(over_http.KEPT, 5.0) | found | {"itls": []}
 
     monkeypatch.setattr(bench_client, "ask_over_http", answer)
-    served = client.Served("demo", longest)
-    monkeypatch.setattr(client, "check_there", lambda url, model, flags: served)
+    served = over_http.Served("demo", longest)
+    monkeypatch.setattr(over_http, "check_there", lambda url, model, flags: served)
     assert main(["bench", str(DEMO), "--http", "http://x", *words, "--header", "A=b"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1]), asked
 
@@ -47,7 +47,7 @@ def test_the_client_is_told_what_the_document_has(monkeypatch, capsys):
         *((32 * 40, 2), (32 * 20, 1), (16 * 40, 2), (16 * 20, 1)),
     ]
     assert document["command"].endswith("--header '***'")
-    lines = client.render(loads).splitlines()
+    lines = over_http.render(loads).splitlines()
     assert lines[1].split() == ["2", "32", "49", "5.0", "TTFT", "5.00", "5.00", "5.00"]
     assert len(lines) == 2 + 3 * len(loads) and max(map(len, lines)) <= 80
 
@@ -74,7 +74,7 @@ def test_a_request_is_as_long_as_the_server_allows(monkeypatch, capsys):
 def test_requests_that_fail_are_no_figure(monkeypatch, capsys):
     failed = {"completed": 3, "failed": 5}
     monkeypatch.setattr(bench_client, "ask_over_http", lambda flags: failed)
-    monkeypatch.setattr(client, "check_there", lambda *_: client.Served("demo", inf))
+    monkeypatch.setattr(over_http, "check_there", lambda *_: over_http.Served("demo", inf))
     assert main(["bench", str(DEMO), "--http", "http://x", "--batches", "8"]) == 2
     assert "3 of 8 requests succeeded, 8 at a time" in capsys.readouterr().err
 
@@ -121,7 +121,7 @@ def answering(status: int, content: bytes, key: str | None = None):
 def test_a_server_that_cannot_be_asked_is_one_sentence(status, content, sentence):
     model = None if content == b'{"data": []}' else "demo"
     with answering(status, content) as url, pytest.raises(SettingError, match=sentence):
-        client.check_there(url, model)
+        over_http.check_there(url, model)
 
 
 @pytest.mark.parametrize("below", ["", "/v1/", "/v1/attn_res/trace"])
@@ -134,12 +134,12 @@ def test_a_key_is_asked_for_and_taken(below, monkeypatch):
         with pytest.raises(
             SettingError, match=r"asks for a key \(status 401\); set OPENAI_API_KEY"
         ):
-            client.check_there(url + below, None)
+            over_http.check_there(url + below, None)
         for flags in (["--header", "x=y", "Authorization=Bearer right"], []):
             if not flags:
                 monkeypatch.setenv("OPENAI_API_KEY", "right")
-            assert client.check_there(url + below, None, flags) == ("demo", 99)
-            assert client.check_there(url + below, "a", flags) == ("a", inf)
+            assert over_http.check_there(url + below, None, flags) == ("demo", 99)
+            assert over_http.check_there(url + below, "a", flags) == ("a", inf)
         monkeypatch.setenv("OPENAI_API_KEY", "wrong")
         with pytest.raises(SettingError, match=r"refuses the key \(status 401\); correct OPENAI"):
-            client.check_there(url + below, None)
+            over_http.check_there(url + below, None)

@@ -1,6 +1,6 @@
 """Draft models beside a target with more than one kind of cache.
 
-vLLM 0.32: ``GPUModelRunner._build_attention_metadata`` hands drafters of EAGLE's kind the blocks of
+vLLM 0.32: the runner's ``_build_attention_metadata`` hands drafters of EAGLE's kind the blocks of
 their own group of layers, and a draft model those of the first group.  The draft then writes into
 the target's recurrent states, or into the keys and values of layers with a window.
 """
