@@ -141,10 +141,9 @@ def on_config(vllm_config) -> None:
         checkpoint = check_folder(folder) if folder.is_dir() else check_hub(*source)
         needs.check_quantized(source[0], checkpoint.index)
     if method == draft.MTP:
-        model = vllm_config.model_config.model
         parsed = ParsedConfig(config.attn_res_format, family.name, config.attn_res_config, None)
         index = None if checkpoint is None else checkpoint.index
-        draft.check_head(parsed, index, model, vllm_config.speculative_config.model)
+        draft.check_head(parsed, index, engine_config.head_of_another(vllm_config))
     _check_ids(vllm_config)
 
 

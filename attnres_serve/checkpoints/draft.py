@@ -42,7 +42,11 @@ def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
         return
     model, method, parsed = config.get("model"), config.get("method"), target.translated(name)
     if isinstance(method, str) and (method == MTP or method.endswith(f"_{MTP}")):
-        check_head(parsed, target.index, name, model)
+        revision, served = config.get("revision"), value_of("--revision", words)
+        other = None if model is None or Path(model) == Path(name) else str(model)
+        if revision != served:
+            other = f"{other or name} at revision {revision}"
+        check_head(parsed, target.index, other)
     elif isinstance(model, str) and method in (None, "draft_model"):
         _check_model(parsed, model, config.get("revision"))
 
@@ -65,25 +69,23 @@ def _check_model(target: ParsedConfig, model: str, revision: str | None) -> None
         )
 
 
-def check_head(
-    target: ParsedConfig, index: TensorIndex | None, name: str, model: str | None = None
-) -> None:
+def check_head(target: ParsedConfig, index: TensorIndex | None, other: str | None = None) -> None:
     """Check that vLLM can take drafts from a checkpoint's own head.
 
     Args:
         target: what the resolver made of config.json.
         index: the checkpoint's tensors, None where they cannot be had.
-        name: what the checkpoint is called.
-        model: where the head is said to be; None for the checkpoint itself.
+        other: the checkpoint whose head is to be used; None for the served one.
 
     Raises:
         CheckpointError: it has no such head, or one that vLLM's class would compute wrongly.
     """
     problem = head_problem(target, index)
-    if problem is None and model not in (None, name):
+    if other is not None:
         problem = (
-            f"names the head of another checkpoint, {model}; leave `model` out, and the "
-            "checkpoint's own head is used."
+            f"takes drafts from the head of {other}, which is not the served checkpoint (vLLM "
+            "takes any draft of a family that has such heads for one); leave `model` out and give "
+            "the served `revision` for the checkpoint's own head, or choose another draft."
         )
     if problem is not None:
         raise CheckpointError(f"speculative decoding by {MTP!r} {problem}")

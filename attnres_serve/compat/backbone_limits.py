@@ -143,8 +143,8 @@ def speculation_problem(vllm_config, shapes: Shapes) -> str | None:
 def drafts_problem(vllm_config, shapes: Shapes) -> str | None:
     """Where vLLM computes on with the state of a rejected draft, and answers with other tokens.
 
-    On a CPU these layers keep one state of a sequence.  On any device the runner counts accepted
-    drafts for hybrid models alone (``_update_states_after_model_execute``, 0.32).
+    On a CPU these layers keep one state of a sequence.  Without a layer of attention the runner of
+    CPUs, and the older one of GPUs, counts no accepted drafts (0.32); the newer one was not tried.
     """
     if not (drafts := vllm_config.num_speculative_tokens):
         return None

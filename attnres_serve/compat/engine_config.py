@@ -1,5 +1,7 @@
 """What is read from an engine's ``VllmConfig``, and what is set in it."""
 
+from pathlib import Path
+
 from attnres_serve.compat import host
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels import fingerprint
@@ -30,6 +32,17 @@ def reads_tokenizer_from(vllm_config) -> str | None:
 def speculation_method(vllm_config) -> str | None:
     config = vllm_config.speculative_config
     return config.method if config is not None else None
+
+
+def head_of_another(vllm_config) -> str | None:
+    """The checkpoint whose head drafts come from; None where it is the served one."""
+    model, drafts = vllm_config.model_config, vllm_config.speculative_config
+    served = {Path(name) for name in (model.model, getattr(model, "model_weights", "")) if name}
+    if Path(drafts.model) not in served:
+        return str(drafts.model)
+    if drafts.revision != model.revision:
+        return f"{drafts.model} at revision {drafts.revision}"
+    return None
 
 
 WORKER_EXTENSION = "attnres_serve.worker.WorkerExtension"

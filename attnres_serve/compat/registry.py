@@ -55,11 +55,19 @@ def install_config_parser(
                 parsed = translate(content, trust_remote_code, model, revision)
             if parsed is None:
                 return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
-            # SpeculativeConfig's override is a function: what is read is the config of a draft.
-            return content, build(parsed, str(model), callable(overrides))
+            return content, build(parsed, str(model), _is_for_drafts(overrides))
 
     table["hf"] = AttnResConfigParser
     _hear_additional_config()
+
+
+def _is_for_drafts(overrides: Any) -> bool:
+    """Whether a config.json is read for drafts, which vLLM overrides by a function of its own."""
+    from vllm.config.speculative import SpeculativeConfig
+
+    names = ("hf_config_override", "_apply_composed_hf_override")  # the second is bound to a user's
+    own = [getattr(SpeculativeConfig, name, None) for name in names]
+    return overrides is not None and getattr(overrides, "func", overrides) in own
 
 
 def _hear_additional_config() -> None:

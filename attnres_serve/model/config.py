@@ -65,7 +65,7 @@ def build(
     config: PreTrainedConfig = class_of(family).from_dict(fields)
     family.adapt(config)
     config.name_or_path = name_or_path
-    has_head = for_drafts and fields.get(FURTHER)
+    has_head = for_drafts and family.draft and fields.get(FURTHER)
     config.architectures = [family.stock_architecture if has_head else family.architecture]
     config.attn_res = parsed.spec.to_house() if parsed.spec else None
     config.attn_res_format = parsed.format

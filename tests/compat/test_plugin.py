@@ -268,6 +268,21 @@ def test_speculation_that_is_refused(method: str | None) -> None:
     assert config.load_config.load_format == "auto"
 
 
+@pytest.mark.parametrize(
+    ("model", "revision", "said"),
+    [
+        ("elsewhere", "v2", "from the head of elsewhere, which is not the served checkpoint"),
+        (GOLDEN, None, "at revision None, which is not the served checkpoint"),
+        (f"{GOLDEN}/", "v2", "needs a draft head, and none of Llama is supported"),
+    ],
+)
+def test_heads_that_are_refused(model: Any, revision: str | None, said: str) -> None:
+    """Of another checkpoint, which vLLM takes some draft models for; and where there is none."""
+    drafts = SimpleNamespace(method="mtp", model=str(model), revision=revision)
+    with pytest.raises(CheckpointError, match=said):
+        plugin.on_config(vllm_config(GOLDEN, speculative_config=drafts))
+
+
 @pytest.mark.parametrize("flag", [{"runner": "pooling"}, {"convert": "classify"}], ids=str)
 def test_other_tasks_are_refused(flag: dict[str, str]) -> None:
     """vLLM would derive another class from ours, under a name that is none of a backbone."""

@@ -5,6 +5,8 @@ their own group of layers, and a draft model those of the first group.  The draf
 the target's recurrent states, or into the keys and values of layers with a window.
 """
 
+from attnres_serve.errors import SettingError
+
 
 def read_own_blocks() -> None:
     """Let vLLM take the drafter of a draft model for one of EAGLE's kind there (idempotent).
@@ -23,5 +25,15 @@ def read_own_blocks() -> None:
     class OfAGroup(EagleProposer):
         def __init__(self, **given) -> None:
             SpecDecodeBaseProposer.__init__(self, **given)
+
+        def validate_same_kv_cache_group(self, kv_cache_config) -> None:
+            try:
+                super().validate_same_kv_cache_group(kv_cache_config)
+            except AssertionError:
+                raise SettingError(
+                    "the layers of the draft model are in several groups of the KV cache beside "
+                    "this model's, which vLLM's drafter cannot read; choose a draft with fewer "
+                    "layers and one kind of attention."
+                ) from None
 
     DraftModelProposer.__bases__ = (OfAGroup,)

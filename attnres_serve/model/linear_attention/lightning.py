@@ -7,8 +7,11 @@ few.  Here a prompt of any length is computed as it is decoded.
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
+from transformers import PretrainedConfig
+from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.linear import bailing_linear_attn as stock
 
+from attnres_serve.errors import SettingError
 from attnres_serve.kernels.recurrence import recurrence
 from attnres_serve.model.linear_attention import batch
 
@@ -19,6 +22,16 @@ class BailingMoELinearAttention(stock.BailingMoELinearAttention):
     A head's state has the shape ``[d, d]`` in the cache.  vLLM's kernels keep keys by values there,
     this layer values by keys, and nothing else reads it.
     """
+
+    def __init__(
+        self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str = "linear_attn"
+    ) -> None:
+        super().__init__(config, vllm_config, prefix)
+        if vllm_config.num_speculative_tokens:  # of models without sites too, which nothing checks
+            raise SettingError(
+                "speculative decoding is not supported on CPU with lightning attention, whose "
+                "state cannot go back; start without --speculative-config."
+            )
 
     def _forward(self, hidden_states: Tensor, output: Tensor, positions: Tensor) -> None:
         sequences = batch.current(self.prefix)
