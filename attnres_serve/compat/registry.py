@@ -65,8 +65,8 @@ def _is_for_drafts(overrides: Any) -> bool:
     """Whether a config.json is read for drafts, which vLLM overrides by a function of its own."""
     from vllm.config.speculative import SpeculativeConfig
 
-    names = ("hf_config_override", "_apply_composed_hf_override")  # the second is bound to a user's
-    own = [getattr(SpeculativeConfig, name, None) for name in names]
+    composed = getattr(SpeculativeConfig, "_apply_composed_hf_override", None)  # with a user's own
+    own = SpeculativeConfig.hf_config_override, composed
     return overrides is not None and getattr(overrides, "func", overrides) in own
 
 
