@@ -1,6 +1,5 @@
 """The sequences of a forward pass, as the recurrence takes them, from vLLM's metadata."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +38,7 @@ class Run(NamedTuple):
     """A part of a batch that a layer computes in one call.
 
     Attributes:
-        tokens: ``[t]``, which tokens of the pass are in it; None for all.
+        tokens: ``[t]``, which tokens of the pass are in it; None for all, in the only run.
         before: ``[N]``, the slots that hold the sequences' states; None where they are those that
             are written.
         batch: the sequences, by the slots that are written.
@@ -50,7 +49,7 @@ class Run(NamedTuple):
     batch: Batch
 
 
-def runs(name: str) -> Iterator[Run]:
+def runs(name: str) -> list[Run]:
     """What the layer of that name, of a delta rule, computes in a pass, in this order.
 
     vLLM gives a sequence with drafts a slot for each of its tokens.  A run has one token of each
@@ -59,13 +58,14 @@ def runs(name: str) -> Iterator[Run]:
     """
     metadata = _metadata(name)
     if metadata is None:
-        return
+        return []
     count = metadata.num_decodes + metadata.num_prefills
     if not metadata.num_spec_decodes:
-        yield Run(None, None, _of_delta_rule(metadata, count))
-        return
+        return [Run(None, None, _of_delta_rule(metadata, count))]
+    found = []
     if count:
-        yield Run(metadata.non_spec_token_indx.long(), None, _of_delta_rule(metadata, count))
+        rest = _of_delta_rule(metadata, count)
+        found.append(Run(metadata.non_spec_token_indx.long(), None, rest))
     starts, slots = metadata.spec_query_start_loc.long(), metadata.spec_state_indices_tensor.long()
     lengths, tokens = starts.diff(), metadata.spec_token_indx.long()
     accepted = (metadata.num_accepted_tokens.long() - 1).clamp(min=0)  # by the pass before
@@ -76,8 +76,9 @@ def runs(name: str) -> Iterator[Run]:
         count = int(going.sum())
         ones = torch.ones(count, dtype=torch.bool)
         batch = Batch(written[going].int(), torch.arange(count + 1, dtype=torch.int32), ones)
-        yield Run(tokens[starts[:-1][going] + step], before[going], batch)
+        found.append(Run(tokens[starts[:-1][going] + step], before[going], batch))
         before = written
+    return found
 
 
 def _metadata(name: str) -> Any:

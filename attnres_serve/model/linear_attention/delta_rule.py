@@ -37,10 +37,11 @@ def attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: st
 
 def _attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: str) -> Tensor:
     own = batch.layer_of(layer)
+    runs = batch.runs(layer)
+    if runs and runs[0].tokens is None:
+        return _run(own, mixed, decay, beta, value_dim, runs[0].batch)
     out = _empty(mixed, decay, beta, value_dim, layer).zero_()
-    for tokens, before, sequences in batch.runs(layer):
-        if tokens is None:
-            return _run(own, mixed, decay, beta, value_dim, sequences)
+    for tokens, before, sequences in runs:
         if before is not None:
             for cache in own.kv_cache:
                 cache[sequences.slots.long()] = cache[before]
