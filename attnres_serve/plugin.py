@@ -140,7 +140,7 @@ def on_config(vllm_config) -> None:
         folder = Path(source[0])
         checkpoint = check_folder(folder) if folder.is_dir() else check_hub(*source)
         needs.check_quantized(source[0], checkpoint.index)
-    if method == draft.MTP:
+    if method == settings.MTP:
         parsed = ParsedConfig(config.attn_res_format, family.name, config.attn_res_config, None)
         index = None if checkpoint is None else checkpoint.index
         draft.check_head(parsed, index, engine_config.head_of_another(vllm_config))

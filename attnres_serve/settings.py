@@ -78,7 +78,8 @@ def traces(additional_config: Any) -> bool:
 
 
 # Methods that propose tokens: from the text, from a model of its own, by the checkpoint's own head.
-SPECULATION = ("ngram", "draft_model", "mtp")
+MTP = "mtp"
+SPECULATION = ("ngram", "draft_model", MTP)
 
 
 def authorization(key: str | None = None) -> dict[str, str]:

@@ -122,9 +122,8 @@ def _over_http(
             )
     served = over_http.check_there(own.http, value_of("--model", flags), flags)
     loads = over_http.measure(folder, served, own, flags)
-    return {"benchmark": "bench-http", **_repeatable(command), "loads": loads}, over_http.render(
-        loads
-    )
+    document = {"benchmark": "bench-http", **_repeatable(command), "loads": loads}
+    return document, over_http.render(loads)
 
 
 def _in_engines(

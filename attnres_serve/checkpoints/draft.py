@@ -8,15 +8,14 @@ from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder, check_hub
 from attnres_serve.checkpoints.names import LOOKS_LIKE_ATTNRES, is_draft
 from attnres_serve.checkpoints.tensor_index import TensorIndex
+from attnres_serve.compat import engine_config
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.latent import FURTHER
 from attnres_serve.flags import value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
-
-# vLLM's name for drafts by a checkpoint's own layers; it has older ones for each family.
-MTP = "mtp"
+from attnres_serve.settings import MTP
 
 
 def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
@@ -41,11 +40,10 @@ def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
     if not isinstance(config, dict):
         return
     model, method, parsed = config.get("model"), config.get("method"), target.translated(name)
+    # vLLM has older names of the method for each family.
     if isinstance(method, str) and (method == MTP or method.endswith(f"_{MTP}")):
-        revision, served = config.get("revision"), value_of("--revision", words)
-        other = None if model is None or Path(model) == Path(name) else str(model)
-        if revision != served:
-            other = f"{other or name} at revision {revision}"
+        served = [name], value_of("--revision", words)
+        other = engine_config.another(*served, str(model or name), config.get("revision"))
         check_head(parsed, target.index, other)
     elif isinstance(model, str) and method in (None, "draft_model"):
         _check_model(parsed, model, config.get("revision"))

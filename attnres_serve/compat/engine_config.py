@@ -1,5 +1,6 @@
 """What is read from an engine's ``VllmConfig``, and what is set in it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from attnres_serve.compat import host
@@ -37,12 +38,22 @@ def speculation_method(vllm_config) -> str | None:
 def head_of_another(vllm_config) -> str | None:
     """The checkpoint whose head drafts come from; None where it is the served one."""
     model, drafts = vllm_config.model_config, vllm_config.speculative_config
-    served = {Path(name) for name in (model.model, getattr(model, "model_weights", "")) if name}
-    if Path(drafts.model) not in served:
-        return str(drafts.model)
-    if drafts.revision != model.revision:
-        return f"{drafts.model} at revision {drafts.revision}"
-    return None
+    names = [name for name in (model.model, getattr(model, "model_weights", "")) if name]
+    return another(names, model.revision, drafts.model, drafts.revision)
+
+
+def another(served: Iterable[str], revision: str | None, name: str, own: str | None) -> str | None:
+    """A checkpoint as a person is told of it; None where it is the one that is served.
+
+    Args:
+        served: the names of the served one.
+        revision: its branch, tag or commit.
+        name: the checkpoint's, or its folder.
+        own: its branch, tag or commit.
+    """
+    if Path(name) not in map(Path, served):
+        return name
+    return None if own == revision else f"{name} at revision {own}"
 
 
 WORKER_EXTENSION = "attnres_serve.worker.WorkerExtension"

@@ -46,7 +46,7 @@ class AttnResMixin(LoadingMixin):
         self.attn_res_sites: dict[int, SiteNorm] = {}
         self.attn_res_parameters = {}
         self.attn_res_dtype = vllm_config.model_config.dtype
-        self.attn_res_has_head = engine_config.speculation_method(vllm_config) == "mtp"
+        self.attn_res_has_head = engine_config.speculation_method(vllm_config) == settings.MTP
         self.attn_res_loaded = False
         self.attn_res_backend: str | None = None
         self.attn_res_algorithm: str | None = None
