@@ -12,6 +12,7 @@ import pytest
 import scaled_eps
 import torch
 from checkpoints import (
+    EVERY_OPTION,
     write_fla,
     write_house,
     write_kimi_names,
@@ -71,12 +72,7 @@ CHECKPOINTS = {
             "base": "qwen2",
             "layers": 4,
             "block_starts": [0, 1, 5],
-            "attn_res": {
-                "cumulative": True,
-                "recency_bias": True,
-                "logit_scale": 0.5,
-                "shared_queries": "block",
-            },
+            "attn_res": EVERY_OPTION,
         },
     ),
     "house_bias_on_blocks": (

@@ -100,23 +100,18 @@ def test_on_the_main_branch_the_change_is_its_last_commit(root: Path) -> None:
     assert changed(root) == ["docs/a.md", "new.py"]
 
 
-def test_on_a_branch_the_change_is_all_of_it(root: Path) -> None:
+@pytest.mark.parametrize(
+    "last", [("checkout", "own"), ("merge", "--no-ff", "own")], ids=lambda words: words[0]
+)
+def test_a_branch_and_its_merge_are_the_change_of_all_its_commits(
+    last: tuple[str, ...], root: Path
+) -> None:
     git(root, "checkout", "-b", "own")
     commit(root, "server/a.py")
     commit(root, "server/b.py")
     git(root, "checkout", "main")
     commit(root, "docs/others.md")
-    git(root, "checkout", "own")
-    assert changed(root) == ["server/a.py", "server/b.py"]
-
-
-def test_a_merge_is_the_change_of_its_branch(root: Path) -> None:
-    git(root, "checkout", "-b", "own")
-    commit(root, "server/a.py")
-    commit(root, "server/b.py")
-    git(root, "checkout", "main")
-    commit(root, "docs/others.md")
-    git(root, "merge", "--no-ff", "own")
+    git(root, *last)
     assert changed(root) == ["server/a.py", "server/b.py"]
 
 

@@ -29,7 +29,6 @@ NAMES = {
         ("mtp.norm.weight",),
     ),
 }
-SOURCE = {"ernie4_5_moe": 0, "exaone_moe": 0}  # the layer whose tensors the block gets
 
 
 def add_head(folder: Path, base: str, answers: Sequence[Sequence[int]], seed: int = 0) -> None:
@@ -52,7 +51,8 @@ def add_head(folder: Path, base: str, answers: Sequence[Sequence[int]], seed: in
     )
     longer = folder.parent / f"{folder.name} with one layer more"
     write_standard(longer, base, layers=layers + 1, seed=seed)
-    source = f"model.layers.{SOURCE.get(base, layers)}."
+    # A block of these families is dense, as their first layer is.
+    source = f"model.layers.{0 if base in NAMES else layers}."
     for name, tensor in load_file(longer / "model.safetensors").items():
         if name.startswith(source):
             adds = name.endswith(("o_proj.weight", "down_proj.weight"))

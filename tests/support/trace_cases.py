@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from checkpoints import write_fla, write_house, write_kimi_names, write_titan
+from checkpoints import EVERY_OPTION, write_fla, write_house, write_kimi_names, write_titan
 from edited_oracle import evaluate
 from in_process import load, vllm_config, with_caches
 from serving import GOLDENS
@@ -39,12 +39,7 @@ RANDOM = {
             "base": "qwen3",
             "layers": 4,
             "block_starts": [0, 1, 5],
-            "attn_res": {
-                "cumulative": True,
-                "recency_bias": True,
-                "logit_scale": 0.5,
-                "shared_queries": "block",
-            },
+            "attn_res": EVERY_OPTION,
         },
     ),
     "bias_on_blocks": (

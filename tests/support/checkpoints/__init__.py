@@ -9,13 +9,14 @@ a small one brings the residual stream down to the norms' eps.
 
 from checkpoints.alice_ai import write_alice_ai
 from checkpoints.fla import write_fla
-from checkpoints.house import write_house, write_standard
+from checkpoints.house import EVERY_OPTION, write_house, write_standard
 from checkpoints.nanogpt import write_nanogpt
 from checkpoints.quantized import INT8, dequantised, quantised
 from checkpoints.qwen import write_kimi_names, write_mode, write_titan
 from checkpoints.tensors import GOLDENS
 
 __all__ = [
+    "EVERY_OPTION",
     "GOLDENS",
     "INT8",
     "dequantised",

@@ -12,6 +12,14 @@ from torch import Tensor
 from checkpoints.hugging_face import write_tiny
 from checkpoints.tensors import base_shapes, draw, residual_shapes, write
 
+# Of depth attention, all at once.
+EVERY_OPTION = {
+    "cumulative": True,
+    "recency_bias": True,
+    "logit_scale": 0.5,
+    "shared_queries": "block",
+}
+
 
 def _blocks(block_size: int | None, block_starts: Sequence[int] | None) -> dict:
     if (block_size is None) == (block_starts is None):
