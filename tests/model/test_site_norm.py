@@ -340,6 +340,6 @@ def test_drawn_weights_leave_key_norms_neutral() -> None:
 
 if not RUNNABLE:
 
-    def test_the_triton_backend_in_a_process_of_its_own() -> None:
+    def test_the_triton_backend_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
         """Triton was imported here without the interpreter."""
-        passes_in_a_process_of_its_own(__file__)
+        passes_in_a_process_of_its_own(__file__, pytestconfig)
