@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres_serve import output, settings
-from attnres_serve.bench import over_http
+from attnres_serve.bench import drafts, over_http
 from attnres_serve.bench.workload import (
     BATCHES,
     QUICK_STEPS,
@@ -28,17 +28,14 @@ from attnres_serve.model import backend as backend_choice
 if TYPE_CHECKING:
     from attnres_serve.checkpoints.convert.source import Source
 
-ATTNRES, BASELINE = "attnres", "baseline"
+ATTNRES, BASELINE, DRAFTS = "attnres", "baseline", "drafts"
 MINUTES = 10
-DRAFTS = (
-    "makes a step give several tokens, and steps are what is timed here; measure a server with "
-    "drafts and one without by --http."
-)
 REFUSED = {
     "--additional-config": "would be ours in one engine only; give --attnres-algorithm and "
     "--attnres-backend.",
     **dict.fromkeys(
-        ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"), DRAFTS
+        ("--spec-method", "--spec-model", "--spec-tokens"),
+        "is a part of --speculative-config, which is read here; give that one.",
     ),
     "--enable-prefix-caching": "would save what is timed here; leave it out.",
     "--model": "goes with --http; here the checkpoint is what is measured.",
@@ -114,6 +111,8 @@ def _over_http(
     folder: Path, own: argparse.Namespace, flags: list[str], command: list[str]
 ) -> tuple[dict[str, Any], str]:
     """The document and the report of a running server."""
+    from attnres_serve.bench.document import HttpDocument
+
     for name in OF_ENGINES:
         if getattr(own, name):
             raise SettingError(
@@ -122,8 +121,8 @@ def _over_http(
             )
     served = over_http.check_there(own.http, value_of("--model", flags), flags)
     loads = over_http.measure(folder, served, own, flags)
-    document = {"benchmark": "bench-http", **_repeatable(command), "loads": loads}
-    return document, over_http.render(loads)
+    document = HttpDocument.model_validate({**_repeatable(command), "loads": loads})
+    return document.model_dump(), over_http.render(loads)
 
 
 def _in_engines(
@@ -140,6 +139,7 @@ def _in_engines(
             "norm is one, so that AttnRes would seem faster than no AttnRes; leave it out to "
             "measure compiled engines, as `serve` starts them."
         )
+    drafts.asked(flags)
     backend_choice.require(own.attnres_backend)
     has_weights = value_of("--load-format", flags) != "dummy"
     found = checked.check_model(str(folder), has_weights=has_weights)
@@ -169,7 +169,7 @@ def measure(
     Raises:
         CheckpointError, SettingError: with one sentence.
     """
-    from attnres_serve.bench import baseline, document, machine, process, session
+    from attnres_serve.bench import baseline, document, machine, process, session, text
     from attnres_serve.bench.measure import PROCEDURE
     from attnres_serve.bench.ratios import overheads
 
@@ -177,25 +177,34 @@ def measure(
     longest = needs.number(value_of("--max-model-len", flags))
     steps = QUICK_STEPS if own.quick else STEPS
     context = longest or needs.context(parsed.config)
-    cells = make_cells(context, own.prompt_lengths, own.batches, steps)
+    drafted = drafts.asked(flags)
+    read = text.Text(source.folder) if drafted else None
+    if read:
+        context = min(context, len(read.tokens))
+    cells = make_cells(context, own.prompt_lengths, own.batches, steps, drafted)
     if longest is None:  # its KV cache need not fit
-        most = max(cell.context + cell.max_tokens for cell in cells)
+        most = max(cell.context + cell.max_tokens(drafted) for cell in cells)
         flags = [*flags, f"--max-model-len={most}"]
     if not vllm_source.is_cpu_build() and value_of("--gpu-memory-utilization", flags) is None:
         flags = [*flags, "--gpu-memory-utilization=0.45"]  # both stay up
     starts = own.starts or (1 if own.quick else STARTS)
     rounds, threads = rounds_of(starts), machine.cores()
     budget = 60 * (own.budget or (inf if own.starts else MINUTES))
-    is_ours = baseline.is_ours(FAMILIES[parsed.base])
+    chosen = settings.given(own)
     with tempfile.TemporaryDirectory() as scratch:
-        twin = Path(scratch) / "twin"
-        baseline.write_twin(source, twin)
-        contenders = [
-            process.plain(BASELINE, twin, flags, has_plugin=is_ours),
-            process.attnres(ATTNRES, source.folder, flags, settings.given(own)),
-        ]
-        found = session.run(contenders, cells, starts, rounds, threads, budget=budget)
-    facts = found.engines[ATTNRES]
+        if drafted:
+            compared, kind = DRAFTS, "the same engine without drafts"
+            base = process.attnres(BASELINE, source.folder, flags, chosen, drafts=0)
+        else:
+            is_ours = baseline.is_ours(FAMILIES[parsed.base])
+            compared, kind = ATTNRES, "attnres-serve without sites" if is_ours else "stock vLLM"
+            twin = Path(scratch) / "twin"
+            baseline.write_twin(source, twin)
+            base = process.plain(BASELINE, twin, flags, has_plugin=is_ours)
+        other = process.attnres(compared, source.folder, flags, chosen, drafted or None)
+        asked = [base, other], cells, starts, rounds, threads
+        found = session.run(*asked, budget=budget, draw=read.draw if read else None)
+    facts = found.engines[compared]
     made = len(found.results)
     content = {
         **_repeatable(command, facts["gpu"]),
@@ -206,7 +215,7 @@ def measure(
             "layers": parsed.config["num_hidden_layers"],
             "hidden_size": parsed.config["hidden_size"],
             "blocks": parsed.spec.num_blocks if parsed.spec else 0,
-            "baseline": "attnres-serve without sites" if is_ours else "stock vLLM",
+            "baseline": kind,
             **{key: facts[key] for key in ("dtype", "compiled", "backend", "algorithm")},
             "threads": threads,
             "flags": machine.shown(flags),
@@ -216,8 +225,9 @@ def measure(
         },
         "took_s": found.took_s,
         "ended_by": "starts" if made == starts else "budget",
-        "overhead": overheads(found.results, ATTNRES, BASELINE),
+        "overhead": overheads(found.results, compared, BASELINE),
         **document.content(found, BASELINE),
+        "drafts": drafts.told([one[compared]["drafted"] for one in found.facts]),
     }
     return document.Document.model_validate(content).model_dump()
 

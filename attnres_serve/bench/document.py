@@ -1,4 +1,7 @@
-"""The JSON document of a measurement in engines; its schema is ``Document.model_json_schema()``."""
+"""The JSON documents: ``Document`` of a measurement in engines, ``HttpDocument`` of a server.
+
+Their schemas are what ``model_json_schema()`` of each gives.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +24,7 @@ class Part(BaseModel):
 
 
 class Ratio(Part):
-    """How long AttnRes takes, the baseline being 1."""
+    """How long an engine takes, the baseline being 1."""
 
     ratio: float
     ci95: tuple[float, float]
@@ -30,7 +33,10 @@ class Ratio(Part):
 
 
 class Times(Part):
-    """Times of an engine: TTFT of prefill, ITL of decode; ``median_s`` is by rounds."""
+    """Times of an engine: TTFT of prefill, ITL of decode; ``median_s`` is by rounds.
+
+    With drafts a step gives several tokens at once: ITL is of a step, ``median_s`` of a token.
+    """
 
     median_s: float
     tokens_per_s: float
@@ -65,7 +71,7 @@ class Config(Part):
     layers: int
     hidden_size: int
     blocks: int
-    baseline: Literal["stock vLLM", "attnres-serve without sites"]
+    baseline: Literal["stock vLLM", "attnres-serve without sites", "the same engine without drafts"]
     dtype: str
     compiled: bool
     backend: str
@@ -77,17 +83,61 @@ class Config(Part):
     procedure: int
 
 
-class Document(Part):
-    benchmark: Literal["bench"] = "bench"
+class Drafts(Part):
+    """Tokens of drafts by vLLM's counters, of all starts and all that was decoded there."""
+
+    drafts: int
+    proposed: int
+    accepted: int
+    acceptance: float  # of those proposed
+    by_position: list[float]  # of the drafts those whose token at this place was accepted
+
+
+class Repeatable(Part):
+    """What somebody else measures the same by."""
+
+    benchmark: str
     command: str
     versions: dict[str, str]
     hardware: dict[str, Any]
+
+
+class Document(Repeatable):
+    benchmark: Literal["bench"] = "bench"
     config: Config
     took_s: float
     ended_by: Literal["starts", "budget"]
     overhead: dict[str, Ratio]  # by phase
     cells: list[CellTimes]
     engines: dict[str, Engine]
+    drafts: Drafts | None
+
+
+class Load(BaseModel):
+    """Figures of ``vllm bench serve`` by its own names; it finds more, which is left out."""
+
+    max_concurrency: int
+    completed: int
+    duration: float  # of all, in seconds
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float
+    output_throughput: float
+    p50_ttft_ms: float
+    p90_ttft_ms: float
+    p99_ttft_ms: float
+    p50_tpot_ms: float
+    p90_tpot_ms: float
+    p99_tpot_ms: float
+    p50_itl_ms: float
+    p90_itl_ms: float
+    p99_itl_ms: float
+    seed: int
+
+
+class HttpDocument(Repeatable):
+    benchmark: Literal["bench-http"] = "bench-http"
+    loads: list[Load]
 
 
 def content(found: Outcome, baseline: str) -> dict[str, Any]:

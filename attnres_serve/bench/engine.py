@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+COUNTERS = "vllm:spec_decode_num_"
 COMPILED_CODE = Path(__file__).parents[1] / "compat" / "workarounds" / "compiled_code.py"
 
 
@@ -89,11 +90,11 @@ class Bench:
                 all that are left.
 
         Returns:
-            ``steps``, seconds of each step of the engine; and ``running``, how many prompts each
-            of them gave a token.
+            ``steps``, seconds of each step of the engine; and ``given``, how many tokens each of
+            them gave to every prompt that ran.
         """
         steps: list[float] = []
-        running: list[int] = []
+        given: list[list[int]] = []
         with uncollected():
             last = time.perf_counter()
             while len(steps) != most and self.engine.has_unfinished_requests():
@@ -101,9 +102,23 @@ class Bench:
                 if outputs:
                     now = time.perf_counter()
                     steps.append(now - last)
-                    running.append(len(outputs))
+                    given.append([len(one.outputs[0].token_ids) for one in outputs])
                     last = now
-        return {"steps": steps, "running": running}
+        return {"steps": steps, "given": given}
+
+    def drop(self) -> None:
+        """End the prompts of ``begin`` where they are."""
+        self.engine.abort_request([*self.engine.output_processor.request_states], internal=True)
+
+    def _drafted(self) -> dict[str, Any]:
+        """vLLM's counters of drafts and of their tokens; empty for an engine without drafts."""
+        found = self.engine.get_metrics() if self.engine.log_stats else []
+        counters = {metric.name.removeprefix(COUNTERS): metric for metric in found}
+        return {
+            name: metric.values if hasattr(metric, "values") else metric.value
+            for name, metric in counters.items()
+            if name != metric.name
+        }
 
     def facts(self) -> dict[str, Any]:
         """Facts about the engine that runs here; those of ``alike`` are to be others' too."""
@@ -127,6 +142,7 @@ class Bench:
             "executed": ask("attn_res_executed")[0] if ours else {},
             "backend": ask("attn_res_backend")[0] if ours else None,
             "algorithm": ask("attn_res_algorithm")[0] if ours else None,
+            "drafted": self._drafted(),
             "alike": {
                 "dtype": dtype,
                 "compiled": compiled,

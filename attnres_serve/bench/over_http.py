@@ -24,11 +24,6 @@ LONGEST = 2**20  # tokens of a sequence, where a server does not say its own
 REQUESTS = 20  # for every one that runs at a time
 SPARE = 16  # the client's texts may have more tokens than asked, so a part of the context is spared
 METRICS = ("ttft", "tpot", "itl")
-KEPT = (  # of what the client finds
-    *("max_concurrency", "completed", "duration", "total_input_tokens", "total_output_tokens"),
-    *("request_throughput", "output_throughput"),
-    *(f"p{percent}_{metric}_ms" for metric in METRICS for percent in PERCENTILES),
-)
 
 
 class Served(NamedTuple):
@@ -129,6 +124,8 @@ def _ask(asked: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     the seed of another, and what the client would ask before, which is its first prompt, is not
     asked.
     """
+    from attnres_serve.bench.document import Load  # numpy and pydantic, which other commands spare
+
     asked |= {
         "dataset-name": "random",
         "random-output-len": 1 + STEPS,
@@ -145,7 +142,7 @@ def _ask(asked: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
             f"{found['completed']} of {asked['num-prompts']} requests succeeded, "
             f"{asked['max-concurrency']} at a time; look into the server's log."
         )
-    return {key: found[key] for key in KEPT} | {"seed": asked["seed"]}
+    return Load.model_validate(found | {"seed": asked["seed"]}).model_dump()
 
 
 def render(loads: Sequence[Mapping[str, Any]]) -> str:

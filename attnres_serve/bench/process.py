@@ -18,7 +18,8 @@ from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
-OURS = ("--no-enable-prefix-caching", "--skip-tokenizer-init", "--disable-log-stats")
+OURS = ("--no-enable-prefix-caching", "--skip-tokenizer-init")
+UNCOUNTED = "--disable-log-stats"
 PARALLEL = (  # flags with which the model runs in workers
     *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
     "--distributed-executor-backend",
@@ -36,6 +37,7 @@ class Contender:
             model without sites.
         has_plugin: whether it is vLLM with our plugin.
         script: what runs it.
+        drafts: tokens that are drafted for a step.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Contender:
     algorithm: str | None = None
     has_plugin: bool = False
     script: Path = SCRIPT
+    drafts: int = 0
 
 
 def plain(
@@ -53,15 +56,33 @@ def plain(
     script: Path = SCRIPT,
 ) -> Contender:
     """vLLM, stock or with our plugin, which serves ``model`` with standard residuals."""
-    words = (f"--model={model}", *OURS, *flags)
+    words = (f"--model={model}", *OURS, UNCOUNTED, *flags)
     return Contender(name, words, has_plugin=has_plugin, script=script)
 
 
-def attnres(name: str, model: Path, flags: Sequence[str], chosen: Mapping[str, str]) -> Contender:
-    """vLLM with our plugin, which serves ``model`` by the settings ``chosen``."""
-    words = (f"--model={model}", *OURS, *flags, f"--additional-config={json.dumps(chosen)}")
+def attnres(
+    name: str,
+    model: Path,
+    flags: Sequence[str],
+    chosen: Mapping[str, str],
+    drafts: int | None = None,
+) -> Contender:
+    """vLLM with our plugin, which serves ``model`` by the settings ``chosen``.
+
+    Args:
+        name, model, flags: as of ``plain``.
+        chosen: settings of ours, by their keys.
+        drafts: tokens that ``flags`` have drafted for a step, 0 for the same engine without them;
+            both count what is accepted, so that counting costs both the same.
+    """
+    own = [f"--additional-config={json.dumps(chosen)}"]
+    if drafts is None:
+        own.append(UNCOUNTED)
+    elif not drafts:
+        own.append("--speculative-config=None")
     algorithm = settings.choice(chosen, settings.ALGORITHM_KEY)
-    return Contender(name, words, algorithm, has_plugin=True)
+    words = (f"--model={model}", *OURS, *flags, *own)
+    return Contender(name, words, algorithm, has_plugin=True, drafts=drafts or 0)
 
 
 @dataclass

@@ -27,7 +27,8 @@ class Samples:
 
     Attributes:
         turns: of each round one figure for each turn: of prefill the time to the first token, of
-            decode the median step of a slice, so that a hiccup of the machine does not count.
+            decode the median step of a slice, so that a hiccup of the machine does not count,
+            divided by the tokens that a step of the round gave to a sequence.
         times: every time to the first token of prefill, or every timed step of decode, which is
             the inter-token latency of its sequences.
     """

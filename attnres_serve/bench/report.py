@@ -21,7 +21,15 @@ def render(document: Mapping[str, Any]) -> str:
         + "; 1 is in the interval" * found["includes_1"]
         for phase, found in document["overhead"].items()
     ]
-    lines += ["", *_wrapped(f"AttnRes to standard residuals, with the 95 % interval over {over}.")]
+    drafts = document["drafts"]
+    compared = "With drafts to without" if drafts else "AttnRes to standard residuals"
+    lines += ["", *_wrapped(f"{compared}, with the 95 % interval over {over}.")]
+    if drafts:
+        places = ", ".join(f"{100 * share:.0f}" for share in drafts["by_position"])
+        lines += _wrapped(
+            f"{100 * drafts['acceptance']:.0f} % of {drafts['proposed']} proposed tokens were "
+            f"accepted: {places} % by place in a draft."
+        )
     if starts == 1:
         lines += _wrapped("No evidence: two starts of one model differ by a percent and more.")
     if document["ended_by"] == "budget":
@@ -39,9 +47,12 @@ def render(document: Mapping[str, Any]) -> str:
     card = {
         "model": f"{config['checkpoint']}: {config['format']} on {config['backbone']}, "
         f"{config['layers']} layers of {config['hidden_size']}, {config['blocks']} blocks",
-        "baseline": f"the same weights with standard residuals in {config['baseline']}",
+        "baseline": config["baseline"]
+        if drafts
+        else f"the same weights with standard residuals in {config['baseline']}",
         "engines": f"{config['dtype']}, {'compiled' if config['compiled'] else 'eager'}; "
         f"{config['algorithm']}, backend {config['backend']}",
+        **({"prompts": "parts of Python's standard library, continued greedily"} if drafts else {}),
         "flags": " ".join(config["flags"]),
         "machine": f"{where}; {versions}",
         "took": f"{minutes:.1f} minutes",

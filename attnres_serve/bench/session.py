@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
@@ -25,14 +25,19 @@ class Outcome:
     """Results of a session.
 
     Attributes:
-        engines: what each engine says of itself at the end (``engine.Bench.facts``).
+        facts: of every start what each engine says of itself at the end (``engine.Bench.facts``).
         results: of every start the samples by cell and engine.
         took_s: seconds of all starts together.
     """
 
-    engines: dict[str, dict[str, Any]]
+    facts: list[dict[str, dict[str, Any]]]
     results: list[Results]
     took_s: float
+
+    @property
+    def engines(self) -> dict[str, dict[str, Any]]:
+        """The facts of the last start."""
+        return self.facts[-1]
 
 
 def run(
@@ -42,6 +47,7 @@ def run(
     rounds: int,
     threads: int,
     budget: float = inf,
+    draw: Callable[[Cell, int], list[list[int]]] | None = None,
 ) -> Outcome:
     """Start every contender, ask them in turn, and stop them, again and again.
 
@@ -54,6 +60,7 @@ def run(
         rounds: of each start, beside those discarded.
         threads: of each engine on CPU.
         budget: seconds that no start but the first may overrun, by the longest so far.
+        draw: as of ``measure``.
 
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
@@ -61,6 +68,7 @@ def run(
     baseline = contenders[0].name
     steps = len(contenders) * (1 + sum(cell.turns for cell in cells) * (rounds + DISCARDED))
     results: list[Results] = []
+    told_of: list[dict[str, dict[str, Any]]] = []
     took: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -92,13 +100,15 @@ def run(
                     )
                     bar.update()
                 engines = [named[contender.name] for contender in contenders]
-                for made, found in enumerate(measure(engines, cells, rounds, number, bar.update)):
+                turns = measure(engines, cells, rounds, number, bar.update, draw)
+                for made, found in enumerate(turns):
                     if number == 0 and made:  # one round has no interval
                         show([found])
                 facts = {engine.name: engine.ask("facts") for engine in engines}
                 for engine in engines:
                     check_ran(engine, facts[engine.name])
+            told_of.append(facts)
             results.append(found)
             took.append(time.monotonic() - begin)
             show(results)
-    return Outcome(facts, results, sum(took))
+    return Outcome(told_of, results, sum(took))

@@ -47,9 +47,9 @@ class Cell:
         """The timed steps of each slice of a round, none in prefill."""
         return [SLICE] * (self.steps // SLICE)
 
-    @property
-    def max_tokens(self) -> int:
-        return 1 + len(self.slices) * (UNTIMED + SLICE)
+    def max_tokens(self, drafts: int = 0) -> int:
+        """The most tokens of an answer, where each step adds up to so many drafted ones."""
+        return 1 + (1 + drafts) * len(self.slices) * (UNTIMED + SLICE)
 
     @property
     def label(self) -> str:
@@ -73,7 +73,11 @@ def cell_of(row: Mapping[str, Any]) -> Cell:
 
 
 def make_cells(
-    longest: int, prompt_lengths: Sequence[int] | None, batches: Sequence[int], steps: int
+    longest: int,
+    prompt_lengths: Sequence[int] | None,
+    batches: Sequence[int],
+    steps: int,
+    drafts: int = 0,
 ) -> list[Cell]:
     """The cells of a run: prefill of every length, and decode of every batch behind the first.
 
@@ -82,11 +86,12 @@ def make_cells(
         prompt_lengths: None for the usual ones, shortened if need be.
         batches: sequences that decode together.
         steps: timed steps of a decode cell.
+        drafts: tokens that are drafted for a step.
 
     Raises:
         SettingError: a number is out of its range.
     """
-    most = longest - Cell("decode", 1, 0, steps).max_tokens
+    most = longest - Cell("decode", 1, 0, steps).max_tokens(drafts)
     if most < WARM.context:
         raise SettingError(
             f"prompt and answer have room for {longest} tokens together; expected at least "
@@ -102,7 +107,7 @@ def make_cells(
     return list(dict.fromkeys(cells))
 
 
-def draw_prompts(cell: Cell, vocabulary: int, number: int) -> list[list[int]]:
+def draw_prompts(vocabulary: int, cell: Cell, number: int) -> list[list[int]]:
     """The prompts of a cell's turn ``number``: new in every turn, equal for all engines."""
     draw = random.Random(f"{cell} {number}")
     return [draw.choices(range(vocabulary), k=cell.context) for _ in range(cell.batch)]

@@ -24,7 +24,7 @@ import pytest
 import torch
 import tqdm
 from safetensors.torch import load_file
-from serving import DEMO, GOLDENS, run_module
+from serving import DEMO, GOLDENS, draft_of_the_demo, run_module
 
 from attnres_serve import output
 from attnres_serve.bench import (
@@ -51,6 +51,7 @@ from attnres_serve.bench.ratios import (
     summary,
     told,
 )
+from attnres_serve.bench.text import Text
 from attnres_serve.bench.workload import Cell, make_cells
 from attnres_serve.cli import main
 from attnres_serve.compat.workarounds import malloc
@@ -140,7 +141,26 @@ def test_cells_fit_the_model():
         Cell("decode", 1, 128, 30),
         Cell("decode", 8, 128, 30),
     ]
-    assert max(cell.context + cell.max_tokens for cell in cells) <= 256
+    assert max(cell.context + cell.max_tokens() for cell in cells) <= 256
+
+
+@pytest.mark.parametrize(("drafts", "longest"), [(0, 959), (1, 895), (3, 767)])
+def test_answers_have_room_for_every_drafted_token(drafts, longest):
+    cells = make_cells(1024, [longest], (1,), workload.STEPS, drafts)
+    assert max(cell.context + cell.max_tokens(drafts) for cell in cells) == 1024
+    with pytest.raises(SettingError, match=f"expected 1 to {longest} here"):
+        make_cells(1024, [longest + 1], (1,), workload.STEPS, drafts)
+
+
+def test_prompts_of_text_begin_as_the_tokenizer_begins_them():
+    """As a sequence of the tokenizer's does, somewhere in a text, elsewhere in every turn."""
+    read_text = Text(DEMO)
+    for cell in (DECODE, PREFILL):
+        drawn = [prompt for turn in range(3) for prompt in read_text.draw(cell, turn)]
+        assert len(drawn) == 3 * cell.batch == len(set(map(tuple, drawn)))
+        assert {len(prompt) for prompt in drawn} == {cell.context}
+        assert {prompt[0] for prompt in drawn} == {1}  # <s>
+        assert drawn[: cell.batch] == read_text.draw(cell, 0)
 
 
 # The baseline.
@@ -266,6 +286,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     executed = {"single_pass": {"eager": 0, "compiled": 9}, "two_phase": none}
     alike = {"dtype": "bfloat16", "code_loaded": True}
     same = {"vocabulary": 50, "compiled": True, "plugin_loaded": True, "alike": alike}
+    same["drafted"] = {}
     return same | {"executed": executed} | changes
 
 
@@ -317,8 +338,13 @@ def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
         ([str(DEMO), "--starts", "0"], "--starts is 0; expected at least 1."),
         ([str(DEMO), "--budget", "-1"], "--budget is -1; expected a number of minutes above 0."),
         ([str(DEMO), "--additional-config", "{}"], "--additional-config would be ours in one"),
-        ([str(DEMO), "--speculative_config.method=ngram"], "measure a server with drafts and one"),
-        ([str(DEMO), "-sc", "{}"], "-sc makes a step give several tokens"),
+        (
+            [str(DEMO), "--speculative_config.method=ngram"],
+            "expected one JSON object that has num_",
+        ),
+        ([str(DEMO), "-sc", "{}"], "--speculative-config is {}; expected one JSON object that has"),
+        ([str(DEMO), "-sc", '{"num_speculative_tokens": 0}'], "expected one JSON object that has"),
+        ([str(DEMO), "--spec-tokens", "3"], "--spec-tokens is a part of --speculative-config"),
         ([str(DEMO), "--enable-prefix-caching"], "--enable-prefix-caching would save what is"),
         ([str(DEMO), "--enforce_eager", "--quick"], "AttnRes would seem faster than no AttnRes"),
         ([str(DEMO), "--max_model_len=30"], "have room for 30 tokens together; expected at least"),
@@ -393,6 +419,8 @@ class Asked(process.Engine):
             return facts(executed={}, plugin_loaded=False)
         if asked.get("max_tokens") == workload.WARM_TOKENS:
             return None
+        if what == "drop":
+            return self.drop()
         self.said.append((self.name, asked.get("prompts")))
         return getattr(self, what)(**asked)
 
@@ -403,7 +431,7 @@ class Asked(process.Engine):
     def decode(self, most: int) -> dict[str, Any]:
         self.left -= most
         assert self.left >= 0, "more steps than tokens"
-        return {"steps": [self.step] * most, "running": [self.batch] * most}
+        return {"steps": [self.step] * most, "given": [[1] * self.batch] * most}
 
 
 def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
@@ -535,6 +563,40 @@ def test_no_engine_is_asked_first_more_often(number):
         assert max(off) <= number // 2, (what, before)
 
 
+class Drafting(Asked):
+    """An engine whose steps take longer, and give one of two sequences three tokens, one four."""
+
+    def __init__(self, name: str, drafts: int) -> None:
+        super().__init__(name, [], [1.0])
+        self.contender = process.Contender(name, (), drafts=drafts)
+        self.dropped = 0
+
+    def decode(self, most: int) -> dict[str, Any]:
+        self.left -= 3 * most  # of the fourth token
+        answer = super().decode(most)
+        return answer | {"steps": [0.875] * most, "given": [[3, 4]] * most}
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+
+def test_with_drafts_a_step_counts_by_the_tokens_that_it_gives():
+    """Prompts are those that are given, and what is left of an answer is not waited for."""
+    base, drafting = Asked("a", [], [1.0]), Drafting("b", drafts=3)
+    cell, drawn = replace(DECODE, batch=2), []
+
+    def draw(asked: Cell, turn: int) -> list[list[int]]:
+        drawn.append([[turn, number] for number in range(asked.batch)])
+        return drawn[-1]
+
+    (found,) = measure.measure([base, drafting], [cell], 1, 0, lambda: None, draw)
+    assert found[cell]["b"].turns == [[0.25] * len(cell.slices)]  # 0.875 / 3.5
+    assert found[cell]["b"].ratios(found[cell]["a"]) == [0.5]
+    assert found[cell]["b"].times == [0.875] * cell.steps
+    assert drafting.dropped == 1 + measure.DISCARDED and drawn
+    assert all(prompts in drawn for _, prompts in base.said if prompts)
+
+
 class Staggered(Asked):
     """An engine whose prompts begin one after the other, and end so."""
 
@@ -545,7 +607,7 @@ class Staggered(Asked):
         alone = min(most, max(0, self.few - self.left))
         if alone:
             answer["steps"][-alone:] = [50.0] * alone
-            answer["running"][-alone:] = [1] * alone
+            answer["given"][-alone:] = [[1]] * alone
         answer["steps"][: workload.UNTIMED] = [100.0] * workload.UNTIMED
         return answer
 
@@ -560,7 +622,7 @@ def test_only_steps_of_the_whole_batch_count():
     found = rounds_of(engines, DECODE, 2)[DECODE]
     for samples in found.values():
         assert samples.turns == [[0.5] * (len(DECODE.slices) - 1)] * 2
-    engines[0].few = 2 * DECODE.max_tokens
+    engines[0].few = 2 * DECODE.max_tokens()
     with pytest.raises(SettingError, match=r"fewer than half of the steps \(8 at most\)"):
         rounds_of(engines, DECODE, 1)
 
@@ -589,10 +651,10 @@ def test_prompts_that_waited_end_before_the_next_begin():
     bench = object.__new__(Bench)
     bench.engine, bench.number = Crowded(), 0
     bench.begin([[1], [2]], 3)
-    assert bench.decode(most=1) == {"steps": [pytest.approx(0, abs=1)], "running": [1]}
+    assert bench.decode(most=1) == {"steps": [pytest.approx(0, abs=1)], "given": [[1]]}
     assert bench.engine.left
     assert len(bench.begin([[3]], 2)["first"]) == 1
-    assert list(bench.engine.left) == ["3"] and bench.decode()["running"] == [1]
+    assert list(bench.engine.left) == ["3"] and bench.decode()["given"] == [[1]]
 
 
 # The document.
@@ -602,25 +664,35 @@ def test_prompts_that_waited_end_before_the_next_begin():
 def document(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Makes the document of a run with a start for every ratio, by which AttnRes takes longer."""
 
-    def make(*ratios: float, starts: int | None = None, **changes: Any) -> dict[str, Any]:
+    def make(
+        *ratios: float, starts: int | None = None, drafts: dict | None = None, **changes: Any
+    ) -> dict[str, Any]:
         results: list[Results] = []
         for ratio in ratios:
             each = {
                 name: Samples(
                     [[scale * time] * 3 for time in TIMES], [scale * time for time in TIMES]
                 )
-                for name, scale in (("baseline", 1.0), ("attnres", ratio))
+                for name, scale in (("baseline", 1.0), ("drafts" if drafts else "attnres", ratio))
             }
             results.append({PREFILL: each, DECODE: each})
         engine = facts(executed={}, gpu=None, architecture="A", dtype="bfloat16") | changes
         engine |= {"backend": "cpp", "algorithm": "single_pass"}
-        found = session.Outcome(dict.fromkeys(each, engine), results, 60.0)
-        monkeypatch.setattr(session, "run", lambda *_, **__: found)
+        found = session.Outcome([dict.fromkeys(each, engine)] * len(ratios), results, 60.0)
+
+        def run(contenders: list[process.Contender], *_: Any, **__: Any) -> session.Outcome:
+            assert {contender.name for contender in contenders} == each.keys()
+            make.contenders = contenders
+            return found
+
+        monkeypatch.setattr(session, "run", run)
         monkeypatch.setattr(baseline, "write_twin", lambda *_: None)
         parser = argparse.ArgumentParser()
         command.add_arguments(parser)
         own = parser.parse_args([f"--starts={starts or len(ratios)}"])
-        return command.measure(read(str(DEMO), has_weights=False), own, [], ["bench", "/a/demo"])
+        flags = [f"--speculative-config={json.dumps(drafts)}"] if drafts else []
+        words = ["bench", "/a/demo", *flags]
+        return command.measure(read(str(DEMO), has_weights=False), own, flags, words)
 
     return make
 
@@ -683,6 +755,36 @@ def test_a_report_has_80_columns_and_begins_with_the_ratio(ratios, told, documen
     assert "house on llama, 8 layers of 192, 4 blocks" in shown and "eager" not in shown
 
 
+DRAFTS = {"method": "draft_model", "model": "/home/x/draft", "num_speculative_tokens": 2}
+
+
+def test_the_same_engine_is_measured_with_drafts_and_without(document):
+    counted = {"drafts": 100, "draft_tokens": 200, "accepted_tokens": 90}
+    made = document(
+        0.8, 0.82, drafts=DRAFTS, drafted=counted | {"accepted_tokens_per_pos": [60, 30]}
+    )
+    without, drafting = document.contenders
+    assert {*without.flags} ^ {*drafting.flags} == {"--speculative-config=None"}
+    assert without.flags[-1] in {*without.flags} - {*drafting.flags}, "an earlier flag counts less"
+    assert process.UNCOUNTED not in without.flags
+    assert (without.drafts, drafting.drafts, drafting.algorithm) == (0, 2, without.algorithm)
+    assert made["drafts"] == {
+        "drafts": 200,
+        "proposed": 400,
+        "accepted": 180,
+        "acceptance": 0.45,
+        "by_position": [0.6, 0.3],
+    }
+    assert "home" not in json.dumps(made), "a path of this machine"
+    shown = report.render(made)
+    assert "With drafts to without, with the 95 % interval over 2 starts." in shown
+    assert "45 % of 400 proposed tokens were accepted: 60, 30 % by place in a draft." in shown
+    assert "baseline  the same engine without drafts" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    none = dict.fromkeys(counted, 0) | {"accepted_tokens_per_pos": [0, 0]}
+    assert document(1.1, drafts=DRAFTS, drafted=none)["drafts"]["acceptance"] == 0
+
+
 def test_a_report_says_what_narrows_and_what_deceives(document):
     assert "a larger --budget" not in report.render(document(1.02, 1.03))
     assert "a larger --budget" in report.render(document(1.02, 1.03, starts=4))
@@ -737,6 +839,22 @@ def test_a_golden_is_measured_against_its_twin(golden, algorithm):
     assert engines["attnres"]["architecture"].startswith("AttnRes")
     ran = {name for name, ways in engines["attnres"]["executed"].items() if ways["compiled"]}
     assert ran == {algorithm}
+
+
+@pytest.mark.engine
+@pytest.mark.exhaustive
+def test_the_demo_is_measured_with_drafts_and_without(tmp_path):
+    drafts = DRAFTS | {"model": str(draft_of_the_demo(tmp_path / "draft"))}
+    words = ("--quick", "--prompt-lengths", "16", "--batches", "2", "1")
+    words += ("--speculative-config", json.dumps(drafts))
+    said = run_module("attnres_serve", "bench", str(DEMO), *words, timeout=1200)
+    found = documents.Document.model_validate_json(said.splitlines()[-1])
+    assert str(tmp_path) not in said.splitlines()[-1]
+    assert found.drafts and 0 < found.drafts.accepted < found.drafts.proposed
+    assert found.drafts.by_position[0] > found.drafts.by_position[1] > 0
+    assert {*found.engines} == {"baseline", "drafts"}
+    for engine in found.engines.values():
+        assert engine.architecture.startswith("AttnRes")
 
 
 @pytest.mark.engine

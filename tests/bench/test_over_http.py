@@ -11,6 +11,7 @@ import pytest
 from serving import DEMO
 
 from attnres_serve.bench import over_http
+from attnres_serve.bench.document import HttpDocument, Load
 from attnres_serve.cli import main
 from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
@@ -28,7 +29,7 @@ def measured(
         found = {"completed": number, "max_concurrency": int(asked[-1]["max-concurrency"])}
         for which in ("input", "output"):
             found[f"total_{which}_tokens"] = number * int(asked[-1][f"random-{which}-len"])
-        return dict.fromkeys(over_http.KEPT, 5.0) | found | {"itls": []}
+        return dict.fromkeys(Load.model_fields, 5) | found | {"itls": []}
 
     monkeypatch.setattr(bench_client, "ask_over_http", answer)
     served = over_http.Served("demo", longest)
@@ -41,6 +42,7 @@ def test_the_client_is_told_what_the_document_has(monkeypatch, capsys):
     """The model's name, too: vLLM's client asks for the first one without the key."""
     shape = ("--prompt-lengths", "32", "16", "--batches", "2", "1")
     document, asked = measured(monkeypatch, capsys, *shape)
+    HttpDocument.model_validate(document)
     assert all(flags["model"] == "demo" for flags in asked)
     loads = document["loads"]
     assert [(load["total_input_tokens"], load["max_concurrency"]) for load in loads] == [

@@ -1,0 +1,54 @@
+"""Speculative decoding in a measurement: what is asked for, and what was accepted."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnres_serve.errors import SettingError
+from attnres_serve.flags import value_of
+
+FLAG = "--speculative-config"
+
+
+def asked(flags: list[str]) -> int:
+    """The tokens that are drafted for a step; 0 where no drafts are asked for.
+
+    Raises:
+        SettingError: their number cannot be told.
+    """
+    given = [value for flag in (FLAG, "-sc") if (value := value_of(flag, flags)) is not None]
+    given += [word for word in flags if word.startswith(f"{FLAG}.")]
+    if not given:
+        return 0
+    try:
+        (content,) = map(json.loads, given)
+        number = content["num_speculative_tokens"]
+    except (ValueError, TypeError, KeyError):
+        number = None
+    if type(number) is not int or number < 1:
+        example = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
+        raise SettingError(
+            f"{FLAG} is {' and '.join(given)}; expected one JSON object that has "
+            f"num_speculative_tokens, for example '{example}'."
+        )
+    return number
+
+
+def told(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Content of a document: what vLLM's counters say, start by start, all together.
+
+    None without drafts.
+    """
+    if not any(counted):
+        return None
+    drafts, proposed, accepted = (
+        sum(one[name] for one in counted) for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    places = zip(*(one["accepted_tokens_per_pos"] for one in counted), strict=True)
+    return {
+        "drafts": drafts,
+        "proposed": proposed,
+        "accepted": accepted,
+        "acceptance": accepted / max(1, proposed),
+        "by_position": [sum(place) / max(1, drafts) for place in places],
+    }
