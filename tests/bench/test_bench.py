@@ -304,6 +304,19 @@ def test_engines_that_differ_are_not_compared():
         measure.check_alike([base, other])
 
 
+def test_what_drafts_change_in_an_engine_is_a_part_of_their_cost():
+    base, other = (engine(name, "auto", facts()) for name in ("baseline", "drafts"))
+    base.at_start["alike"] = {"async_scheduling": True, "dtype": "bfloat16"}
+    other.at_start["alike"] = base.at_start["alike"] | {"async_scheduling": False}
+    with pytest.raises(SettingError, match="async_scheduling is False in the engine of drafts"):
+        measure.check_alike([base, other])
+    other.contender = replace(other.contender, drafts=2)
+    measure.check_alike([base, other])
+    other.at_start["alike"]["dtype"] = "float32"
+    with pytest.raises(SettingError, match="dtype is float32 in the engine of drafts"):
+        measure.check_alike([base, other])
+
+
 AFTER = {"single_pass": {"eager": 0, "compiled": 20}, "two_phase": {"eager": 3, "compiled": 0}}
 EAGER = {"single_pass": {"eager": 9, "compiled": 9}, "two_phase": {"eager": 3, "compiled": 0}}
 OTHER = {"single_pass": {"eager": 0, "compiled": 9}, "two_phase": {"eager": 3, "compiled": 5}}
