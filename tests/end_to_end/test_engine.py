@@ -119,15 +119,8 @@ def algorithm_of(name: str) -> str | None:
     return ALGORITHMS[list(CHECKPOINTS).index(name) % len(ALGORITHMS)]
 
 
-# Variants of a specification, a window, a short last block, and formats without goldens: in an
-# engine, which batches, caches and goes on.
-IN_ENGINES = (
-    "house_variants",
-    "fla_window_bias",
-    "qwen3_ar",
-    "open_attnres_short_last",
-    "torchtitan_more_blocks",
-)
+# Every option of a specification, and a window: in an engine, which batches, caches and goes on.
+IN_ENGINES = ("house_variants", "fla_window_bias")
 OTHERS = tuple(name for name in CHECKPOINTS if name not in IN_ENGINES)
 
 

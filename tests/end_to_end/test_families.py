@@ -167,7 +167,14 @@ def record_exact(record_property, case: str) -> None:
             record_property("shows", (name, column))
 
 
-@pytest.mark.parametrize("case", OF_KINDS)
+@pytest.mark.parametrize(
+    "case",
+    # Goldens and random checkpoints of other tests are Llamas.
+    [
+        pytest.param(case, marks=pytest.mark.families if case == "llama" else ())
+        for case in OF_KINDS
+    ],
+)
 def test_a_kind_equals_hugging_faces_class_with_mixes(kinds_with_mixes, case, record_property):
     check_mixes(*kinds_with_mixes, case)
     record_exact(record_property, case)

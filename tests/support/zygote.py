@@ -21,11 +21,15 @@ import setproctitle
 from vllm.model_executor.models import registry
 from vllm.platforms import cpu
 from vllm.utils import system_utils
+from vllm.v1.sample.ops import logprobs
 
 IMPORTED = (
     "vllm",
+    "vllm.entrypoints.llm",
     "vllm.entrypoints.openai.api_server",
+    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
     "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
     "vllm.v1.worker.cpu_worker",
     "torch._inductor.compile_fx",
     "torch._inductor.codegen.cpp",
@@ -41,13 +45,16 @@ def main() -> None:
     os.dup2(2, 1)
     system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     registry._run_in_subprocess = lambda inspect: inspect()  # a subprocess would import vLLM anew
+    # Every process that answers with logprobs would compile it for seconds, if eager as well.
+    logprobs.batched_count_greater_than = logprobs.batched_count_greater_than.__wrapped__
     cpu.GiB_bytes = 1 << 26  # of VLLM_CPU_KVCACHE_SPACE: to clear a gigabyte is a tenth of a start
     for name in IMPORTED:
         importlib.import_module(name)
     setproctitle.getproctitle()  # finds the place of titles, which it cannot in another environment
-    # A collection in a fork would look at, and so copy, all that it inherits.
+    # A collection in a fork would look at, and so copy, all that it inherits.  Engines unfreeze it.
     gc.collect()
     gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
     ended, wake = os.pipe()
     os.set_blocking(ended, False)
     os.set_blocking(wake, False)

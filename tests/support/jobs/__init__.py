@@ -26,6 +26,7 @@ def engine_job(
     lora: Path | None = None,
     reload: Path | None = None,
     chunk: int = 0,
+    answer: int = 16,  # as in the goldens
     trace: bool = False,
     edits: Sequence[Any] = (),
     workaround: str | None = None,
@@ -39,6 +40,7 @@ def engine_job(
         "backend": backend,
         "mode": mode,
         "chunk": chunk,
+        "answer": answer,
         "options": options,
         "lora": lora and str(lora),
         "refused": None,

@@ -1,12 +1,12 @@
 """Run checkpoints through ``vllm.LLM`` in a process of its own: ``python engine.py JOBS RESULTS``.
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled | piecewise, algorithm
-(None for a model without AttnRes), backend, chunk: tokens per step or 0, options: further ones of
-``vllm.LLM``, lora: folder of an adapter or nothing, refused: folder of an adapter that is not taken
-or nothing, reload: folder whose weights take the place of the checkpoint's or nothing, trace:
-whether the longest prompt is traced, edits: for another trace of it, as workers take them,
-workaround: for a plain vLLM that is wrong without, as module:function of ours or of the tests, or
-nothing, env: environment variables}.
+(None for a model without AttnRes), backend, chunk: tokens per step or 0, answer: tokens of one,
+options: further ones of ``vllm.LLM``, lora: folder of an adapter or nothing, refused: folder of an
+adapter that is not taken or nothing, reload: folder whose weights take the place of the
+checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another trace of
+it, as workers take them, or none, workaround: for a plain vLLM that is wrong without, as
+module:function of ours or of the tests, or nothing, env: environment variables}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, what was
 compiled in pieces, and what the counters say: ours, and where ``disable_log_stats`` is false
 vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
@@ -24,11 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-NEW_TOKENS = 16  # as in the goldens
-
 
 def answers(
-    llm, prompts: list[list[int]], prompt_logprobs: bool, lora: str | None
+    llm, prompts: list[list[int]], length: int, prompt_logprobs: bool, lora: str | None
 ) -> list[dict[str, Any]]:
     """Greedy tokens and logprobs for prompts that are sent together."""
     from vllm import SamplingParams
@@ -36,7 +34,7 @@ def answers(
 
     params = SamplingParams(
         temperature=0,
-        max_tokens=NEW_TOKENS,
+        max_tokens=length,
         logprobs=1,
         # vLLM's logits with LoRA are those of sampled tokens only.
         prompt_logprobs=0 if prompt_logprobs and not lora else None,
@@ -144,19 +142,20 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     )
     if job["reload"]:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": job["reload"]})
-    prompts, lora = job["prompts"], job["lora"]
+    prompts, length, lora = job["prompts"], job["answer"], job["lora"]
     result: dict[str, Any] = {
-        "alone": [answers(llm, [prompt], True, lora)[0] for prompt in prompts],
-        "batch": answers(llm, prompts, True, lora),
+        "alone": [answers(llm, [prompt], length, True, lora)[0] for prompt in prompts],
+        "batch": answers(llm, prompts, length, True, lora),
     }
     longest = max(prompts, key=len)
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
-        (result["cached"],) = answers(llm, [longest], False, lora)
+        (result["cached"],) = answers(llm, [longest], length, False, lora)
     if job["refused"]:
         result["refusal"] = refusal(llm, job["refused"])
     if job["trace"]:
         assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
         result["trace"] = trace(llm, longest)
+    if job["edits"]:
         result["edited"] = trace(llm, longest, job["edits"])
         result["following"] = logprobs(llm, longest, job["edits"])
     if job["algorithm"]:
