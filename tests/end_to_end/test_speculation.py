@@ -5,8 +5,7 @@ proposed, and some but not all of them were accepted.
 """
 
 import json
-import re
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -18,12 +17,12 @@ import torch
 from checkpoints import write_house, write_standard
 from draft_heads import HEARD, add_head
 from goldens import check_against
-from jobs import engine_job, fresh_prompts, run_engine, run_named
+from jobs import engine_job, fresh_prompts, run_engine
 from safetensors.torch import load_file, save_file
-from serving import DEMO, ROOT, draft_of_the_demo, running_demo
+from serving import DEMO
 from torch import Tensor
 
-from attnres_serve.verify.oracle import Model, load
+from attnres_serve.verify.oracle import load
 
 pytestmark = pytest.mark.engine
 
@@ -32,6 +31,7 @@ TEXTS = (
     "def read_file(path):\n    with open(",
     "class Reader:\n    def __init__(",
 )
+LAYERS = 4  # of a draft; the demo has 8
 
 
 def write_model(folder: Path, config: dict, tensors: dict[str, Tensor]) -> Path:
@@ -42,6 +42,17 @@ def write_model(folder: Path, config: dict, tensors: dict[str, Tensor]) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         copy(DEMO / name, folder)
     return folder
+
+
+def write_first_layers(folder: Path) -> Path:
+    """The demo's first layers with their sites."""
+    config = json.loads((DEMO / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
+    kept = {
+        name: tensor
+        for name, tensor in load_file(DEMO / "model.safetensors").items()
+        if "layers." not in name or int(name.split("layers.")[1].split(".")[0]) < LAYERS
+    }
+    return write_model(folder, config, kept)
 
 
 def write_one_layer(folder: Path) -> Path:
@@ -89,8 +100,9 @@ def job(folder: Path, prompts: list[list[int]], mode: str, drafts: dict[str, Any
     return engine_job(folder, prompts, "two_phase", mode, **options)
 
 
-def check(model: Model, asked: dict, result: dict) -> None:
-    """Every answer is the model's, and some but not all drafts were accepted."""
+def answered(model: Any, asked: dict, folder: Path) -> dict:
+    """The result of a job: every answer is the model's, and some but not all drafts are taken."""
+    (result,) = run_engine([asked], folder / "run")["results"]
     for kind in ("alone", "batch"):
         for prompt, answer in zip(asked["prompts"], result[kind], strict=True):
             assert not check_against(model, prompt, answer, kind)
@@ -100,53 +112,54 @@ def check(model: Model, asked: dict, result: dict) -> None:
         for what in ("drafts", "draft_tokens", "accepted_tokens")
     )
     assert drafts > 0 and 0 < accepted < proposed, counters
+    return result
 
 
-@pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.exhaustive)])
-def test_draft_models(mode, tmp_path):
+def ways(first: str, *others: str, marks: pytest.MarkDecorator) -> list:
+    """Each of them eager and compiled: the first eager, and the others where ``marks`` run."""
+    every = product((first, *others), ("eager", "compiled"))
+    return [pytest.param(*one, marks=() if one == (first, "eager") else marks) for one in every]
+
+
+@pytest.mark.parametrize(
+    ("draft", "mode"), ways("attnres", "standard", marks=pytest.mark.exhaustive)
+)
+def test_draft_models(draft, mode, tmp_path):
     """A draft with sites of its own, and one with standard residuals."""
     encode = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode
     prompts = [encode(text).ids for text in TEXTS]
     model = load(DEMO)
     expected = [model.greedy(prompt, 16)[0] for prompt in prompts]
-    drafts = {
-        "attnres": draft_of_the_demo(tmp_path / "attnres"),
-        "standard": make_bigram(write_one_layer(tmp_path / "standard"), expected),
-    }
-    jobs = {
-        name: job(
-            DEMO,
-            prompts,
-            mode,
-            {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3},
-        )
-        for name, draft in drafts.items()
-    }
-    for asked, result in run_named(jobs, tmp_path / "run").values():
-        check(model, asked, result)
-        for kind in ("alone", "batch"):
-            assert [answer["tokens"] for answer in result[kind]] == expected
+    folder = tmp_path / draft
+    if draft == "attnres":
+        write_first_layers(folder)
+    else:
+        make_bigram(write_one_layer(folder), expected)
+    drafts = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3}
+    result = answered(model, job(DEMO, prompts, mode, drafts), tmp_path)
+    for kind in ("alone", "batch"):
+        assert [answer["tokens"] for answer in result[kind]] == expected
 
 
 @pytest.mark.parametrize(
-    "base",
-    ["glm4_moe", "deepseek_v3"]
-    + [
-        pytest.param(name, marks=pytest.mark.families)
-        for name in ("glm4_moe_lite", "ernie4_5_moe", "exaone_moe")
-    ],
+    ("base", "mode"),
+    ways(
+        *("glm4_moe", "deepseek_v3", "glm4_moe_lite", "ernie4_5_moe", "exaone_moe"),
+        marks=pytest.mark.families,
+    ),
 )
-def test_heads_of_checkpoints(base, tmp_path):
-    """vLLM's class of the head gets what the last norm gives, eager and compiled."""
+def test_heads_of_checkpoints(base, mode, tmp_path):
+    """vLLM's class of the head gets what the last norm gives."""
     folder = write_house(tmp_path / base, base, layers=3, block_size=2, seed=31)
     prompts, model = fresh_prompts((7, 40, 1)), tiny_sites.load(folder)
     add_head(folder, base, [continued(model, prompt) for prompt in prompts])
     drafts = {"method": "mtp", "num_speculative_tokens": 1}
-    jobs = {mode: job(folder, prompts, mode, drafts) for mode in ("compiled", "eager")}
-    heard = tmp_path / "heard.pt"
-    jobs["eager"] |= {"workaround": "draft_heads:listen", "env": {HEARD: str(heard)}}
-    for asked, result in run_named(jobs, tmp_path / "run").values():
-        check(model, asked, result)
+    asked, heard = job(folder, prompts, mode, drafts), tmp_path / "heard.pt"
+    if mode == "compiled":  # where nobody can listen
+        answered(model, asked, tmp_path)
+        return
+    asked |= {"workaround": "draft_heads:listen", "env": {HEARD: str(heard)}}
+    answered(model, asked, tmp_path)
     ids, positions, hidden = torch.load(heard)[0]  # of the first prompt
     assert positions.tolist() == list(range(len(ids)))
     head = load_file(folder / "model.safetensors")["lm_head.weight"]
@@ -155,14 +168,13 @@ def test_heads_of_checkpoints(base, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "base",
-    ["kimi_linear"]
-    + [
-        pytest.param(name, marks=pytest.mark.families)
-        for name in ("qwen3_next", "alice_ai", "gemma3_text", "gpt_oss")
-    ],
+    ("base", "mode"),
+    ways(
+        *("kimi_linear", "qwen3_next", "alice_ai", "gemma3_text", "gpt_oss"),
+        marks=pytest.mark.families,
+    ),
 )
-def test_draft_models_beside_caches_of_two_kinds(base, tmp_path):
+def test_draft_models_beside_caches_of_two_kinds(base, mode, tmp_path):
     """A rejected draft leaves nothing in the states or the keys of another kind of layer.
 
     The draft's blocks are those of a group of their own.
@@ -172,11 +184,9 @@ def test_draft_models_beside_caches_of_two_kinds(base, tmp_path):
     answers = [continued(model, prompt) for prompt in prompts]
     draft = make_bigram(write_standard(tmp_path / "draft", layers=1, hidden=256), answers)
     drafts = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
-    jobs = {mode: job(folder, prompts, mode, drafts) for mode in ("eager", "compiled")}
-    for one in jobs.values():
-        one["options"]["enable_prefix_caching"] = False
-    for asked, result in run_named(jobs, tmp_path / "run").values():
-        check(model, asked, result)
+    asked = job(folder, prompts, mode, drafts)
+    asked["options"]["enable_prefix_caching"] = False
+    answered(model, asked, tmp_path)
 
 
 def continued(model: Any, prompt: list[int]) -> list[int]:
@@ -187,27 +197,7 @@ def continued(model: Any, prompt: list[int]) -> list[int]:
     return ids
 
 
-def test_a_server_counts_drafts(tmp_path):
-    """As the documentation names its counters."""
-    drafts = {"method": "draft_model", "model": str(draft_of_the_demo(tmp_path / "draft"))}
-    drafts |= {"num_speculative_tokens": 2}
-    page = (ROOT / "docs" / "use" / "speculation.md").read_text()
-    names = re.findall(r"`vllm:spec_decode_num_(\w+)_total`", page)
-    with running_demo(tmp_path / "log", "--speculative-config", json.dumps(drafts)) as server:
-        for text in TEXTS:
-            server.complete(text)
-        text = server.client.get("/metrics").text
-    counted = {
-        name: [
-            float(value) for value in re.findall(rf"^vllm:{name}_total{{.*}} (\S+)$", text, re.M)
-        ]
-        for name in (f"spec_decode_num_{name}" for name in names)
-    }
-    each, proposed, accepted, places = counted.values()
-    assert 0 < accepted[0] < proposed[0] == 2 * each[0]
-    assert len(places) == 2 and sum(places) == accepted[0]
-
-
+@pytest.mark.exhaustive
 def test_ngrams(tmp_path):
     """The model's own text is searched for what followed the last tokens before."""
     # A model whose greedy answers to these prompts fall into cycles of two or three tokens.
@@ -215,6 +205,4 @@ def test_ngrams(tmp_path):
     prompts = [[17, 23, 5, 99] * 12, [3, 4] * 40]
     ngram = {"method": "ngram", "num_speculative_tokens": 3}
     ngram |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    asked = job(base, prompts, "eager", ngram)
-    (result,) = run_engine([asked], tmp_path / "run")["results"]
-    check(load(base), asked, result)
+    answered(load(base), job(base, prompts, "eager", ngram), tmp_path)
