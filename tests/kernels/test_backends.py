@@ -504,8 +504,9 @@ STACKED = torch_functions.MAX_UNROLLED + 2, None, "_unrolled"
 @pytest.mark.parametrize(
     ("count", "bias", "other", "compiler"),
     [
-        pytest.param(*UNROLLED, "inductor", id="unrolled"),
+        pytest.param(*UNROLLED, "eager", id="unrolled"),
         pytest.param(*STACKED, "eager", id="stacked"),
+        pytest.param(*UNROLLED, "inductor", id="all unrolled", marks=pytest.mark.exhaustive),
         pytest.param(*STACKED, "inductor", id="all stacked", marks=pytest.mark.exhaustive),
     ],
 )

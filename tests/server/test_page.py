@@ -416,27 +416,27 @@ def test_tokens_are_quoted_so_that_blanks_are_seen(visit, tmp_path):
     assert found.errors == []
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("\n    ", r'"\n    " (id 4)'),
-        ("   ", '"   " (id 4)'),
-        ("a  b", '"a  b" (id 4)'),
-        (None, "id 4"),
-        ("\ufffd", "id 4"),
-        ("", "id 4"),
-    ],
-)
-def test_a_chosen_token_is_said_whole(visit, tmp_path, text, said):
+def test_a_chosen_token_is_said_whole(visit, tmp_path):
     """With all of its blanks as the browser lays them out, or by its id, once."""
-    edit = {"sites": [1], "sources": ["embedding"], "tokens": [1], "ban": True}
-    trace = made_up_trace(1, 2, ["a", text]) | {"edits": [edit]}
+    texts = {
+        "\n    ": r'"\n    "',
+        "   ": '"   "',
+        "a  b": '"a  b"',
+        None: "",
+        "\ufffd": "",
+        "": "",
+    }
     file = tmp_path / "trace.html"
-    file.write_text(inspect_page.html(trace))
+    file.write_text(inspect_page.html(made_up_trace(1, 2, ["a", *texts])))
     found = visit()
     found.tab.goto(file.as_uri())
     found.drawn()
-    assert found.tab.locator("#chosen").inner_text().startswith(f"Chosen: token 1, {said}, of ")
+    for at, quoted in enumerate(texts.values(), 1):
+        found.tab.locator("#tokens [role=option]").nth(at).click()
+        said = f"{quoted} (id {3 + at})" if quoted else f"id {3 + at}"
+        assert (
+            found.tab.locator("#chosen").inner_text().startswith(f"Chosen: token {at}, {said}, of ")
+        )
 
 
 def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
@@ -509,6 +509,7 @@ def test_a_saved_figure_stands_alone(visit, tmp_path, trace, width, own):
         "entropy": KINDS | RANGE | LAYERS | {"even weights"},
         "over-tokens": {"embedding", "chosen token"},
     }
+    other = visit(viewport={"width": 1600, "height": 900}).tab
     for picture in wanted | own:
         title = found.tab.locator(f"#{picture} svg").get_attribute("aria-label")
         _, saved = found.download(f"#{picture} figcaption > button")
@@ -521,7 +522,6 @@ def test_a_saved_figure_stands_alone(visit, tmp_path, trace, width, own):
             assert texts[name - 1] == "1" and "0" in texts[:name][-9:]
         path = tmp_path / f"{picture}.svg"
         path.write_text(saved)
-        other = visit(viewport={"width": 1600, "height": 900}).tab
         other.goto(path.as_uri())
         assert other.evaluate(CUT_OFF) == [], picture
     assert found.errors == []
@@ -537,7 +537,10 @@ def test_a_saved_figure_stands_alone(visit, tmp_path, trace, width, own):
             marks=pytest.mark.exhaustive,
         ),
         (24, 1, 2**15, 3000, 0, " These are the last of 3000 tokens, and the depth", 26, 21),
-        (8, 1, 2000, 30, 24, " These are the last of 54 tokens, and the depth", 12, 7),
+        pytest.param(
+            *(8, 1, 2000, 30, 24, " These are the last of 54 tokens, and the depth", 12, 7),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )  # fmt: skip
 def test_what_has_no_room_is_left_out(
@@ -819,9 +822,12 @@ def test_other_ways_to_a_trace(opened, tmp_path):
     assert opened.errors == []
 
 
-@pytest.mark.parametrize("clipboard", [True, False], ids=["", "not offered"])
-@pytest.mark.parametrize("prompt", ["def f(x):\n    ", "ü & # % +", "a" * 300])
-def test_copy_link(visit, clipboard, prompt):
+@pytest.mark.parametrize(
+    ("prompt", "clipboard"),
+    [("def f(x):\n    ", True), ("ü & # % +", False), ("a" * 300, True)],
+    ids=["code", "not offered", "long"],
+)
+def test_copy_link(visit, prompt, clipboard):
     """The address holds prompt, options and what is chosen, at once, over http as well."""
     found = visit(
         viewport={"width": 1280, "height": 900},
