@@ -13,8 +13,10 @@ import pytest
 from serving import DEMO, ROOT, environment, run_module
 
 import attnres_serve
+from attnres_serve import cli
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, own_server
+from attnres_serve.server import launcher
 
 # Instead of the package: what `python -m attnres_serve serve CHECKPOINT` does is told by its name.
 STAND_IN = """
@@ -121,6 +123,16 @@ def test_it_is_started_and_stopped(stand_in):
     assert words[-2:] == ["--host=127.0.0.1", f"--port={server.url.rpartition(':')[2]}"]
     assert (stand_in / "stopped").exists() and is_gone(found["pid"])
     assert logs_of(stand_in) == []
+
+
+def test_serve_knows_its_flags(stand_in, monkeypatch):
+    pytest.importorskip("vllm")
+    with own_server.running("serves", []):
+        words = given(stand_in)["words"]
+    asked = []
+    monkeypatch.setattr(launcher, "serve", lambda *given: asked.append(given))
+    assert cli.main(words) == 0 and len(asked) == 1
+    assert cli.main([*words, "--no-such-flag"]) == 2 and len(asked) == 1
 
 
 @pytest.mark.parametrize("flags", [["--served-model-name", "x"], ["--served-model-name=x"]])

@@ -254,8 +254,13 @@ def test_bench_has_those_flags():
 
 
 @pytest.mark.engine
+@pytest.mark.exhaustive
+@pytest.mark.versions
 def test_inspect_runs(tmp_path):
-    """It names the file, and says nothing of libraries."""
+    """It names the file, and says nothing of libraries.
+
+    A server that runs is asked by such a command in ``test_command``.
+    """
     command = command_of("inspect")
     command[2] = str(ROOT / command[2])
     words = [sys.executable, "-m", "attnres_serve", *command[1:]]

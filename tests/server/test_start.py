@@ -149,13 +149,14 @@ MOMENTS = [
     ("before vLLM is imported", terminate, "", EAGER, QUIET),
     ("before vLLM is imported", interrupt_group, "", EAGER, QUIET),
     ("while vLLM is imported", interrupt_group, "layout", EAGER, QUIET),
-    ("the weights are loaded", terminate, "Loading weights took", EAGER, LOG),
 ]
-# A whole start each; the others hear a signal in every way that there is.
+# A whole start each; the others hear a signal in every way that there is, and ``test_console`` has
+# what ends the processes of a server.
 MORE_MOMENTS = [
     ("it compiles", interrupt_group, "load the weights", (), QUIET),
     ("the engine begins", terminate, "Initializing a V1 LLM engine", EAGER, LOG),
     ("the model is built", terminate, "Starting to load model", EAGER, LOG),
+    ("the weights are loaded", terminate, "Loading weights took", EAGER, LOG),
     ("it compiles", terminate, "Warming up model for the compilation", (), LOG),
     ("the first request runs", terminate, "compile, warm up", EAGER, QUIET),
 ]
