@@ -5,6 +5,7 @@ proposed, and some but not all of them were accepted.
 """
 
 import json
+import re
 from itertools import pairwise, product
 from pathlib import Path
 from shutil import copy
@@ -19,7 +20,7 @@ from draft_heads import HEARD, add_head
 from goldens import check_against
 from jobs import engine_job, fresh_prompts, run_engine
 from safetensors.torch import load_file, save_file
-from serving import DEMO
+from serving import DEMO, ROOT, draft_of_the_demo, running_demo
 from torch import Tensor
 
 from attnres_serve.verify.oracle import load
@@ -31,7 +32,6 @@ TEXTS = (
     "def read_file(path):\n    with open(",
     "class Reader:\n    def __init__(",
 )
-LAYERS = 4  # of a draft; the demo has 8
 
 
 def write_model(folder: Path, config: dict, tensors: dict[str, Tensor]) -> Path:
@@ -42,17 +42,6 @@ def write_model(folder: Path, config: dict, tensors: dict[str, Tensor]) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         copy(DEMO / name, folder)
     return folder
-
-
-def write_first_layers(folder: Path) -> Path:
-    """The demo's first layers with their sites."""
-    config = json.loads((DEMO / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
-    kept = {
-        name: tensor
-        for name, tensor in load_file(DEMO / "model.safetensors").items()
-        if "layers." not in name or int(name.split("layers.")[1].split(".")[0]) < LAYERS
-    }
-    return write_model(folder, config, kept)
 
 
 def write_one_layer(folder: Path) -> Path:
@@ -132,7 +121,7 @@ def test_draft_models(draft, mode, tmp_path):
     expected = [model.greedy(prompt, 16)[0] for prompt in prompts]
     folder = tmp_path / draft
     if draft == "attnres":
-        write_first_layers(folder)
+        draft_of_the_demo(folder)
     else:
         make_bigram(write_one_layer(folder), expected)
     drafts = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3}
@@ -195,6 +184,27 @@ def continued(model: Any, prompt: list[int]) -> list[int]:
     for _ in range(16):
         ids.append(int(model.logprobs(ids)[-1].argmax()))
     return ids
+
+
+def test_a_server_counts_drafts(tmp_path):
+    """As the documentation names its counters."""
+    drafts = {"method": "draft_model", "model": str(draft_of_the_demo(tmp_path / "draft"))}
+    drafts |= {"num_speculative_tokens": 2}
+    page = (ROOT / "docs" / "use" / "speculation.md").read_text()
+    names = re.findall(r"`vllm:spec_decode_num_(\w+)_total`", page)
+    with running_demo(tmp_path / "log", "--speculative-config", json.dumps(drafts)) as server:
+        for text in TEXTS:
+            server.complete(text)
+        text = server.client.get("/metrics").text
+    counted = {
+        name: [
+            float(value) for value in re.findall(rf"^vllm:{name}_total{{.*}} (\S+)$", text, re.M)
+        ]
+        for name in (f"spec_decode_num_{name}" for name in names)
+    }
+    each, proposed, accepted, places = counted.values()
+    assert 0 < accepted[0] < proposed[0] == 2 * each[0]
+    assert len(places) == 2 and sum(places) == accepted[0]
 
 
 @pytest.mark.exhaustive

@@ -117,6 +117,13 @@ def running_demo(log: Path, *flags: str, fresh: bool = False, **env: str) -> Ite
         yield server
 
 
+def draft_of_the_demo(folder: Path) -> Path:
+    """A draft as the documentation has it made."""
+    script = ROOT / "examples" / "demo" / "draft.py"
+    subprocess.run([sys.executable, script, folder], check=True, timeout=120)
+    return folder
+
+
 def _wait_until_healthy(server: Server) -> None:
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
