@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -22,7 +22,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 ADAPTER = "adapter_model.safetensors"
 # Weights of other kinds, by their files.
 OTHER_KINDS = {
-    "*.gguf": "a GGUF file, for llama.cpp; give the checkpoint that it was made of.",
+    "*.gguf": "a GGUF file, for llama.cpp, which is not read here; give the safetensors of the "
+    "model that it was made of, which the page of a GGUF repository names as its base model.",
     "*.distcp": "a shard of torch.distributed.checkpoint (FSDP); merge them where the model was "
     "trained (`accelerate merge-weights`) and save safetensors.",
     "pytorch_model_fsdp_*": "a folder of FSDP's; merge its shards with `accelerate merge-weights`.",
@@ -79,10 +80,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is a file; give the folder that holds config.json and the safetensors files."
+            f"{_other_kind([folder])}"
         )
     path = folder / "config.json"
     if not path.is_file():
-        raise CheckpointError(f"{folder} has no config.json, so it is not a checkpoint folder.")
+        raise CheckpointError(
+            f"{folder} has no config.json, so it is not a checkpoint folder."
+            f"{_other_kind(folder.iterdir())}"
+        )
     return read_object(path)
 
 
@@ -187,7 +192,7 @@ def safetensors_files(folder: Path) -> list[Path]:
         )
     raise CheckpointError(
         f"{folder} has no *.safetensors file, so there are no weights to serve."
-        f"{_other_kind(folder)}"
+        f"{_other_kind(folder.iterdir())}"
     )
 
 
@@ -201,11 +206,12 @@ def _of_an_adapter(path: Path, beside: bool) -> str:
     return f"{path} is an adapter and no model; give the model that it was trained on, and {way}."
 
 
-def _other_kind(folder: Path) -> str:
-    """How weights of another kind in a folder become safetensors; empty without any."""
+def _other_kind(paths: Iterable[Path]) -> str:
+    """How weights of another kind among some files become safetensors; empty without any."""
+    ordered = sorted(paths)
     for pattern, kind in OTHER_KINDS.items():
-        if found := sorted(folder.glob(pattern)):
-            return f" {found[0].name} is {kind}"
+        if found := next((path for path in ordered if path.match(pattern)), None):
+            return f" {found.name} is {kind}"
     return ""
 
 

@@ -513,6 +513,17 @@ def test_weights_of_other_kinds(
     assert said in refused(folder)
 
 
+@pytest.mark.parametrize("name", ["model-q4.gguf", "Mini-K3-1H-v2-F16-00001-of-00002.gguf"])
+def test_gguf_files(name: str, folder: Path, refused: Callable[..., str]) -> None:
+    """Mostly there is no config.json beside them, or the file itself is given."""
+    said = f"{name} is a GGUF file, for llama.cpp, which is not read here; give the safetensors"
+    (folder / name).write_bytes(b"GGUF")
+    assert said in refused(folder / name)
+    (folder / WEIGHTS).unlink()
+    (folder / "config.json").unlink()
+    assert said in refused(folder)
+
+
 def test_an_adapter_beside_the_weights(folder: Path, refused: Callable[..., str]) -> None:
     shutil.copyfile(folder / WEIGHTS, folder / "adapter_model.safetensors")
     assert "is an adapter beside the weights, which vLLM would read as weights" in refused(folder)
