@@ -94,12 +94,12 @@ def check_heads(name: str, parsed: ParsedConfig) -> None:
 
 
 def _check_row(name: str, config: Mapping[str, Any]) -> None:
-    row, wanted = [config[key] for key in latent.ROW], source.latent_row()
-    if wanted and row != [*wanted]:
-        both = " and ".join(map("{} {}".format, latent.ROW, row))
+    channels, sizes = latent.head_size(config), source.latent_rows()
+    if sizes and channels not in sizes:
+        both = " and ".join(f"{key} {config[key]}" for key in latent.ROW)
         raise CheckpointError(
-            f"{name} has latent attention with {both}, and vLLM's on CPU computes "
-            f"{' and '.join(map(str, wanted))} alone; serve it on a GPU."
+            f"{name} has latent attention with {both}, which are {channels} channels together, "
+            f"and vLLM's on a GPU computes {', '.join(map(str, sizes))}; serve it on a CPU."
         )
 
 

@@ -12,7 +12,8 @@ from attnres_serve.compat.workarounds import (
     ids_without_row,
     inductor,
     malloc,
-    mla_blocks,
+    mla_backend,
+    mla_context,
     model_names,
     orphans,
     python_frames,
@@ -38,6 +39,7 @@ def process() -> None:
             quick_exit.instead_of_finalization()
     if host.on_cpu():
         hybrid_prefix_caching.off_by_default()
+        mla_context.keep_settings()
     torch_vector_math.settle()
 
 
@@ -47,10 +49,12 @@ def engine(vllm_config) -> None:
     Raises:
         SettingError: prefix caching was asked for, and the model cannot run with it here.
     """
-    if host.on_cpu() and vllm_config.cache_config.enable_prefix_caching:
-        problem = hybrid_prefix_caching.problem(vllm_config.model_config)
-        if problem is not None:
-            raise SettingError(problem)
+    if host.on_cpu():
+        if vllm_config.cache_config.enable_prefix_caching:
+            problem = hybrid_prefix_caching.problem(vllm_config.model_config)
+            if problem is not None:
+                raise SettingError(problem)
+        mla_backend.ask_for_cpu_mla(vllm_config)
     orphans.end_coordinator_with_parent(vllm_config)
 
 
@@ -71,7 +75,7 @@ def worker(vllm_config) -> None:
         rotary.rotate_every_head()
         router_bias.correct_softmax()
         expert_map.use_local_experts()
-        mla_blocks.accept_multiples()
+        mla_backend.compute_every_row()
     if not vllm_config.model_config.enforce_eager:
         inductor.keep_order_of_mutations()
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.

@@ -166,11 +166,15 @@ def head_sizes() -> list[int] | None:
     None where another device is used, whose backends take every usual size, or where they cannot
     be told.
     """
-    import ast
-
     source = _source("v1/attention/backends/cpu_attn.py") if is_cpu_build() else None
-    listed = re.search(r"def get_supported_head_sizes.*?return (\[[\d, \n]+\])", source or "", re.S)
-    return sorted({*ast.literal_eval(listed[1]), *UNLISTED_HEAD_SIZES}) if listed else None
+    listed = source and _listed_sizes(source)
+    return sorted({*listed, *UNLISTED_HEAD_SIZES}) if listed else None
+
+
+def _listed_sizes(source: str) -> list[int] | None:
+    """The sizes that the first backend of a source lists, None if it lists none."""
+    found = re.search(r"def get_supported_head_sizes.*?return \[([\d, \n]+)\]", source, re.S)
+    return [*map(int, re.findall(r"\d+", found[1]))] if found else None
 
 
 def lacks_quantized_experts() -> bool:
@@ -188,12 +192,12 @@ def lacks_quantized_experts() -> bool:
     return not has_amx and find_spec("zentorch") is None
 
 
-LATENT_ROW = 512, 64  # of which alone vLLM's kernels on CPU are compiled
+def latent_rows() -> list[int] | None:
+    """The channels of a cached row that vLLM's latent attention computes, read from its source.
 
-
-def latent_row() -> tuple[int, int] | None:
-    """The channels of a latent and the rotated ones that vLLM's latent attention on CPU computes.
-
-    None where another device is used.
+    None on CPU, where every row is computed, and where they cannot be told.
     """
-    return LATENT_ROW if is_cpu_build() else None
+    path = "model_executor/layers/attention/mla_attention.py"
+    source = None if is_cpu_build() else _source(path)
+    listed = source and _listed_sizes(source.partition("class MLACommonBackend(")[2])
+    return sorted(listed) if listed else None

@@ -193,7 +193,10 @@ FAMILY = Family(
     cls="BailingMoeV25ForCausalLM",
     listed="BailingMoeV2_5ForCausalLM",
     # docs/build/upstream/lightning-prefill.md
-    limits=frozenset({Limit.DRAFTS, Limit.LIGHTNING, Limit.LINEAR_ATTENTION, Limit.ADAPTERS}),
+    limits=frozenset(
+        {Limit.DRAFTS, Limit.LIGHTNING, Limit.LINEAR_ATTENTION}
+        | {Limit.ADAPTERS, Limit.PREFIX_CACHING}
+    ),
     config_class="attnres_serve.model.bailing:BailingHybridConfig",
     hf="bailing_hybrid",
     has_hf_class=False,

@@ -156,7 +156,9 @@ FAMILY = hugging_face.family(
     title="Kimi Linear",
     module="attnres_serve.model.kimi",
     cls="KimiLinearForCausalLM",
-    limits=frozenset({Limit.SEQUENCE_PARALLEL, Limit.LINEAR_ATTENTION, Limit.ADAPTERS}),
+    limits=frozenset(
+        {Limit.SEQUENCE_PARALLEL, Limit.LINEAR_ATTENTION, Limit.ADAPTERS, Limit.PREFIX_CACHING}
+    ),
     needs_gpu=True,
     other_names=OTHER_NAMES,
     config_class="vllm.transformers_utils.configs.kimi_linear:KimiLinearConfig",
@@ -175,7 +177,7 @@ FAMILY = hugging_face.family(
         "output_router_logits": (False,),
     },
     more_checks=(
-        latent.heads,
+        latent.unrotated_heads,
         latent.stated({"mla_use_nope": True}),
         experts,
         layers,

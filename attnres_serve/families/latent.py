@@ -12,6 +12,7 @@ from attnres_serve.families import checks
 from attnres_serve.families.family import Check, Config
 
 ROW = ("kv_lora_rank", "qk_rope_head_dim")  # what is cached of a token
+COMPILED = 512, 64  # the row of which vLLM's kernels for CPUs are compiled
 SCALES = ("mscale", "mscale_all_dim")  # of yarn; vLLM reads them for latent attention alone
 # Norms on latents. Hugging Face's classes and DeepSeek's own code have this epsilon there, whatever
 # rms_norm_eps says; vLLM's class takes rms_norm_eps, as is known there
@@ -35,6 +36,16 @@ def head_size(config: Config) -> int:
 def heads(name: str, config: Config) -> None:
     """Raise CheckpointError for heads that one of the classes cannot have."""
     checks.require_counts(config, ROW)
+    unrotated_heads(name, config)
+
+
+def unrotated_heads(name: str, config: Config) -> None:
+    """The same where nothing is rotated, so that the shared part of a key may be empty."""
+    rank, shared = ROW
+    checks.require_counts(config, (rank,))
+    width: Any = config.get(shared)
+    if type(width) is not int or width < 0:
+        raise CheckpointError(f"{shared} is {width!r}; expected a whole number from 0.")
     heads, keys = (config.get(f"num_{kind}_heads") for kind in ("attention", "key_value"))
     if keys != heads:
         raise CheckpointError(

@@ -70,8 +70,6 @@ def reason(family: Family, test: str) -> str:
     """Reason why a family did not pass a test."""
     if (family.name, test) in REASONS:
         return REASONS[family.name, test]
-    if test == "chunked" and family.is_latent:
-        return "only with AMX"
     is_refused = (test == "LoRA" and Limit.ADAPTERS in family.limits) or (
         test == "INT8" and checks.unquantized in family.checks
     )

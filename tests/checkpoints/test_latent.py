@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from attnres_serve.checkpoints import needs
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import host, source
+from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 
@@ -43,28 +43,42 @@ def test_a_dense_kimi_linear_has_no_idle_experts(tmp_path: Path) -> None:
     assert facts["active_parameters"] == facts["parameters"]
 
 
-@pytest.mark.parametrize("changes", [{"kv_lora_rank": 256}, {"qk_rope_head_dim": 32}], ids=str)
-def test_rows_that_this_device_does_not_compute(
-    changes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("latents", "rotated", "on_gpu"),
+    [
+        (512, 64, True),
+        (256, 64, True),
+        (544, 32, True),
+        (256, 32, False),
+        (512, 32, False),
+        (1024, 64, False),
+    ],
+)
+def test_rows_that_a_device_does_not_compute(
+    latents: int, rotated: int, on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes of heads do not matter: 24 is none that vLLM's other attention has."""
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
-    usual = check_folder(written(tmp_path / "usual", "deepseek_v3", qk_nope_head_dim=24))
-    needs.check_heads("m", usual.translated("m"))
-    other = check_folder(written(tmp_path / "other", "deepseek_v3", **changes)).translated("m")
-    with pytest.raises(CheckpointError, match=r"m has latent .* 512 and 64 alone; serve it on a G"):
-        needs.check_heads("m", other)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
-    needs.check_heads("m", other)
-
-
-def test_the_row_is_the_one_of_vllms_kernels() -> None:
     pytest.importorskip("vllm")
-    if not host.on_cpu():
-        pytest.skip("no kernels for CPU")
-    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+    row = {"kv_lora_rank": latents, "qk_rope_head_dim": rotated}
+    parsed = check_folder(written(tmp_path, "deepseek_v3", qk_nope_head_dim=24, **row))
+    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    needs.check_heads("m", parsed.translated("m"))
+    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    if on_gpu:
+        needs.check_heads("m", parsed.translated("m"))
+        return
+    said = rf"kv_lora_rank {latents} and .* are {latents + rotated} .* 320, 512, 576; serve it on a"
+    with pytest.raises(CheckpointError, match=said):
+        needs.check_heads("m", parsed.translated("m"))
 
-    assert CPUMLABackend.get_supported_head_sizes() == [sum(source.LATENT_ROW)]
+
+def test_the_rows_are_those_of_vllms_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which every backend of latent attention has."""
+    pytest.importorskip("vllm")
+    from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
+
+    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    assert source.latent_rows() == MLACommonBackend.get_supported_head_sizes()
 
 
 @pytest.mark.parametrize("base", ["deepseek_v3", "glm4_moe_lite"])

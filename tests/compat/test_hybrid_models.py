@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from attnres_serve.compat import prepare
-from attnres_serve.compat.workarounds import hybrid_prefix_caching, mla_blocks, rotary
+from attnres_serve.compat.workarounds import hybrid_prefix_caching, mla_backend, mla_context, rotary
 from attnres_serve.errors import SettingError
 
 pytest.importorskip("vllm")
 
 from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
-from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 TOKENS, HEADS, SIZE, NOPE, LATENT = 7, 3, 64, 128, 512
 
@@ -67,14 +68,6 @@ def test_a_process_of_another_model_keeps_vllms_layer(monkeypatch: pytest.Monkey
     assert RotaryEmbedding.forward_cpu is own
 
 
-def test_blocks_of_latent_attention_are_multiples_of_the_kernels() -> None:
-    """A hybrid model's block is 128 tokens or more."""
-    mla_blocks.accept_multiples()
-    accepted = [b for b in (None, 16, 24, 128, 144, 200) if CPUMLABackend.supports_block_size(b)]
-    assert accepted == [None, 16, 128, 144]
-    assert CPUMLABackend.get_supported_kernel_block_sizes() == [mla_blocks.KERNEL_BLOCK]
-
-
 NEMOTRON, KIMI = "AttnResNemotronHForCausalLM", "AttnResKimiLinearForCausalLM"
 
 
@@ -83,8 +76,11 @@ class Model(ModelConfig):
 
     pooler_config = None
 
-    def __init__(self, architecture: str, mla: bool = False) -> None:
-        self.hf_config = SimpleNamespace(architectures=[architecture])
+    def __init__(self, architecture: str, mla: bool = False, row: tuple = (512, 64)) -> None:
+        named = dict(zip(("kv_lora_rank", "qk_rope_head_dim"), row, strict=True))
+        self.hf_config = self.hf_text_config = SimpleNamespace(
+            architectures=[architecture], **named
+        )
         self.mla = mla
 
     is_hybrid = property(lambda self: True)
@@ -97,6 +93,8 @@ class Model(ModelConfig):
         ((NEMOTRON,), False),
         (("AttnResMamba2ForCausalLM",), False),
         ((KIMI, True), False),
+        (("AttnResBailingMoeV2_5ForCausalLM", True), False),
+        (("AttnResDeepseekV3ForCausalLM", True), True),
         (("AttnResQwen3NextForCausalLM",), True),
         (("AttnResLfm2ForCausalLM",), True),
         # without AttnRes vLLM's answer stays as it is
@@ -112,15 +110,12 @@ def test_prefix_caching_is_off_by_default_where_it_cannot_run(
 
 
 @pytest.mark.parametrize(
-    ("given", "title"), [((NEMOTRON,), "Nemotron-H"), ((KIMI, True), "Kimi Linear")]
+    ("architecture", "title"), [(NEMOTRON, "Nemotron-H"), (KIMI, "Kimi Linear")]
 )
-def test_prefix_caching_that_is_asked_for_is_refused(
-    given: tuple, title: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefix_caching_that_is_asked_for_is_refused(architecture: str, title: str) -> None:
     """An engine's configuration has it on by now only if it was asked for."""
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     config = SimpleNamespace(
-        model_config=Model(*given),
+        model_config=Model(architecture),
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         parallel_config=SimpleNamespace(data_parallel_size=1),
     )
@@ -134,8 +129,59 @@ def test_prefix_caching_that_is_asked_for_is_refused(
     prepare.engine(config)
 
 
-def test_latent_attention_with_amx_keeps_prefix_caching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its backend for AMX can continue a cached prefix."""
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ((KIMI, True), 512),
+        (("AttnResDeepseekV3ForCausalLM", True, (256, 32)), 512),
+        # without latent attention, or without AttnRes, the platform's settings stay
+        (("AttnResQwen3NextForCausalLM",), 4096),
+        (("KimiLinearForCausalLM", True), 4096),
+    ],
+)
+def test_latent_attention_keeps_chunks_and_prefixes(
+    given: tuple, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they were asked for, where the platform switches them off."""
+
+    def forced(cls, vllm_config) -> None:
+        vllm_config.scheduler_config.enable_chunked_prefill = False
+        vllm_config.scheduler_config.max_num_batched_tokens = 4096
+        vllm_config.cache_config.enable_prefix_caching = False
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(forced))
+    mla_context.keep_settings()
+    mla_context.keep_settings()
+    for chunks, prefixes in ((True, True), (True, False), (False, False)):
+        config = SimpleNamespace(
+            model_config=Model(*given),
+            scheduler_config=SimpleNamespace(
+                enable_chunked_prefill=chunks, max_num_batched_tokens=512
+            ),
+            cache_config=SimpleNamespace(enable_prefix_caching=prefixes),
+        )
+        CpuPlatform.check_and_update_config(config)
+        scheduler = config.scheduler_config
+        assert scheduler.max_num_batched_tokens == tokens
+        kept = scheduler.enable_chunked_prefill, config.cache_config.enable_prefix_caching
+        assert kept == ((chunks, prefixes) if tokens == 512 else (False, False))
+
+
+@pytest.mark.parametrize(
+    ("row", "amx"), [((512, 64), True), ((256, 32), False), ((544, 32), False), ((64, 64), False)]
+)
+def test_a_row_that_kernels_for_amx_do_not_have_is_ours(
+    row: tuple, amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert Model(KIMI, True).is_prefix_caching_supported
-    assert not Model(NEMOTRON).is_prefix_caching_supported
+    config = SimpleNamespace(
+        model_config=Model(KIMI, True, row), attention_config=SimpleNamespace(backend=None)
+    )
+    mla_backend.ask_for_cpu_mla(config)
+    mla_backend.compute_every_row()
+    selected = SimpleNamespace(use_sparse=False, use_mla=True)
+    try:
+        found = CpuPlatform.get_attn_backend_cls(config.attention_config.backend, selected)
+        assert (found == mla_backend.OURS) is not amx
+    finally:
+        AttentionBackendEnum.CPU_MLA.clear_override()

@@ -161,9 +161,7 @@ def record_exact(record_property, case: str) -> None:
     """What a family's first variant shows for the table of families."""
     name, _ = CASES[case]
     if case == first_case(name):
-        # Of latent attention vLLM runs chunks on a CPU with AMX alone.
-        chunked = () if FAMILIES[name].is_latent else ("chunked",)
-        for column in ("exact", "trace", *chunked):
+        for column in ("exact", "trace", "chunked"):
             record_property("shows", (name, column))
 
 

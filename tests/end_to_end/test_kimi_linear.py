@@ -42,7 +42,12 @@ SITU = {"hidden_act": "situ", "activation_situ_beta": 2.0}
 K3: dict[str, dict[str, Any]] = {
     "dense": WITHOUT_EXPERTS
     | SITU
-    | {"q_lora_rank": 64, "mla_use_output_gate": True, "activation_situ_linear_beta": 3.0}
+    | {
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "mla_use_output_gate": True,
+        "activation_situ_linear_beta": 3.0,
+    }
     | {"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | GATES},
     "dense, without bounds": WITHOUT_EXPERTS
     | SITU
@@ -50,6 +55,8 @@ K3: dict[str, dict[str, Any]] = {
     | {"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | {"use_full_rank_gate": True}},
     "experts": {
         "mla_use_output_gate": True,
+        "kv_lora_rank": 128,
+        "qk_rope_head_dim": 32,
         "linear_attn_config": KIMI_LAYERS["linear_attn_config"] | GATES,
     },
 }

@@ -1,12 +1,12 @@
 """Models of vLLM's that its own registry makes for other devices than a CPU."""
 
 from attnres_serve.compat.bare_package import without_init
-from attnres_serve.compat.workarounds import mla_blocks, rotary
+from attnres_serve.compat.workarounds import mla_backend, rotary
 from attnres_serve.model import linear_attention
 
 
 def _hybrid() -> None:
-    mla_blocks.accept_multiples()
+    mla_backend.compute_every_row()
     rotary.rotate_every_head()
 
 

@@ -2,8 +2,8 @@
 
 vLLM 0.32 and 0.33 cannot run two kinds of them with it.  Mamba2 layers end by an IndexError at the
 first prompt of more than one chunk: the scan on CPU returns the final state of a sequence, and the
-cache asks for the state of every chunk.  Latent attention without AMX switches the caching off
-again, too late: the size of a cached state is set by then, and vLLM refuses its own setting.
+cache asks for the state of every chunk.  Beside latent attention, Kimi Delta Attention continued a
+cached state with other answers; lightning attention was not tried.
 """
 
 from typing import Any
@@ -37,21 +37,14 @@ def problem(model_config) -> str | None:
     Args:
         model_config: vLLM's.
     """
-    import torch
-
     named = getattr(model_config.hf_config, "architectures", None) or ()
     families = [BY_ARCHITECTURE[name] for name in named if name in BY_ARCHITECTURE]
     if not families:
         return None
     (family,) = families
-    lacks_amx = _latent(model_config) and not torch.cpu._is_amx_tile_supported()
-    if Limit.PREFIX_CACHING not in family.limits and not lacks_amx:
+    if Limit.PREFIX_CACHING not in family.limits:
         return None
     return (
         f"--enable-prefix-caching is set, and vLLM cannot cache prefixes of {family.title} on this "
         "CPU; leave it out."
     )
-
-
-def _latent(model_config) -> bool:
-    return model_config.is_hybrid and model_config.use_mla

@@ -16,12 +16,13 @@ FACTS = Facts(
         without=NO_HEAD_DIM,
     ),
     is_tiny=True,
-    caches_prefixes=False,
     variants={
         "yarn": yarn(mscale=0.707, mscale_all_dim=0.707),
         "": {},
         "query latent, groups, another epsilon": {
             "q_lora_rank": 64,
+            "kv_lora_rank": 48,  # less than a head has
+            "qk_rope_head_dim": 16,
             "topk_method": "group_limited_greedy",
             "n_group": 4,
             "topk_group": 2,

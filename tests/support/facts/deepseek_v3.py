@@ -1,7 +1,16 @@
 """What the tests know of DeepSeek-V3."""
 
 from facts.family import Facts
-from facts.shared import DEEPSEEK_EXPERTS, LATENT, NO_HEAD_DIM, REFUSED_LATENT, Config, tiny, yarn
+from facts.shared import (
+    DEEPSEEK_EXPERTS,
+    LATENT,
+    NARROW_ROWS,
+    NO_HEAD_DIM,
+    REFUSED_LATENT,
+    Config,
+    tiny,
+    yarn,
+)
 
 SIGMOID: Config = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 
@@ -19,12 +28,12 @@ FACTS = Facts(
         without=NO_HEAD_DIM,
     ),
     is_tiny=True,
-    caches_prefixes=False,
     variants={
         "yarn": yarn(mscale=1.0, mscale_all_dim=0.5),
         "": {},
         "moonlight": {"q_lora_rank": None, "n_group": 1, "routed_scaling_factor": 2.446},
         "another epsilon": {"rms_norm_eps": 1e-3, "norm_topk_prob": False},
+        "narrow rows": NARROW_ROWS,
     },
     refused=(
         *REFUSED_LATENT,

@@ -27,8 +27,7 @@ class Facts:
         is_tiny: whether checkpoints are made of its sizes by Hugging Face's class.
         norms: those before the sublayers of a layer, by the names of their kinds.
         final_norm: the one before the head.
-        caches_prefixes: whether vLLM has a prefix cache for it on every CPU; for latent attention
-            it needs AMX.
+        caches_prefixes: whether vLLM has a prefix cache for it on CPU.
         refused: keys of config.json with which vLLM would serve another model than Hugging Face's.
     """
 

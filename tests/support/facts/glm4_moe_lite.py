@@ -14,12 +14,12 @@ FACTS = Facts(
         without=NO_HEAD_DIM,
     ),
     is_tiny=True,
-    caches_prefixes=False,
     variants={
         "yarn": yarn(),
         "": {},
         "dense layers": {
             "q_lora_rank": 64,
+            "kv_lora_rank": 576,  # wider than the kernels' rows
             "first_k_dense_replace": 2,
             "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2,
             "rms_norm_eps": 1e-3,

@@ -55,7 +55,8 @@ FACTS = Facts(
     workaround="portable_stock:kimi_linear",
     variants={
         "": {},
-        "query latent, groups, another epsilon": {
+        "query latent, groups, another epsilon, no shared part of keys": {
+            "qk_rope_head_dim": 0,
             "q_lora_rank": 64,
             "first_k_dense_replace": 2,
             "num_shared_experts": 2,
@@ -64,7 +65,9 @@ FACTS = Facts(
             "moe_renormalize": False,
             "rms_norm_eps": 1e-3,
         },
-        "two of each, wider heads": {
+        "two of each, wider heads, narrow rows": {
+            "kv_lora_rank": 128,
+            "qk_rope_head_dim": 32,
             "first_k_dense_replace": 0,
             "linear_attn_config": {
                 "kda_layers": [2, 3],
@@ -80,6 +83,9 @@ FACTS = Facts(
         {"attention_bias": True},
         {"tie_word_embeddings": True},
         {"kv_lora_rank": None},
+        {"qk_rope_head_dim": None},
+        {"qk_rope_head_dim": -32},
+        {"qk_rope_head_dim": False},
         {"mla_use_nope": False},
         {"mla_use_output_gate": 1.5},
         {"moe_layer_freq": 2},

@@ -49,6 +49,8 @@ LATENT: Config = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 32,
 }
+# Other rows than the one of which vLLM's kernels for CPUs are compiled.
+NARROW_ROWS: Config = {"kv_lora_rank": 256, "qk_rope_head_dim": 32}
 MULTIPLIERS: Config = {
     "embedding_multiplier": 2.0,
     "residual_multiplier": 0.5,
