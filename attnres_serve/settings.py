@@ -14,18 +14,24 @@ AUTO = "auto"
 NATIVE_KEY = "attnres_native"
 EARLY_KEY = "attnres_early_launch"
 TRACE_KEY = "attnres_trace"
+SHARD_KEY = "attnres_shard_sites"
+SHARD_TOKENS_KEY = "attnres_shard_tokens"
+SHARD_TOKENS = 1024  # by arithmetic (docs/use/scaling.md)
 CHOICES = {
     ALGORITHM_KEY: (*ALGORITHMS, AUTO),
     BACKEND_KEY: (*BACKENDS, AUTO),
     NATIVE_KEY: ("on", "off", AUTO),
     EARLY_KEY: ("on", "off", AUTO),
     TRACE_KEY: ("on", "off", AUTO),
+    SHARD_KEY: ("on", "off", AUTO),
 }
+KEYS = (*CHOICES, SHARD_TOKENS_KEY)
 HELP = {
     ALGORITHM_KEY: "how sites attend to their sources",
     BACKEND_KEY: "what computes the sites",
     NATIVE_KEY: "leave a format to vLLM that it serves by itself on a GPU",
     EARLY_KEY: "launch a Triton kernel while the one before it ends, on sm_90 and later",
+    SHARD_KEY: "divide the tokens of sites over the workers of tensor parallelism",
 }
 PREFIX = "attnres_"
 
@@ -36,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag = f"--{key.replace('_', '-')}"
         parser.add_argument(flag, choices=CHOICES[key], help=f"{said} (default: {AUTO})")
     parser.add_argument(
+        f"--{SHARD_TOKENS_KEY.replace('_', '-')}",
+        type=int,
+        metavar="N",
+        help=f"tokens of the smallest step that they are divided in (default: {SHARD_TOKENS})",
+    )
+    parser.add_argument(
         "--disable-trace",
         dest=TRACE_KEY,
         action="store_const",
@@ -44,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given(own: argparse.Namespace) -> dict[str, str]:
+def given(own: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given by flags, by their keys in ``additional_config``."""
-    return {key: value for key in CHOICES if (value := getattr(own, key)) is not None}
+    return {key: value for key in KEYS if (value := getattr(own, key)) is not None}
 
 
 def choice(additional_config: Any, wanted: str) -> str:
@@ -61,10 +73,10 @@ def choice(additional_config: Any, wanted: str) -> str:
             f"--additional-config is a {type(settings).__name__}; expected a JSON object."
         )
     for key in settings:
-        if key.startswith(PREFIX) and key not in CHOICES:
+        if key.startswith(PREFIX) and key not in KEYS:
             raise SettingError(
                 f"--additional-config has the unknown key {key!r}; the known ones are "
-                f"{', '.join(CHOICES)}."
+                f"{', '.join(KEYS)}."
             )
     found = settings.get(wanted, AUTO)
     if found not in CHOICES[wanted]:
@@ -75,6 +87,23 @@ def choice(additional_config: Any, wanted: str) -> str:
 def traces(additional_config: Any) -> bool:
     """Whether ``POST /v1/attn_res/trace`` is answered; ``auto`` is on."""
     return choice(additional_config, TRACE_KEY) != "off"
+
+
+def shard_tokens(additional_config: Any) -> int | None:
+    """Tokens of the smallest step whose sites are divided over workers; None for none.
+
+    ``auto`` is off, as no gain was measured yet.
+
+    Raises:
+        SettingError: the number is none, or 1, of which nothing is left to divide.
+    """
+    is_on = choice(additional_config, SHARD_KEY) == "on"
+    found = (additional_config or {}).get(SHARD_TOKENS_KEY, SHARD_TOKENS)
+    if type(found) is not int or found < 2:
+        raise SettingError(
+            f"{SHARD_TOKENS_KEY} is {found!r}; expected a whole number of at least 2."
+        )
+    return found if is_on else None
 
 
 # Methods that propose tokens: from the text, from a model of its own, by the checkpoint's own head.

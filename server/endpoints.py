@@ -14,6 +14,7 @@ from attnres_serve.compat import (
     openai_server,
     prepare,
     token_counts,
+    token_shards,
 )
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
@@ -60,7 +61,8 @@ class EndpointPlugin:
         spec = spec_of(engine_client.vllm_config.model_config.hf_config)
         if spec is not None:
             rows = max(site.num_sources for site in sites(spec))
-            metrics.bank.set(rows * engine_config.bytes_of_a_row(engine_client.vllm_config))
+            config = engine_client.vllm_config
+            metrics.bank.set(rows * engine_config.bytes_of_a_row(config, token_shards.most(config)))
             if engine_config.is_first_api_server(engine_client.vllm_config):
                 state.attn_res_counting = asyncio.create_task(info.keep_counting(engine_client))
 

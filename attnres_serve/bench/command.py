@@ -41,7 +41,7 @@ REFUSED = {
     "--model": "goes with --http; here the checkpoint is what is measured.",
     "--revision": "is not looked up here; give the folder of that snapshot as CHECKPOINT.",
 }
-OF_ENGINES = ("quick", "starts", "budget", *settings.CHOICES)
+OF_ENGINES = ("quick", "starts", "budget", *settings.KEYS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

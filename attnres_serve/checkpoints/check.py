@@ -64,7 +64,9 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
     Sizes are in bytes.  ``weights_bytes`` is the memory for the weights as they are served;
     ``bank_bytes_per_token`` is that of the finished blocks and the partial sum where a site reads
-    most of them, for every token of a step; ``kv_cache_bytes_per_token`` is that of the KV cache
+    most of them, for every token of a step, and ``bank_bytes_of_8192_tokens`` that of such a step
+    by the number of tensor-parallel workers that divide it (``--attnres-shard-sites on``);
+    ``kv_cache_bytes_per_token`` is that of the KV cache
     for every token of the context, and ``state_bytes_per_sequence`` of what recurrent layers
     keep of a sequence.  ``active_parameters`` leaves out the experts that a token does not see.
     Both counts are None for quantised weights, whose elements are not parameters.  ``left_aside``
@@ -83,6 +85,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     all_sites = sites(spec) if spec else ()
     rows = max((site.num_sources for site in all_sites), default=0)
     family = FAMILIES[parsed.base]
+    bank = rows * config["hidden_size"] * BYTES[dtype]
     return {
         "format": parsed.format,
         "backbone": parsed.base,
@@ -110,7 +113,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "dtype": dtype,
         "weights_bytes": (stored if quantised else elements * BYTES[dtype])
         + ATTNRES_BYTES * attnres,
-        "bank_bytes_per_token": rows * config["hidden_size"] * BYTES[dtype],
+        "bank_bytes_per_token": bank,
+        "bank_bytes_of_8192_tokens": {str(n): bank * 8192 // n for n in (1, 2, 4, 8)},
         "kv_cache_bytes_per_token": family.cache_elements(config) * BYTES[dtype],
         "state_bytes_per_sequence": family.state_bytes(config, BYTES[dtype]),
     }

@@ -147,10 +147,9 @@ def is_only_api_server(vllm_config) -> bool:
     return vllm_config.parallel_config._api_process_count == 1
 
 
-def bytes_of_a_row(vllm_config) -> int:
-    """Memory of one row of the bank in the largest step."""
+def bytes_of_a_row(vllm_config, tokens: int) -> int:
+    """Memory of one row of the bank for so many tokens."""
     model = vllm_config.model_config
-    tokens = vllm_config.scheduler_config.max_num_batched_tokens
     return tokens * model.hf_config.hidden_size * model.dtype.itemsize
 
 

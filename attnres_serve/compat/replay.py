@@ -46,8 +46,9 @@ def replay(
 ) -> int:
     """Run a sequence through a worker's own modules, attention and its kernels included.
 
-    In chunks of ``max_num_batched_tokens``, the most for which vLLM has measured the memory.  What
-    pipeline stages hand on goes through the host: the device's queue can hold messages of steps.
+    In chunks of the most tokens for which vLLM has measured the memory, and whose sites are not
+    divided over workers.  What pipeline stages hand on goes through the host: the device's queue
+    can hold messages of steps.
 
     Args:
         worker: vLLM's; every worker of an engine runs this at once.
@@ -69,7 +70,7 @@ def replay(
     stages, whole = get_pp_group(), decoder.inner_model(worker)
     model = decoder.of(whole)
     device = next(model.parameters()).device
-    size = worker.vllm_config.scheduler_config.max_num_batched_tokens
+    size = whole.attn_res_chunk
     chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
     failure: Exception | None = None
     done = 0

@@ -59,7 +59,7 @@ def most_sites(tokens: int, hidden: int, itemsize: int, in_place: bool) -> int:
     """Sites of a group whose answers fit into ``SCRATCH_BYTES``; 1 where none does.
 
     Args:
-        tokens: the most of one step.
+        tokens: the most that a worker has of one step.
         hidden: hidden size.
         itemsize: bytes of an element of an activation.
         in_place: of the backend.  On a bank the first site needs no answer, and the others' are in

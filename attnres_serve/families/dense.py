@@ -7,7 +7,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks
-from attnres_serve.families.family import EMBEDDING, HEAD, Config, Family, Shape
+from attnres_serve.families.family import EMBEDDING, HEAD, SUMS, Config, Family, Shape
 
 KEYS = (
     "vocab_size",
@@ -59,6 +59,7 @@ def family(name: str, layer: Layer, **rest: Any) -> Family:
         "keys": lambda: KEYS,
         "layout": lambda config: Layout.of(config.get("num_hidden_layers")),
         "fused": FUSED,
+        "sums": SUMS,
     }
     functions = {
         "shapes": shapes,

@@ -15,6 +15,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BAILING_EMBEDDING = "model.word_embeddings.weight"
 # A family has one of them.
 EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight", BAILING_EMBEDDING)
+SUMS = {"attention": ("self_attn",), "mlp": ("mlp",)}  # of most families
 PREFIX = "attnres_"  # of our own model types
 
 
@@ -73,6 +74,9 @@ class Family:
         draft: what the head of a checkpoint that predicts further tokens reads, by vLLM's class of
             the head: "normed", what the last norm gives.  None where vLLM has no such class, or
             it was not tried.
+        sums: by the kind of a sublayer, what it may be called in a layer of vLLM's, where a site is
+            given exactly what its own row-parallel layer sums up.  Empty where sharded sites were
+            not tried.
         is_stock: whether vLLM has it with standard residuals.
     """
 
@@ -108,6 +112,7 @@ class Family:
     has_hf_class: bool = True
     needs_gpu: bool = False
     draft: str | None = None
+    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_stock: bool = True
 
     @property

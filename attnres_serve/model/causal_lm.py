@@ -13,7 +13,15 @@ from torch import nn
 
 from attnres_serve import formats, settings
 from attnres_serve.checkpoints.base_tensors import BaseTensors
-from attnres_serve.compat import decoder, engine_config, host, prepare, start_events
+from attnres_serve.checkpoints.check import amount
+from attnres_serve.compat import (
+    decoder,
+    engine_config,
+    host,
+    prepare,
+    start_events,
+    token_shards,
+)
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
@@ -21,6 +29,7 @@ from attnres_serve.model import linear_attention
 from attnres_serve.model.config import spec_of
 from attnres_serve.model.dry_run import run_dry
 from attnres_serve.model.loading import LoadingMixin, parameters_of
+from attnres_serve.model.sharded_site import Division, leave_sums
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
 
@@ -59,14 +68,27 @@ class AttnResMixin(LoadingMixin):
             _set_eps(model, latent.NORMS, latent.EPS)
         if not vllm_config.model_config.enforce_eager:
             engine_config.tell_origin(vllm_config)
+        tokens = self.attn_res_chunk = vllm_config.scheduler_config.max_num_batched_tokens
         spec = spec_of(config)
         if spec is None:
             return
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
-        own = spec.num_blocks, spec.num_sublayers, self.attn_res_backend
-        algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(vllm_config, *own)
-        tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self.attn_res_sites = install_sites(model, spec, algorithm, backend, tokens)
+        given = spec.num_blocks, spec.num_sublayers, self.attn_res_backend
+        algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(vllm_config, *given)
+        least = settings.shard_tokens(vllm_config.additional_config)
+        division = None if least is None else Division(least)
+        most = token_shards.most(vllm_config)
+        self.attn_res_sites = install_sites(model, spec, algorithm, backend, most, division)
+        sharded = ""
+        if least is not None:
+            leave_sums(model, family, spec, self.attn_res_sites)
+            self.attn_res_chunk = min(tokens, least - 1)
+            rows = max(site.context.slots for site in self.attn_res_sites.values())
+            own, whole = (
+                amount(rows * engine_config.bytes_of_a_row(vllm_config, size))
+                for size in (most, tokens)
+            )
+            sharded = f", sites sharded from {least} tokens on: a bank of {own} instead of {whole}"
         self.attn_res_parameters = parameters_of(self.attn_res_sites, spec, decoder.name_in(self))
         self.make_empty_intermediate_tensors = model.make_empty_intermediate_tensors = (
             decoder.empty_intermediate_tensors(
@@ -78,10 +100,11 @@ class AttnResMixin(LoadingMixin):
             "built",
             how=f"algorithm {algorithm}, backend {self.attn_res_backend}, "
             f"{str(vllm_config.model_config.dtype).removeprefix('torch.')}, "
-            f"context of {vllm_config.model_config.max_model_len} tokens",
+            f"context of {vllm_config.model_config.max_model_len} tokens{sharded}",
         )
         host.logger().info(
-            "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s, backend %s",
+            "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s, backend "
+            "%s%s",
             config.attn_res_format,
             type(self).__name__,
             spec.num_blocks,
@@ -89,6 +112,7 @@ class AttnResMixin(LoadingMixin):
             " (Full AttnRes)" if spec.is_full else "",
             algorithm,
             self.attn_res_backend,
+            sharded,
         )
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:

@@ -114,21 +114,32 @@ class SiteNorm(RMSNorm):
         Raises:
             SiteOrderError: if the site before this one did not run.
         """
-        state = None if residual is None else self._receive(residual)
+        if residual is None:
+            if _record is not None:
+                _record.append(self.site.index)
+            return self._norm_embedding(delta)  # one source: the mix is the embedding itself
+        found = self.run(delta, residual)
+        self.count()
+        return found
+
+    def run(self, delta: Tensor, residual: Tensor | State) -> tuple[Tensor, Tensor | State]:
+        """Run a site behind the first one, uncounted; see ``forward``."""
+        state = self._receive(residual)
         if _record is not None:
             _record.append(self.site.index)
-        if state is None:
-            return self._norm_embedding(delta)  # one source: the mix is the embedding itself
         context = self.context
         if self.site.mixes:
             normed, state = state.step(context, self.ahead, delta)
         else:
             updated, state = state.add_last(context, delta)
             normed = self._rms_norm(updated)
+        return normed, state.pack() if context.leaves_stage else state
+
+    def count(self) -> None:
+        """Count the pass, if it is this site that counts."""
         if self.executed is not None and _record is None:
             compiled = int(torch.compiler.is_compiling())
-            self.executed[ALGORITHMS.index(context.algorithm), compiled] += 1
-        return normed, state.pack() if context.leaves_stage else state
+            self.executed[ALGORITHMS.index(self.context.algorithm), compiled] += 1
 
     def _norm_embedding(self, embedding: Tensor) -> Tensor:
         return self._rms_norm(embedding) if self.adds_one else super().forward(embedding)

@@ -10,12 +10,18 @@ from attnres_serve.depth.sites import Site, sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.kernels.interface import Backend, BankSlot, slot_of
+from attnres_serve.model.sharded_site import Division, ShardedSite
 from attnres_serve.model.site_context import SiteContext
 from attnres_serve.model.site_norm import SiteNorm
 
 
 def install_sites(
-    model: nn.Module, spec: AttnResSpec, algorithm: str, backend: Backend, tokens: int
+    model: nn.Module,
+    spec: AttnResSpec,
+    algorithm: str,
+    backend: Backend,
+    tokens: int,
+    division: Division | None = None,
 ) -> dict[int, SiteNorm]:
     """Replace every norm of this pipeline stage by a ``SiteNorm``.
 
@@ -24,7 +30,8 @@ def install_sites(
         spec: its depth attention.
         algorithm: one of ``settings.ALGORITHMS``.
         backend: what computes the sites.
-        tokens: the most of one step.
+        tokens: the most of one step that a worker has.
+        division: of the tokens over workers; None for none.
 
     Returns:
         The sites of this stage by their index.
@@ -51,7 +58,8 @@ def install_sites(
     later: tuple[SiteNorm, ...] = ()
     for context in reversed(contexts):  # a site holds the later ones
         site = context.site
-        norm = SiteNorm(norms[site], context, spec, later)
+        arguments = norms[site], context, spec, later
+        norm = SiteNorm(*arguments) if division is None else ShardedSite(division, *arguments)
         model.set_submodule(site.norm, norm)
         installed[site.index] = norm
         if site.mixes:

@@ -73,7 +73,10 @@ def test_facts(name: str, tmp_path: Path, asked: Callable) -> None:
     assert facts["stored_dtype"] == options.get("dtype", "bfloat16")
     assert facts["dtype"] == ("float16" if name == "half" else "bfloat16")
     assert facts["weights_bytes"] == width * (everything - own) + 4 * own
-    assert facts["bank_bytes_per_token"] == width * max(sources) * spec.hidden
+    bank = facts["bank_bytes_per_token"]
+    assert bank == width * max(sources) * spec.hidden
+    tokens = {"1": 8192, "2": 4096, "4": 2048, "8": 1024}
+    assert facts["bank_bytes_of_8192_tokens"] == {n: bank * own for n, own in tokens.items()}
     attention = spec.sublayers["attention"]
     per_layer = 2 * attention.kv_heads * attention.head_dim
     assert facts["kv_cache_bytes_per_token"] == width * per_layer * spec.layers

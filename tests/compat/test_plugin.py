@@ -394,6 +394,10 @@ def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> 
             "attnres_backend is 'cuda'; expected one of cpp, torch, triton, auto",
         ),
         ({"attnres_trace": False}, "attnres_trace is False; expected one of on, off, auto"),
+        ({"attnres_shard_sites": True}, "attnres_shard_sites is True; expected one of on, off"),
+        ({"attnres_shard_tokens": 1}, "attnres_shard_tokens is 1; expected a whole number of at"),
+        ({"attnres_shard_tokens": "64"}, "attnres_shard_tokens is '64'"),
+        ({"attnres_shard_tokens": True}, "attnres_shard_tokens is True"),
         (SimpleNamespace(), "expected a JSON object"),  # could not be given the backend
     ],
 )
@@ -401,6 +405,56 @@ def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: 
     """A misspelt setting of ours is never ignored."""
     with pytest.raises(SettingError, match=sentence):
         plugin.on_config(vllm_config(additional_config=additional_config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "parallel", "said"),
+    [
+        ({}, {"tensor_parallel_size": 1}, "and there is one worker; leave it out, or add --tensor"),
+        ({}, {"pipeline_parallel_size": 2}, "with --pipeline-parallel-size; leave one out."),
+        ({}, {"data_parallel_size": 2}, "with --data-parallel-size; leave"),
+        ({}, {"decode_context_parallel_size": 2}, "with --decode-context-parallel-size; leave"),
+        ({}, {"use_ubatching": True}, "with --enable-dbo; leave"),
+        ({"lora_config": SimpleNamespace()}, {}, "with --enable-lora; leave"),
+        ({"speculative_config": SimpleNamespace(method="ngram")}, {}, "with --speculative-config"),
+        ({"invariant": True}, {}, "with VLLM_BATCH_INVARIANT; leave"),
+        ({"family": "Gemma2ForCausalLM"}, {}, "not shown exact with Gemma 2; leave it out."),
+    ],
+)
+def test_what_sites_are_not_sharded_with(
+    changes: dict[str, Any], parallel: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone is refused with sites sharded, and with nothing else they are not."""
+    monkeypatch.setattr(host, "batch_invariant", lambda: "invariant" in changes)
+    sizes = ("tensor", "pipeline", "data", "decode_context")
+    family = changes.pop("family", None)
+    config = vllm_config(**changes)
+    config.model_config.hf_config.attn_res_format = "house"
+    if family is not None:
+        config.model_config.hf_config.architectures = [f"AttnRes{family}"]
+        config.model_config.hf_config.attn_res_config = TINY["gemma2"] | {"vocab_size": 320}
+    values = {f"{size}_parallel_size": 2 if size == "tensor" else 1 for size in sizes}
+    for name, value in (values | {"use_ubatching": False} | parallel).items():
+        setattr(config.parallel_config, name, value)
+    for asked in ({}, {"attnres_shard_sites": "auto"}, {"attnres_shard_sites": "off"}):
+        assert settings.shard_tokens(asked) is None  # no gain was measured yet
+    config.additional_config = {"attnres_shard_sites": "on"}
+    with pytest.raises(SettingError, match=said):
+        plugin.on_config(config)
+    plain = vllm_config(GOLDEN, additional_config=config.additional_config)
+    for name, value in (values | {"use_ubatching": False}).items():
+        setattr(plain.parallel_config, name, value)
+    monkeypatch.setattr(host, "batch_invariant", lambda: False)
+    plugin.on_config(plain)
+    assert settings.shard_tokens(config.additional_config) == settings.SHARD_TOKENS
+
+
+def test_sharded_sites_are_asked_for_by_flags() -> None:
+    parser = argparse.ArgumentParser()
+    settings.add_arguments(parser)
+    words = ["--attnres-shard-sites", "on", "--attnres-shard-tokens", "64"]
+    assert settings.shard_tokens(settings.given(parser.parse_args(words))) == 64
+    assert settings.shard_tokens(settings.given(parser.parse_args(words[2:]))) is None
 
 
 @pytest.mark.parametrize(

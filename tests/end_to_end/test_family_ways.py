@@ -16,7 +16,9 @@ from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
 from kinds import KINDS
 
+from attnres_serve.families import FAMILIES
 from tests.end_to_end.test_families import CHUNK, JUDGED, check_trace
+from tests.end_to_end.test_parallel import sharded
 
 pytestmark = pytest.mark.engine
 
@@ -77,7 +79,8 @@ def check_every_way(name: str, root: Path, record_property) -> None:
             record_property("shows", (name, "PP"))
         else:
             jobs["PP"] = stages
-    check(name, folder, root, [*jobs.values()])
+    divided = [sharded(jobs[way]) for way in ("TP", "EP") if way in jobs and FAMILIES[name].sums]
+    check(name, folder, root, [*jobs.values(), *divided])
     if not FACTS[name].compiles:
         del jobs["compiled"]  # it ran as it does where nobody asks for eager mode
     for column in jobs:

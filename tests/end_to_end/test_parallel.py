@@ -3,14 +3,16 @@
 import itertools
 
 import pytest
+from facts import FACTS
 from goldens import check_executed, check_job, expected
 from jobs import engine_job, run_engine
-from serving import GOLDENS
+from serving import FAMILY_GOLDENS, GOLDENS
 
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.settings import ALGORITHMS
+from tests.end_to_end.test_goldens import check_trace
 
 pytestmark = pytest.mark.engine
 
@@ -25,6 +27,7 @@ def spec_of(golden: str) -> AttnResSpec:
 
 LAYERS = {path.name: spec_of(path.name).layout.num_layers for path in sorted(GOLDENS.iterdir())}
 SPLITS = {golden: range(1, layers) for golden, layers in LAYERS.items()}
+KINDS = ("alone", "batch", "cached")  # of answers
 IN_MID_BLOCK = 3  # layers of the first stage, in the golden with blocks of two layers
 
 
@@ -41,12 +44,20 @@ def pipeline(golden: str, first: int, algorithm: str, **options) -> dict:
     return job(golden, algorithm, "compiled", **options) | {"env": partition}
 
 
-def check(jobs: list[dict], golden: str, folder, **env: str) -> None:
-    """Run the jobs in one process, and check every answer."""
+def sharded(whole: dict) -> dict:
+    """A job with sites sharded in all but the smallest steps."""
+    chosen = {f"attnres_{key}": whole[key] for key in ("algorithm", "backend")}
+    chosen |= {"attnres_shard_sites": "on", "attnres_shard_tokens": 8}
+    return whole | {"options": whole["options"] | {"additional_config": chosen}}
+
+
+def check(jobs: list[dict], golden: str, folder, **env: str) -> list[dict]:
+    """Run the jobs in one process, check every answer, and return the results."""
     results = run_engine(jobs, folder, **env)["results"]
     for asked, result in zip(jobs, results, strict=True):
         check_job(result, expected(GOLDENS / golden))
         check_executed(result, asked["algorithm"], compiled=asked["mode"] == "compiled")
+    return results
 
 
 @pytest.mark.versions
@@ -66,9 +77,50 @@ def test_stages_load_their_own_code(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("golden", LAYERS)
 def test_tensor_parallel(golden, tmp_path):
-    """Every algorithm, eager and compiled."""
-    ways = itertools.product(ALGORITHMS, ("eager", "compiled"))
-    check([job(golden, *way, tensor_parallel_size=2) for way in ways], golden, tmp_path)
+    """Every algorithm, eager and compiled, with sites whole and sharded."""
+    ways = [*itertools.product(ALGORITHMS, ("eager", "compiled"))]
+    jobs = [job(golden, *way, tensor_parallel_size=2) for way in ways]
+    check([*jobs, *map(sharded, jobs)], golden, tmp_path)
+
+
+def test_sharded_sites(tmp_path):
+    """Eager and compiled, in steps of odd numbers of tokens, and decode.
+
+    Eager they are also traced, and give to the bit what whole sites give: two have one sum.
+    """
+    ways = {"eager": "two_phase", "compiled": "single_pass"}
+    whole, compiled = (
+        job(BLOCK, way, mode, tensor_parallel_size=2, max_num_batched_tokens=47, max_num_seqs=8)
+        for mode, way in ways.items()
+    )
+    jobs = [whole, sharded(whole) | {"trace": True}, sharded(compiled)]
+    results = check(jobs, BLOCK, tmp_path)
+    assert [results[0][kind] for kind in KINDS] == [results[1][kind] for kind in KINDS]
+    check_trace(GOLDENS / BLOCK, max(whole["prompts"], key=len), results[1]["trace"])
+    log = (tmp_path / "log").read_text()
+    assert log.count("sites sharded from 8 tokens on: a bank of 24.6 kB instead of 48.1 kB") == 4
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("family", ["qwen3_moe"])
+def test_sharded_sites_of_a_family(family, tmp_path):
+    """Every algorithm, eager, where they give what whole sites give, and compiled."""
+    golden = FAMILY_GOLDENS / family
+    cases, caches = expected(golden), FACTS[family].caches_prefixes
+    prompts = [case["prompt"] for case in cases]
+    two = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    jobs = []
+    for algorithm in ALGORITHMS:
+        whole, compiled = (
+            engine_job(golden, prompts, algorithm, mode, chunk=47, **two)
+            for mode in ("eager", "compiled")
+        )
+        jobs += [whole, sharded(whole), sharded(compiled)]
+    results = run_engine(jobs, tmp_path)["results"]
+    for result in results:
+        check_job(result, cases, caches)
+    for whole, divided in (results[:2], results[3:5]):
+        assert [whole[kind] for kind in KINDS] == [divided[kind] for kind in KINDS]
 
 
 @pytest.mark.exhaustive

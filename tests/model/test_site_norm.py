@@ -34,6 +34,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.kernels import backends
 from attnres_serve.model.loading import parameters_of
+from attnres_serve.model.sharded_site import Division
 from attnres_serve.model.stage import install_sites, rows_received
 from attnres_serve.settings import ALGORITHMS
 
@@ -124,6 +125,7 @@ def stage(
     first: int,
     end: int,
     tokens: int = TOKENS,
+    division: Division | None = None,
 ) -> tuple[Any, dict]:
     """Layers ``first`` to ``end`` with their sites, and the final norm in the last stage.
 
@@ -146,7 +148,7 @@ def stage(
         norm=norm(own.weight("final_norm")) if end == spec.layout.num_layers else nn.Identity(),
     )
     decoder.start_layer, decoder.end_layer = first, end
-    installed = install_sites(decoder, spec, algorithm, backends.load(backend), tokens)
+    installed = install_sites(decoder, spec, algorithm, backends.load(backend), tokens, division)
     names = {"query": "query", "key_norm": "key", "bias": "recency"}
     for site in installed.values():
         role, layer = site_role(own.spec, site.site.tensors)

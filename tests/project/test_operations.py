@@ -49,7 +49,7 @@ def test_bounds_of_traces_are_flags():
 
 
 def test_the_keys_for_vllms_own_command_are_on_the_page():
-    assert all(f"`{key}`" in PAGE for key in settings.CHOICES)
+    assert all(f"`{key}`" in PAGE for key in settings.KEYS)
 
 
 def test_the_index_names_every_page():

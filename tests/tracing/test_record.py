@@ -244,12 +244,11 @@ class Stage:
         decoder.forward = self.forward
         model = torch.nn.Sequential()
         model.model = decoder
-        scheduler = SimpleNamespace(max_num_batched_tokens=4)
+        model.attn_res_chunk = 4
         self.worker = SimpleNamespace(
             model_runner=SimpleNamespace(get_model=lambda: model, attn_groups=[]),
             vllm_config=VllmConfig(),
         )
-        self.worker.vllm_config.scheduler_config = scheduler
 
     def forward(self, ids, positions, before):
         self.seen.append(positions.tolist())

@@ -1,0 +1,105 @@
+"""The tokens of a step over the workers of tensor parallelism, each with as many rows of them.
+
+Rows behind the last token are zeros.  Every worker calls a function at the same moment.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from attnres_serve import settings
+from attnres_serve.compat import engine_config, host
+from attnres_serve.families.family import Family
+
+
+def problem(vllm_config, family: Family) -> str | None:
+    """Why the tokens of a family's sites cannot be divided, in one sentence; None if they can."""
+    parallel = vllm_config.parallel_config
+    if parallel.tensor_parallel_size == 1:
+        return (
+            "--attnres-shard-sites is on, which divides tokens over the workers of tensor "
+            "parallelism, and there is one worker; leave it out, or add --tensor-parallel-size."
+        )
+    others = {
+        "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
+        "--data-parallel-size": parallel.data_parallel_size > 1,
+        "--decode-context-parallel-size": parallel.decode_context_parallel_size > 1,
+        "--enable-dbo": parallel.use_ubatching,
+        "--enable-lora": engine_config.uses_lora(vllm_config),
+        "--speculative-config": engine_config.speculation_method(vllm_config) is not None,
+        "VLLM_BATCH_INVARIANT": host.batch_invariant(),
+    }
+    is_on = "--attnres-shard-sites is on, which was not shown exact with"
+    found = next((name for name, is_used in others.items() if is_used), None)
+    if found is not None:
+        return f"{is_on} {found}; leave one out."
+    return None if family.sums else f"{is_on} {family.title}; leave it out."
+
+
+def most(vllm_config) -> int:
+    """The most tokens of a step of which a worker runs the sites."""
+    tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
+    least = settings.shard_tokens(vllm_config.additional_config)
+    if least is None or tokens < least:
+        return tokens
+    return max(least - 1, -(-tokens // vllm_config.parallel_config.tensor_parallel_size))
+
+
+def own(x: Any) -> Any:
+    """A copy of this worker's rows of ``x [T, ...]``, which every worker has."""
+    group = _group()
+    count = -(-len(x) // group.world_size)
+    begin = group.rank_in_group * count
+    found = x.new_zeros((count, *x.shape[1:]))
+    rows = x[begin : begin + count]
+    found[: len(rows)] = rows
+    return found
+
+
+def own_sum(x: Any) -> Any:
+    """This worker's rows of the sum of the workers' ``x [T, d]``."""
+    import torch
+
+    group = _group()
+    missing = -len(x) % group.world_size
+    return group.reduce_scatter(torch.nn.functional.pad(x, (0, 0, 0, missing)), dim=0)
+
+
+def whole_sum(x: Any) -> Any:
+    """The sum of the workers' ``x [T, d]``; on a CPU it is written over ``x``."""
+    return _group().all_reduce(x)
+
+
+def gathered(x: Any, tokens: int) -> Any:
+    """The rows of all workers, ``[tokens, d]``, of which each has some, ``x``."""
+    return _group().all_gather(x, dim=0)[:tokens]
+
+
+def leave_sum(layer, children: Sequence[str]) -> bool:
+    """Let the row-parallel layer of a sublayer leave its worker's part of the sum as it is.
+
+    Args:
+        layer: of a decoder.
+        children: what the sublayer may be called in it.
+
+    Returns:
+        Whether it does so now.  A mixture of experts has its row-parallel layers deeper, and adds
+        up itself.
+    """
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
+    found = [getattr(layer, name) for name in children if hasattr(layer, name)]
+    summing = [
+        module
+        for module in (found[0].children() if found else ())
+        if isinstance(module, RowParallelLinear) and module.reduce_results
+    ]
+    if len(summing) != 1:
+        return False
+    summing[0].reduce_results = False
+    return True
+
+
+def _group() -> Any:
+    from vllm.distributed import get_tp_group
+
+    return get_tp_group()

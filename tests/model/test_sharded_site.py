@@ -1,0 +1,153 @@
+"""Sites whose tokens are divided over workers, which are threads here, against undivided ones.
+
+No engine: the decoder of ``test_site_norm``, of whose sublayers each worker has a part of the sum,
+or, as of experts, the sum.  The parts are channels of it, so that no sum is rounded, and each
+result is that of one worker to the bit where a token is computed alone.
+"""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, local
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("vllm")
+
+from vllm.config import VllmConfig, set_current_vllm_config
+
+from attnres_serve.compat import token_shards
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.model.bank_state import BankState
+from attnres_serve.model.sharded_site import Division
+from attnres_serve.settings import ALGORITHMS
+from tests.model.test_site_norm import HIDDEN, KEY_EPS, Definition, definition, stage
+
+LAYERS, STARTS = 4, (0, 1, 4, 6)
+EXPERTS = (3, 7)  # sublayers that add up themselves
+LEAST = 2
+CONFIG = VllmConfig()
+
+
+class Worker:
+    """vLLM's group of workers as one of them sees it, and what it was asked for."""
+
+    def __init__(self, rank: int, given: list[Any], barrier: Barrier) -> None:
+        self.rank_in_group, self.world_size = rank, len(given)
+        self.given, self.barrier = given, barrier
+        self.asked: Counter[str] = Counter()
+
+    def _of_all(self, name: str, x: Tensor) -> list[Tensor]:
+        self.asked[name] += 1
+        self.given[self.rank_in_group] = x
+        self.barrier.wait(60)
+        found = [one.clone() for one in self.given]
+        self.barrier.wait(60)
+        return found
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x.copy_(sum(self._of_all("all_reduce", x)))  # as on a CPU
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        total = sum(self._of_all("reduce_scatter", x))
+        return total.chunk(self.world_size)[self.rank_in_group].clone()
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return torch.cat(self._of_all("all_gather", x))
+
+
+def forward(
+    own: Definition,
+    spec: AttnResSpec,
+    algorithm: str,
+    backend: str,
+    x: Tensor,
+    division: Division | None = None,
+    rank: int = 0,
+    workers: int = 1,
+) -> tuple[Tensor, Any]:
+    """What a worker's last norm gives, and the last state."""
+    decoder, installed = stage(own, spec, algorithm, backend, 0, LAYERS, len(x), division)
+    if division is not None:
+        for index in installed:
+            installed[index].is_given_a_part = index - 1 not in EXPERTS
+    hidden, residual = x.clone(), None
+    for index in range(2 * LAYERS):
+        norm = installed[index]
+        if residual is None:
+            hidden, residual = norm(hidden), hidden
+        else:
+            hidden, residual = norm(hidden, residual)
+        hidden = torch.tanh(hidden @ own.weights[f"matrix {index}"].float())
+        if division is not None and index not in EXPERTS:
+            hidden = hidden * (torch.arange(HIDDEN) % workers == rank)
+    return decoder.norm(hidden, residual)
+
+
+def run(workers: int, tokens: int, spec: AttnResSpec, algorithm: str, backend: str, patch: Any):
+    """What one undivided worker gives, and what each of several gives, with its state and group."""
+    own, mine = definition(spec, seed=tokens), local()
+    x = torch.randn((tokens, HIDDEN), generator=torch.Generator().manual_seed(tokens))
+    given, barrier = [None] * workers, Barrier(workers)
+    patch.setattr(token_shards, "_group", lambda: mine.group)
+
+    def work(rank: int) -> tuple[Tensor, Any, Worker]:
+        mine.group = Worker(rank, given, barrier)
+        with set_current_vllm_config(CONFIG), torch.inference_mode():
+            division = Division(LEAST)
+            found = forward(own, spec, algorithm, backend, x, division, rank, workers)
+        return *found, mine.group
+
+    with set_current_vllm_config(CONFIG), torch.inference_mode():
+        whole, _ = forward(own, spec, algorithm, backend, x)
+    with ThreadPoolExecutor(workers) as pool:
+        return whole, list(pool.map(work, range(workers)))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, 13])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_workers_give_what_one_gives(algorithm, backend, workers, tokens, monkeypatch) -> None:
+    """Also of fewer tokens than workers, and of numbers that they do not divide."""
+    for options in ({}, {"cumulative": True, "recency_bias": True}, {"final_mix": False}):
+        spec = AttnResSpec(Layout.of(LAYERS), STARTS, KEY_EPS, **options)
+        whole, found = run(workers, tokens, spec, algorithm, backend, monkeypatch)
+        for normed, _, _ in found:
+            # torch adds up in an order that depends on the number of rows.
+            far = {} if backend == "torch" else {"atol": 0, "rtol": 0}
+            torch.testing.assert_close(normed, whole, **far)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (3, 2), (8, 4)])
+def test_the_bytes_of_a_step(tokens, rows, monkeypatch) -> None:
+    """Two collectives for one behind a sum, one for none behind experts; a bank of own tokens."""
+    spec = AttnResSpec(Layout.of(LAYERS), STARTS, KEY_EPS)
+    _, found = run(2, tokens, spec, "two_phase", "cpp", monkeypatch)
+    sites, sums = 2 * LAYERS, 2 * LAYERS - len(EXPERTS)
+    for _, state, group in found:
+        assert isinstance(state, BankState)
+        assert state.bank.shape == (rows, len(STARTS) + 1, HIDDEN)
+        assert state.answers[0].shape[1:] == (rows, HIDDEN)
+        divided = {"reduce_scatter": sums, "all_gather": sites}
+        assert group.asked == (divided if tokens >= LEAST else {"all_reduce": sums})
+
+
+@pytest.mark.parametrize(
+    ("workers", "tokens", "rows"),
+    [(2, 8192, 4096), (16, 8192, 1023), (8, 16000, 2000), (4, 64, 64)],
+)
+def test_the_tokens_of_a_bank(workers, tokens, rows) -> None:
+    """Those of the largest undivided step, if these are more; all, where no step is divided."""
+    config = SimpleNamespace(
+        additional_config={},
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=tokens),
+        parallel_config=SimpleNamespace(tensor_parallel_size=workers),
+    )
+    assert token_shards.most(config) == tokens
+    config.additional_config = {"attnres_shard_sites": "on"}
+    assert token_shards.most(config) == rows
