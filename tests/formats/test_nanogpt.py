@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import GOLDENS, write_house
 from goldens import check_all_against, check_executed, check_job, expected, oracle_differences
-from jobs import engine_job, fresh_prompts, run_named
+from jobs import engine_job, fresh_prompts, run_engine
 from safetensors.torch import load_file, save_file
 
 from attnres_serve.checkpoints import checked
@@ -296,23 +296,16 @@ def test_goldens_show_a_mistake(mistake: str) -> None:
 
 # --- what is served
 
-SERVED = [(BLOCK, "single_pass"), (SMALL, "two_phase")]
-
-
-@pytest.fixture(scope="module")
-def goldens_served(tmp_path_factory: pytest.TempPathFactory):
-    jobs = {}
-    for name, algorithm in SERVED:
-        asked = [case["prompt"] for case in expected(GOLDENS / name)]
-        jobs[name] = engine_job(GOLDENS / name, asked, algorithm)
-    return run_named(jobs, tmp_path_factory.mktemp("goldens"))
-
 
 @pytest.mark.engine
 @pytest.mark.versions
-@pytest.mark.parametrize(("name", "algorithm"), SERVED)
-def test_goldens_served(name: str, algorithm: str, goldens_served) -> None:
-    _, result = goldens_served[name]
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [pytest.param(BLOCK, "single_pass", marks=pytest.mark.exhaustive), (SMALL, "two_phase")],
+)
+def test_goldens_served(name: str, algorithm: str, tmp_path: Path) -> None:
+    asked = [case["prompt"] for case in expected(GOLDENS / name)]
+    (result,) = run_engine([engine_job(GOLDENS / name, asked, algorithm)], tmp_path)["results"]
     check_job(result, expected(GOLDENS / name))
     check_executed(result, algorithm, compiled=False)
 
@@ -324,4 +317,5 @@ def test_a_gate_wider_than_the_model_served(tmp_path: Path) -> None:
     options = {"layers": 3, "block_size": 3, "heads": 4, "head_dim": 32, "kv_heads": 2}
     folder = write_house(tmp_path / "m", "gated_llama", seed=32, attention_bias=True, **options)
     job = engine_job(folder, fresh_prompts((7, 190)), "single_pass")
-    check_all_against(load(folder), *run_named({"it": job}, tmp_path / "run")["it"])
+    (result,) = run_engine([job], tmp_path / "run")["results"]
+    check_all_against(load(folder), job, result)

@@ -36,7 +36,6 @@ from attnres_serve.verify import passages as passage_texts
 BLOCK = "fla_transformer_block"
 CUMULATIVE = "qwen3_attnres_cumulative_block"
 DELTA = "qwen3_attnres_block"
-INTACT = (BLOCK, CUMULATIVE, "nanogpt_block")
 
 
 def damaged(golden: str, folder: Path, edit) -> Path:
@@ -89,44 +88,30 @@ def without_its_window(folder: Path) -> tuple[Path, Path]:
     return folder / "wrong", right
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory) -> dict[str, dict]:
-    folder = tmp_path_factory.mktemp("verify")
-    served = {name: (GOLDENS / name, name) for name in INTACT}
-    for edit in (perturb_a_query, swap_norms, scale_a_matrix):
-        served[edit.__name__] = damaged(BLOCK, folder / edit.__name__, edit), BLOCK
-    served["raise_a_bias"] = damaged(CUMULATIVE, folder / "bias", raise_a_bias), CUMULATIVE
-    served["moved_boundary"] = moved_boundary(folder / "moved"), BLOCK
-    jobs = [
-        {
-            "served": str(path),
-            "reference": str(GOLDENS / golden),
-            "prompts": [case["prompt"] for case in expected(GOLDENS / golden)[1:3]],
-            "chosen": {"attnres_algorithm": ("two_phase", "single_pass")[number % 2]},
-            "dtype": "float32",
-        }
-        for number, (path, golden) in enumerate(served.values())
-    ]
-    wrong, right = without_its_window(folder / "window")
-    models = [checked.check_folder(one).translated("it") for one in (wrong, right)]
-    limits = passage_texts.limits(*models)
-    for name, tokens in (
-        ("64 tokens", 64),
-        ("its tokens", passage_texts.tokens(models[0], limits, None, "it")),
-    ):
-        served[name] = wrong, ""
-        prompts = [[(7 * i * i + 3 * i + 5) % 320 for i in range(tokens)]]
-        pair = {"served": str(wrong), "reference": str(right)}
-        jobs.append(pair | {"prompts": prompts, "chosen": {}, "dtype": "float32"})
-    return dict(zip(served, run_verify(jobs, folder), strict=True))
+ALL = pytest.mark.exhaustive  # another row of the same kind
+
+
+def report_of(
+    served: Path, reference: Path, prompts: list[list[int]], folder: Path, **chosen: str
+) -> dict:
+    asked = {"served": str(served), "reference": str(reference), "prompts": prompts}
+    (report,) = run_verify([asked | {"chosen": chosen, "dtype": "float32"}], folder / "run")
+    return report
+
+
+def prompts_of(golden: str) -> list[list[int]]:
+    return [case["prompt"] for case in expected(GOLDENS / golden)[1:3]]
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", INTACT)
-def test_a_golden_holds(name, reports):
-    report = reports[name]
+@pytest.mark.parametrize(
+    "name", [pytest.param(BLOCK, marks=ALL), CUMULATIVE, pytest.param("nanogpt_block", marks=ALL)]
+)
+def test_a_golden_holds(name, tmp_path):
+    golden, prompts = GOLDENS / name, prompts_of(name)
+    report = report_of(golden, golden, prompts, tmp_path, attnres_algorithm="single_pass")
     assert report["holds"] and not report["parts"] and report["greedy_agreement"] == 1
-    assert report["tokens"] == sum(len(case["prompt"]) for case in expected(GOLDENS / name)[1:3])
+    assert report["tokens"] == sum(map(len, prompts))
     # Far inside the bounds, so that these are not what hides a fault.
     assert 0 < report["worst_error"] < 1e-5 and 0 <= report["kl"] < 1e-9
     assert 0 < report["logprob_gap"] < 1e-4
@@ -134,15 +119,20 @@ def test_a_golden_holds(name, reports):
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("damage", "parts"),
+    ("edit", "parts"),
     [
-        ("perturb_a_query", ["the site of the MLP of layer 1"]),
-        ("swap_norms", ["the site of the attention of layer 2", "the site of the MLP of layer 2"]),
-        ("scale_a_matrix", ["the attention of layer 3"]),
-        ("raise_a_bias", ["the site of the attention of layer 4"]),
+        # test_the_command has it
+        pytest.param(perturb_a_query, ["the site of the MLP of layer 1"], marks=ALL),
+        pytest.param(
+            swap_norms,
+            ["the site of the attention of layer 2", "the site of the MLP of layer 2"],
+            marks=ALL,
+        ),
+        (scale_a_matrix, ["the attention of layer 3"]),
+        pytest.param(raise_a_bias, ["the site of the attention of layer 4"], marks=ALL),
         (
+            moved_boundary,
             # Up to site 5 both have the same sources; nothing but sites is wrong after it.
-            "moved_boundary",
             [
                 "the site of the MLP of layer 2",
                 *(
@@ -155,19 +145,30 @@ def test_a_golden_holds(name, reports):
         ),
     ],
 )
-def test_damage_is_named(damage, parts, reports):
-    report = reports[damage]
+def test_damage_is_named(edit, parts, tmp_path):
+    golden, served = CUMULATIVE if edit is raise_a_bias else BLOCK, tmp_path / "damaged"
+    moved_boundary(served) if edit is moved_boundary else damaged(golden, served, edit)
+    ask = served, GOLDENS / golden, prompts_of(golden), tmp_path
+    report = report_of(*ask, attnres_algorithm="two_phase")
     assert not report["holds"]
     assert list(report["parts"]) == parts
     assert report["worst_part"] in parts and report["worst_error"] > 1e-3
 
 
 @pytest.mark.engine
-def test_the_sample_reaches_the_window(reports):
+@pytest.mark.parametrize("all_tokens", [pytest.param(False, marks=ALL), True])
+def test_the_sample_reaches_the_window(all_tokens, tmp_path):
     """A fault that 64 tokens cannot show, and the sample can."""
-    assert reports["64 tokens"]["holds"]
-    assert not reports["its tokens"]["holds"]
-    assert "the attention of layer 0" in reports["its tokens"]["parts"]
+    wrong, right = without_its_window(tmp_path)
+    models = [checked.check_folder(one).translated("it") for one in (wrong, right)]
+    tokens = 64
+    if all_tokens:
+        limits = passage_texts.limits(*models)
+        tokens = passage_texts.tokens(models[0], limits, None, "it")
+    prompt = [(7 * i * i + 3 * i + 5) % 320 for i in range(tokens)]
+    report = report_of(wrong, right, [prompt], tmp_path)
+    assert report["holds"] is not all_tokens
+    assert ("the attention of layer 0" in report["parts"]) is all_tokens
 
 
 @pytest.mark.engine
