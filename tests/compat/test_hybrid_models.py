@@ -136,6 +136,7 @@ def test_prefix_caching_that_is_asked_for_is_refused(architecture: str, title: s
         (("AttnResDeepseekV3ForCausalLM", True, (256, 32)), 512),
         # without latent attention, or without AttnRes, the platform's settings stay
         (("AttnResQwen3NextForCausalLM",), 4096),
+        (("AttnResBailingMoeV2_5ForCausalLM", True), 4096),
         (("KimiLinearForCausalLM", True), 4096),
     ],
 )
