@@ -45,6 +45,9 @@ def _register() -> None:
         target = f"attnres_serve.model.causal_lm:{family.architecture}"
         treated_as = family.treated_as or family.stock_architecture
         registry.register_architecture(family.architecture, treated_as, target, on_config)
+        if family.draft is not None and family.draft.architecture is not None:
+            head = f"{family.module}:{family.draft.cls}"
+            registry.register_head(family.draft.architecture, head)
 
 
 def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
@@ -83,11 +86,12 @@ def on_config(vllm_config) -> None:
         CheckpointError: weights that do not fit the configuration.
     """
     from attnres_serve import settings
-    from attnres_serve.checkpoints import draft, needs
+    from attnres_serve.checkpoints import aux_stream, draft, needs
     from attnres_serve.checkpoints.checked import check_folder, check_hub
     from attnres_serve.compat import adapters, backbone_limits, token_shards
     from attnres_serve.errors import SettingError
     from attnres_serve.families import BY_ARCHITECTURE, footprint
+    from attnres_serve.model import config as model_config
 
     warning = host.untested_version()
     if warning:
@@ -99,6 +103,12 @@ def on_config(vllm_config) -> None:
         raise SettingError(
             f"speculative decoding by {method!r} is not supported with AttnRes; supported: "
             f"{', '.join(settings.SPECULATION)}."
+        )
+    if method is not None and engine_config.has_stages(vllm_config):
+        raise SettingError(
+            "speculative decoding is not supported with pipeline parallelism, of which only the "
+            "last stage has drafts in vLLM; leave --pipeline-parallel-size out, or start without "
+            "--speculative-config."
         )
     if engine_config.pools(vllm_config):
         raise SettingError(
@@ -144,8 +154,11 @@ def on_config(vllm_config) -> None:
         folder = Path(source[0])
         checkpoint = check_folder(folder) if folder.is_dir() else check_hub(*source)
         needs.check_quantized(source[0], checkpoint.index)
+    parsed = ParsedConfig(
+        config.attn_res_format, family.name, config.attn_res_config, model_config.spec_of(config)
+    )
+    aux_stream.settle(vllm_config, parsed)
     if method == settings.MTP:
-        parsed = ParsedConfig(config.attn_res_format, family.name, config.attn_res_config, None)
         index = None if checkpoint is None else checkpoint.index
         draft.check_head(parsed, index, engine_config.head_of_another(vllm_config))
     _check_ids(vllm_config)

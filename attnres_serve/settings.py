@@ -17,6 +17,8 @@ TRACE_KEY = "attnres_trace"
 SHARD_KEY = "attnres_shard_sites"
 SHARD_TOKENS_KEY = "attnres_shard_tokens"
 SHARD_TOKENS = 1024  # by arithmetic (docs/use/scaling.md)
+STREAM_KEY = "attnres_aux_stream"
+PARTIAL, MIXED = STREAMS = ("partial", "mixed")
 CHOICES = {
     ALGORITHM_KEY: (*ALGORITHMS, AUTO),
     BACKEND_KEY: (*BACKENDS, AUTO),
@@ -24,6 +26,7 @@ CHOICES = {
     EARLY_KEY: ("on", "off", AUTO),
     TRACE_KEY: ("on", "off", AUTO),
     SHARD_KEY: ("on", "off", AUTO),
+    STREAM_KEY: (*STREAMS, AUTO),
 }
 KEYS = (*CHOICES, SHARD_TOKENS_KEY)
 HELP = {
@@ -32,6 +35,7 @@ HELP = {
     NATIVE_KEY: "leave a format to vLLM that it serves by itself on a GPU",
     EARLY_KEY: "launch a Triton kernel while the one before it ends, on sm_90 and later",
     SHARD_KEY: "divide the tokens of sites over the workers of tensor parallelism",
+    STREAM_KEY: "what draft heads read of layers: the running sum, or the mix that follows",
 }
 PREFIX = "attnres_"
 
@@ -106,9 +110,12 @@ def shard_tokens(additional_config: Any) -> int | None:
     return found if is_on else None
 
 
-# Methods that propose tokens: from the text, from a model of its own, by the checkpoint's own head.
+# Methods that propose tokens: from the text, from a model of its own, by the checkpoint's own head,
+# by a head of another folder.
 MTP = "mtp"
-SPECULATION = ("ngram", "draft_model", MTP)
+EAGLE = "eagle"
+HEADS = (EAGLE, "eagle3")
+SPECULATION = ("ngram", "draft_model", MTP, *HEADS)
 
 
 def authorization(key: str | None = None) -> dict[str, str]:

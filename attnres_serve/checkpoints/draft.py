@@ -1,7 +1,11 @@
 """What drafts of speculative decoding come from, checked by files before anything is started."""
 
 import json
+import re
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.checkpoints import hub
@@ -11,15 +15,23 @@ from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import engine_config
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import FAMILIES
-from attnres_serve.families.latent import FURTHER
-from attnres_serve.flags import value_of
+from attnres_serve.families import FAMILIES, heads
+from attnres_serve.families.family import Family
+from attnres_serve.flags import usual, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
-from attnres_serve.settings import MTP
+from attnres_serve.settings import HEADS, MIXED, MTP
+
+FLAG = "--speculative-config"
+# vLLM's flags of single keys of it.
+PARTS = {
+    "--spec-method": "method",
+    "--spec-model": "model",
+    "--spec-tokens": "num_speculative_tokens",
+}
 
 
 def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
-    """Check what ``--speculative-config`` takes drafts from: a model, or the checkpoint's own head.
+    """Check what vLLM's flags take drafts from: a model, the checkpoint's own head, another's.
 
     A draft with Attention Residuals is checked as a target is.  One with standard residuals is
     vLLM's.  vLLM itself refuses JSON that it cannot read.
@@ -33,13 +45,8 @@ def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
         CheckpointError: the draft cannot be served exactly or has another vocabulary, or the
             checkpoint has no head that vLLM could take drafts from.
     """
-    try:
-        config = json.loads(value_of("--speculative-config", words) or "{}")
-    except json.JSONDecodeError:
-        return
-    if not isinstance(config, dict):
-        return
-    model, method, parsed = config.get("model"), config.get("method"), target.translated(name)
+    config, parsed = given(words), target.translated(name)
+    model, method = config.get("model"), config.get("method")
     # vLLM has older names of the method for each family.
     if isinstance(method, str) and (method == MTP or method.endswith(f"_{MTP}")):
         served = [name], value_of("--revision", words)
@@ -47,6 +54,31 @@ def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
         check_head(parsed, target.index, other)
     elif isinstance(model, str) and method in (None, "draft_model"):
         _check_model(parsed, model, config.get("revision"))
+    elif method in HEADS:
+        check_hook(parsed, method)
+
+
+def given(words: list[str]) -> dict[str, Any]:
+    """What vLLM would make of its flags of drafts; nothing of JSON that it cannot read.
+
+    Keys behind a dot take the place of the whole JSON, as its parser has it.
+    """
+    words = [re.sub(r"^-sc(?=[.=]|$)", FLAG, word) for word in words]
+    try:
+        found = json.loads(value_of(FLAG, words) or "{}")
+    except json.JSONDecodeError:
+        found = None
+    keys = {}
+    for word, following in pairwise([*words, ""]):
+        flag, equals, value = usual(word).partition("=")
+        if flag.startswith(f"{FLAG}."):
+            keys[flag.removeprefix(f"{FLAG}.")] = value if equals else following
+    config = keys or found
+    if not isinstance(config, dict):
+        return {}
+    parts = {key: value_of(flag, words) for flag, key in PARTS.items()}
+    config |= {key: value for key, value in parts.items() if value is not None}
+    return {key.replace("-", "_"): value for key, value in config.items()}
 
 
 def _check_model(target: ParsedConfig, model: str, revision: str | None) -> None:
@@ -89,6 +121,20 @@ def check_head(target: ParsedConfig, index: TensorIndex | None, other: str | Non
         raise CheckpointError(f"speculative decoding by {MTP!r} {problem}")
 
 
+def check_hook(target: ParsedConfig, method: str) -> None:
+    """Check that vLLM's class of a family shows its layers to heads of EAGLE's kind.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    if target.base not in heads.HOOKED:
+        raise CheckpointError(
+            f"speculative decoding by {method!r} is not supported for {FAMILIES[target.base].title}"
+            ", whose class in vLLM hands on nothing from between its layers; "
+            "`draft_model` takes drafts of another model."
+        )
+
+
 def head_problem(target: ParsedConfig, index: TensorIndex | None) -> str | None:
     """What keeps vLLM from taking drafts from a checkpoint's own head, as the rest of a sentence.
 
@@ -109,20 +155,40 @@ def head_problem(target: ParsedConfig, index: TensorIndex | None) -> str | None:
         )
     if target.config.get("quantization_config"):
         return "is not supported with quantised weights; start without --speculative-config."
-    if not is_count(target.config.get(FURTHER)):
+    own, config = family.draft, target.config
+    if own.reads == MIXED and target.spec is None:
         return (
-            f"needs layers that predict further tokens, and {FURTHER} is "
-            f"{target.config.get(FURTHER)!r}; start without --speculative-config."
+            "is supported with Attention Residuals alone: the head reads what the last norm reads; "
+            "start without --speculative-config."
         )
-    head = [name for name in index.stored if is_draft(name, target.config)] if index else None
-    if head == []:
+    if not is_count(own.layers(config)):
+        return (
+            f"needs layers that predict further tokens, and {own.keys[0]} is "
+            f"{own.layers(config)!r}; start without --speculative-config."
+        )
+    return None if index is None else _tensors_problem(family, config, index)
+
+
+def _tensors_problem(family: Family, config: Mapping[str, Any], index: TensorIndex) -> str | None:
+    """What keeps vLLM from loading a head, as the rest of a sentence."""
+    own = [name for name in index.stored if is_draft(name, config)]
+    if not own:
         return (
             "needs tensors that predict further tokens, and the checkpoint has none; start without "
             "--speculative-config."
         )
-    if index and (site := next(filter(LOOKS_LIKE_ATTNRES.search, head or ()), None)):
+    if (site := next(filter(LOOKS_LIKE_ATTNRES.search, own), None)) is not None:
         return (
             "needs a draft head with standard residuals, which vLLM's class has, and the tensor "
             f"{index.own_names[site]} is depth attention; start without --speculative-config."
         )
+    for name, shape in heads.shapes(family, config).items():
+        found = index.stored.get(name)
+        if found is None:
+            return f"needs the tensor {name}, which is missing; start without --speculative-config."
+        if found.shape != shape:
+            return (
+                f"needs the tensor {index.own_names[name]} as {list(shape)}, and it has the shape "
+                f"{list(found.shape)}; start without --speculative-config."
+            )
     return None

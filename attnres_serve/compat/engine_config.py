@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from attnres_serve.compat import host
 from attnres_serve.errors import SettingError
@@ -33,6 +34,11 @@ def reads_tokenizer_from(vllm_config) -> str | None:
 def speculation_method(vllm_config) -> str | None:
     config = vllm_config.speculative_config
     return config.method if config is not None else None
+
+
+def config_of_draft(vllm_config) -> Any:
+    """The config.json of what drafts come from, as vLLM made it."""
+    return vllm_config.speculative_config.draft_model_config.hf_config
 
 
 def head_of_another(vllm_config) -> str | None:
@@ -67,6 +73,11 @@ def install_worker_extension(vllm_config) -> None:
 
 def has_worker_extension(vllm_config) -> bool:
     return vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
+
+
+def has_stages(vllm_config) -> bool:
+    """Whether the layers are divided over workers."""
+    return vllm_config.parallel_config.pipeline_parallel_size > 1
 
 
 def uses_lora(vllm_config) -> bool:

@@ -122,6 +122,13 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
     ModelRegistry.register_model(architecture, target)
 
 
+def register_head(architecture: str, target: str) -> None:
+    """Register the class of a draft head by name, as module:class."""
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model(architecture, target)
+
+
 def inspect_model_class(architecture: str) -> None:
     """Fill vLLM's cache of what model classes can do; a start without it takes 8 s more."""
     from vllm import ModelRegistry

@@ -95,6 +95,8 @@ def replay(
                     skip_compiled=True,
                 ):
                     found = model(own if stages.is_first_rank else None, positions, before)
+                    if isinstance(found, tuple):  # with what heads of EAGLE's kind read
+                        found = found[0]
                     if at_end is not None and stages.is_last_rank:
                         at_end(whole, done, found)
                 if not stages.is_last_rank:

@@ -4,16 +4,16 @@ Hugging Face has no class of it: its facts are those of Qwen3-Next's class but f
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face, qwen3_next, rotary
-from attnres_serve.families.family import Config, Shape
+from attnres_serve.families import checks, heads, hugging_face, qwen3_next, rotary
+from attnres_serve.families.family import FURTHER, Config, Shape
 from attnres_serve.families.limits import Limit
 
-# How many layers of a draft head there are; a model is served without.
-DRAFTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+HEAD = replace(heads.MTP, reads="mixed", keys=("mtp_num_hidden_layers", FURTHER), cls="AliceAIMTP")
 STATED = (*hugging_face.STATED, *qwen3_next.LINEAR, *qwen3_next.EXPERTS)
 SAME = (
     ("linear_num_value_heads", "linear_num_key_heads"),
@@ -54,7 +54,7 @@ def stated(name: str, config: Config) -> None:
             f"{rotary.PART} is missing; config.json of {name} must state it, 1.0 if whole heads "
             "are rotated."
         )
-    for key in DRAFTS:
+    for key in HEAD.keys:
         if config.get(key) not in (None, 0) and not is_count(config[key]):
             raise CheckpointError(f"{key} is {config[key]!r}; expected a number of layers.")
     if config["num_experts"] < 2:
@@ -132,7 +132,8 @@ FAMILY = hugging_face.family(
     has_hf_class=False,
     treated_as="KimiLinearForCausalLM",
     stated=STATED,
-    also=(*DRAFTS, *ONLY),
+    draft=HEAD,
+    also=(*HEAD.keys, *ONLY),
     only=ONLY,
     more_checks=(
         checks.unquantized,

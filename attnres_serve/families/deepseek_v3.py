@@ -1,6 +1,6 @@
 """DeepSeek-V3 and Moonlight: latent attention, and experts by a sigmoid with a correction."""
 
-from attnres_serve.families import hugging_face, latent
+from attnres_serve.families import heads, hugging_face, latent
 from attnres_serve.families.limits import Limit
 
 FAMILY = hugging_face.family(
@@ -8,7 +8,7 @@ FAMILY = hugging_face.family(
     title="DeepSeek-V3",
     module="vllm.model_executor.models.deepseek_v2",
     cls="DeepseekV3ForCausalLM",
-    draft="normed",
+    draft=heads.DEEPSEEK,
     limits=frozenset({Limit.FLOAT16, Limit.SEQUENCE_PARALLEL}),
     is_latent=True,
     also=("head_dim", "moe_layer_freq", "scoring_func", "topk_method"),

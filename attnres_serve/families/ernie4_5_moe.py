@@ -1,13 +1,13 @@
 """Ernie 4.5, a mixture of experts."""
 
-from attnres_serve.families import hugging_face
+from attnres_serve.families import heads, hugging_face
 
 FAMILY = hugging_face.family(
     "ernie4_5_moe",
     title="Ernie 4.5 MoE",
     module="vllm.model_executor.models.ernie45_moe",
     cls="Ernie4_5_MoeForCausalLM",
-    draft="normed",
+    draft=heads.ERNIE,
     # The last two are of training, and stand in the released models' config.json.
     also=("head_dim", "moe_capacity", "moe_use_aux_free", "num_nextn_predict_layers"),
     only={

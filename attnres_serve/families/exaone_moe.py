@@ -2,7 +2,7 @@
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import checks, heads, hugging_face
 from attnres_serve.families.family import Config
 
 _KINDS = ("sliding_attention", "full_attention")
@@ -31,7 +31,7 @@ FAMILY = hugging_face.family(
     title="EXAONE-MoE",
     module="vllm.model_executor.models.exaone_moe",
     cls="ExaoneMoeForCausalLM",
-    draft="normed",
+    draft=heads.MTP,
     also=("head_dim", "num_nextn_predict_layers"),
     kinds=_KINDS,
     more_checks=(_windows, checks.expert_groups("num_experts")),

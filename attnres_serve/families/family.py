@@ -19,6 +19,43 @@ SUMS = {"attention": ("self_attn",), "mlp": ("mlp",)}  # of most families
 PREFIX = "attnres_"  # of our own model types
 
 
+# How many layers behind the last predict further tokens; a model is served without them.
+FURTHER = "num_nextn_predict_layers"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a checkpoint has beside its model to predict further tokens, and vLLM takes drafts from.
+
+    Attributes:
+        reads: of the model: "normed", what the last norm gives, or "mixed", what that norm reads.
+        layer: how the names of the tensors of its layer begin, with {} for the layer's number.
+        others: the other tensors by name, each with its shape in the model's sizes: "d" for the
+            hidden size, "dd" for twice that, "v" for the vocabulary.
+        is_behind: whether its layers are numbered, and made, as if they followed the model's last.
+        keys: those of config.json that state how many layers it has; the first that is there does.
+        usual: that number where none is stated.
+        cls: the class in the family's module; None where vLLM has one.
+    """
+
+    reads: str
+    layer: str
+    others: Mapping[str, tuple[str, ...]]
+    is_behind: bool = False
+    keys: tuple[str, ...] = (FURTHER,)
+    usual: int | None = None
+    cls: str | None = None
+
+    def layers(self, config: Config) -> Any:
+        """How many layers it has by a config.json, whatever is stated there."""
+        return next((config[key] for key in self.keys if config.get(key) is not None), self.usual)
+
+    @property
+    def architecture(self) -> str | None:
+        """Our name for its class, if vLLM has none."""
+        return self.cls and f"AttnRes{self.cls}"
+
+
 def _usual_head_size(config: Config) -> int | None:
     if "num_attention_heads" not in config:
         return None
@@ -71,9 +108,8 @@ class Family:
         has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
         has_hf_class: whether Hugging Face has the model too.
         needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
-        draft: what the head of a checkpoint that predicts further tokens reads, by vLLM's class of
-            the head: "normed", what the last norm gives.  None where vLLM has no such class, or
-            it was not tried.
+        draft: the head of its checkpoints; None where vLLM has no class of one, or it was not
+            tried.
         sums: by the kind of a sublayer, what it may be called in a layer of vLLM's, where a site is
             given exactly what its own row-parallel layer sums up.  Empty where sharded sites were
             not tried.
@@ -111,7 +147,7 @@ class Family:
     has_head_norms: bool = False
     has_hf_class: bool = True
     needs_gpu: bool = False
-    draft: str | None = None
+    draft: Head | None = None
     sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_stock: bool = True
 

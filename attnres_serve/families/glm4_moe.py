@@ -1,6 +1,6 @@
 """GLM-4-MoE: GLM-4.5 and its like."""
 
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import checks, heads, hugging_face
 from attnres_serve.families.limits import Limit
 
 FAMILY = hugging_face.family(
@@ -8,7 +8,7 @@ FAMILY = hugging_face.family(
     title="GLM-4-MoE",
     module="vllm.model_executor.models.glm4_moe",
     cls="Glm4MoeForCausalLM",
-    draft="normed",
+    draft=heads.BEHIND,
     limits=frozenset({Limit.EXPERTS}),
     also=("head_dim",),
     only={"tie_word_embeddings": (False,)},  # vLLM's class never ties

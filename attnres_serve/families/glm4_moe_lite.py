@@ -1,7 +1,7 @@
 """GLM-4-MoE-Lite (GLM-4.7-Flash): DeepSeek-V3's attention and GLM-4-MoE's experts."""
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face, latent
+from attnres_serve.families import checks, heads, hugging_face, latent
 from attnres_serve.families.family import Config
 from attnres_serve.families.limits import Limit
 
@@ -24,7 +24,7 @@ FAMILY = hugging_face.family(
     title="GLM-4-MoE-Lite",
     module="vllm.model_executor.models.glm4_moe_lite",
     cls="Glm4MoeLiteForCausalLM",
-    draft="normed",
+    draft=heads.LITE,
     limits=frozenset({Limit.EXPERTS}),
     is_latent=True,
     also=("first_k_dense_replace", "moe_layer_freq", "num_nextn_predict_layers"),

@@ -6,7 +6,7 @@ from typing import Any
 from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face, kimi_k3, latent
-from attnres_serve.families.family import Config, Shape
+from attnres_serve.families.family import FURTHER, Config, Shape
 from attnres_serve.families.limits import Limit
 
 LINEAR = "linear_attn_config"
@@ -167,7 +167,7 @@ FAMILY = hugging_face.family(
     activations=("silu", kimi_k3.ACTIVATION),
     also=(
         *("head_dim", "mla_use_nope", "moe_router_activation_func", "use_grouped_topk"),
-        *(DENSE, LINEAR, "moe_layer_freq", "topk_method", latent.FURTHER, *kimi_k3.KEYS),
+        *(DENSE, LINEAR, "moe_layer_freq", "topk_method", FURTHER, *kimi_k3.KEYS),
     ),
     only={
         **latent.ONLY,

@@ -9,7 +9,7 @@ from typing import Any
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks
-from attnres_serve.families.family import Check, Config
+from attnres_serve.families.family import FURTHER, Check, Config
 
 ROW = ("kv_lora_rank", "qk_rope_head_dim")  # what is cached of a token
 COMPILED = 512, 64  # the row of which vLLM's kernels for CPUs are compiled
@@ -18,8 +18,6 @@ SCALES = ("mscale", "mscale_all_dim")  # of yarn; vLLM reads them for latent att
 # rms_norm_eps says; vLLM's class takes rms_norm_eps, as is known there
 # (https://github.com/vllm-project/vllm/pull/35515).
 NORMS, EPS = ("q_a_layernorm", "kv_a_layernorm"), 1e-6
-# How many layers behind the last predict further tokens; a model is served without them.
-FURTHER = "num_nextn_predict_layers"
 # Values that vLLM's classes have always, or read as Hugging Face's do.
 ONLY: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),

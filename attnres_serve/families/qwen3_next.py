@@ -1,14 +1,14 @@
 """Qwen3-Next: layers of Gated DeltaNet and of gated attention, and experts of which one is shared.
 
-Its norms have weights w that stand for 1 + w.  Tensors of the draft head are left aside.
+Its norms have weights w that stand for 1 + w.
 """
 
 from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face
-from attnres_serve.families.family import Config
+from attnres_serve.families import checks, heads, hugging_face
+from attnres_serve.families.family import FURTHER, Config
 from attnres_serve.families.limits import Limit
 
 KINDS = ("linear_attention", "full_attention")
@@ -94,7 +94,8 @@ FAMILY = hugging_face.family(
         }
     ),
     stated=STATED,
-    also=(INTERVAL,),
+    draft=heads.QWEN,
+    also=(INTERVAL, FURTHER),
     # vLLM's class has no biases in attention, and never ties.
     only={"attention_bias": (False,), "tie_word_embeddings": (False,)},
     more_checks=(checks.unquantized, checks.stated_heads, both_kinds, linear_heads, experts),

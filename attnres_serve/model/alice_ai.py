@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn
-from vllm.model_executor.models import qwen3_next
+from vllm.model_executor.models import qwen3_next, qwen3_next_mtp
 from vllm.model_executor.models.utils import WeightsMapper
 
 from attnres_serve.model.kda import KDAStates
@@ -101,4 +101,12 @@ class AliceAIForCausalLM(KDAStates, qwen3_next.Qwen3NextForCausalLM):
 
     def __init__(self, **kwargs: Any) -> None:
         with made_of(qwen3_next, Qwen3NextModel=AliceAIDecoder, Qwen3NextDecoderLayer=AliceAILayer):
+            super().__init__(**kwargs)
+
+
+class AliceAIMTP(qwen3_next_mtp.Qwen3NextMTP):
+    """The draft head: a layer of full attention with standard residuals."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        with made_of(qwen3_next_mtp, Qwen3NextDecoderLayer=AliceAILayer):
             super().__init__(**kwargs)

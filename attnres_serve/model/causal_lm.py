@@ -9,7 +9,7 @@ pipeline stages.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from attnres_serve import formats, settings
 from attnres_serve.checkpoints.base_tensors import BaseTensors
@@ -22,16 +22,16 @@ from attnres_serve.compat import (
     start_events,
     token_shards,
 )
-from attnres_serve.errors import CheckpointError
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
-from attnres_serve.model import linear_attention
+from attnres_serve.model import linear_attention, streams
 from attnres_serve.model.config import spec_of
 from attnres_serve.model.dry_run import run_dry
 from attnres_serve.model.loading import LoadingMixin, parameters_of
 from attnres_serve.model.sharded_site import Division, leave_sums
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
+from attnres_serve.settings import MIXED
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -96,6 +96,9 @@ class AttnResMixin(LoadingMixin):
             )
         )
         run_dry(model, self.attn_res_sites)
+        if self.attn_res_has_head and family.draft is not None and family.draft.reads == MIXED:
+            self.attn_res_sites[max(self.attn_res_sites)].keep_mix(tokens)
+        self.attn_res_stream = settings.choice(vllm_config.additional_config, settings.STREAM_KEY)
         start_events.tell(
             "built",
             how=f"algorithm {algorithm}, backend {self.attn_res_backend}, "
@@ -116,11 +119,16 @@ class AttnResMixin(LoadingMixin):
         )
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
-        """Auxiliary hidden states would be hidden + residual, which a depth state is not."""
-        raise CheckpointError(
-            "EAGLE-type speculation needs auxiliary hidden states, which AttnRes models do not "
-            "have; start without it."
-        )
+        """Let the decoder give what heads of EAGLE's kind read before these layers."""
+        super().set_aux_hidden_state_layers(layers)
+        if self.attn_res_sites:
+            add = streams.adder(self.attn_res_sites, layers, self.attn_res_stream)
+            decoder.of(self)._maybe_add_hidden_state = add
+
+    def get_mtp_target_hidden_states(self) -> Tensor | None:
+        """What vLLM hands to the checkpoint's own head; None for what the decoder gave."""
+        sites = self.attn_res_sites
+        return sites[max(sites)].mixed if sites else None
 
     def attn_res_executed(self) -> dict[str, dict[str, int]]:
         """Forward passes since the start by algorithm, eager and compiled.

@@ -13,10 +13,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.families import FAMILIES, layout_of
-from attnres_serve.families.family import Family
-from attnres_serve.families.latent import FURTHER
+from attnres_serve.families.family import FURTHER, Family
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.settings import MTP
 
 
 def register_model_types() -> None:
@@ -54,7 +54,7 @@ def build(
         parsed: what the resolver made of config.json.
         name_or_path: what the model is called.
         for_drafts: whether vLLM takes drafts from it.  It finds its class of a checkpoint's own
-            head by the architecture that the base model has.
+            head, if it has one, by the architecture that the base model has.
     """
     family = FAMILIES[parsed.base]
     fields: dict[str, Any] = {
@@ -65,8 +65,12 @@ def build(
     config: PreTrainedConfig = class_of(family).from_dict(fields)
     family.adapt(config)
     config.name_or_path = name_or_path
-    has_head = for_drafts and family.draft and fields.get(FURTHER)
-    config.architectures = [family.stock_architecture if has_head else family.architecture]
+    config.architectures = [family.architecture]
+    if for_drafts and family.draft is not None and (layers := family.draft.layers(fields)):
+        config.architectures = [family.draft.architecture or family.stock_architecture]
+        if family.draft.cls is not None:  # vLLM must not find one by the model type
+            config.model_type, config.n_predict = MTP, layers
+            setattr(config, FURTHER, layers)
     config.attn_res = parsed.spec.to_house() if parsed.spec else None
     config.attn_res_format = parsed.format
     config.attn_res_qk_norm_eps = parsed.qk_norm_eps

@@ -21,7 +21,7 @@ from attnres_serve.kernels.torch import functions as torch_functions
 from attnres_serve.model.bank_state import BankState
 from attnres_serve.model.site_context import SiteContext
 from attnres_serve.model.tensor_state import DepthState
-from attnres_serve.settings import ALGORITHMS
+from attnres_serve.settings import ALGORITHMS, MIXED
 
 State = DepthState | BankState
 
@@ -72,6 +72,38 @@ class SiteNorm(RMSNorm):
                 self.bias = _parameter(1)
         self.executed: Tensor | None
         self.register_buffer("executed", None, persistent=False)
+        self.mixed: Tensor | None
+        self.register_buffer("mixed", None, persistent=False)
+
+    def keep_mix(self, tokens: int) -> None:
+        """Leave what the norm here reads in ``mixed``, ``[tokens, hidden]``, in every pass.
+
+        A graph of a compiler's cannot hand it on in another way.
+        """
+        self.mixed = self.weight.new_zeros((tokens, self.weight.numel()))
+
+    def stream(self, kind: str, delta: Tensor, state: State) -> Tensor:
+        """What a draft head reads in front of this site, ``[tokens, hidden]``.
+
+        Standard residuals have one hidden state there.  Here there are two.
+
+        Args:
+            kind: ``partial``, the running sum of the block, or ``mixed``, what the norm here reads.
+            delta: output of the sublayer before, as the site gets it; it is not written to.
+            state: what the site before handed on.
+        """
+        site, sources = self.site, state.sources()
+        done = site.num_blocks - site.opens_block
+        blocks, partial = sources[:done], sources[done:]
+        total = partial[0] + delta if partial else delta.clone()
+        if kind != MIXED or not site.mixes:
+            return total
+        weights = self.site_weights()
+        query = weights.query * weights.key_norm * weights.logit_scale
+        goes_on = site.cumulative and site.opens_block
+        sums = (total, total) if goes_on else (total,)
+        mixed = torch_functions.mix((*blocks, *sums), query, weights.key_eps, weights.bias)
+        return mixed.to(delta.dtype)
 
     def count_passes(self) -> None:
         """Count forward passes here, by algorithm and by eager or compiled.
@@ -124,10 +156,12 @@ class SiteNorm(RMSNorm):
 
     def run(self, delta: Tensor, residual: Tensor | State) -> tuple[Tensor, Tensor | State]:
         """Run a site behind the first one, uncounted; see ``forward``."""
-        state = self._receive(residual)
+        state = self.receive(residual)
         if _record is not None:
             _record.append(self.site.index)
         context = self.context
+        if self.mixed is not None:  # before the bank is written to
+            self.mixed[: delta.shape[0]] = self.stream(MIXED, delta, state)
         if self.site.mixes:
             normed, state = state.step(context, self.ahead, delta)
         else:
@@ -147,7 +181,12 @@ class SiteNorm(RMSNorm):
     def _rms_norm(self, x: Tensor) -> Tensor:
         return torch_functions.rms_norm(x, self.norm_weight(), self.variance_epsilon)
 
-    def _receive(self, residual: Tensor | State) -> State:
+    def receive(self, residual: Tensor | State) -> State:
+        """The state in what the site before this one handed on.
+
+        Raises:
+            SiteOrderError: another one did.
+        """
         previous = self.site.index - 1
         if isinstance(residual, self.state) and residual.site == previous:
             return residual

@@ -19,7 +19,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-__all__ = ["phase_1", "phase_2", "rms_norm", "single_pass"]
+__all__ = ["mix", "phase_1", "phase_2", "rms_norm", "single_pass"]
 
 MAX_UNROLLED = 16
 
@@ -44,9 +44,17 @@ def single_pass(
     Returns:
         ``[T, d]`` in the dtype of the sources.
     """
+    mixed = mix(sources, query, key_eps, bias)
+    return rms_norm(mixed, norm_weight, norm_eps, sources[0].dtype)
+
+
+def mix(
+    sources: Sequence[Tensor], query: Tensor, key_eps: float, bias: Tensor | None = None
+) -> Tensor:
+    """What ``single_pass`` norms, of the same arguments: ``[T, d]`` float32."""
     attend = _unrolled if _unroll(sources) else _stacked
     ((mixed, _),) = attend(sources, [query], key_eps, bias)
-    return rms_norm(mixed, norm_weight, norm_eps, sources[0].dtype)
+    return mixed
 
 
 def phase_1(

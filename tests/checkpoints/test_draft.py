@@ -1,12 +1,13 @@
 """Draft models are checked by their files, as targets are."""
 
 import json
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
 import pytest
-from checkpoints import GOLDENS, write_house
+from checkpoints import GOLDENS, write_alice_ai, write_house
 from draft_heads import add_head
 from safetensors.torch import load_file, save_file
 from serving import DEMO
@@ -14,7 +15,10 @@ from serving import DEMO
 from attnres_serve.checkpoints.check import describe, render
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.draft import check_draft, head_problem
+from attnres_serve.checkpoints.tensor_index import TensorIndex
+from attnres_serve.checkpoints.tensors import Stored
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES, heads
 
 FURTHER = "num_nextn_predict_layers"
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})]
@@ -64,7 +68,7 @@ def test_another_vocabulary(tmp_path):
 
 def head_of(folder: Path, base: str, config: dict | None = None, name: str = "") -> Path:
     """A checkpoint with a head, further keys of config.json, and a tensor more."""
-    write_house(folder, base, layers=3, block_size=2)
+    write_house(folder, base, layers=4, block_size=2)
     add_head(folder, base, [[7, 8, 9]])
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | (config or {})))
@@ -75,7 +79,10 @@ def head_of(folder: Path, base: str, config: dict | None = None, name: str = "")
     return folder
 
 
-@pytest.mark.parametrize("base", ["glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "exaone_moe"])
+WITH_HEADS = [name for name, family in FAMILIES.items() if family.draft is not None]
+
+
+@pytest.mark.parametrize("base", WITH_HEADS)
 def test_heads(base, tmp_path):
     """The method by vLLM's name and by its older ones; `check` says how to use the head."""
     folder = head_of(tmp_path / "model", base)
@@ -87,17 +94,26 @@ def test_heads(base, tmp_path):
     assert """'{"method": "mtp", "num_speculative_tokens": 1}' uses them""" in render(facts)
 
 
+def test_a_head_of_alice_ais_own_format(tmp_path):
+    folder = write_alice_ai(tmp_path / "model", 4, 2)
+    add_head(folder, "alice_ai", [[7, 8, 9]])
+    assert describe(check_folder(folder))["draft_head"]
+
+
 @pytest.mark.parametrize(
     ("base", "config", "tensor", "message"),
     [
         (
             "glm4_moe",
             {},
-            "model.layers.3.mlp_res_norm.weight",
+            "model.layers.4.mlp_res_norm.weight",
             "mlp_res_norm.* is depth",
         ),
         ("ernie4_5_moe", {}, "model.mtp_block.0.attn_res_proj.weight", "attn_res_proj.* is depth"),
         ("exaone_moe", {"num_nextn_predict_layers": 0}, "", "num_nextn_predict_layers is 0; start"),
+        ("qwen3_next", {"num_nextn_predict_layers": 0}, "", "num_nextn_predict_layers is 0; start"),
+        ("alice_ai", {"mtp_num_hidden_layers": 0}, "", "mtp_num_hidden_layers is 0; start"),
+        ("alice_ai", {}, "mtp.layers.0.mlp_res_norm.weight", "mlp_res_norm.* is depth"),
     ],
 )
 def test_heads_that_vllm_would_compute_wrongly(base, config, tensor, message, tmp_path):
@@ -107,6 +123,34 @@ def test_heads_that_vllm_would_compute_wrongly(base, config, tensor, message, tm
     facts = describe(found)
     assert not facts["draft_head"]
     assert render(facts).splitlines()[-1].endswith("further tokens")
+
+
+@pytest.mark.parametrize("base", WITH_HEADS)
+def test_every_tensor_of_a_head_is_needed(base, tmp_path):
+    """vLLM's loader ends by an exception without one of them, or with another shape."""
+    folder = head_of(tmp_path / "model", base)
+    found = check_folder(folder)
+    parsed, whole = found.translated("model"), found.index
+    for name, shape in heads.shapes(FAMILIES[base], parsed.config).items():
+        rest = {key: stored for key, stored in whole.stored.items() if key != name}
+        problem = head_problem(parsed, replaced(whole, rest))
+        assert problem is not None and f"needs the tensor {name}, which is missing" in problem
+        wide = replace(whole.stored[name], shape=(*shape, 1))
+        problem = head_problem(parsed, replaced(whole, rest | {name: wide}))
+        assert problem is not None and f"needs the tensor {name} as {list(shape)}" in problem
+
+
+def replaced(index: TensorIndex, stored: dict[str, Stored]) -> TensorIndex:
+    """An index of other tensors."""
+    other = copy(index)
+    other.stored = stored
+    return other
+
+
+def test_a_head_that_reads_the_mix_needs_one(tmp_path):
+    parsed = check_folder(head_of(tmp_path / "model", "alice_ai")).translated("model")
+    problem = head_problem(replace(parsed, spec=None), None)
+    assert problem is not None and "with Attention Residuals alone" in problem
 
 
 def test_no_heads(tmp_path):
@@ -142,6 +186,43 @@ def test_drafts_that_vllm_takes_for_heads(tmp_path):
     target = write_house(tmp_path / "target", "llama", block_size=2)
     with pytest.raises(CheckpointError, match=r"DeepSeek-V3, of which vLLM takes every draft for"):
         check_draft(str(target), check_folder(target), flags(draft))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--speculative-config", '{"method": "mtp"}'],
+        ['--speculative_config={"method": "mtp"}'],
+        ["-sc", '{"method": "mtp"}'],
+        ['-sc={"method": "mtp"}'],
+        ["--speculative-config.method", "mtp"],
+        ["--speculative-config.num_speculative_tokens", "1", "-sc.method=mtp"],
+        ["--spec-method", "mtp", "--spec-tokens", "1"],
+        ["--spec-method=mtp", "--speculative-config", '{"num-speculative-tokens": 1}'],
+        ["--speculative-config", '{"method": "ngram"}', "-sc", '{"method": "mtp"}'],
+    ],
+)
+def test_every_spelling_of_the_flag(words):
+    with pytest.raises(CheckpointError, match="by 'mtp' needs a draft head, and none of Llama"):
+        check_draft("demo", TARGET, words)
+
+
+def test_the_draft_by_a_flag_of_its_own(tmp_path):
+    draft = write_house(tmp_path / "draft", block_size=2)
+    for words in (["--spec-model", str(draft)], [f"-sc.model={draft}"]):
+        with pytest.raises(CheckpointError, match=r"vocabulary of \d+ tokens and the target"):
+            check_draft("demo", TARGET, words)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("base", ["glm4_moe", "granite", "kimi_linear"])
+def test_families_that_show_no_layers(base, method, tmp_path):
+    target = check_folder(write_house(tmp_path / "target", base, block_size=2))
+    with pytest.raises(
+        CheckpointError, match=f"by '{method}' is not supported for .*class in vLLM"
+    ):
+        check_draft("target", target, ["--spec-method", method])
+    check_draft("demo", TARGET, ["--spec-method", method])
 
 
 def test_what_is_left_to_vllm():

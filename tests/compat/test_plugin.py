@@ -230,6 +230,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
             worker_extension_cls="",
             data_parallel_size=1,
             tensor_parallel_size=1,
+            pipeline_parallel_size=1,
             distributed_executor_backend="mp",
             use_sequence_parallel_moe=False,
         ),
@@ -243,6 +244,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
             skip_tokenizer_init=False,
             runner_type="generate",
             dtype=torch.bfloat16,
+            use_mla=False,
             hf_text_config=SimpleNamespace(),
             hf_config=SimpleNamespace(
                 attn_res_format="fla",
@@ -254,9 +256,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
     return SimpleNamespace(**values | changes)
 
 
-@pytest.mark.parametrize(
-    "method", ["eagle", "eagle3", "dflash", "extract_hidden_states", "medusa", "suffix", None]
-)
+@pytest.mark.parametrize("method", ["dflash", "extract_hidden_states", "medusa", "suffix", None])
 def test_speculation_that_is_refused(method: str | None) -> None:
     """Whatever looks inside the target model, or was never tried, is refused by its name."""
     config = vllm_config(speculative_config=SimpleNamespace(method=method))
@@ -266,6 +266,62 @@ def test_speculation_that_is_refused(method: str | None) -> None:
     with pytest.raises(SettingError, match=f"by '{method}' is not supported.*: ngram, draft_model"):
         plugin.on_config(config)
     assert config.load_config.load_format == "auto"
+
+
+@pytest.mark.parametrize("method", settings.SPECULATION)
+def test_drafts_of_pipelines_are_refused(method: str) -> None:
+    """In vLLM 0.32 a stage without a drafter ends by an exception."""
+    config = vllm_config(speculative_config=SimpleNamespace(method=method))
+    config.parallel_config.pipeline_parallel_size = 2
+    with pytest.raises(SettingError, match="with pipeline parallelism, of which only the last"):
+        plugin.on_config(config)
+
+
+def head_config(method: str, asked: str | None, **own: Any) -> Any:
+    drafts = SimpleNamespace(hf_config=SimpleNamespace(**own))
+    config = vllm_config(
+        additional_config={} if asked is None else {settings.STREAM_KEY: asked},
+        speculative_config=SimpleNamespace(method=method, draft_model_config=drafts),
+    )
+    config.model_config.hf_config.attn_res = {"block_size": 2, "key_norm_eps": 1e-6}
+    return config
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "sentence"),
+    [
+        (
+            None,
+            {},
+            r"needs to know .*: give --attnres-aux-stream partial .*, or attnres_aux_stream",
+        ),
+        ("auto", {"eagle_config": {"use_aux_hidden_state": True}}, "needs to know"),
+        ("mixed", {"attnres_aux_stream": "partial"}, "stream is mixed, and .* config.json is part"),
+        (None, {"attnres_aux_stream": "sum"}, "is 'sum'; expected one of partial, mixed"),
+        ("mixed", {"attnres_aux_stream": ["mixed"]}, r"is \['mixed'\]; expected one of"),
+        ("prefix", {}, "is 'prefix'; expected one of partial, mixed"),
+    ],
+)
+def test_the_stream_of_a_head_is_not_guessed(asked, own, sentence) -> None:
+    with pytest.raises(SettingError, match=sentence):
+        plugin.on_config(head_config("eagle3", asked, **own))
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "own", "settled"),
+    [
+        ("eagle3", "partial", {}, "partial"),
+        ("eagle3", None, {"attnres_aux_stream": "mixed"}, "mixed"),
+        ("eagle3", "mixed", {"attnres_aux_stream": "mixed"}, "mixed"),
+        ("eagle", None, {}, None),
+        ("eagle3", None, {"eagle_config": {"use_aux_hidden_state": False}}, None),
+    ],
+)
+def test_the_stream_of_a_head_is_what_is_stated(method, asked, own, settled) -> None:
+    """In the settings, of which vLLM's compiled code is."""
+    config = head_config(method, asked, **own)
+    plugin.on_config(config)
+    assert config.additional_config.get(settings.STREAM_KEY) == settled
 
 
 @pytest.mark.parametrize(

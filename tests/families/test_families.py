@@ -1,5 +1,7 @@
 """What is known of the families, against Hugging Face's own classes."""
 
+import importlib
+import inspect
 import pickle
 import runpy
 import subprocess
@@ -17,7 +19,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, checks, layout_of
+from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, checks, heads, layout_of
 from attnres_serve.formats.resolve import resolve
 from attnres_serve.model import config as model_config
 from attnres_serve.verify import oracle
@@ -140,6 +142,26 @@ def test_layers_without_experts_are_counted_from_the_first(stated: dict[str, int
     for fewer in (layers, layers - 1):
         with pytest.raises(CheckpointError, match=f"State a dense of {fewer - 1} at most"):
             check("any", stated | {"num_hidden_layers": fewer})
+
+
+def test_those_that_show_their_layers_are_known() -> None:
+    """By vLLM's classes: the decoder calls the hook, and the model says so."""
+    interfaces = pytest.importorskip("vllm.model_executor.models.interfaces")
+    found = set()
+    for family in FAMILIES.values():
+        model = getattr(importlib.import_module(family.module), family.cls)
+        modules = {sys.modules[base.__module__] for base in model.__mro__}
+        decoders = [
+            decoder
+            for module in modules
+            for name, decoder in inspect.getmembers(module, inspect.isclass)
+            if name.endswith("Model") and decoder.__module__ == module.__name__
+        ]
+        calls = any("._maybe_add_hidden_state(" in inspect.getsource(d.forward) for d in decoders)
+        if calls and interfaces.SupportsEagle3 in model.__mro__:
+            found.add(family.name)
+    # Granite's decoder here is ours, without a call; the others were not tried.
+    assert found - {"granite", "nemotron_h", "gated_llama"} == heads.HOOKED
 
 
 def test_the_page_lists_them() -> None:

@@ -5,6 +5,7 @@ specification is drawn: starts, cumulative or begun anew, recency bias, shared q
 final mix or none, over one pipeline stage or two.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -33,10 +34,11 @@ from attnres_serve.depth import groups as site_groups
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.kernels import backends
+from attnres_serve.model import streams
 from attnres_serve.model.loading import parameters_of
 from attnres_serve.model.sharded_site import Division
 from attnres_serve.model.stage import install_sites, rows_received
-from attnres_serve.settings import ALGORITHMS
+from attnres_serve.settings import ALGORITHMS, STREAMS
 
 HIDDEN, TOKENS, EPS, KEY_EPS = 24, 5, 1e-5, 1e-3
 # Of a step; with the others, no two sites share a phase 1, or two or three do.
@@ -166,8 +168,14 @@ def serve(
     split: int,
     x: Tensor,
     tokens: int = TOKENS,
+    read: Mapping[str, list[Tensor]] | None = None,
+    outputs: list[Tensor] | None = None,
 ) -> Tensor:
-    """The residual convention of vLLM's decoders, over two pipeline stages if ``split``."""
+    """The residual convention of vLLM's decoders, over two pipeline stages if ``split``.
+
+    ``read`` is filled with each stream before every layer and at the end, ``outputs`` with what
+    the sublayers gave.
+    """
     hidden, residual = x, None
     cuts = [0, *([split] if split else []), spec.layout.num_layers]
     for first, end in pairwise(cuts):
@@ -175,15 +183,23 @@ def serve(
         if first:
             rows = rows_received(spec, min(installed))
             assert residual.shape == (len(x), rows, HIDDEN)
+        every = range(spec.layout.num_layers + 1)
+        adders = {kind: streams.adder(installed, every, kind) for kind in read or {}}
         for index, layer in enumerate(decoder.layers[first:end], first):
+            for stream, add in adders.items():
+                add(read[stream], index, hidden, residual)
             for kind, norm in enumerate((layer.input_layernorm, layer.post_attention_layernorm)):
                 if residual is None:
                     hidden, residual = norm(hidden), hidden
                 else:
                     hidden, residual = norm(hidden, residual)
                 hidden = torch.tanh(hidden @ own.weights[f"matrix {2 * index + kind}"].float())
+                if outputs is not None:
+                    outputs.append(hidden.clone())
                 if installed[2 * index + kind].context.leaves_stage:
                     assert isinstance(residual, Tensor) and residual.dim() == 3
+    for stream, add in adders.items():
+        add(read[stream], spec.layout.num_layers, hidden, residual)
     return decoder.norm(hidden, residual)[0]
 
 
@@ -210,6 +226,24 @@ def test_any_specification_equals_its_definition(spec, seed, algorithm, backend,
     found = serve(own, spec, algorithm, backend, split, x, data.draw(MOST_TOKENS))
     # Some hundred roundings of 2^-24 through up to twelve sublayers with gains of one to three.
     torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs(), st.integers(0, 2**31), st.sampled_from(ALGORITHMS), st.sampled_from(HERE))
+def test_what_draft_heads_read_of_any_specification(spec, seed, algorithm, backend) -> None:
+    """The running sum, and the mix that follows, of the outputs that this run had."""
+    own = definition(spec, seed)
+    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(seed + 1))
+    read: dict[str, list[Tensor]] = {stream: [] for stream in STREAMS}
+    outputs: list[Tensor] = []
+    serve(own, spec, algorithm, backend, 0, x, read=read, outputs=outputs)
+    y = [output.double() for output in outputs]
+    for layer, (partial, mixed) in enumerate(zip(*read.values(), strict=True)):
+        site = 2 * layer
+        last = own.sources(site, x.double(), y)[-1]
+        torch.testing.assert_close(partial.double(), last, atol=1e-5, rtol=1e-5)
+        mix = own.mix(site, x.double(), y)[0] if layer else x.double()
+        torch.testing.assert_close(mixed.double(), mix, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", HERE)

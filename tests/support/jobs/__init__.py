@@ -49,6 +49,7 @@ def engine_job(
         "edits": list(edits),
         "workaround": workaround,
         "env": {},
+        "settings": {},
     }
 
 

@@ -6,7 +6,8 @@ options: further ones of ``vllm.LLM``, lora: folder of an adapter or nothing, re
 adapter that is not taken or nothing, reload: folder whose weights take the place of the
 checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another trace of
 it, as workers take them, or none, workaround: for a plain vLLM that is wrong without, as
-module:function of ours or of the tests, or nothing, env: environment variables}.
+module:function of ours or of the tests, or nothing, env: environment variables, settings: further
+ones of ours}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, what was
 compiled in pieces, and what the counters say: ours, and where ``disable_log_stats`` is false
 vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
@@ -122,7 +123,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"distributed_executor_backend": "uni"}
     if job["algorithm"]:
         chosen = {"attnres_algorithm": job["algorithm"], "attnres_backend": job["backend"]}
-        options["additional_config"] = chosen
+        options["additional_config"] = chosen | job["settings"]
     if job["chunk"]:
         options |= {"max_num_batched_tokens": job["chunk"], "max_num_seqs": 8}
     if job["mode"] == "piecewise":

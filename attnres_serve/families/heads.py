@@ -1,0 +1,102 @@
+"""Heads of checkpoints that predict further tokens, and models that show their layers to heads."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attnres_serve.families.family import Config, Family, Head, Shape
+
+NORM, BOTH, ROWS = ("d",), ("d", "dd"), ("v", "d")  # BOTH reads a token and the model's output
+BEHIND = Head(
+    "normed",
+    "model.layers.{}.",
+    {
+        "model.layers.{}.enorm.weight": NORM,
+        "model.layers.{}.hnorm.weight": NORM,
+        "model.layers.{}.eh_proj.weight": BOTH,
+        "model.layers.{}.shared_head.norm.weight": NORM,
+    },
+    is_behind=True,
+)
+# vLLM's classes of these two do not take the model's own head, and the second one no embedding.
+DEEPSEEK = replace(
+    BEHIND, others={**BEHIND.others, "model.layers.{}.shared_head.head.weight": ROWS}
+)
+LITE = replace(DEEPSEEK, others={**DEEPSEEK.others, "model.layers.{}.embed_tokens.weight": ROWS})
+ERNIE = Head(
+    "normed",
+    "model.mtp_block.{}.",
+    {
+        "model.mtp_emb_norm.{}.weight": NORM,
+        "model.mtp_hidden_norm.{}.weight": NORM,
+        "model.mtp_linear_proj.{}.weight": BOTH,
+    },
+)
+MTP = Head(
+    "normed",
+    "mtp.layers.{}.",
+    {
+        "mtp.pre_fc_norm_embedding.weight": NORM,
+        "mtp.pre_fc_norm_hidden.weight": NORM,
+        "mtp.fc.weight": BOTH,
+        "mtp.norm.weight": NORM,
+    },
+)
+QWEN = replace(MTP, usual=1)  # Qwen's own files have no key of it
+
+# Families whose class in vLLM has a hook for what goes from layer to layer, and says so; but for
+# those that were not tried: Nemotron-H, whose drafts need a GPU, and Llama with a gate.
+HOOKED = frozenset(
+    {
+        *("afmoe", "alice_ai", "apertus", "ernie4_5", "gpt_oss", "llama"),
+        *("llama4_text", "ministral3", "mistral", "phi3", "qwen2", "qwen3"),
+        *("qwen3_moe", "qwen3_next"),
+    }
+)
+
+
+def shapes(family: Family, config: Config) -> dict[str, Shape]:
+    """The shape of every tensor of a head, by its name.
+
+    Args:
+        family: of the model; it has heads.
+        config: the model's config.json.
+    """
+    head = family.draft
+    assert head is not None, "the family has heads"
+    sizes = {"d": config["hidden_size"], "dd": 2 * config["hidden_size"], "v": config["vocab_size"]}
+    first = config["num_hidden_layers"] if head.is_behind else 0
+    found = {}
+    for layer in range(first, first + head.layers(config)):
+        for name, letters in head.others.items():
+            found[name.format(layer)] = tuple(sizes[letter] for letter in letters)
+        for name, shape in _layer(family, head, config, layer):
+            found[head.layer.format(layer) + name] = shape
+    return found
+
+
+def _layer(family: Family, head: Head, config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
+    """The tensors of a head's layer by the ends of their names.
+
+    A layer that is not numbered behind the model's has their attention, the full one if they have
+    several, and what else the first one has.
+    """
+    count = config["num_hidden_layers"]
+    if head.is_behind:
+        more = layer + 1 - count
+        config = {**config, "num_hidden_layers": layer + 1} | {
+            key: [*value, *value[-1:] * more]
+            for key, value in config.items()
+            if isinstance(value, list) and len(value) == count
+        }
+    model = family.shapes(config)
+    attends = layer
+    if not head.is_behind:
+        layer, output = 0, "model.layers.{}.self_attn.o_proj.weight"
+        attends = next(number for number in range(count) if output.format(number) in model)
+    for name, shape in model.items():
+        leaf = name.removeprefix(f"model.layers.{attends}.")
+        if leaf.startswith("self_attn."):
+            yield leaf, shape
+        leaf = name.removeprefix(f"model.layers.{layer}.")
+        if leaf != name and not leaf.startswith(("self_attn.", "linear_attn.")):
+            yield leaf, shape
