@@ -1,14 +1,13 @@
 """Chunked prefill and prefix caching of latent attention on CPU.
 
 vLLM 0.32 and 0.33: the platform switches both off for ``CPU_MLA``, which computes the context of a
-prompt's later chunks all the same, as drafts need it.  Beside lightning attention they stay off: a
+prompt's later chunks all the same, as drafts need it.  In hybrid models they stay off: a
 sequence that was decoded in a step with another's chunk had other answers.
 """
 
 from typing import Any
 
 from attnres_serve.families import BY_ARCHITECTURE
-from attnres_serve.families.limits import Limit
 
 
 def keep_settings() -> None:
@@ -38,6 +37,5 @@ def keep_settings() -> None:
 
 def _is_ours(model_config) -> bool:
     named = getattr(model_config and model_config.hf_config, "architectures", None) or ()
-    families = [BY_ARCHITECTURE[name] for name in named if name in BY_ARCHITECTURE]
-    is_exact = any(Limit.LIGHTNING not in family.limits for family in families)
-    return is_exact and model_config.use_mla
+    is_ours = any(name in BY_ARCHITECTURE for name in named)
+    return is_ours and model_config.use_mla and not model_config.is_hybrid
