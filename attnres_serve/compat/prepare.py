@@ -26,6 +26,7 @@ from attnres_serve.compat.workarounds import (
     whole_adapters,
     worker_limits,
     xielu,
+    zeroed_blocks,
 )
 from attnres_serve.errors import SettingError
 
@@ -76,6 +77,7 @@ def worker(vllm_config) -> None:
         router_bias.correct_softmax()
         expert_map.use_local_experts()
         mla_backend.compute_every_row()
+        zeroed_blocks.zero_whole_blocks()
     if not vllm_config.model_config.enforce_eager:
         inductor.keep_order_of_mutations()
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.

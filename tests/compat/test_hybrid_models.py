@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from attnres_serve.compat import prepare
-from attnres_serve.compat.workarounds import hybrid_prefix_caching, mla_backend, mla_context, rotary
+from attnres_serve.compat.workarounds import (
+    hybrid_prefix_caching,
+    mla_backend,
+    mla_context,
+    rotary,
+    zeroed_blocks,
+)
 from attnres_serve.errors import SettingError
 
 pytest.importorskip("vllm")
@@ -15,6 +21,8 @@ from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 TOKENS, HEADS, SIZE, NOPE, LATENT = 7, 3, 64, 128, 512
 
@@ -187,3 +195,32 @@ def test_a_row_that_kernels_for_amx_do_not_have_is_ours(
         assert (found == mla_backend.OURS) is not amx
     finally:
         AttentionBackendEnum.CPU_MLA.clear_override()
+
+
+@pytest.mark.parametrize("split", [1, 4, 5])
+def test_new_blocks_are_zeroed_and_no_others(split: int) -> None:
+    """Blocks of attention, each of some of the kernel's; a layer of states is left alone."""
+    zeroed_blocks.zero_whole_blocks()
+    blocks, new = 7, [2, 5]
+    attention = FullAttentionSpec(
+        block_size=16 * split, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    states = MambaSpec(block_size=16, shapes=((8,),), dtypes=(torch.float32,), mamba_type="mamba2")
+    cache = torch.ones(blocks * split, 16, 8)
+    layers = {
+        "attention": SimpleNamespace(kv_cache=cache),
+        "states": SimpleNamespace(kv_cache=[torch.ones(blocks, 8)]),
+    }
+    groups = [
+        SimpleNamespace(kv_cache_spec=attention, layer_names=["attention"]),
+        SimpleNamespace(kv_cache_spec=states, layer_names=["states"]),
+    ]
+    runner = SimpleNamespace(
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups, num_blocks=blocks),
+        compilation_config=SimpleNamespace(static_forward_context=layers),
+    )
+    CPUModelRunner._zero_block_ids(runner, new)
+    kept = cache.view(blocks, -1).all(dim=1)
+    assert [block for block in range(blocks) if not kept[block]] == new
+    assert cache.sum() == (blocks - len(new)) * split * 16 * 8
+    assert layers["states"].kv_cache[0].all()

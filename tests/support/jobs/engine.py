@@ -29,7 +29,10 @@ import torch
 def answers(
     llm, prompts: list[list[int]], length: int, prompt_logprobs: bool, lora: str | None
 ) -> list[dict[str, Any]]:
-    """Greedy tokens and logprobs for prompts that are sent together."""
+    """Greedy tokens and logprobs for prompts, all but the first of which come a step later.
+
+    So one is decoded in a step in which others are begun.
+    """
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -41,10 +44,21 @@ def answers(
         prompt_logprobs=0 if prompt_logprobs and not lora else None,
         ignore_eos=True,
     )
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     request = LoRARequest("adapter", 1, lora) if lora else None
-    done = llm.generate(inputs, params, use_tqdm=False, lora_request=request)
-    return [unpack(request) for request in done]
+    engine, done = llm.llm_engine, {}
+    for place, prompt in enumerate(prompts):
+        given = {"prompt_token_ids": prompt}
+        engine.add_request(str(place), given, params, lora_request=request)
+        if place == 0:
+            done |= step(engine)
+    while engine.has_unfinished_requests():
+        done |= step(engine)
+    return [unpack(done[str(place)]) for place in range(len(prompts))]
+
+
+def step(engine) -> dict[str, Any]:
+    """The requests that a step finishes."""
+    return {found.request_id: found for found in engine.step() if found.finished}
 
 
 def unpack(request) -> dict[str, Any]:

@@ -1,0 +1,28 @@
+"""New blocks of the KV cache of hybrid models on CPU, which vLLM fills with zeros.
+
+vLLM 0.32 and 0.33: the runner takes a block's number for that of a block of the attention kernel.
+Where a block is split into several of those, as a hybrid model's is for latent attention, another
+block is zeroed, which may hold the state of a sequence that is being decoded.
+"""
+
+from typing import Any
+
+
+def zero_whole_blocks() -> None:
+    """Let the runner zero all the kernel's blocks that a new block has (idempotent)."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    runner: Any = CPUModelRunner
+    if hasattr(runner, "_zero_block_ids"):  # which older versions lack
+        runner._zero_block_ids = _zero_block_ids
+
+
+def _zero_block_ids(self: Any, block_ids: list[int]) -> None:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    layers = self.compilation_config.static_forward_context
+    for group in self.kv_cache_config.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, FullAttentionSpec):
+            for name in group.layer_names:
+                cache = layers[name].kv_cache  # [num_blocks x kernel's blocks, ...]
+                cache.unflatten(0, (self.kv_cache_config.num_blocks, -1))[block_ids] = 0
