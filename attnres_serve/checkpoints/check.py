@@ -8,7 +8,8 @@ from attnres_serve import formats
 from attnres_serve.checkpoints import cache, draft, hub, needs
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.files import Header
-from attnres_serve.checkpoints.names import is_draft, is_left_over, site_of
+from attnres_serve.checkpoints.names import is_draft, is_left_over, is_of_images, site_of
+from attnres_serve.compat import native
 from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -43,7 +44,7 @@ def check(name: str, as_json: bool) -> None:
         folder = hub.on_this_machine(name)
         checkpoint = check_folder(folder)
         parsed = checkpoint.translated(name)
-        facts = describe(checkpoint) | needs.facts(folder)
+        facts = describe(checkpoint) | needs.facts(folder) | _class(parsed.format)
         needs.check(name, parsed, folder)
         needs.check_quantized(name, checkpoint.index)
         facts |= _cache(cache.of(name, parsed))
@@ -71,13 +72,15 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     keep of a sequence.  ``active_parameters`` leaves out the experts that a token does not see.
     Both counts are None for quantised weights, whose elements are not parameters.  ``left_aside``
     counts the tensors that predict further tokens, which the model is served without unless drafts
-    are asked for; ``draft_head`` says whether they can be.
+    are asked for; ``draft_head`` says whether they can be.  ``images`` counts those that read
+    images, which are not served.
     """
     parsed = checkpoint.parsed
     assert parsed is not None, "only an AttnRes checkpoint has these facts"
     config, spec = parsed.config, parsed.spec
     quantised = bool(config.get("quantization_config"))
     own, base, drafts = _split(checkpoint)
+    rename = formats.by_name(parsed.format).rename
     elements = sum(header.elements for header in base)
     attnres = sum(header.elements for header in own)
     dtype = served_dtype(config, base)
@@ -107,6 +110,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         else elements + attnres - family.idle_elements(config),
         "attnres_parameters": attnres,
         "left_aside": drafts,
+        "images": sum(is_of_images(rename(name)) for name in checkpoint.headers),
         "draft_head": bool(drafts) and not draft.head_problem(parsed, checkpoint.index),
         "stored_dtype": stored_dtype(base),
         "quantised": quantised,
@@ -118,6 +122,12 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "kv_cache_bytes_per_token": family.cache_elements(config) * BYTES[dtype],
         "state_bytes_per_sequence": family.state_bytes(config, BYTES[dtype]),
     }
+
+
+def _class(format_name: str) -> dict[str, str]:
+    """Whose class serves a format that vLLM has a class of its own for, and why."""
+    own = getattr(formats.by_name(format_name), "NATIVE", None)
+    return {} if own is None else {"served_by": native.served_by(own)}
 
 
 def _cache(found: cache.Cache | None) -> dict[str, Any]:
@@ -208,9 +218,13 @@ def render(facts: Mapping[str, Any]) -> str:
             del lines[name]
     if "cache" in facts:
         lines["cache here"] = f"{facts['cache']}, which `serve` takes"
+    if "served_by" in facts:
+        lines["served by"] = facts["served_by"]
     if facts["left_aside"]:
         told = f"{facts['left_aside']} tensors that predict further tokens"
         lines["left aside"] = f"{told}; {DRAFTS} uses them" if facts["draft_head"] else told
+    if facts["images"]:
+        lines["no images"] = f"{facts['images']} tensors that read them are left aside"
     if not facts["blocks"]:
         for name in ("sites", "final mix", "block bank"):
             del lines[name]

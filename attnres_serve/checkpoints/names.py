@@ -48,6 +48,7 @@ TIED = (*EMBEDDINGS, HEAD)
 _HOUSE_KINDS = {"attention": "self_attention"}
 _KINDS = {house: kind for kind, house in _HOUSE_KINDS.items()}
 
+IMAGES = "images."  # which formats put before the names of tensors that read images
 PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
 
 
@@ -134,9 +135,19 @@ def cut(tensor: "Tensor", count: int) -> tuple["Tensor", ...]:
 
 def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
-    table, the copy of a tied head, what predicts further tokens."""
+    table, the copy of a tied head, and what ``is_aside``."""
     tied = name == HEAD and config.get("tie_word_embeddings")
-    return tied or name.endswith("rotary_emb.inv_freq") or is_draft(name, config)
+    return tied or name.endswith("rotary_emb.inv_freq") or is_aside(name, config)
+
+
+def is_aside(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor, by its house name, predicts further tokens or reads images."""
+    return is_of_images(name) or is_draft(name, config)
+
+
+def is_of_images(name: str) -> bool:
+    """Whether a tensor, by its house name, reads images, without which models are served."""
+    return name.startswith(IMAGES)
 
 
 def is_draft(name: str, config: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ import inspect
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from attnres_serve.compat import host
+from attnres_serve.compat import host, source
 from attnres_serve.errors import SettingError
 
 MODELS = "vllm.model_executor.models"  # where newer versions may have modules that older ones lack
@@ -46,6 +46,15 @@ def is_left_to_vllm(format_name: str, own: Native, wanted: str) -> bool:
             f"{format_name} format on this device; leave it out."
         )
     return False
+
+
+def served_by(own: Native) -> str:
+    """Whose class serves a checkpoint on this device if nothing is asked for, and why."""
+    if source.is_cpu_build():
+        return "this project's class, because vLLM's own needs a GPU"
+    if _has_class(own):
+        return "vLLM's own class, because this is a GPU; --attnres-native off takes this project's"
+    return "this project's class, because this vLLM has none of its own"
 
 
 def _has_class(own: Native) -> bool:

@@ -1,12 +1,12 @@
-"""What Kimi K3 has beside Kimi Linear, as far as it is served: gates, and its activation.
+"""What Kimi K3 has beside Kimi Linear: gates, its activation, and experts on a latent.
 
-Hugging Face's class of Kimi Linear has none of it, and a model with experts on a latent is not
-served.
+Hugging Face's class of Kimi Linear has none of it.
 """
 
+import re
 from typing import Any
 
-from attnres_serve.depth.spec import is_number
+from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families.family import Config, Shape
 
@@ -14,14 +14,16 @@ FULL_RANK, BOUND = GATES = ("use_full_rank_gate", "gate_lower_bound")  # of line
 OUTPUT_GATE = "mla_use_output_gate"
 ACTIVATION = "situ"
 BETAS = ("activation_situ_beta", "activation_situ_linear_beta")
-KEYS = (OUTPUT_GATE, *BETAS)
+LATENT, LATENT_NORM = "routed_expert_hidden_size", "latent_moe_use_norm"
+KEYS = (OUTPUT_GATE, *BETAS, LATENT, LATENT_NORM)
 LOWEST = -5.0  # that vLLM's layer has
+_EXPERT = re.compile(r"(?P<moe>.+\.block_sparse_moe\.)experts\.\d+\.(?P<part>w[123])\.weight")
 
 
 def check(name: str, config: Config) -> None:
     """Raise CheckpointError for values that vLLM's class does not have."""
     linear = config["linear_attn_config"]
-    for key, place in ((FULL_RANK, linear), (OUTPUT_GATE, config)):
+    for key, place in ((FULL_RANK, linear), (OUTPUT_GATE, config), (LATENT_NORM, config)):
         if place.get(key) not in (None, False, True):
             raise CheckpointError(f"{key} is {place[key]!r}; expected true or false.")
     bound: Any = linear.get(BOUND)
@@ -29,12 +31,11 @@ def check(name: str, config: Config) -> None:
         raise CheckpointError(
             f"{BOUND} is {bound!r}; expected null or a number from {LOWEST} to below 0."
         )
-    is_situ = config.get("hidden_act") == ACTIVATION
-    if is_situ and config.get("num_experts") is not None:
+    if config.get(LATENT) is not None and not is_count(config[LATENT]):
         raise CheckpointError(
-            f"hidden_act is {ACTIVATION!r} beside num_experts {config['num_experts']!r}; on {name} "
-            "it is supported without experts alone, for which vLLM has no kernel of it on a CPU."
+            f"{LATENT} is {config[LATENT]!r}; expected null or a whole number of at least 1."
         )
+    is_situ = config.get("hidden_act") == ACTIVATION
     for key in BETAS:
         beta: Any = config.get(key)
         is_needed = is_situ and key == BETAS[0]
@@ -48,7 +49,7 @@ def check(name: str, config: Config) -> None:
 
 
 def shapes(config: Config, kinds: list[str], usual: dict[str, Shape]) -> dict[str, Shape]:
-    """The tensors of a model with these gates, from those of one without.
+    """The tensors of a model with what Kimi K3 has, from those of one without.
 
     Args:
         config: its config.json.
@@ -67,4 +68,20 @@ def shapes(config: Config, kinds: list[str], usual: dict[str, Shape]) -> dict[st
             del found[f"{attention}g_a_proj.weight"]
             found[f"{attention}g_proj.weight"] = (width, hidden)
             found[f"{attention}A_log"] = (linear["num_heads"],)
+    if config.get(LATENT) is not None:
+        found |= _on_latents(config, found)
+    return found
+
+
+def _on_latents(config: Config, usual: dict[str, Shape]) -> dict[str, Shape]:
+    """The tensors of experts that read a latent, and those around them."""
+    hidden, latent, width = config["hidden_size"], config[LATENT], config["moe_intermediate_size"]
+    found: dict[str, Shape] = {}
+    for name in usual:
+        if expert := _EXPERT.fullmatch(name):
+            found[name] = (latent, width) if expert["part"] == "w2" else (width, latent)
+            found[f"{expert['moe']}routed_expert_down_proj.weight"] = (latent, hidden)
+            found[f"{expert['moe']}routed_expert_up_proj.weight"] = (hidden, latent)
+            if config.get(LATENT_NORM):
+                found[f"{expert['moe']}routed_expert_norm.weight"] = (latent,)
     return found

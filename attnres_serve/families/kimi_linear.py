@@ -103,6 +103,12 @@ def experts(name: str, config: Config) -> None:
     scale: Any = config.get(SCALE)
     if not is_number(scale) or scale <= 0:
         raise CheckpointError(f"{SCALE} is {scale!r}; expected a positive number.")
+    if config["num_experts_per_token"] == 1 and config.get("moe_renormalize", True):
+        raise CheckpointError(
+            "num_experts_per_token is 1 with moe_renormalize true: vLLM and transformers then give "
+            "each expert the weight 1, and Kimi's own code its score; state moe_renormalize false "
+            "if the model was trained with Kimi's."
+        )
     dense: Any = config.get(DENSE)
     if type(dense) is not int or dense < 0:
         raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")

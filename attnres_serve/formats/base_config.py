@@ -28,8 +28,12 @@ _LAST = (
 )
 
 
-def base_config(config: dict[str, Any], base: str, known: Collection[str]) -> dict[str, Any]:
+def base_config(
+    config: dict[str, Any], base: str, known: Collection[str], strictly: bool = False
+) -> dict[str, Any]:
     """The base family's config.json, without the AttnRes keys ``known`` to the format.
+
+    Keys that the family does not read are looked at as ``keys.refuse_unknown`` does.
 
     Raises:
         CheckpointError: another AttnRes key is set, or one that the base family does not have and
@@ -52,7 +56,7 @@ def base_config(config: dict[str, Any], base: str, known: Collection[str]) -> di
     if not is_number(eps) or eps <= 0:
         raise CheckpointError(f"{family.eps} is {eps!r}; expected a positive number.")
     handed_on = tuple(dict.fromkeys((*_FIRST, *family.keys(), *_LAST)))
-    refuse_unknown(config, {*known, *handed_on}, f"a {base} model")
+    refuse_unknown(config, {*known, *handed_on}, f"a {base} model", strictly)
     check_windows(family, config)
     return _by_one_name(family, {key: config[key] for key in handed_on if key in config})
 

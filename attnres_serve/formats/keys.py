@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
@@ -29,21 +30,42 @@ TRAINING_KEYS = (
 )
 
 
-def refuse_unknown(config: dict[str, Any], known: Collection[str], model: str) -> None:
+def refuse_unknown(
+    config: dict[str, Any], known: Collection[str], model: str, strictly: bool = False
+) -> None:
     """Raise CheckpointError for a key that ``model`` does not read and that changes other models.
 
     A key that says nothing (null, false, nothing at all, a factor of 1) may be there.
+
+    Args:
+        config: a config.json, or a part of one.
+        known: the keys that are read.
+        model: what it is called.
+        strictly: whether any other key is refused too, but those that Hugging Face writes for every
+            model.
     """
     for key, value in config.items():
         if key in known or key in _HARMLESS or _FOR_TRAINING.search(key):
             continue
-        if not _CHANGES_THE_MODEL.search(key):
+        if key in _of_every_model() if strictly else not _CHANGES_THE_MODEL.search(key):
             continue
         if not _says_nothing(key, value):
             raise CheckpointError(
                 f"config.json has {key}: {value!r}, which {model} does not have; a model that was "
                 "trained with it would be served wrongly, so remove the key only if yours was not."
             )
+
+
+@cache
+def _of_every_model() -> frozenset[str]:
+    """Keys of the configuration of every model, and of how its answers are generated."""
+    from dataclasses import fields
+
+    from transformers import GenerationConfig, PreTrainedConfig
+
+    common = {field.name for field in fields(PreTrainedConfig)}
+    named = {"_name_or_path", "name_or_path", "auto_map", "tokenizer_class", "use_cache"}
+    return frozenset(common | {*GenerationConfig().to_dict()} | named)
 
 
 def _says_nothing(key: str, value: Any) -> bool:

@@ -9,7 +9,6 @@ from attnres_serve.errors import CheckpointError
 # Served by vLLM itself; the plugin must not stand in the way.
 NATIVE_MODEL_TYPES = ("kimi_k3", "kimi_linear")
 INKLING = "inkling2"  # and what follows, of its parts
-LATENT_EXPERTS = "routed_expert_hidden_size"  # of Kimi K3
 LAYERS_KEY = "attn_res_block_size"  # in layers where it is Kimi's or SANA's
 
 # Keys of the formats at large.  The same key counts layers in one format and sublayers in another.
@@ -85,20 +84,6 @@ def variant(text: str) -> str:
     return next((f" ({name})" for pattern, name in _VARIANTS if pattern.search(text)), "")
 
 
-def refuse_latent_experts(config: dict[str, Any]) -> None:
-    """Raise for experts of Kimi K3 where vLLM has no kernels for them.
-
-    Args:
-        config: the content of config.json, or the part of it that is of the text model.
-    """
-    if config.get(LATENT_EXPERTS) is not None and source.is_cpu_build():
-        raise CheckpointError(
-            f"{LATENT_EXPERTS} is {config[LATENT_EXPERTS]!r}: experts of Kimi K3 work on a latent, "
-            "with an activation that vLLM's kernels for a CPU do not have; serve it on a GPU, "
-            "where vLLM has a class of its own."
-        )
-
-
 def _refuse_by_name(config: dict[str, Any]) -> None:
     """Raise for models that were read and that nothing here, or on this device, computes."""
     model_type = str(config.get("model_type"))
@@ -120,8 +105,6 @@ def _refuse_by_name(config: dict[str, Any]) -> None:
             "one query for all sublayers of a kind, and language models are served here; run it "
             "with diffusers."
         )
-    if model_type == "kimi_k3":
-        refuse_latent_experts(config.get("text_config") or config)
 
 
 def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:

@@ -9,7 +9,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.platforms import current_platform
 
 from attnres_serve.compat.bare_package import without_init
@@ -24,6 +26,8 @@ with without_init("vllm.models.kimi_k3"):  # which imports the variant for CUDA 
         from vllm.models.kimi_k3.amd import linear
 
 
+# Elsewhere vLLM's layers of Kimi Delta Attention are no operators of torch's.
+@support_torch_compile(enable_if=lambda _: current_platform.is_cpu())
 class KimiLinearDecoder(ResidualDecoder, linear.KimiLinearModel):
     pass
 
@@ -38,10 +42,15 @@ def _set_eps(attention: nn.Module, eps: float) -> None:
 
 class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, **kwargs: Any) -> None:
-        parts = {"KimiLinearModel": KimiLinearDecoder}
+        parts: dict[str, Any] = {"KimiLinearModel": KimiLinearDecoder}
         if current_platform.is_cpu():
+            from attnres_serve.model import situ_experts
+
             # Its layer for Kimi K3 is made of kernels; the other one can do the same.
             parts["KimiK3DeltaAttention"] = linear.KimiLinearGatedDeltaNetAttention
+            # Its runner of latent experts adds nothing on one worker, and warns of that.
+            parts["ROCmLatentMoERunner"] = MoERunner
+            situ_experts.replace()
             # On several workers vLLM pads narrow experts for kernels of GPUs, and fails at it here.
             vllm_config.model_config.hf_config.min_moe_intermediate_per_partition = 1
         with made_of(linear, **parts):

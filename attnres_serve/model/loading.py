@@ -13,7 +13,9 @@ from attnres_serve.checkpoints.names import (
     PARTS,
     cut,
     expected_parts,
+    is_aside,
     is_draft,
+    is_of_images,
     lacks_first_site,
     site_of,
 )
@@ -66,8 +68,7 @@ class LoadingMixin(_Base):
             index.close(self._is_here)
             if index.base.quantisation:
                 self._require_one_quantisation(index, loaded)
-            if not self.attn_res_has_head:
-                _tell_drafts(index)
+            _tell_aside(index, self.attn_res_has_head)
             start_events.tell("loaded")
         self.attn_res_loaded = True
         return loaded
@@ -85,12 +86,12 @@ class LoadingMixin(_Base):
             dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
             parts = index.take(own, Stored(tuple(tensor.shape), dtype))
             first = next(iter(parts))
-            if decoder.is_ours_to_look_at(own) and not is_draft(first, index.base.config):
+            if decoder.is_ours_to_look_at(own) and not is_aside(first, index.base.config):
                 check_finite(own, tensor, self._served_in(first, parts[first]))
             for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
                 if site is None:
                     index.check_values(name, piece)
-                    if not is_draft(name, index.base.config):
+                    if not is_aside(name, index.base.config):
                         yield name, piece
                     continue
                 for parameter in self.attn_res_parameters[site]:
@@ -137,14 +138,23 @@ class LoadingMixin(_Base):
             )
 
 
-def _tell_drafts(index: TensorIndex) -> None:
+def _tell_aside(index: TensorIndex, has_head: bool) -> None:
+    """Say which tensors of a checkpoint are not served, and what the model does without them.
+
+    Args:
+        index: all of its tensors.
+        has_head: whether those that predict further tokens are read.
+    """
     drafts = sum(is_draft(name, index.base.config) for name in index.stored)
-    if drafts and decoder.is_first_worker():
-        host.logger().warning(
-            "AttnRes: %d tensors that predict further tokens are left aside; the model is served "
-            "without drafts of its own.",
-            drafts,
-        )
+    for count, what, without in (
+        (0 if has_head else drafts, "predict further tokens", "drafts of its own"),
+        (sum(map(is_of_images, index.stored)), "read images", "images"),
+    ):
+        if count and decoder.is_first_worker():
+            host.logger().warning(
+                "AttnRes: %d tensors that %s are left aside; the model is served without %s.",
+                *(count, what, without),
+            )
 
 
 def parameters_of(

@@ -30,7 +30,6 @@ TESTS = {
 OF_ALL = 6  # tests that are for all families; the others are for one of each kind
 # What cannot pass, and why.
 REASONS = {
-    ("kimi_linear", "compiled"): "vLLM does not compile its class",
     ("mamba2", "PP"): "vLLM's class has no stages",
     ("nemotron_h", "EP"): "experts are refused",
     ("gpt_oss", "INT8"): "refused",

@@ -5,16 +5,25 @@ from typing import Any
 
 import pytest
 from facts import TINY
+from serving import FAMILY_GOLDENS
 from transformers import PreTrainedConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.transformers_utils.config import _CONFIG_FORMAT_TO_CONFIG_PARSER as table
 
 from attnres_serve import plugin, settings
-from attnres_serve.compat import host, native, registry
+from attnres_serve.checkpoints import needs
+from attnres_serve.checkpoints.check import check
+from attnres_serve.compat import host, native, registry, source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats import alice_ai, kimi_linear
 
 KIMI = TINY["kimi_linear"] | {"attn_res_block_size": 2}
+K3 = {
+    "model_type": "kimi_k3",
+    "architectures": ["KimiK3ForConditionalGeneration"],
+    "text_config": KIMI,
+    "vision_config": {},
+}
 
 
 @pytest.fixture(params=[True, False], ids=["CPU", "GPU"])
@@ -24,9 +33,12 @@ def on_cpu(request, monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 @pytest.mark.parametrize("wanted", ["auto", None, "off"])
-def test_a_gpu_runs_vllms_own_unless_told_otherwise(on_cpu: bool, wanted: str | None) -> None:
+@pytest.mark.parametrize("config", [KIMI, K3], ids=["the text", "the whole"])
+def test_a_gpu_runs_vllms_own_unless_told_otherwise(
+    on_cpu: bool, config: dict[str, Any], wanted: str | None
+) -> None:
     given = None if wanted is None else {settings.NATIVE_KEY: wanted}
-    assert plugin.is_left_to_vllm(KIMI, given) == (not on_cpu and wanted != "off")
+    assert plugin.is_left_to_vllm(config, given) == (not on_cpu and wanted != "off")
 
 
 def test_on_means_a_gpu(on_cpu: bool) -> None:
@@ -47,6 +59,24 @@ def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not plugin.is_left_to_vllm(KIMI, None)
 
 
+@pytest.mark.parametrize(
+    ("is_cpu", "key", "said"),
+    [
+        (True, "attn_res_block_size", "this project's class, because vLLM's own needs a GPU"),
+        (False, "attn_res_block_size", "vLLM's own class, because this is a GPU; --attnres-native"),
+        (False, "gone", "this project's class, because this vLLM has none of its own"),
+    ],
+)
+def test_check_says_whose_class_serves_it(
+    is_cpu: bool, key: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(source, "is_cpu_build", lambda: is_cpu)
+    monkeypatch.setattr(needs, "check", lambda *_: None)  # vLLM's kernels for GPUs lack such a row
+    monkeypatch.setattr(kimi_linear, "NATIVE", kimi_linear.NATIVE._replace(key=key))
+    check(str(FAMILY_GOLDENS / "kimi_k3"), as_json=False)
+    assert f"served by     {said}" in capsys.readouterr().out
+
+
 def test_alice_ai_is_left_where_vllm_has_its_module(
     on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,12 +95,12 @@ def test_only_what_vllm_has_is_left_to_it(on_cpu: bool) -> None:
 
 
 def test_what_is_ours_alone_to_refuse_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM has parts of Kimi K3 on a GPU that are refused here."""
+    """vLLM has the quantized experts of Kimi K3 on a GPU, which are refused here."""
     plugin.register()
     parser = table["hf"]()
-    k3 = KIMI | {"hidden_act": "situ", "activation_situ_beta": 2.0}
+    k3 = K3 | {"quantization_config": {"quant_method": "compressed-tensors"}}
     monkeypatch.setattr(PreTrainedConfig, "get_config_dict", lambda *_, **__: (k3, {}))
-    with pytest.raises(CheckpointError, match="hidden_act is 'situ'"):
+    with pytest.raises(CheckpointError, match="quantization_config is"):
         parser.parse("m", False)
     monkeypatch.setattr(host, "on_cpu", lambda: False)
     monkeypatch.setattr(type(parser).__base__, "parse", lambda *_, **__: "vLLM's")

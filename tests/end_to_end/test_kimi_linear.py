@@ -6,10 +6,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import kimi_k3_model
 import pytest
 import tiny_sites
 from checkpoints import write_house
+from checkpoints.kimi import write_with_more
 from facts.kimi_linear import KIMI_LAYERS
 from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_named, run_verify
@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 from serving import FAMILY_GOLDENS
 
 from attnres_serve.settings import ALGORITHMS
+from tests.end_to_end.test_families import check_trace
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
-GOLDEN = FAMILY_GOLDENS / "kimi_linear"
+GOLDEN, GOLDEN_K3 = FAMILY_GOLDENS / "kimi_linear", FAMILY_GOLDENS / "kimi_k3"
 DEEP = 27
 FULL = [*range(4, DEEP, 4), DEEP]  # of the paper's 27 layers, those of full attention
 # Layers, layers of a block, those of full attention, and how many of 8 experts a token has.
@@ -33,7 +34,7 @@ SHAPES = {
     "a short last block": (5, 2, [3, 5], 2),
     "one block": (4, 6, [2, 3], 2),
 }
-# What Kimi K3 has beside: dense with everything, and with experts all that they allow.
+# What Kimi K3 has beside, without experts, with those of full width, and with those on a latent.
 GATES = {"use_full_rank_gate": True, "gate_lower_bound": -5.0}
 WITHOUT_EXPERTS = dict.fromkeys(
     ("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size")
@@ -59,6 +60,16 @@ K3: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 32,
         "linear_attn_config": KIMI_LAYERS["linear_attn_config"] | GATES,
     },
+    "experts on a latent": SITU
+    | {"q_lora_rank": 48, "mla_use_output_gate": True, "activation_situ_linear_beta": 3.0}
+    | {"routed_expert_hidden_size": 40, "latent_moe_use_norm": True, "num_shared_experts": 2}
+    | {"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | GATES},
+    "experts in groups on a wide latent, none of them normed": SITU
+    | {"mla_use_output_gate": False, "routed_expert_hidden_size": 160, "first_k_dense_replace": 0}
+    | {"moe_intermediate_size": 24, "num_expert_group": 4, "topk_group": 2},
+    "experts of full width, one a token": SITU
+    | {"mla_use_output_gate": True, "num_experts_per_token": 1, "moe_renormalize": False}
+    | {"first_k_dense_replace": 2},
 }
 
 
@@ -140,25 +151,60 @@ def k3(tmp_path_factory):
 
 @pytest.mark.parametrize("name", K3)
 def test_what_kimi_k3_has_beside(k3, name):
-    """Hugging Face's class has none of it: the judge is its Kimi Linear and some lines of ours."""
     root, results = k3
     job, result = results[name]
-    check_all_against(kimi_k3_model.load(root / name), job, result, caches_prefixes=False)
+    check_all_against(tiny_sites.load(root / name), job, result, caches_prefixes=False)
     check_executed(result, job["algorithm"], compiled=False)
 
 
-def test_verify_judges_it(tmp_path):
+TWO = {"distributed_executor_backend": "mp"}
+SHARED = {"tensor_parallel_size": 2, **TWO}
+WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "compiled": ("single_pass", "compiled", {}),
+    "compiled in two phases": ("two_phase", "compiled", {}),
+    "TP": ("single_pass", "eager", SHARED),
+    "EP": (
+        "two_phase",
+        "eager",
+        {"enable_expert_parallel": True, **SHARED},
+    ),
+    "PP in a block": ("two_phase", "compiled", {"pipeline_parallel_size": 2, **TWO}),
+}
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory):
+    """Kimi K3's golden as a part of a model that reads images, in every way of running."""
+    root = tmp_path_factory.mktemp("ways")
+    folder, prompts = write_with_more(root / "whole", GOLDEN_K3), fresh_prompts((7, 100, 1))
+    jobs = {
+        name: engine_job(folder, prompts, algorithm, mode, trace=True, **options)
+        for name, (algorithm, mode, options) in WAYS.items()
+    }
+    jobs["PP in a block"]["env"] = {"VLLM_PP_LAYER_PARTITION": "3,2"}
+    return run_named(jobs, root / "run")
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_kimi_k3_in_every_way(ways, name):
+    job, result = ways[name]
+    model = tiny_sites.load(GOLDEN_K3)
+    check_all_against(model, job, result, caches_prefixes=False)
+    check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
+    check_trace(model, max(job["prompts"], key=len), result["trace"])
+
+
+def test_verify_judges_them(tmp_path):
     prompts = fresh_prompts((40,))
-    (report,) = run_verify(
-        [
-            {
-                "served": str(GOLDEN),
-                "reference": str(GOLDEN),
-                "prompts": prompts,
-                "chosen": {"attnres_algorithm": "two_phase"},
-                "dtype": "float32",
-            }
-        ],
-        tmp_path,
-    )
-    assert report["holds"], report
+    jobs = [
+        {
+            "served": str(golden),
+            "reference": str(golden),
+            "prompts": prompts,
+            "chosen": {"attnres_algorithm": "two_phase"},
+            "dtype": "float32",
+        }
+        for golden in (GOLDEN, GOLDEN_K3)
+    ]
+    for report in run_verify(jobs, tmp_path):
+        assert report["holds"], report

@@ -1,17 +1,26 @@
-"""Kimi Linear's own format: what it claims, what its key counts, and what of Kimi K3 is refused."""
+"""Kimi Linear's own format, and Kimi K3's: what is claimed, what a key counts, what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_sites
+import torch
+from checkpoints.kimi import Wrap, in_a_whole_model, write_with_more
 from facts import TINY
 from facts.kimi_linear import KIMI_LAYERS
+from goldens import expected
+from serving import FAMILY_GOLDENS
 
-from attnres_serve.compat import source
+from attnres_serve.checkpoints.check import describe, render
+from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.resolve import resolve
 
 CONFIG = TINY["kimi_linear"] | {"attn_res_block_size": 2}
 LINEAR = KIMI_LAYERS["linear_attn_config"]
+GOLDEN = FAMILY_GOLDENS / "kimi_k3"
 # As in config.json of Kimi-Linear-48B-A3B, and the paper's variant: blocks of three layers.
 FULL = [*range(4, 27, 4), 27]
 RELEASED = {
@@ -67,6 +76,18 @@ RELEASED = {
 }
 
 
+def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def off(folder: Path, case: dict[str, Any]) -> float:
+    """How far the float64 model of a checkpoint is from what a golden expects."""
+    ids, wanted = [*case["prompt"], *case["output"]], case["prompt_logprobs"][1:]
+    found = tiny_sites.load(folder).logprobs(ids)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
+    wanted = torch.tensor([*wanted, *case["output_logprobs"]], dtype=torch.float64)
+    return float((found.flatten() - wanted).abs().max())
+
+
 def test_the_papers_variant() -> None:
     """Nine blocks of six sublayers, and the embedding; the context by the name that vLLM reads."""
     found = resolve(RELEASED)
@@ -109,29 +130,66 @@ def test_two_names_of_one_value() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"routed_expert_hidden_size": 64}, "experts of Kimi K3 work on a latent"),
-        ({"hidden_act": "situ", "activation_situ_beta": 2.0}, "supported without experts alone"),
-        ({"hidden_act": "situ", "num_experts": None}, "activation_situ_beta is None"),
+        ({"hidden_act": "situ"}, "activation_situ_beta is None"),
+        ({"routed_expert_hidden_size": -1}, "routed_expert_hidden_size is -1; expected null"),
+        ({"latent_moe_use_norm": 1.5}, "latent_moe_use_norm is 1.5; expected true or false"),
+        ({"num_experts_per_token": 1}, "num_experts_per_token is 1 with moe_renormalize true"),
         ({"mla_use_output_gate": "yes"}, "mla_use_output_gate is 'yes'; expected true or false"),
         ({"linear_attn_config": LINEAR | {"gate_lower_bound": -6.0}}, "gate_lower_bound is -6.0"),
         ({"linear_attn_config": LINEAR | {"gated": True}}, "gated: True, which vLLM's kimi_linear"),
         ({"mla_use_nope": None}, "mla_use_nope is None"),
+        ({"kda_decay_groups": 4}, "config.json has kda_decay_groups: 4, which a kimi_linear"),
+        ({"mixer": "mamba2"}, "config.json has mixer: 'mamba2', which a kimi_linear"),
+        ({"pre_norm_only": True}, "config.json has pre_norm_only: True, which a kimi_linear"),
     ],
 )
-def test_what_is_not_served(
-    changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+@pytest.mark.parametrize("wrap", [lambda text: text, in_a_whole_model], ids=["flat", "whole"])
+def test_what_is_not_served(changes: dict[str, Any], said: str, wrap: Wrap) -> None:
     with pytest.raises(CheckpointError, match=said):
-        resolve(CONFIG | changes)
+        resolve(wrap(CONFIG | changes))
 
 
-def test_kimi_k3_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM has it on a GPU alone; there it is none of ours."""
-    text = {"attn_res_block_size": 12, "routed_expert_hidden_size": 3584}
-    config = {"model_type": "kimi_k3", "text_config": text}
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
-    with pytest.raises(CheckpointError, match="serve it on a GPU"):
-        resolve(config)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
-    assert resolve(config) is None
+def test_a_whole_model_is_its_text() -> None:
+    """Keys of both are read in either place; those of images and of generation change nothing."""
+    whole = in_a_whole_model(without(CONFIG, "dtype", "eos_token_id", "architectures"))
+    stated = {"dtype": CONFIG["dtype"], "eos_token_id": CONFIG["eos_token_id"], "temperature": 0.6}
+    assert resolve(whole | stated | {"media_placeholder_token_id": 5}) == resolve(CONFIG)
+    one = whole | {"architectures": whole["architectures"][0]}
+    assert resolve(one | stated) == resolve(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"depth_gate": 2}, "config.json has depth_gate: 2, which Kimi K3 beside its text_config"),
+        ({"text_config": CONFIG | {"model_type": "llama"}}, "model_type in text_config is 'llama'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
+    ],
+)
+def test_what_a_whole_model_cannot_say(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        resolve(in_a_whole_model(CONFIG) | changes)
+
+
+def test_a_whole_model_with_standard_residuals_is_left_to_vllm() -> None:
+    assert resolve(in_a_whole_model(without(CONFIG, "attn_res_block_size"))) is None
+
+
+@pytest.mark.parametrize("wrap", [lambda text: text, in_a_whole_model], ids=["flat", "whole"])
+@pytest.mark.parametrize("prefix", ["", "language_model."], ids=["bare", "prefixed"])
+def test_names_and_what_is_left_aside(wrap: Wrap, prefix: str, tmp_path: Path) -> None:
+    """Layers that predict further tokens, and what reads images, by which nothing else changes."""
+    write_with_more(tmp_path / "more", GOLDEN, wrap, prefix)
+    found = describe(check_folder(tmp_path / "more"))
+    assert found == describe(check_folder(GOLDEN)) | {"left_aside": 2, "images": 3}
+    (case, *_) = expected(GOLDEN)
+    assert off(tmp_path / "more", case) < 1e-12
+    convert(str(tmp_path / "more"), str(tmp_path / "house"), to_house=True)
+    assert describe(check_folder(tmp_path / "house"))["images"] == 0
+    assert off(tmp_path / "house", case) < 1e-12
+    assert "no images     3 tensors" in render(found)
+
+
+@pytest.mark.parametrize("case", expected(GOLDEN), ids=lambda case: f"{len(case['prompt'])} tokens")
+def test_the_float64_model_equals_another_of_the_equations(case: dict[str, Any]) -> None:
+    assert off(GOLDEN, case) < 1e-12

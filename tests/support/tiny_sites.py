@@ -21,6 +21,7 @@ def sites_of(model_type: str, layers: int = 4) -> list[Site]:
 def load(folder: Path) -> Rewritten:
     """A checkpoint of Hugging Face's or of the house format in float64."""
     config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config") or config  # of one that reads images too
     base = config["model_type"].removeprefix("attnres_")
     return rewritten.load(
         folder, sites_of(base, config["num_hidden_layers"]), FACTS[base].final_norm

@@ -75,6 +75,8 @@ def render(plan: Plan) -> str:
     lines += [INDEX] if len(plan.shards) > 1 else []
     lines += [f"{path.name}  (as it is)" for path in plan.kept]
     lines += [f"not taken over: {', '.join(plan.left)}"] if plan.left else []
+    images = sum(map(plan.source.is_of_images, plan.source.headers))
+    lines += [f"not taken over: {images} tensors that read images"] if images else []
     return "\n".join(f"  {line}" for line in lines)
 
 

@@ -13,7 +13,7 @@ from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints import read as weights
 from attnres_serve.checkpoints.checked import check_content
 from attnres_serve.checkpoints.files import PICKLES, Header, pickles, read_config
-from attnres_serve.checkpoints.names import TIED, split
+from attnres_serve.checkpoints.names import TIED, is_of_images, split
 from attnres_serve.checkpoints.tensor_index import check_headers
 from attnres_serve.checkpoints.tensors import check_tied
 from attnres_serve.errors import CheckpointError
@@ -69,9 +69,12 @@ class Source:
             yield header.file, name, torch.empty(header.shape, dtype=dtype, device="meta")
 
     def in_house_names(self, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
-        """Tensors of ``tensors()``, fused ones split, without the copy for a tied head."""
+        """Tensors of ``tensors()``, fused ones split, without the copy for a tied head.
+
+        Those that read images are left out too.
+        """
         for path, name, tensor in tensors:
-            if not self.is_tied_head(name):
+            if not self.is_tied_head(name) and not self.is_of_images(name):
                 for part, piece in split(self.format, name, tensor):
                     yield path, self.format.rename(part), piece
 
@@ -79,6 +82,10 @@ class Source:
         """Whether a tensor is the copy of the embedding that old files hold for a tied head."""
         tied = self.parsed.config.get("tie_word_embeddings")
         return bool(tied) and self.format.rename(name) == HEAD
+
+    def is_of_images(self, name: str) -> bool:
+        """Whether a tensor reads images, which models are served without."""
+        return is_of_images(self.format.rename(name))
 
     def check_tied_head(self) -> None:
         """Raise CheckpointError unless the head of a tied model is the embedding, bit for bit."""

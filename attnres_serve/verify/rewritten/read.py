@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attnres_serve.verify import oracle
-from attnres_serve.verify.rewritten import alice_ai, hugging_face
+from attnres_serve.verify.rewritten import alice_ai, hugging_face, kimi_k3
 from attnres_serve.verify.rewritten.additive import require_additive
 from attnres_serve.verify.rewritten.model import Rewritten, Site
 
@@ -41,12 +42,14 @@ def load(
         ValueError: Hugging Face has no such class, the checkpoint has other tensors than it wants,
             or its residual stream cannot be rewritten.
     """
-    config = json.loads((folder / "config.json").read_text())
-    if (config.get("linear_attn_config") or {}).get("gate_lower_bound") is not None:
-        raise ValueError("Hugging Face's class has no lower bound of the gate, as Kimi K3 has")
+    config = kimi_k3.text_of(json.loads((folder / "config.json").read_text()))
     named = config["model_type"].removeprefix(_PREFIX)
-    is_composed = named == alice_ai.NAME
-    own = hugging_face.config(alice_ai.BASE if is_composed else model_type or named, config)
+    build, readable = hugging_face.build, config
+    if named == alice_ai.NAME:
+        build, model_type = alice_ai.build, alice_ai.BASE
+    elif kimi_k3.is_meant(config):
+        build, readable = partial(kimi_k3.build, config), kimi_k3.readable(config)
+    own = hugging_face.config(model_type or named, readable)
     names = oracle.depth_names(*{site.kind for site in sites})
     if config["model_type"] == alice_ai.NAME:
         names = alice_ai.DEPTH_NAMES
@@ -56,10 +59,9 @@ def load(
     if (attn_res := _attn_res(config)) is not None:
         oracle.add_depth(spec, attn_res)
     norms = (*(site.norm for site in sites), final_norm)
-    weights = oracle.read_weights(folder)
+    weights = kimi_k3.of_the_text(oracle.read_weights(folder))
     if names is alice_ai.DEPTH_NAMES:  # the first site has no tensors, and any query one answer
         weights |= alice_ai.first_site(own.hidden_size)
-    build = alice_ai.build if is_composed else hugging_face.build
     model = Rewritten(own, norms, spec, weights, build)
     found = {name: tuple(tensor.shape) for name, tensor in model.weights.items()}
     wanted = oracle.depth_shapes(spec)

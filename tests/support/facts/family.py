@@ -19,7 +19,6 @@ class Facts:
         has_head_norms: whether heads have a query and a key norm.
         has_gate: whether attention has a gate on what it returns.
         has_stages: whether vLLM's class can be split into pipeline stages.
-        compiles: whether vLLM compiles its class.
         sublayers: of every layer, as the names of their queries call them.
         variants: further keys of config.json with which a model is served and compared, by a name.
         workaround: what mends plain vLLM where its answers are wrong without, as module:function.
@@ -38,7 +37,6 @@ class Facts:
     has_gate: bool = False
     workaround: str | None = None
     has_stages: bool = True
-    compiles: bool = True
     sublayers: tuple[str, ...] = ("self_attention", "mlp")
     tiny: Config = field(default_factory=dict)
     is_tiny: bool = False

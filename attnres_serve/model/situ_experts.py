@@ -1,0 +1,122 @@
+"""Experts with Kimi K3's activation on CPU, by vLLM's hook for operators from outside.
+
+vLLM's own experts on CPU are compiled with other activations.  All other experts stay vLLM's.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as stock
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.utils.torch_utils import direct_register_custom_op
+
+NAME = "UnquantizedFusedMoEMethod"
+
+
+def replace() -> None:
+    """Let vLLM make the method of this module instead of its own (idempotent); for CPUs."""
+    if NAME not in op_registry_oot:
+        CustomOp.register_oot(UnquantizedFusedMoEMethod, name=NAME)
+
+
+class SituExperts(CPUUnquantizedExperts):
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Leave the weights as they are: only vLLM's kernel wants them packed."""
+
+    def apply(
+        self,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        *,
+        expert_map: Tensor | None,
+        **rest: Any,
+    ) -> None:
+        ids = topk_ids.long() if expert_map is None else expert_map[topk_ids.long()].long()
+        config = self.moe_config
+        betas = config.activation_situ_beta, config.activation_situ_linear_beta
+        output.copy_(mixture(hidden_states, w1, w2, topk_weights, ids, *betas))
+
+
+class UnquantizedFusedMoEMethod(stock.UnquantizedFusedMoEMethod):
+    def __init__(self, moe: Any) -> None:
+        if moe.activation != MoEActivation.SITU:
+            super().__init__(moe)
+            return
+        super(stock.UnquantizedFusedMoEMethod, self).__init__(moe)  # vLLM's finds no such experts
+        self.unquantized_backend = stock.UnquantizedMoeBackend.CPU
+        self.experts_cls = SituExperts
+        self.supports_pre_processed_weights = True
+
+
+def mixture(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    beta: float,
+    clip: float | None,
+) -> Tensor:
+    """The weighted sum of the chosen experts' outputs, ``[T, d]`` float32.
+
+    Args:
+        x: ``[T, d]``.
+        gate_up: ``[E, 2 i, d]``, the gate's rows first.
+        down: ``[E, d, i]``.
+        weights: ``[T, top_k]`` float32.
+        ids: ``[T, top_k]``, the chosen experts; -1 for one of another worker.
+        beta: the bound of the gate.
+        clip: that of what it gates; None for none.
+    """
+    out: Tensor = torch.ops.vllm.attnres_situ_experts(x, gate_up, down, weights, ids, beta, clip)
+    return out
+
+
+def _mixture(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    beta: float,
+    clip: float | None,
+) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float32)
+    flat = ids.flatten()
+    others, *ends = torch.bincount(flat + 1, minlength=len(down) + 1).cumsum(0).tolist()
+    order = flat.argsort()[others:]  # expert by expert
+    starts = (0, *(end - others for end in ends))
+    parts = [(e, slice(*span)) for e, span in enumerate(pairwise(starts)) if span[0] < span[1]]
+    if not parts:
+        return out
+    tokens = order // ids.shape[1]
+    rows = x[tokens]
+    hidden = torch.cat([linear(rows[part], gate_up[expert]) for expert, part in parts])
+    hidden = situ(hidden, beta, clip)
+    y = torch.cat([linear(hidden[part], down[expert]) for expert, part in parts])
+    return out.index_add_(0, tokens, y.float() * weights.flatten()[order, None])
+
+
+def _empty(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32)
+
+
+direct_register_custom_op("attnres_situ_experts", _mixture, fake_impl=_empty)
+
+
+def situ(gate_up: Tensor, beta: float, clip: float | None) -> Tensor:
+    """``beta tanh(g / beta) sigmoid(g) * clip tanh(u / clip)`` of g and u side by side."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    bounded = beta * torch.tanh(gate / beta)
+    if clip is not None:
+        up = clip * torch.tanh(up / clip)
+    return (bounded * torch.sigmoid(gate) * up).to(gate_up.dtype)
