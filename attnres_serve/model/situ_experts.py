@@ -3,17 +3,18 @@
 vLLM's own experts on CPU are compiled with other activations.  All other experts stay vLLM's.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as stock
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.utils.torch_utils import direct_register_custom_op
+
+from attnres_serve.compat import host
+from attnres_serve.kernels.grouped import grouped_linear, prepare
 
 NAME = "UnquantizedFusedMoEMethod"
 
@@ -22,6 +23,8 @@ def replace() -> None:
     """Let vLLM make the method of this module instead of its own (idempotent); for CPUs."""
     if NAME not in op_registry_oot:
         CustomOp.register_oot(UnquantizedFusedMoEMethod, name=NAME)
+        if (problem := prepare()) is not None:
+            host.logger().warning("experts run in plain torch, which is slow: %s", problem)
 
 
 class SituExperts(CPUUnquantizedExperts):
@@ -90,20 +93,14 @@ def _mixture(
     beta: float,
     clip: float | None,
 ) -> Tensor:
-    out = torch.zeros(x.shape, dtype=torch.float32)
     flat = ids.flatten()
-    others, *ends = torch.bincount(flat + 1, minlength=len(down) + 1).cumsum(0).tolist()
+    ends = torch.bincount(flat + 1, minlength=len(down) + 1).cumsum(0)
+    others = int(ends[0])
     order = flat.argsort()[others:]  # expert by expert
-    starts = (0, *(end - others for end in ends))
-    parts = [(e, slice(*span)) for e, span in enumerate(pairwise(starts)) if span[0] < span[1]]
-    if not parts:
-        return out
-    tokens = order // ids.shape[1]
-    rows = x[tokens]
-    hidden = torch.cat([linear(rows[part], gate_up[expert]) for expert, part in parts])
-    hidden = situ(hidden, beta, clip)
-    y = torch.cat([linear(hidden[part], down[expert]) for expert, part in parts])
-    return out.index_add_(0, tokens, y.float() * weights.flatten()[order, None])
+    tokens, starts = order // ids.shape[1], ends - others
+    hidden = situ(grouped_linear(x[tokens].float(), gate_up, starts), beta, clip)
+    y = grouped_linear(hidden, down, starts) * weights.flatten()[order, None]
+    return torch.zeros(x.shape, dtype=torch.float32).index_add_(0, tokens, y)
 
 
 def _empty(x: Tensor, *_: Any) -> Tensor:
@@ -115,8 +112,8 @@ direct_register_custom_op("attnres_situ_experts", _mixture, fake_impl=_empty)
 
 def situ(gate_up: Tensor, beta: float, clip: float | None) -> Tensor:
     """``beta tanh(g / beta) sigmoid(g) * clip tanh(u / clip)`` of g and u side by side."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate, up = gate_up.chunk(2, dim=-1)
     bounded = beta * torch.tanh(gate / beta)
     if clip is not None:
         up = clip * torch.tanh(up / clip)
-    return (bounded * torch.sigmoid(gate) * up).to(gate_up.dtype)
+    return bounded * torch.sigmoid(gate) * up

@@ -62,6 +62,19 @@ def prepare() -> None:
     _ready = True
 
 
+def problem() -> str | None:
+    """``prepare``, for what can run in plain torch too.
+
+    Returns:
+        A sentence that says why there is no C++, or None.
+    """
+    try:
+        prepare()
+    except BackendError as error:
+        return str(error)
+    return None
+
+
 def queries_of(sites: Sequence[SiteWeights]) -> Sequence[SiteWeights]:
     return sites
 
@@ -147,7 +160,8 @@ def _packed(slot: int, logit_scale: float, key_eps: float, norm_eps: float) -> t
 
 def _register_fakes() -> None:
     """What the operators return, for compilers: nothing."""
-    for name in ("single_pass", "phase_1", "phase_2", "add_to_row", "recurrence"):
+    nothing = ("single_pass", "phase_1", "phase_2", "add_to_row", "recurrence", "grouped_linear")
+    for name in nothing:
         torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
 
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "direct.h"
+#include "grouped.h"
 #include "recurrence.h"
 
 namespace {
@@ -44,6 +45,7 @@ STABLE_TORCH_LIBRARY(attnres_serve, library) {
   library.def(
       "cpp_recurrence(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor? beta, Tensor(a!) state, "
       "Tensor slots, Tensor starts, Tensor has_history, float scale, Tensor(b!) out) -> ()");
+  library.def("cpp_grouped_linear(Tensor x, Tensor weight, Tensor starts, Tensor(a!) out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
@@ -52,4 +54,5 @@ STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
   library.impl("cpp_phase_2", TORCH_BOX(&phase_2));
   library.impl("cpp_add_to_row", TORCH_BOX(&add_to_row));
   library.impl("cpp_recurrence", TORCH_BOX(&recurrence));
+  library.impl("cpp_grouped_linear", TORCH_BOX(&grouped_linear));
 }

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from attnres_serve.kernels.cpp import backend as cpp
-from attnres_serve.kernels.interface import BackendError
 from attnres_serve.kernels.recurrence import in_torch
 
 _ready = False
@@ -17,12 +16,9 @@ def prepare() -> str | None:
         A sentence that says why there is no C++, or None.
     """
     global _ready
-    try:
-        cpp.prepare()
-    except BackendError as error:
-        return str(error)
-    _ready = True
-    return None
+    problem = cpp.problem()
+    _ready = problem is None
+    return problem
 
 
 def recurrence(
