@@ -13,8 +13,6 @@ from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, latent
-from attnres_serve.families.family import Family
-from attnres_serve.families.limits import Limit
 from attnres_serve.flags import usual, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 
@@ -85,7 +83,7 @@ def check_heads(name: str, parsed: ParsedConfig) -> None:
     """
     family, config = FAMILIES[parsed.base], parsed.config
     if family.is_latent:
-        _check_row(name, family, config)
+        _check_row(name, config)
         return
     size, sizes = family.head_size(config), source.head_sizes()
     if size is not None and sizes and size not in sizes:
@@ -95,15 +93,7 @@ def check_heads(name: str, parsed: ParsedConfig) -> None:
         )
 
 
-def _check_row(name: str, family: Family, config: Mapping[str, Any]) -> None:
-    row = tuple(config[key] for key in latent.ROW)
-    if source.is_cpu_build() and Limit.LIGHTNING in family.limits and row != latent.COMPILED:
-        both = " and ".join(map("{} {}".format, latent.ROW, row))
-        raise CheckpointError(
-            f"{name} has latent attention with {both}, and beside lightning attention "
-            f"{' and '.join(map(str, latent.COMPILED))} alone were shown to be exact; train it "
-            "with those."
-        )
+def _check_row(name: str, config: Mapping[str, Any]) -> None:
     channels, sizes = latent.head_size(config), source.latent_rows()
     if sizes and channels not in sizes:
         both = " and ".join(f"{key} {config[key]}" for key in latent.ROW)

@@ -72,17 +72,6 @@ def test_rows_that_a_device_does_not_compute(
         needs.check_heads("m", parsed.translated("m"))
 
 
-@pytest.mark.parametrize("row", [(96, 24), (512, 32), (544, 32)])
-def test_other_rows_beside_lightning_attention(
-    row: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes = dict(zip(("kv_lora_rank", "qk_rope_head_dim"), row, strict=True))
-    parsed = check_folder(written(tmp_path, "bailing_hybrid", **changes)).translated("m")
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
-    with pytest.raises(CheckpointError, match=r"beside lightning attention 512 and 64 alone were"):
-        needs.check_heads("m", parsed)
-
-
 def test_the_rows_are_those_of_vllms_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which every backend of latent attention has."""
     pytest.importorskip("vllm")

@@ -77,7 +77,6 @@ def test_a_process_of_another_model_keeps_vllms_layer(monkeypatch: pytest.Monkey
 
 
 NEMOTRON, KIMI = "AttnResNemotronHForCausalLM", "AttnResKimiLinearForCausalLM"
-PURE = ("AttnResGlm4MoeLiteForCausalLM", "AttnResDeepseekV3ForCausalLM")
 
 
 class Model(ModelConfig):
@@ -92,7 +91,7 @@ class Model(ModelConfig):
         )
         self.mla = mla
 
-    is_hybrid = property(lambda self: self.hf_config.architectures[0] not in PURE)
+    is_hybrid = property(lambda self: True)
     use_mla = property(lambda self: self.mla)
 
 
@@ -103,6 +102,7 @@ class Model(ModelConfig):
         (("AttnResMamba2ForCausalLM",), False),
         ((KIMI, True), False),
         (("AttnResBailingMoeV2_5ForCausalLM", True), False),
+        (("AttnResDeepseekV3ForCausalLM", True), True),
         (("AttnResQwen3NextForCausalLM",), True),
         (("AttnResLfm2ForCausalLM",), True),
         # without AttnRes vLLM's answer stays as it is
@@ -140,12 +140,10 @@ def test_prefix_caching_that_is_asked_for_is_refused(architecture: str, title: s
 @pytest.mark.parametrize(
     ("given", "tokens"),
     [
-        (("AttnResGlm4MoeLiteForCausalLM", True), 512),
+        ((KIMI, True), 512),
         (("AttnResDeepseekV3ForCausalLM", True, (256, 32)), 512),
         # without latent attention, or without AttnRes, the platform's settings stay
         (("AttnResQwen3NextForCausalLM",), 4096),
-        (("AttnResBailingMoeV2_5ForCausalLM", True), 4096),
-        ((KIMI, True, (128, 32)), 4096),
         (("KimiLinearForCausalLM", True), 4096),
     ],
 )

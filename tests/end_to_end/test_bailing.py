@@ -15,7 +15,7 @@ from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_named
 
 from attnres_serve.settings import ALGORITHMS
-from tests.end_to_end.test_families import check_trace
+from tests.end_to_end.test_families import CHUNK, check_trace
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
@@ -35,7 +35,8 @@ def runs(tmp_path_factory):
     for case, (name, changes) in CASES.items():
         seed = random.randrange(10**6)
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
-        jobs[case] = engine_job(root / case, fresh_prompts((7, 190, 1)), CHOSEN[case], trace=True)
+        prompts = fresh_prompts((7, 190, 1))
+        jobs[case] = engine_job(root / case, prompts, CHOSEN[case], chunk=CHUNK, trace=True)
     return root, run_named(jobs, root / "run")
 
 
@@ -48,5 +49,5 @@ def test_it_equals_its_equations_with_mixes(runs, case, record_property):
     check_all_against(model, job, result, caches_prefixes=FACTS[name].caches_prefixes)
     check_executed(result, CHOSEN[case], compiled=False)
     check_trace(model, max(job["prompts"], key=len), result["trace"])
-    record_property("shows", (name, "exact"))
-    record_property("shows", (name, "trace"))
+    for column in ("exact", "trace", "chunked"):
+        record_property("shows", (name, column))

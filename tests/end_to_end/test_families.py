@@ -161,9 +161,7 @@ def record_exact(record_property, case: str) -> None:
     """What a family's first variant shows for the table of families."""
     name, _ = CASES[case]
     if case == first_case(name):
-        # A hybrid with latent attention computes prompts whole.
-        chunked = () if name == "kimi_linear" else ("chunked",)
-        for column in ("exact", "trace", *chunked):
+        for column in ("exact", "trace", "chunked"):
             record_property("shows", (name, column))
 
 

@@ -1,8 +1,7 @@
 """Chunked prefill and prefix caching of latent attention on CPU.
 
 vLLM 0.32 and 0.33: the platform switches both off for ``CPU_MLA``, which computes the context of a
-prompt's later chunks all the same, as drafts need it.  In hybrid models they stay off: a
-sequence that was decoded in a step with another's chunk had other answers.
+prompt's later chunks all the same, as drafts need it.
 """
 
 from typing import Any
@@ -37,5 +36,4 @@ def keep_settings() -> None:
 
 def _is_ours(model_config) -> bool:
     named = getattr(model_config and model_config.hf_config, "architectures", None) or ()
-    is_ours = any(name in BY_ARCHITECTURE for name in named)
-    return is_ours and model_config.use_mla and not model_config.is_hybrid
+    return any(name in BY_ARCHITECTURE for name in named) and model_config.use_mla

@@ -34,6 +34,8 @@ FACTS = Facts(
         "": {},
         "query latent, other groups": {
             "q_lora_rank": 64,
+            "kv_lora_rank": 96,
+            "qk_rope_head_dim": 24,
             "layer_group_size": 4,
             "group_norm_size": 1,
             "first_k_dense_replace": 0,
