@@ -54,13 +54,11 @@ def test_tensor_parallelism_is_reckoned_from_what_was_measured() -> None:
     page = " ".join((ROOT / "docs" / "use" / "scaling.md").read_text().split())
     norm = tables.by_cell(ON_FILE["kernels"]["results"])[(4096, 8, 4, 1)]["add_rms_norm"]
     each = round(norm["site_us"] - ON_FILE["kernels"]["method"]["launch_us"], 1)
-    assert f"{each} us each" in page
-    norms = 65 * each
-    assert f"add {added:.0f} us to a step of {step / 1000:.2f} ms" in page
-    for workers in (1, 2, 4, 8):
-        part = step / workers
-        assert f"{100 * added / part:.1f} % at TP {workers}" in page
-        assert workers == 1 or f"{100 * (added + norms) / part:.1f} % at TP {workers}" in page
+    assert f"(65 x {each} us)" in page
+    assert f"[{added:.0f} us of {step / 1000:.2f} ms]" in page
+    for more in (added, added + 65 * each):
+        shares = [f"{100 * more / (step / workers):.1f}" for workers in (2, 4, 8)]
+        assert f"| {', '.join(shares)} % |" in page
 
 
 def test_vllms_kernel_is_slower_where_that_is_claimed() -> None:

