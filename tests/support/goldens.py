@@ -158,7 +158,7 @@ def check_against(model, prompt: list[int], answer: dict, where: str) -> list[st
         best, want = float(row.max()), float(row[token])
         if not abs(value - want) <= bound(want) + reach[position]:
             found.append(f"{where}: output token {step}: {value}, not {want}")
-        if best - want > SMALL_GAP:
+        if best - want > SMALL_GAP + 2 * reach[position]:
             found.append(f"{where}: output token {step} is not the greedy choice")
     return found
 
@@ -185,20 +185,22 @@ def rounding(model, ids: Sequence[int], logprobs: torch.Tensor) -> list[float]:
 
     In random models of small weights a few positions lose all but some digits: rounding the weights
     to float32 alone moves them by 1e-5 to 8e-5, others by 2e-7.  An evaluation in float32, which
-    rounds everywhere, was found up to 16 times as far off (250 models of 195 positions).
+    rounds everywhere, was found up to 16 times as far off (250 models of 195 positions).  Weights
+    are moved both ways, so that a choice of experts which is as close as that falls both ways.
     """
-    off = rounded(model).logprobs(ids) - logprobs
-    return (EVERYWHERE * off.abs().amax(-1)).tolist()
+    off = [rounded(model, far).logprobs(ids) - logprobs for far in (EVERYWHERE, -EVERYWHERE)]
+    return torch.stack(off).abs().amax((0, -1)).tolist()
 
 
 EVERYWHERE = 32  # times as far off as rounded weights alone, where everything is rounded
 
 
-def rounded(model):
-    """A float64 model whose weights are off as float32's are."""
+def rounded(model, far: float = 1):
+    """A float64 model whose weights are off as float32's are, or so many times as far."""
     draw = torch.Generator().manual_seed(0)
     moved = {
-        name: weight * (1 + 2**-24 * torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
+        name: weight
+        * (1 + far * 2**-24 * torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
         for name, weight in model.weights.items()
     }
     return replace(model, weights=moved)
