@@ -8,20 +8,6 @@ from torch.nn.functional import linear
 
 from attnres_serve.kernels.cpp import backend as cpp
 
-_ready = False
-
-
-def prepare() -> str | None:
-    """Compile and load the C++, without which all that follows runs in plain torch.
-
-    Returns:
-        A sentence that says why there is no C++, or None.
-    """
-    global _ready
-    problem = cpp.problem()
-    _ready = problem is None
-    return problem
-
 
 def grouped_linear(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
     """``weight[g] x[n]`` for each row ``n`` of a group ``g``, ``[N, o]`` float32.
@@ -33,7 +19,7 @@ def grouped_linear(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
             ``starts[g + 1]``, and together they have all.
     """
     out = x.new_empty(len(x), weight.shape[1])
-    if _ready:
+    if cpp.is_ready():
         torch.ops.attnres_serve.cpp_grouped_linear(x, weight, starts, out)
         return out
     for matrix, (begin, end) in zip(weight, pairwise(starts.tolist()), strict=True):

@@ -20,7 +20,7 @@ def problem(vllm_config, family: Family) -> str | None:
             "parallelism, and there is one worker; leave it out, or add --tensor-parallel-size."
         )
     others = {
-        "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
+        "--pipeline-parallel-size": engine_config.has_stages(vllm_config),
         "--data-parallel-size": parallel.data_parallel_size > 1,
         "--decode-context-parallel-size": parallel.decode_context_parallel_size > 1,
         "--enable-dbo": parallel.use_ubatching,

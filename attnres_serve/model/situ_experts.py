@@ -14,7 +14,8 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from attnres_serve.compat import host
-from attnres_serve.kernels.grouped import grouped_linear, prepare
+from attnres_serve.kernels.cpp import backend as cpp
+from attnres_serve.kernels.grouped import grouped_linear
 
 NAME = "UnquantizedFusedMoEMethod"
 
@@ -23,7 +24,7 @@ def replace() -> None:
     """Let vLLM make the method of this module instead of its own (idempotent); for CPUs."""
     if NAME not in op_registry_oot:
         CustomOp.register_oot(UnquantizedFusedMoEMethod, name=NAME)
-        if (problem := prepare()) is not None:
+        if (problem := cpp.problem()) is not None:
             host.logger().warning("experts run in plain torch, which is slow: %s", problem)
 
 
@@ -46,7 +47,8 @@ class SituExperts(CPUUnquantizedExperts):
         ids = topk_ids.long() if expert_map is None else expert_map[topk_ids.long()].long()
         config = self.moe_config
         betas = config.activation_situ_beta, config.activation_situ_linear_beta
-        output.copy_(mixture(hidden_states, w1, w2, topk_weights, ids, *betas))
+        experts = torch.ops.vllm.attnres_situ_experts  # ``mixture``, opaque to a compiler
+        output.copy_(experts(hidden_states, w1, w2, topk_weights, ids, *betas))
 
 
 class UnquantizedFusedMoEMethod(stock.UnquantizedFusedMoEMethod):
@@ -80,19 +82,6 @@ def mixture(
         beta: the bound of the gate.
         clip: that of what it gates; None for none.
     """
-    out: Tensor = torch.ops.vllm.attnres_situ_experts(x, gate_up, down, weights, ids, beta, clip)
-    return out
-
-
-def _mixture(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-    beta: float,
-    clip: float | None,
-) -> Tensor:
     flat = ids.flatten()
     ends = torch.bincount(flat + 1, minlength=len(down) + 1).cumsum(0)
     others = int(ends[0])
@@ -107,7 +96,7 @@ def _empty(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.float32)
 
 
-direct_register_custom_op("attnres_situ_experts", _mixture, fake_impl=_empty)
+direct_register_custom_op("attnres_situ_experts", mixture, fake_impl=_empty)
 
 
 def situ(gate_up: Tensor, beta: float, clip: float | None) -> Tensor:

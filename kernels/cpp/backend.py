@@ -62,8 +62,13 @@ def prepare() -> None:
     _ready = True
 
 
+def is_ready() -> bool:
+    """Whether ``prepare`` has loaded the operators."""
+    return _ready
+
+
 def problem() -> str | None:
-    """``prepare``, for what can run in plain torch too.
+    """``prepare``, for what can run in plain torch too: ``recurrence`` and ``grouped``.
 
     Returns:
         A sentence that says why there is no C++, or None.

@@ -6,20 +6,6 @@ from torch import Tensor
 from attnres_serve.kernels.cpp import backend as cpp
 from attnres_serve.kernels.recurrence import in_torch
 
-_ready = False
-
-
-def prepare() -> str | None:
-    """Compile and load the C++, without which all that follows runs in plain torch.
-
-    Returns:
-        A sentence that says why there is no C++, or None.
-    """
-    global _ready
-    problem = cpp.problem()
-    _ready = problem is None
-    return problem
-
 
 def recurrence(
     q: Tensor,
@@ -69,7 +55,7 @@ def recurrence(
         ``[T, H, V]`` in the dtype of ``v``.
     """
     batch = slots, starts, has_history
-    if not _ready or q.dtype == torch.float64:
+    if not cpp.is_ready() or q.dtype == torch.float64:
         return in_torch.recurrence(q, k, v, decay, beta, state, *batch, scale)
     out = torch.zeros_like(v, memory_format=torch.contiguous_format)
     decay = decay.expand(*v.shape[:2], q.shape[-1])

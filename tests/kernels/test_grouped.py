@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from attnres_serve.kernels import grouped
+from attnres_serve.kernels.cpp import backend as cpp
 
 SIZES = (((1,), 7, 5), ((4, 0, 5), 33, 64), ((0, 50, 3), 96, 100), ((17, 1), 16, 448), ((0,), 4, 4))
 
 
 @pytest.fixture(params=["C++", "torch"])
 def ready(request, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert grouped.prepare() is None
-    monkeypatch.setattr(grouped, "_ready", request.param == "C++")
+    assert cpp.problem() is None
+    monkeypatch.setattr(cpp, "_ready", request.param == "C++")
 
 
 @pytest.mark.usefixtures("ready")
@@ -47,7 +48,7 @@ def test_every_row_has_its_own_matrix(counts, out, width, dtype) -> None:
 )
 def test_what_would_be_misread_is_refused(change, said) -> None:
     """Nothing is read or written beyond an argument."""
-    assert grouped.prepare() is None
+    assert cpp.problem() is None
     given = {"x": torch.zeros(3, 5), "weight": torch.zeros(2, 6, 5)}
     given |= {"starts": torch.tensor([0, 1, 3])} | change
     with pytest.raises(RuntimeError, match=said):

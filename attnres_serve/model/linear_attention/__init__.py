@@ -9,7 +9,7 @@ import importlib
 import sys
 
 from attnres_serve.compat import host
-from attnres_serve.kernels import recurrence
+from attnres_serve.kernels.cpp import backend as cpp
 
 LAYERS = "vllm.model_executor.layers.mamba"
 # vLLM's modules and classes, and the modules here that have a class of the same name.
@@ -34,5 +34,5 @@ def replace_on_cpu() -> None:
         if f"{LAYERS}.{module}" in sys.modules and name not in op_registry_oot:
             layer = getattr(importlib.import_module(f"{__name__}.{own}"), name)
             PluggableLayer.register_oot(layer, name=name)
-            if (problem := recurrence.prepare()) is not None:
+            if (problem := cpp.problem()) is not None:
                 host.logger().warning("%s runs in plain torch, which is slow: %s", name, problem)

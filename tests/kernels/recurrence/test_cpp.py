@@ -6,7 +6,7 @@ from ragged import KINDS, random
 
 from attnres_serve.kernels.cpp import backend as cpp
 from attnres_serve.kernels.interface import BackendError
-from attnres_serve.kernels.recurrence import in_torch, operator, prepare, recurrence
+from attnres_serve.kernels.recurrence import in_torch, recurrence
 
 SIZES = ((128, 128), (64, 64), (256, 64), (32, 32), (16, 80), (17, 5), (100, 33), (1, 1))
 FLOAT, HALVES = torch.float32, (torch.bfloat16, torch.float16)
@@ -15,7 +15,7 @@ FLOAT, HALVES = torch.float32, (torch.bfloat16, torch.float16)
 @pytest.fixture(autouse=True)
 def compiled():
     """One thread: on a busy machine torch's small products wait for each other otherwise."""
-    assert prepare() is None
+    assert cpp.problem() is None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -175,8 +175,8 @@ def test_without_a_compiler_torch_runs(monkeypatch):
         raise BackendError("no compiler here")
 
     monkeypatch.setattr(cpp, "prepare", fail)
-    monkeypatch.setattr(operator, "_ready", False)
-    assert prepare() == "no compiler here"
+    monkeypatch.setattr(cpp, "_ready", False)
+    assert cpp.problem() == "no compiler here"
     batch = random().to(FLOAT, FLOAT)
     out, state = batch.run(recurrence)
     right, right_state = batch.run(in_torch.recurrence)
