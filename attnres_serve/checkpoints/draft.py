@@ -127,7 +127,7 @@ def check_hook(target: ParsedConfig, method: str) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    if target.base not in heads.HOOKED:
+    if not FAMILIES[target.base].shows_layers:
         raise CheckpointError(
             f"speculative decoding by {method!r} is not supported for {FAMILIES[target.base].title}"
             ", whose class in vLLM hands on nothing from between its layers; "

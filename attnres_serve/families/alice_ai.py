@@ -152,4 +152,5 @@ FAMILY = hugging_face.family(
     adjust=adjust,
     recurrent_bytes=state,
     cache_elements=cache_elements,
+    shows_layers=True,
 )

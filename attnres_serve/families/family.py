@@ -113,6 +113,8 @@ class Family:
         sums: by the kind of a sublayer, what it may be called in a layer of vLLM's, where a site is
             given exactly what its own row-parallel layer sums up.  Empty where sharded sites were
             not tried.
+        shows_layers: whether vLLM's class has a hook for what goes between layers, and says so,
+            which heads of EAGLE's kind read.  False where that was not tried.
         is_stock: whether vLLM has it with standard residuals.
     """
 
@@ -149,6 +151,7 @@ class Family:
     needs_gpu: bool = False
     draft: Head | None = None
     sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shows_layers: bool = False
     is_stock: bool = True
 
     @property

@@ -1,4 +1,4 @@
-"""Heads of checkpoints that predict further tokens, and models that show their layers to heads."""
+"""Heads of checkpoints that predict further tokens."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,16 +42,6 @@ MTP = Head(
     },
 )
 QWEN = replace(MTP, usual=1)  # Qwen's own files have no key of it
-
-# Families whose class in vLLM has a hook for what goes from layer to layer, and says so; but for
-# those that were not tried: Nemotron-H, whose drafts need a GPU, and Llama with a gate.
-HOOKED = frozenset(
-    {
-        *("afmoe", "alice_ai", "apertus", "ernie4_5", "gpt_oss", "llama"),
-        *("llama4_text", "ministral3", "mistral", "phi3", "qwen2", "qwen3"),
-        *("qwen3_moe", "qwen3_next"),
-    }
-)
 
 
 def shapes(family: Family, config: Config) -> dict[str, Shape]:

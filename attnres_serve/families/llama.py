@@ -23,4 +23,5 @@ FAMILY = dense.family(
     cls="LlamaForCausalLM",
     checks=CHECKS,
     window=checks.stated_window,
+    shows_layers=True,
 )

@@ -14,4 +14,5 @@ FAMILY = hugging_face.family(
     sums=SUMS,
     # With biases, Hugging Face's class has one on the output too.
     only={"attention_bias": (False,), "use_sliding_window": (False,)},
+    shows_layers=True,
 )

@@ -102,4 +102,5 @@ FAMILY = hugging_face.family(
     kinds=KINDS,
     rotates_part=True,
     recurrent_bytes=state,
+    shows_layers=True,
 )

@@ -24,13 +24,14 @@ from safetensors.torch import load_file, save_file
 from serving import DEMO, ROOT, draft_of_the_demo, running_demo
 from torch import Tensor
 
-from attnres_serve.families import FAMILIES, heads
+from attnres_serve.families import FAMILIES
 from attnres_serve.verify.oracle import load
 from attnres_serve.verify.rewritten import Rewritten
 from tests.end_to_end.test_families import check_trace
 
 pytestmark = pytest.mark.engine
 
+SHOWN = sorted(name for name, family in FAMILIES.items() if family.shows_layers and name != "llama")
 TEXTS = (
     "import os\n\n\ndef ",
     "def read_file(path):\n    with open(",
@@ -175,9 +176,7 @@ EAGLES = [("eagle", None), ("eagle3", "partial"), ("eagle3", "mixed")]
 
 
 @pytest.mark.parametrize(("method", "stream"), EAGLES)
-@pytest.mark.parametrize(
-    ("base", "mode"), ways("llama", *sorted(heads.HOOKED - {"llama"}), marks=pytest.mark.families)
-)
+@pytest.mark.parametrize(("base", "mode"), ways("llama", *SHOWN, marks=pytest.mark.families))
 def test_heads_of_other_folders(base, mode, method, stream, tmp_path):
     """EAGLE's reads what the last norm gives, EAGLE-3's the stream that is asked for."""
     count = 4
