@@ -25,7 +25,6 @@ LISTED = subprocess.run(
 PAGES = [ROOT / name for name in LISTED if name and (ROOT / name).is_file()]
 TEMPLATES = {"examples/demo/card.md"}  # filled in by train.py
 MARKDOWN = MarkdownIt("commonmark").enable("table")
-SCRIPT = ROOT / "docs" / "images" / "attnres.py"
 
 
 # Limits.
@@ -48,7 +47,7 @@ def test_the_readme_has_its_parts_in_order():
         "docs/use/tutorial.md",
         "docs/images/page-figures.png",
         "arxiv.org/abs/2603.15031",
-        "docs/images/attnres.svg",
+        "server/static/attnres.svg",
         "make serve",
         "/v1/completions",
         "pip install",
@@ -63,7 +62,7 @@ def test_the_readme_has_its_parts_in_order():
     )
     places = [text.index(mark) for mark in marks]
     assert places == sorted(places)
-    assert text[: text.index("docs/images/attnres.svg")].count("\n") <= 12  # above the fold
+    assert text[: text.index("server/static/attnres.svg")].count("\n") <= 12  # above the fold
     assert links(README)[:2] == ["docs/use/tutorial.md", "docs/images/page-figures.png"]
 
 
@@ -133,13 +132,8 @@ def test_a_broken_link_is_found(tmp_path, monkeypatch):
 # The picture.
 
 
-def test_the_picture_is_what_its_script_draws():
-    """In both places; it loads nothing, and has colours for light and dark themes."""
-    namespace: dict = {"__file__": str(SCRIPT), "__name__": "drawing"}
-    exec(compile(SCRIPT.read_text(), SCRIPT, "exec"), namespace)
-    drawn = namespace["drawing"]()
-    copies = {path.read_text() for path in namespace["FILES"]}
-    assert copies == {drawn} and (page.FOLDER / "attnres.svg").read_text() == drawn
+def test_the_picture_loads_nothing_and_has_colours_for_both_themes():
+    drawn = (page.FOLDER / "attnres.svg").read_text()
     assert "prefers-color-scheme:dark" in drawn
     assert not re.search(r"<script|href=|url\((?!#)|@import", drawn)
 
