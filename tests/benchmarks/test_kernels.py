@@ -16,10 +16,10 @@ import torch
 from serving import ROOT
 from torch import Tensor
 from triton_interpreter import (
-    INTERPRETED,
     ON_GPU,
+    RUNNABLE,
+    alone,
     interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
 )
 
 from attnres_serve.kernels import reference
@@ -200,12 +200,6 @@ def test_peers_that_are_not_here_are_named(monkeypatch):
     }
 
 
-def test_a_file_of_vllm_that_is_not_there(tmp_path):
-    peers, _, _ = kernel_peers.find(tmp_path / "attn_res.py")
-    _, _, failures = gate(CELLS[0], {"vllm_kimi_k3": peers["vllm_kimi_k3"]})
-    assert "it does not start: " in failures["vllm_kimi_k3"]
-
-
 # Cells.
 
 
@@ -222,20 +216,6 @@ def test_the_default_is_the_stated_subset_with_the_comparison_first():
         assert {getattr(cell, field) for cell in cells} == set(values)
     for values in (kernel_cells.TOKENS, kernel_cells.BLOCKS, kernel_cells.HIDDEN):
         assert ", ".join(map(str, values)) in kernels.__doc__.replace("\n", " ")
-
-
-def test_cells_of_a_command():
-    options = kernels.options_of(
-        ["--tokens", "1", "128", "--blocks", "9", "--hidden", "7168", "--sites", "8"]
-    )
-    for interpreted in (False, True):
-        assert kernels.chosen_cells(options, interpreted) == [
-            Cell(1, 9, 7168, 8),
-            Cell(128, 9, 7168, 8),
-        ]
-    assert kernels.chosen_cells(kernels.options_of([]), True) == list(kernel_cells.TINY)
-    with pytest.raises(SystemExit):
-        kernels.options_of(["--tokens", "0"])
 
 
 def test_a_cell_that_does_not_fit_is_set_aside():
@@ -343,23 +323,6 @@ def test_a_row_follows_from_its_times():
     assert single["bytes"] == bytes_
     assert single["floor_us"] == pytest.approx(bytes_ / 4e12 * 1e6)
     assert single["floor_share"] == pytest.approx(single["floor_us"] / 20)
-
-
-def test_two_sites_have_no_later_one_and_one_round_no_spread():
-    assert kernel_report.quartiles([3.0]) == {"median": 3, "q1": 3, "q3": 3}
-    samples = {"single_pass": [[1.0, 2.0]]}
-    (row,) = kernel_report.summarise(
-        Cell(1, 1, 64, 2), samples, CONTENDERS, {"single_pass": 0.1}, torch.bfloat16, 1e12
-    )
-    assert row["later_us"] is None and row["ratios"] == {}
-
-
-def test_the_table_has_a_line_for_every_row():
-    rows = rows_of()
-    head, *lines = kernel_report.table(rows).splitlines()
-    assert len(lines) == len(rows) == 3
-    assert all(len(line) <= len(head) for line in lines)
-    assert lines[1].split()[:6] == ["128", "4", "4096", "4", "single_pass", "20.0"]
 
 
 # The command.
@@ -540,10 +503,5 @@ def test_the_command_gates_in_the_interpreter(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1])["rows"] == len(found)
 
 
-if not ON_GPU and not INTERPRETED:
-    for _name in [name for name in globals() if name.startswith("test_")]:
-        del globals()[_name]
-
-    def test_the_benchmark_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)
+if not RUNNABLE:
+    test_in_a_process_of_its_own = alone(globals())

@@ -6,7 +6,6 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +16,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnres_serve.bench.process import Engine
-from attnres_serve.bench.ratios import paired_ratios
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels import reference
 from attnres_serve.verify.oracle import load
-from benchmarks.common import median_interval
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import models as peer_models
 from benchmarks.peers import process as peer_process
 from benchmarks.peers.__main__ import Peer
-
-ROW = {"shape", "workload", "peer", "median_s", "tokens_per_s", "seconds"}
-ROW |= {f"over_{reference}" for reference in peers.REFERENCES}
 
 
 @pytest.fixture(scope="module", params=peers.TINY)
@@ -254,27 +248,6 @@ def test_rows_and_table():
     assert lines[2].split()[:6] == ["768x12", "batch", "single_pass_cpp", "1.250", "204.8", "0.312"]
 
 
-def check_document(document: dict[str, Any]) -> None:
-    """All rows are there and every figure follows from the seconds."""
-    assert document["benchmark"] == "peers"
-    rounds, works = document["config"]["rounds"], document["config"]["workloads"]
-    names = [one.name for one in (peers.EAGER if document["quick"] else peers.PEERS)]
-    rows = {(row["shape"], row["workload"], row["peer"]): row for row in document["results"]}
-    assert (
-        len(rows) == len(document["results"]) == len(document["shapes"]) * len(works) * len(names)
-    )
-    for (shape, work, name), row in rows.items():
-        assert row.keys() == ROW and name in document["peers"][shape]
-        assert len(row["seconds"]) == rounds and row["median_s"] == median(row["seconds"])
-        outputs = sum(wanted for _, wanted in works[work])
-        assert row["tokens_per_s"] == pytest.approx(outputs / row["median_s"])
-        for other in peers.REFERENCES:
-            ratios = paired_ratios(row["seconds"], rows[shape, work, other]["seconds"])
-            over = row[f"over_{other}"]
-            assert over["ratio"] == median(ratios)
-            assert over["ci95"] == pytest.approx(median_interval(ratios))
-
-
 def test_the_quick_form_is_the_gate_timed(order, capsys, tmp_path):
     out = tmp_path / "peers.json"
     assert peers.main(["--quick", "--out", str(out)]) == 0
@@ -283,7 +256,6 @@ def test_the_quick_form_is_the_gate_timed(order, capsys, tmp_path):
     assert document == json.loads(out.read_text())
     assert document["quick"] and document["config"]["dtype"] == "float32"
     assert document["shapes"] == {"128x4": peers.TINY["128x4"]}
-    check_document(document)
 
 
 def test_the_real_form_measures_after_the_gate(monkeypatch, capsys):
@@ -303,7 +275,6 @@ def test_the_real_form_measures_after_the_gate(monkeypatch, capsys):
     ]
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert not document["quick"] and document["shapes"] == {"768x12": peers.SHAPES["768x12"]}
-    check_document(document)
 
 
 @pytest.mark.engine
@@ -312,4 +283,3 @@ def test_the_real_form_measures_after_the_gate(monkeypatch, capsys):
 def test_the_quick_measurement_runs_end_to_end(tmp_path):
     document = run_benchmark("peers", tmp_path / "quick.json", "--quick")
     assert document["quick"]
-    check_document(document)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import GOLDENS, write_fla, write_house
+from checkpoints import GOLDENS, write_house
 from safetensors.torch import load_file, save_file
 from serving import free_port
 
@@ -244,12 +244,6 @@ def test_rotary_embeddings_that_state_what_is_usual(rope: dict, tmp_path: Path) 
 # --- the folder and config.json
 
 
-def test_no_such_path(tmp_path: Path, refused: Callable[..., str]) -> None:
-    """A path that does not exist is a path, not a model id to be looked up."""
-    missing = tmp_path / "missing"
-    assert f"{missing} does not exist" in refused(missing)
-
-
 def test_a_file(folder: Path, refused: Callable[..., str]) -> None:
     """The weights' file in the place of their folder."""
     assert "is a file; give the folder" in refused(folder / WEIGHTS)
@@ -416,12 +410,6 @@ def test_pickles(name: str, folder: Path, refused: Callable[..., str]) -> None:
     (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
     line = refused(folder)
     assert f"{name}, a pickle" in line and f"`attnres-serve convert {folder} DST`" in line
-
-
-def test_no_weights(folder: Path, refused: Callable[..., str]) -> None:
-    """A configuration alone."""
-    (folder / WEIGHTS).unlink()
-    assert "no *.safetensors file" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -659,13 +647,6 @@ def command(*arguments: Any) -> tuple[subprocess.CompletedProcess, str]:
     return child, child.stderr
 
 
-def test_the_command_itself(folder: Path) -> None:
-    """Exit status and the one line, as a shell sees them."""
-    edit_tensors(folder, lambda tensors: tensors.pop("model.res_proj.weight"))
-    _, line = command(folder)
-    assert "lacks the query of the final norm" in line
-
-
 def test_unknown_model_id() -> None:
     """Offline, an id that is not in the cache is told apart from a path."""
     _, line = command("nobody/no-such-attnres-model")
@@ -673,30 +654,6 @@ def test_unknown_model_id() -> None:
 
 
 # --- what is accepted
-
-
-@pytest.mark.parametrize("size", [10, 12, 1000])
-def test_block_as_large_as_the_model_and_larger(size: int, folder: Path) -> None:
-    """One block; the tensors are the same, so the same weights fit."""
-    edit_config(folder, attnres_block_size=size)
-    parsed = checked.check_folder(folder).parsed
-    assert parsed is not None and parsed.spec.block_starts == (0,)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"qkv_bias": True, "kv_heads": None},
-        {"qk_norm": True, "tie": True},
-        {"block_size": None, "intermediate": None},
-    ],
-    ids=repr,
-)
-def test_variants_that_are_accepted(options: dict[str, Any], tmp_path: Path) -> None:
-    """The list of tensors to expect follows biases, norms, a tied head and standard residuals."""
-    parsed = checked.check_folder(write_fla(tmp_path, **options)).parsed
-    assert parsed is not None
-    assert (parsed.spec is None) == (options.get("block_size", 4) is None)
 
 
 def test_harmless_left_overs_are_accepted(folder: Path) -> None:

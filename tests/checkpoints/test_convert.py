@@ -45,7 +45,6 @@ from attnres_serve.formats import fla
 from attnres_serve.verify.oracle import load
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000\n"
 IDS = [5, 17, 300, 2, 99, 41, 5, 17, 256, 8]
 Tensors = dict[str, torch.Tensor]
 
@@ -836,16 +835,6 @@ def test_an_unwritable_place(tmp_path: Path, refused: Callable, monkeypatch) -> 
     assert "cannot be written" in line and "Permission denied" in line
 
 
-def test_others_unfinished_folders_are_left_alone(tmp_path: Path) -> None:
-    """A container with the same process number writes one on the same disk, or a kill left it."""
-    other = tmp_path / f".target.{os.getpid()}.unfinished"
-    other.mkdir()
-    (other / WEIGHTS).write_bytes(b"half a file")
-    convert(str(GOLDENS / "fla_transformer_block"), str(tmp_path / "target"), to_house=True)
-    assert_served(tmp_path / "target")
-    assert (other / WEIGHTS).read_bytes() == b"half a file"
-
-
 def test_a_folder_that_cannot_be_made_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -915,22 +904,3 @@ def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SafetensorsFile, "write", write)
     convert(str(source), str(tmp_path / "target"), to_house=True)
     assert max(seen) - before < size
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is damaged or truncated"),
-        (lambda path: path.write_text(POINTER), "is a git-lfs pointer and not the file itself"),
-        (lambda path: path.rename(path.parent / "x") and path.symlink_to("y"), "is a link to y"),
-    ],
-    ids=["truncated", "pointer", "link"],
-)
-def test_files_of_safetensors_that_hold_none(
-    spoil: Callable, said: str, tmp_path: Path, refused: Callable
-) -> None:
-    """Of a model whose tensors are listed by convert itself."""
-    source = write_standard(tmp_path / "source")
-    spoil(source / WEIGHTS)
-    line = refused(source, "--add-zero-queries", "--block-size", "2")
-    assert f"{source / WEIGHTS} {said}" in line

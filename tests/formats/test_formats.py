@@ -14,19 +14,17 @@ import pytest
 from checkpoints import GOLDENS, write_fla, write_house
 from facts import FACTS
 
-from attnres_serve import formats, settings
+from attnres_serve import settings
 from attnres_serve.compat import source
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats import fla, house, refused
+from attnres_serve.formats import fla, refused
 from attnres_serve.formats.resolve import resolve
 from attnres_serve.kernels.backends import BACKENDS
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.model import config as model_config
-
-FLA_GOLDENS = sorted(path.name for path in GOLDENS.glob("fla_*"))
 
 
 def golden(name: str = "fla_transformer_block", **changes: Any) -> dict[str, Any]:
@@ -290,11 +288,6 @@ def test_house_configs_that_are_refused(config: dict[str, Any], sentence: str) -
 def test_house_odd_blocks_are_allowed() -> None:
     """Only FLA wants even sizes; the house format takes any."""
     assert resolve(HOUSE | {"attn_res": {"block_size": 3}}).spec.block_starts == (0, 3)
-
-
-def test_formats_are_found_by_their_names() -> None:
-    """The name that a configuration carries leads back to its module."""
-    assert formats.by_name("fla") is fla and formats.by_name("house") is house
 
 
 # --- recognised, not served

@@ -27,7 +27,6 @@ from attnres_serve.verify.oracle.sublayers import Attention
 
 BLOCK, SMALL = "nanogpt_block", "nanogpt_bias_small_scale"
 WEIGHTS = "model.safetensors"
-IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(60)]
 MISSING = object()
 
 

@@ -21,7 +21,6 @@ from attnres_serve.compat import openai_server
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
-from attnres_serve.flags import value_of
 from attnres_serve.formats.resolve import resolve
 
 WEIGHTS = "model.safetensors"
@@ -279,21 +278,6 @@ def test_a_model_id_is_judged_by_its_headers(hub: dict[str, str]) -> None:
     assert ".json" in fetched and ".safetensors" not in fetched
     for *found, broken in (online, offline):
         assert found == both and "lacks the tensor model.norm.weight" in broken
-
-
-@pytest.mark.parametrize(
-    ("arguments", "revision"),
-    [
-        ([], None),
-        (["--revision", "v2"], "v2"),
-        (["--dtype", "float32", "--revision=v2"], "v2"),
-        (["--tokenizer-revision", "v3"], None),
-        (["--revision"], None),
-    ],
-)
-def test_the_launcher_reads_the_revision(arguments: list[str], revision: str | None) -> None:
-    """It judges a model id before vLLM does, so at the revision that vLLM will be told."""
-    assert value_of("--revision", arguments) == revision
 
 
 @pytest.mark.engine

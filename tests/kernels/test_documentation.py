@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from triton_interpreter import (
-    INTERPRETED,
-    ON_GPU,
+    RUNNABLE,
+    alone,
     interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -92,10 +91,5 @@ def test_importing_the_package_imports_neither_triton_nor_torch_nor_vllm():
     assert done.stdout.strip() == "[]"
 
 
-if not ON_GPU and not INTERPRETED:
-    for _name in [name for name in globals() if name.startswith("test_")]:
-        del globals()[_name]
-
-    def test_the_documentation_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)
+if not RUNNABLE:
+    test_in_a_process_of_its_own = alone(globals())

@@ -296,18 +296,3 @@ def test_flags_are_of_a_server_that_is_started(flag, server):
     with pytest.raises(SettingError, match=f"{name} is for a server that is started"):
         attnres_serve.trace(URL, PROMPT, **flag)
     assert "url" not in server
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"model_or_url": "no/such/folder"}, "no/such/folder does not exist"),
-        ({"dtype": "half a byte"}, "found --dtype half a byte; expected one of auto,"),
-        ({"no_such_flag": 3}, "found --no-such-flag, which is no flag"),
-        ({"max_model_len": 2048}, "has a context of 1024 tokens"),
-    ],
-)
-def test_what_a_server_refuses_to_start_with_is_its_sentence(asked, sentence):
-    with pytest.raises(SettingError, match=sentence) as refusal:
-        attnres_serve.trace(**{"model_or_url": DEMO, "prompt": PROMPT} | asked)
-    assert "log" not in str(refusal.value)

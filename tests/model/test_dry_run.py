@@ -178,20 +178,6 @@ def without_mlp_norm(self, positions, hidden_states, residual, *rest, **kwargs):
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("layer", range(LAYERS))
-def test_a_layer_that_skips_its_mlp_norm(
-    base: str, layer: int, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A layer that runs its MLP on what attention returned is refused."""
-    model = make(base)
-    skipping = without_mlp_norm.__get__(model.model.layers[layer])
-    monkeypatch.setattr(model.model.layers[layer], "forward", skipping)
-    with pytest.raises(SiteOrderError) as caught:
-        run_dry(model.model, model.attn_res_sites)
-    assert_names(caught.value, 2 * layer + 1)
-
-
-@pytest.mark.parametrize("base", BASES)
 def test_a_decoder_that_skips_its_final_norm(
     base: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,15 +349,6 @@ def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, world: P
         make("shared").load_weights(iter([*tensors.items(), (name, torch.zeros(1, 64))]))
 
 
-@pytest.mark.parametrize("name", ["model.layers.2.attn_res_bias", "model.layers.0.mlp_res_bias"])
-def test_missing_recency_bias(name: str, make: Make, world: Path) -> None:
-    """As delta-attnres would have it; a start that went on would serve another model."""
-    tensors = weights(world, "open")
-    del tensors[name]
-    with pytest.raises(CheckpointError, match="lacks the recency bias of the"):
-        make("open").load_weights(iter(tensors.items()))
-
-
 def test_the_same_tensor_twice(make: Make, world: Path) -> None:
     """By the format's name and by the house name; the second one would win silently."""
     tensors = weights(world, "fla")
@@ -421,22 +398,6 @@ def test_standard_residuals_have_no_sites(make: Make, world: Path) -> None:
     extra = ("model.layers.0.attn_res_proj.weight", torch.zeros(1, 64))
     with pytest.raises(CheckpointError, match=r"attn_res_proj.* no site"):
         make("standard").load_weights(iter([*tensors.items(), extra]))
-
-
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        (QUERY, "lacks the query of the MLP of layer 1"),
-        (FINAL_NORM, "lacks the key norm of the final norm"),
-    ],
-)
-def test_missing(base: str, name: str, sentence: str, make: Make, world: Path) -> None:
-    """A query that does not come is never left at what memory held."""
-    tensors = weights(world, base)
-    del tensors[name]
-    with pytest.raises(CheckpointError, match=sentence):
-        make(base).load_weights(iter(tensors.items()))
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -598,12 +559,3 @@ def test_any_part_can_be_loaded_again(name: str, make: Make, world: Path) -> Non
     model.load_weights(iter(tensors.items()))
     part = [(found, tensor) for found, tensor in tensors.items() if "layers.1.mlp" in found]
     model.load_weights(iter(part))
-
-
-def test_part_of_the_weights_can_be_loaded_again(make: Make, world: Path) -> None:
-    """After a whole load, a part may be updated in place: backends fold it in every pass."""
-    model, tensors = make("llama"), weights(world, "llama")
-    model.load_weights(iter(tensors.items()))
-    model.load_weights(iter([(QUERY, torch.full((1, 64), 2.0))]))
-    site = model.attn_res_sites[3]
-    assert torch.equal(site.site_weights().query, torch.full((64,), 2.0))

@@ -139,19 +139,6 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
     assert done.stderr == f"release: {tmp_path} is not empty (old.whl); remove it first.\n"
 
 
-def test_pip_would_install_the_wheel_alone(release, tmp_path):
-    """In this environment, which has torch and vLLM; xarray is all that it requires."""
-    report = tmp_path / "report.json"
-    flags = ["--dry-run", "--no-index", "--no-deps", "--force-reinstall", "--quiet"]
-    pip = [sys.executable, "-m", "pip", "install", *flags, "--report", str(report), str(release[1])]
-    done = subprocess.run(pip, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(report.read_text())["install"]
-    assert [(item["metadata"]["name"], item["metadata"]["version"]) for item in found] == [
-        ("attnres-serve", __version__)
-    ]
-
-
 INSTALLED = """
 import importlib.metadata
 for found in importlib.metadata.distributions():

@@ -742,6 +742,3 @@ def test_a_refused_start_is_one_sentence(tmp_path):
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("attnres-serve: ") and len(done.stderr.splitlines()) == 1
-
-
-# --- the way to the page

@@ -590,19 +590,6 @@ def test_edits_in_proportion_to_the_sequence(app, client, monkeypatch):
     app.post(URL, json={"prompt": [3], "edits": [every] * 9}).raise_for_status()
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'"x"', b"\xff\xfe"])
-def test_a_malformed_body(app, content):
-    answer = app.post(URL, content=content, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].endswith(".")
-
-
-def test_another_content_type(app):
-    answer = app.post(URL, content=b'{"prompt": [3]}', headers={"content-type": "text/plain"})
-    assert answer.status_code == 400
-    assert "application/json" in answer.json()["error"]["message"]
-
-
 def test_unknown_model(app):
     assert "`nope` does not exist; there is `demo`, `tuned`." in refused(
         app, 404, model="nope", prompt=[3]

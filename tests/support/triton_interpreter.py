@@ -8,7 +8,9 @@ that no process another test starts inherits it.
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,8 +39,6 @@ if _before is None:
 INTERPRETED = common.INTERPRETED and not isinstance(triton.language.sum, triton.JITFunction)
 RUNNABLE = ON_GPU or INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
-
-LAYOUTS = ("dense", "padded", "slots first")
 
 
 @pytest.fixture
@@ -82,6 +82,20 @@ def _sum_pairwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.ReduceOps, "sum", add)
 
 
+def alone(module: dict[str, Any]) -> Callable[[pytest.Config], None]:
+    """A test in the place of those of a module, where Triton was imported without the interpreter.
+
+    It runs them in a process of its own.
+    """
+    for name in [name for name in module if name.startswith("test_")]:
+        del module[name]
+
+    def test_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
+        passes_in_a_process_of_its_own(module["__file__"], pytestconfig)
+
+    return test_in_a_process_of_its_own
+
+
 def passes_in_a_process_of_its_own(file: str, config: pytest.Config) -> None:
     """Run a test file with the interpreter, where Triton was imported here without it.
 
@@ -104,16 +118,3 @@ def passes_in_a_process_of_its_own(file: str, config: pytest.Config) -> None:
 def bits(tensor: Tensor) -> Tensor:
     """The bit patterns, so that NaN equals itself and 0 differs from -0."""
     return tensor.contiguous().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
-
-
-def poisoned(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Storage full of NaN and a view of ``shape`` into it, ``[T, d]`` or ``[T, slots, d]``."""
-    pad = 0 if layout == "dense" else 5
-    if layout == "slots first" and len(shape) == 3:
-        tokens, slots, hidden = shape
-        storage = torch.full((slots, tokens, hidden + pad), torch.nan, dtype=dtype, device=DEVICE)
-        return storage, storage.transpose(0, 1)[..., :hidden]
-    extra = [1] * (len(shape) - 2) if layout == "padded" else [0] * (len(shape) - 2)
-    sizes = [shape[0], *(s + e for s, e in zip(shape[1:-1], extra, strict=True)), shape[-1] + pad]
-    storage = torch.full(sizes, torch.nan, dtype=dtype, device=DEVICE)
-    return storage, storage[tuple(slice(0, size) for size in shape)]

@@ -14,8 +14,8 @@ from triton_cases import poison  # noqa: F401
 from triton_interpreter import (
     DEVICE,
     RUNNABLE,
+    alone,
     interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
 )
 
 from attnres_serve.kernels import backends
@@ -118,9 +118,4 @@ def test_a_compiled_graph_writes_the_bank_in_place(second_version: bool) -> None
 
 
 if not RUNNABLE:
-    for _name in [name for name in globals() if name.startswith("test_")]:
-        del globals()[_name]
-
-    def test_triton_backend_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)
+    test_in_a_process_of_its_own = alone(globals())

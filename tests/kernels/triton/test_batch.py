@@ -10,9 +10,9 @@ from triton_interpreter import (
     DEVICE,
     ON_GPU,
     RUNNABLE,
+    alone,
     bits,
     interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
 )
 
 from attnres_serve.kernels.triton import answers
@@ -141,9 +141,4 @@ def test_programs_may_run_in_any_order(dtype: torch.dtype, monkeypatch: pytest.M
 
 
 if not RUNNABLE:
-    for _name in [name for name in globals() if name.startswith("test_")]:
-        del globals()[_name]
-
-    def test_batch_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)
+    test_in_a_process_of_its_own = alone(globals())

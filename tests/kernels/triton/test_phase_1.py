@@ -25,9 +25,9 @@ from triton_cases import Spy, close, floats, poison, zeros  # noqa: F401
 from triton_interpreter import (
     DEVICE,
     RUNNABLE,
+    alone,
     bits,
     interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
 )
 
 from attnres_serve.kernels import backends, comparison, reference
@@ -449,9 +449,4 @@ def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 if not RUNNABLE:
-    for _name in [name for name in globals() if name.startswith("test_")]:
-        del globals()[_name]
-
-    def test_phase_1_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)
+    test_in_a_process_of_its_own = alone(globals())

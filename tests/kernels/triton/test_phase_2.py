@@ -11,8 +11,8 @@ from triton_cases import Spy, close, floats, zeros
 from triton_interpreter import (
     DEVICE,
     RUNNABLE,
+    alone,
     interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
 )
 
 from attnres_serve.kernels import reference
@@ -163,9 +163,4 @@ def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 if not RUNNABLE:
-    for _name in [name for name in globals() if name.startswith("test_")]:
-        del globals()[_name]
-
-    def test_two_phase_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)
+    test_in_a_process_of_its_own = alone(globals())

@@ -11,8 +11,8 @@ from triton_interpreter import (
     DEVICE,
     ON_GPU,
     RUNNABLE,
+    alone,
     interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
 )
 
 from attnres_serve.kernels.triton import common
@@ -195,9 +195,4 @@ def test_refuses_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyP
 
 
 if not RUNNABLE:
-    for _name in [name for name in globals() if name.startswith("test_")]:
-        del globals()[_name]
-
-    def test_single_pass_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)
+    test_in_a_process_of_its_own = alone(globals())

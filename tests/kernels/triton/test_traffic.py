@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from triton_interpreter import (
-    INTERPRETED,
     ON_GPU,
+    RUNNABLE,
+    alone,
     interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
 )
 
 from attnres_serve.kernels.triton import mix_group, score_group
@@ -199,10 +199,5 @@ def test_ratios_of_the_documentation(blocks: int, sites: int, ratio: float) -> N
     assert round(_two_phase_over_single_pass(blocks, sites), 2) == ratio
 
 
-if not ON_GPU and not INTERPRETED:
-    for _name in [name for name in globals() if name.startswith("test_")]:
-        del globals()[_name]
-
-    def test_traffic_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter: all tests above run in a child."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)
+if not RUNNABLE:
+    test_in_a_process_of_its_own = alone(globals())
