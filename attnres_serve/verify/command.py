@@ -19,13 +19,6 @@ from attnres_serve.verify import compare, passages
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="folder of the checkpoint")
     parser.add_argument(
-        "--against",
-        choices=("fp64", "hf"),
-        default="fp64",
-        help="our float64 model, or the class of open-attnres or delta-attnres that wrote the "
-        "checkpoint, its module being on PYTHONPATH (default: fp64)",
-    )
-    parser.add_argument(
         "--reference",
         metavar="CHECKPOINT",
         help="compare with this checkpoint, for example the one it was converted from (default: "
@@ -71,7 +64,7 @@ def run(own: argparse.Namespace) -> int:
     limits = passages.limits(served, wanted)
     tokens = passages.tokens(served, limits, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
-    report = compare.verify(folder, reference, prompts, settings.given(own), own.against)
+    report = compare.verify(folder, reference, prompts, settings.given(own))
     unreached = passages.unreached(limits, tokens)
     if own.json:
         print(json.dumps(asdict(report) | {"unreached": unreached}), file=output.out())
@@ -103,15 +96,12 @@ def table(report: compare.Report, unreached: str | None = None) -> str:
         f"mean KL divergence  {report.kl:.2e} nats",
         f"largest of a token  {report.kl_max:.2e} nats   (bound {compare.KL_BOUND:.0e})",
         f"greedy agreement    {agreement}",
+        f"worst part          {report.worst_part}",
+        f"its relative error  {report.worst_error:.2e}   (bound {compare.PART_BOUND:.0e})",
     ]
-    if report.worst_part:
-        lines += [
-            f"worst part          {report.worst_part}",
-            f"its relative error  {report.worst_error:.2e}   (bound {compare.PART_BOUND:.0e})",
-        ]
-        others = [part for part in report.parts if part != report.worst_part]
-        if others:
-            lines += _wrapped("also beyond it", ", ".join(others))
+    others = [part for part in report.parts if part != report.worst_part]
+    if others:
+        lines += _wrapped("also beyond it", ", ".join(others))
     if unreached:
         lines += _wrapped("not all of it", unreached)
     lines.append(

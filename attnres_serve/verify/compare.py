@@ -8,7 +8,7 @@ model that shares no code with the engine (``oracle``).  They are compared in tw
   part was given, so that a fault shows where it is and is not hidden by what follows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -20,7 +20,6 @@ from attnres_serve.checkpoints.files import read_config
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError, first_line
 from attnres_serve.families import FAMILIES
-from attnres_serve.verify import own_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +66,7 @@ class Report:
         kl_max: largest one. The bound is on it, as a mean over many tokens would hide one.
         greedy_agreement: share of the tokens with a clear choice at which both choose the same;
             None if no choice was clear.
-        worst_part: the part with the largest relative error, None where parts were not compared.
+        worst_part: the part with the largest relative error.
         worst_error: that error, the norm of the difference over the norm of the expected row.
         parts: relative error by part, for those beyond the bound.
         holds: whether everything is within its bound.
@@ -78,8 +77,8 @@ class Report:
     kl: float
     kl_max: float
     greedy_agreement: float | None
-    worst_part: str | None
-    worst_error: float | None
+    worst_part: str
+    worst_error: float
     parts: dict[str, float]
     holds: bool
 
@@ -89,7 +88,6 @@ def verify(
     reference: Path,
     prompts: Sequence[list[int]],
     chosen: dict[str, str],
-    against: str = "fp64",
 ) -> Report:
     """Serve ``folder`` and compare it with the model of ``reference``.
 
@@ -97,12 +95,11 @@ def verify(
         folder, reference: checkpoint folders of any served format.
         prompts: token ids.
         chosen: our settings, by their keys in ``additional_config``.
-        against: ``fp64`` or ``hf``.
     """
     import torch
 
     with torch.inference_mode():
-        evaluate, parts = _reference(reference, against)
+        model = _reference(reference)
     progress = output.bar(total=1 + 2 * len(prompts), desc="starting the engine", unit="step")
     with torch.inference_mode(), progress:
 
@@ -118,8 +115,8 @@ def verify(
         wholes: list[dict[str, Tensor]] = []
         errors: dict[str, float] = {}
         for passage in found:
-            wholes.append(whole(passage, evaluate(passage.ids)))
-            for part, error in parts(passage):
+            wholes.append(whole(passage, model.logprobs(passage.ids)))
+            for part, error in part_errors(model, passage):
                 errors[part] = max(errors.get(part, 0.0), error, key=_severity)
             step("comparing")
     return _report(wholes, errors)
@@ -149,28 +146,20 @@ class Reference(Protocol):
     ) -> tuple["Tensor", list["Tensor"], "Tensor"]: ...
 
 
-Evaluate = Callable[[list[int]], "Tensor"]
-
-Parts = Callable[[Passage], Iterator[tuple[str, float]]]
-
-
-def _reference(folder: Path, against: str) -> tuple[Evaluate, Parts]:
-    """Log-probabilities ``[T, vocabulary]`` for token ids, and the comparison part by part."""
-    if against == "hf":
-        return own_class.load(folder), lambda passage: iter(())
+def _reference(folder: Path) -> Reference:
+    """The model of a checkpoint, or the reason why it has none."""
     if read_config(folder).get("quantization_config"):
         raise CheckpointError(
             f"{folder} is quantised, and quantised weights are not supported by verify; verify the "
             "checkpoint that it was quantised from."
         )
     try:
-        model = _model(folder)
+        return _model(folder)
     except (ValueError, KeyError) as error:
         raise CheckpointError(
             f"{folder} cannot be evaluated in float64 ({first_line(error)}): verify's model does "
             "not know all of it, so there is nothing to compare with."
         ) from error
-    return model.logprobs, lambda passage: part_errors(model, passage)
 
 
 def _model(folder: Path) -> Reference:
@@ -236,7 +225,7 @@ def _report(wholes: list[dict[str, "Tensor"]], errors: dict[str, float]) -> Repo
     every = {key: torch.cat([one[key] for one in wholes]) for key in wholes[0]}
     clear = every["same"][every["clear"]]
     agreement = clear.double().mean().item() if len(clear) else None
-    worst = max(errors, key=lambda part: _severity(errors[part]), default=None)
+    worst = max(errors, key=lambda part: _severity(errors[part]))
     beyond = {part: error for part, error in errors.items() if not error <= PART_BOUND}
     gap, kl, kl_max = (
         every["gap"].max().item(),
@@ -245,5 +234,5 @@ def _report(wholes: list[dict[str, "Tensor"]], errors: dict[str, float]) -> Repo
     )
     is_near = gap <= LOGPROB_BOUND and kl_max <= KL_BOUND
     holds = not beyond and is_near and agreement in (1, None)
-    worst_error = errors[worst] if worst else None
-    return Report(len(every["kl"]), gap, kl, kl_max, agreement, worst, worst_error, beyond, holds)
+    shown = agreement, worst, errors[worst], beyond, holds
+    return Report(len(every["kl"]), gap, kl, kl_max, *shown)

@@ -12,7 +12,6 @@ from serving import FAMILY_GOLDENS, GOLDENS
 
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.formats import SERVED, by_name, own_layer_names
-from attnres_serve.verify import own_class
 
 # Of formats without a golden.
 WRITERS: dict[str, Callable[[Path], Any]] = {
@@ -46,10 +45,6 @@ def test_adapters_are_refused_where_linear_layers_have_other_names(folders: list
     assert sorted(set(formats.values())) == NAMES
     odd = {name for folder, name in formats.items() if any(renamed(folder, name))}
     assert odd == {module.NAME for module in SERVED if own_layer_names(module.NAME)}
-
-
-def test_verify_says_for_every_format_which_class_wrote_it() -> None:
-    assert sorted([*own_class.MODULES, *own_class.NO_CLASS]) == NAMES
 
 
 def test_every_golden_has_the_fields_of_an_answer() -> None:

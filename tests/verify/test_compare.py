@@ -2,6 +2,7 @@
 
 from math import isnan, nan
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from attnres_serve.verify.compare import (
     _report,
     whole,
 )
+
+EXACT = {"the head": 0.0}  # the errors of parts
 
 
 def wholes(tokens: int = 4, **changed: Tensor) -> list[dict[str, Tensor]]:
@@ -68,22 +71,22 @@ def test_a_part_that_is_no_number_is_the_worst() -> None:
     ids=list,
 )
 def test_a_passage_beyond_its_bound(changed: dict[str, Tensor]) -> None:
-    assert not _report(wholes(**changed), {}).holds
+    assert not _report(wholes(**changed), EXACT).holds
 
 
 def test_a_tie_is_no_choice() -> None:
     last = torch.tensor([True, True, True, False])
-    assert _report(wholes(same=last, clear=last), {}).holds
+    assert _report(wholes(same=last, clear=last), EXACT).holds
 
 
 def test_an_agreement_of_nothing_is_not_told() -> None:
     """As of a model whose head is zero: no choice of its is clear."""
     none = torch.zeros(4, dtype=torch.bool)
     unclear = [one | {"clear": none} for one in wholes()]
-    report = _report(unclear, {})
+    report = _report(unclear, EXACT)
     assert report.holds and report.greedy_agreement is None
     assert "greedy agreement    no choice was clear" in table(report)
-    assert not _report([one | {"kl": one["kl"] + 1} for one in unclear], {}).holds
+    assert not _report([one | {"kl": one["kl"] + 1} for one in unclear], EXACT).holds
 
 
 @pytest.mark.parametrize("errors", [(nan, 0.0), (0.0, nan), (0.0, 1.0, 0.0), (1.0, nan, 0.0)])
@@ -93,9 +96,9 @@ def test_the_worst_passage_counts(errors: tuple[float, ...], monkeypatch) -> Non
     found = [Passage([0, 1], Layout.of(1), [], [], logits) for _ in errors]
     rest = iter(errors)
     expected = logits.log_softmax(-1)
-    monkeypatch.setattr(
-        compare, "_reference", lambda *_: (lambda _: expected, lambda _: [("a site", next(rest))])
-    )
+    model = SimpleNamespace(logprobs=lambda ids: expected)
+    monkeypatch.setattr(compare, "_reference", lambda _: model)
+    monkeypatch.setattr(compare, "part_errors", lambda *_: [("a site", next(rest))])
     monkeypatch.setattr(compare, "serve", lambda *_: found)
     report = compare.verify(Path(), Path(), [[0, 1]] * len(errors), {})
     assert not report.holds and [*report.parts] == ["a site"]

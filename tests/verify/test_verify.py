@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from goldens import expected
 from jobs import run_verify
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from serving import DEMO, GOLDENS, TESTS, run_module
+from serving import DEMO, GOLDENS, run_module
 
 from attnres_serve import cli
 from attnres_serve.checkpoints import checked
@@ -30,7 +29,7 @@ from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.compat import engines
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.verify import command as verify
-from attnres_serve.verify import compare, oracle, own_class
+from attnres_serve.verify import compare, oracle
 from attnres_serve.verify import passages as passage_texts
 
 BLOCK = "fla_transformer_block"
@@ -181,96 +180,6 @@ def test_the_command(tmp_path):
     assert "the site of the MLP of layer 1" in said and "DOES NOT HOLD" in said
 
 
-# --- the checkpoint's own class
-
-
-@pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that Python imports from, with delta-attnres' module; forgotten afterwards."""
-    for name in ("modeling_attnres", "modeling_qwen3_attnres"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    shutil.copyfile(TESTS / "support" / "own_class.py", folder / "modeling_qwen3_attnres.py")
-    monkeypatch.syspath_prepend(folder)
-    return folder
-
-
-def test_the_own_class_is_a_reference(modules: Path) -> None:
-    ids = list(range(3, 60))
-    with torch.inference_mode():
-        found = own_class.load(GOLDENS / DELTA)(ids)
-    wanted = oracle.load(GOLDENS / DELTA).logprobs(ids)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=2e-5)
-
-
-@pytest.mark.engine
-@pytest.mark.exhaustive
-def test_the_command_against_the_own_class(modules: Path) -> None:
-    words = ("attnres_serve", "verify", str(GOLDENS / DELTA), "--json", "--against", "hf")
-    path = f"{modules}:{TESTS.parent}"
-    said = run_module(*words, "--passages", "1", timeout=300, PYTHONPATH=path)
-    report = json.loads(said)
-    assert report["holds"] and report["worst_part"] is None and report["unreached"] is None
-    assert 0 < report["logprob_gap"] < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("write", "sentence"),
-    [
-        (lambda folder: write_house(folder, block_size=2), "it has no Hugging Face class"),
-        (write_fla, "Flash Attention, which has no float32"),
-        (write_nanogpt, "its class is code inside checkpoints, which is never run"),
-        (lambda folder: write_kimi_names(folder, block_layers=1), "code inside checkpoints"),
-        # Its model_type is qwen3: transformers would run it without its depth attention.
-        (write_titan, "it has no Hugging Face class (transformers' Qwen3 has no Attention Resid"),
-        (lambda folder: write_mode(folder, "llama"), "put the folder of its modeling_llama_attnre"),
-        (
-            lambda folder: write_mode(folder, cumulative=True),
-            "the module modeling_attnres with Qwen3AttnResForCausalLM",
-        ),
-    ],
-    ids=["house", "fla", "nanogpt", "qwen3_ar", "torchtitan", "delta_attnres", "open_attnres"],
-)
-def test_formats_whose_class_cannot_be_had(
-    write: Callable, sentence: str, tmp_path: Path, modules: Path, capsys: pytest.CaptureFixture
-) -> None:
-    line = refused(capsys, "verify", str(write(tmp_path / "checkpoint")), "--against", "hf")
-    assert sentence in line and line.endswith("compare with --against fp64.\n")
-
-
-def test_code_inside_the_checkpoint_is_not_run(
-    tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """Python's path begins with the working directory, which may be the checkpoint."""
-    folder = write_mode(tmp_path / "checkpoint", cumulative=True)
-    (folder / "modeling_attnres.py").write_text("raise SystemExit('it was run')")
-    monkeypatch.syspath_prepend(folder)
-    assert "is code inside the checkpoint" in refused(
-        capsys, "verify", str(folder), "--against", "hf"
-    )
-
-
-@pytest.mark.parametrize(
-    ("found", "other", "sentence"),
-    [
-        ("use_cache: bool", "another: bool", "TypeError"),
-        ("class Qwen3AttnResForCausalLM", "class Other", "AttributeError"),
-        ('"final"', '"last"', "has other tensors than"),
-    ],
-)
-def test_an_own_class_that_does_not_fit(
-    found: str, other: str, sentence: str, modules: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """It cannot run, or would take random numbers for tensors that it calls otherwise."""
-    path = modules / "modeling_qwen3_attnres.py"
-    content = path.read_text()
-    assert found in content
-    path.write_text(content.replace(found, other))
-    with pytest.raises(CheckpointError, match=sentence):
-        own_class.load(GOLDENS / DELTA)
-
-
 # --- what is refused
 
 
@@ -339,14 +248,14 @@ def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
     odd = "model.layers.0.mlp.up_proj.weight_scale"
     save_file(tensors | {odd: torch.ones(96, 1)}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(.*weight_scale"):
-        compare._reference(folder, "fp64")
+        compare._reference(folder)
 
 
 def test_quantised_weights(tmp_path: Path) -> None:
     """They are served, but there is nothing to compare them with."""
     edit(write_house(tmp_path, block_size=2), quantization_config={"quant_method": "x"})
     with pytest.raises(CheckpointError, match="is quantised, and quantised weights are not supp"):
-        compare._reference(tmp_path, "fp64")
+        compare._reference(tmp_path)
 
 
 def edit(folder: Path, **changes: object) -> Path:
@@ -487,7 +396,7 @@ def test_a_window_that_one_of_two_models_lost(tmp_path: Path) -> None:
 
 
 def test_the_report_says_what_was_not_reached() -> None:
-    report = compare.Report(64, 0.0, 0.0, 0.0, 1.0, None, 0.0, {}, True)
+    report = compare.Report(64, 0.0, 0.0, 0.0, 1.0, "the head", 0.0, {}, True)
     assert "was not reached" in verify.table(
         report, "positions 0 to 63; the window was not reached"
     )
@@ -523,9 +432,9 @@ def test_no_passage_is_compared_twice(more: int, found: int, tmp_path: Path) -> 
     assert len(passages) == found == len({*map(tuple, passages)})
 
 
-@pytest.mark.parametrize("part", [None, "the head", "the site of the attention of layer 61"])
-def test_a_report_has_80_columns(part: str | None) -> None:
-    beyond = {f"the site of the MLP of layer {layer}": 1.0 for layer in range(part is not None, 40)}
+@pytest.mark.parametrize("part", ["the head", "the site of the attention of layer 61"])
+def test_a_report_has_80_columns(part: str) -> None:
+    beyond = {f"the site of the MLP of layer {layer}": 1.0 for layer in range(40)}
     unreached = passage_texts.unreached(dict.fromkeys(("the window", "the chunk", "x"), 4096), 64)
     for parts in ({}, beyond):
         made = compare.Report(10**6, 1e-300, 1e-12, 1e-12, 1.0, part, 1e-6, parts, True)
