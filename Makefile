@@ -28,7 +28,7 @@ PROFILE ?= cpu
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-families test-all soak mutants test-versions check-vllm check setup setup-test clean
+.PHONY: help serve test test-families test-all soak mutants test-versions check-vllm bench-check check setup setup-test clean
 .PHONY: image image-test up down release
 
 help:
@@ -72,6 +72,9 @@ test-vllm-%: ## one that has a file requirements/vllm-VERSION.txt
 check-vllm: setup-test ## has vLLM VERSION=0.33.0 what our source asks of it?  Fetches and reads its wheel
 	@[ "$(origin VERSION)" = "command line" ] || { echo "check-vllm: name one with VERSION=." >&2; exit 1; }
 	$(VENV)/bin/python requirements/check_vllm $(VERSION)
+
+bench-check: setup-test ## is the overhead still the one on file?
+	$(VENV)/bin/python -m benchmarks.serving.regression $(ARGS)
 
 check: TEST_PROCESSES = logical
 check: setup-test ## linters, types and the tests without an engine, a few minutes

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from serving import run_benchmark
 
 from attnres_serve.bench import document as documents
 from attnres_serve.bench import machine
+from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.ratios import (
     Results,
     Samples,
@@ -20,7 +22,7 @@ from attnres_serve.bench.workload import PHASES, Cell
 from benchmarks import common
 from benchmarks.peers import __main__ as peers
 from benchmarks.published import tables
-from benchmarks.serving import latency
+from benchmarks.serving import latency, regression
 from benchmarks.serving.families import FAMILY_SHAPES
 from benchmarks.serving.models import models
 
@@ -139,6 +141,89 @@ RESULTS = [
     for path in sorted(common.RESULTS.glob("*.json"))
     if json.loads(path.read_text()).get("benchmark") in CHECKS
 ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.00, 1.05, regression.SAME),  # 1.0506 is allowed
+        (1.04, 1.06, regression.UNDECIDED),
+        (1.051, 1.06, regression.WORSE),
+    ],
+)
+def test_a_loss_is_one_where_the_whole_interval_is_beyond_the_allowed_one(low, high, verdict):
+    found = regression.judge(1.02, {"ratio": 1.05, "ci95": [low, high]}, 0.03)
+    assert found == (
+        verdict,
+        f"{regression.WORDS[verdict]}; the ratio was 1.020 and is 1.050 ({low:.3f} to {high:.3f}), "
+        "allowed are 1.051",
+    )
+
+
+def on_file(folder: Path, **changes: Any) -> Path:
+    """The figure that ``serving.regression`` compares with, by today's procedure, changed."""
+    document = json.loads(regression.ON_FILE.read_text())
+    today = {"procedure": PROCEDURE, "starts": 3, "rounds": 5}
+    config = document["config"] | today | changes.pop("config", {})
+    path = folder / "figure.json"
+    path.write_text(json.dumps(document | {"config": config} | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("grown", "reach", "status", "said"),
+    [
+        (1.0, 0.02, 0, "no loss"),
+        (1.05, 0.015, 1, "a loss"),
+        (1.05, 0.03, 2, "not decided"),
+        (1.0, 0.05, 2, "not decided"),
+    ],
+)
+def test_bench_check_fails_for_a_loss(grown, reach, status, said, monkeypatch, capsys, tmp_path):
+    """Of 3 %, where the interval is narrow enough to tell."""
+    document = json.loads(regression.ON_FILE.read_text())
+    (result,) = document["results"].values()
+    overhead = {}
+    for phase, found in result["overhead"][regression.ALGORITHM].items():
+        ratio = found["ratio"] * grown
+        overhead[phase] = {"ratio": ratio, "ci95": [ratio * (1 - reach), ratio * (1 + reach)]}
+    now = result | {"overhead": {regression.ALGORITHM: overhead}}
+    asked: list[common.Length] = []
+    monkeypatch.setattr(latency, "measure", lambda *words: asked.append(words[3]) or now)
+    other = document["versions"] | {"torch": "1.0"}
+    assert regression.main(["--against", str(on_file(tmp_path, versions=other))]) == status
+    assert asked == [common.Length(starts=3, rounds=5)]
+    told = capsys.readouterr()
+    assert told.out.count(said) == 2  # prefill and decode
+    assert f"torch: 1.0 on file, {machine.versions()['torch']} here" in told.err
+
+
+def test_the_figure_that_bench_check_measures_again_is_by_the_procedure_of_today():
+    assert regression.usable(regression.ON_FILE)["results"].keys() == {"768x12"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"config": {"procedure": 2}}, "was measured by another procedure"),
+        ({"config": {"flags": []}}, "was measured by another procedure"),
+        ({"quick": True}, "is not a measurement of benchmarks.serving.latency without --quick"),
+        ({"benchmark": "sites"}, "is not a measurement of benchmarks.serving.latency"),
+        ({"results": {"768x12": {"overhead": {"two_phase": {}}}}}, "has no single_pass for 768x12"),
+    ],
+)
+def test_a_figure_that_cannot_be_compared_is_one_sentence(changes, sentence, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        regression.main(["--against", str(on_file(tmp_path, **changes))])
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(SystemExit):
+            regression.main(["--against", str(tmp_path / "x.json")])
+        assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_no_start_is_refused_in_one_sentence(capsys):
