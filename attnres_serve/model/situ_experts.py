@@ -15,7 +15,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from attnres_serve.compat import host
 from attnres_serve.kernels.cpp import backend as cpp
-from attnres_serve.kernels.grouped import grouped_linear
+from attnres_serve.kernels.experts import situ_experts
 
 NAME = "UnquantizedFusedMoEMethod"
 
@@ -47,7 +47,7 @@ class SituExperts(CPUUnquantizedExperts):
         ids = topk_ids.long() if expert_map is None else expert_map[topk_ids.long()].long()
         config = self.moe_config
         betas = config.activation_situ_beta, config.activation_situ_linear_beta
-        experts = torch.ops.vllm.attnres_situ_experts  # ``mixture``, opaque to a compiler
+        experts = torch.ops.vllm.attnres_situ_experts  # opaque to a compiler
         output.copy_(experts(hidden_states, w1, w2, topk_weights, ids, *betas))
 
 
@@ -62,47 +62,8 @@ class UnquantizedFusedMoEMethod(stock.UnquantizedFusedMoEMethod):
         self.supports_pre_processed_weights = True
 
 
-def mixture(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-    beta: float,
-    clip: float | None,
-) -> Tensor:
-    """The weighted sum of the chosen experts' outputs, ``[T, d]`` float32.
-
-    Args:
-        x: ``[T, d]``.
-        gate_up: ``[E, 2 i, d]``, the gate's rows first.
-        down: ``[E, d, i]``.
-        weights: ``[T, top_k]`` float32.
-        ids: ``[T, top_k]``, the chosen experts; -1 for one of another worker.
-        beta: the bound of the gate.
-        clip: that of what it gates; None for none.
-    """
-    flat = ids.flatten()
-    ends = torch.bincount(flat + 1, minlength=len(down) + 1).cumsum(0)
-    others = int(ends[0])
-    order = flat.argsort()[others:]  # expert by expert
-    tokens, starts = order // ids.shape[1], ends - others
-    hidden = situ(grouped_linear(x[tokens].float(), gate_up, starts), beta, clip)
-    y = grouped_linear(hidden, down, starts) * weights.flatten()[order, None]
-    return torch.zeros(x.shape, dtype=torch.float32).index_add_(0, tokens, y)
-
-
 def _empty(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.float32)
 
 
-direct_register_custom_op("attnres_situ_experts", mixture, fake_impl=_empty)
-
-
-def situ(gate_up: Tensor, beta: float, clip: float | None) -> Tensor:
-    """``beta tanh(g / beta) sigmoid(g) * clip tanh(u / clip)`` of g and u side by side."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    bounded = beta * torch.tanh(gate / beta)
-    if clip is not None:
-        up = clip * torch.tanh(up / clip)
-    return bounded * torch.sigmoid(gate) * up
+direct_register_custom_op("attnres_situ_experts", situ_experts, fake_impl=_empty)

@@ -68,7 +68,7 @@ def is_ready() -> bool:
 
 
 def problem() -> str | None:
-    """``prepare``, for what can run in plain torch too: ``recurrence`` and ``grouped``.
+    """``prepare``, for what can run in plain torch too: ``recurrence`` and ``experts``.
 
     Returns:
         A sentence that says why there is no C++, or None.
@@ -165,7 +165,7 @@ def _packed(slot: int, logit_scale: float, key_eps: float, norm_eps: float) -> t
 
 def _register_fakes() -> None:
     """What the operators return, for compilers: nothing."""
-    nothing = ("single_pass", "phase_1", "phase_2", "add_to_row", "recurrence", "grouped_linear")
+    nothing = ("single_pass", "phase_1", "phase_2", "add_to_row", "recurrence", "situ_experts")
     for name in nothing:
         torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
 

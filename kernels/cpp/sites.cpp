@@ -9,7 +9,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "direct.h"
-#include "grouped.h"
+#include "experts.h"
 #include "recurrence.h"
 
 namespace {
@@ -45,7 +45,9 @@ STABLE_TORCH_LIBRARY(attnres_serve, library) {
   library.def(
       "cpp_recurrence(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor? beta, Tensor(a!) state, "
       "Tensor slots, Tensor starts, Tensor has_history, float scale, Tensor(b!) out) -> ()");
-  library.def("cpp_grouped_linear(Tensor x, Tensor weight, Tensor starts, Tensor(a!) out) -> ()");
+  library.def(
+      "cpp_situ_experts(Tensor x, Tensor gate_up, Tensor down, Tensor shares, Tensor ids, "
+      "float beta, float clip, Tensor(a!) out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
@@ -54,5 +56,5 @@ STABLE_TORCH_LIBRARY_IMPL(attnres_serve, CPU, library) {
   library.impl("cpp_phase_2", TORCH_BOX(&phase_2));
   library.impl("cpp_add_to_row", TORCH_BOX(&add_to_row));
   library.impl("cpp_recurrence", TORCH_BOX(&recurrence));
-  library.impl("cpp_grouped_linear", TORCH_BOX(&grouped_linear));
+  library.impl("cpp_situ_experts", TORCH_BOX(&situ_experts));
 }

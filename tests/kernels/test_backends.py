@@ -586,9 +586,9 @@ def arguments_of_operators(dtype: torch.dtype) -> dict[str, tuple]:
         "phase_2": (delta, bank, *answers, 1, 1, *own),
         "add_to_row": (delta, bank, 2),
         "recurrence": arguments_of_the_recurrence(dtype),
-        "grouped_linear": (
-            *(torch.randn(3, 64), torch.randn(2, 8, 64).to(dtype)),
-            *(torch.tensor([0, 1, 3]), torch.zeros(3, 8)),
+        "situ_experts": (
+            *(torch.randn(shape).to(dtype) for shape in ((3, 64), (2, 16, 64), (2, 64, 8))),
+            *(torch.rand(3, 2), torch.tensor([[0, 1]] * 3), 4.0, 25.0, torch.zeros(3, 64)),
         ),
     }
 
@@ -690,7 +690,7 @@ def test_x_and_bank_side_by_side(x_at: int, bank_at: int, fits: bool) -> None:
 
 def test_every_operator_that_writes_to_the_bank_refuses_one_that_overlaps() -> None:
     cases = arguments_of_operators(torch.float32)
-    del cases["recurrence"], cases["grouped_linear"]  # which have no bank
+    del cases["recurrence"], cases["situ_experts"]  # which have no bank
     for name, (delta, bank, *rest) in cases.items():
         with pytest.raises(RuntimeError, match="rows of the bank must not overlap in memory"):
             getattr(torch.ops.attnres_serve, f"cpp_{name}")(delta, bank[:1].expand_as(bank), *rest)

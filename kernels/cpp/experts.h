@@ -1,0 +1,222 @@
+// Experts with Kimi K3's activation; what is computed is described in experts.py.
+//
+// Rows, each a token and one of its experts, are sorted by expert.  A thread takes some channels of
+// an expert for all of its rows: weights come from memory once, and then from near.
+
+#pragma once
+
+#include "loops.h"
+
+namespace {
+
+constexpr int64_t kBlock = 16;  // channels of an expert's output that a thread takes at once
+constexpr int64_t kAhead = 2;   // steps of kPair rows by which weights are asked for early
+
+// to[g][r] is the product of vector g and row r of a matrix that has `count` rows left; what is
+// behind them is one of theirs again.  Where a matrix is `fresh`, later rows are asked for.
+template <class D, int64_t G>
+FLAT void multiply(
+    float* const* to, const typename D::Element* matrix, int64_t count,
+    const float* const* vectors, int64_t width, bool fresh) {
+  const typename D::Element* rows[kPair];
+  each<kPair>([&](auto r) { rows[r] = matrix + std::min<int64_t>(r, count - 1) * width; });
+  Vec dots[G][kPair] = {};
+  steps(width, [&](int64_t at, int64_t n) {
+    Step w[kPair];
+    if (fresh) {  // line by line, which the processor then does for itself too
+      const auto* later = matrix + kPair * (kAhead * width + at);
+      for (int64_t line = 0; line < kPair * kStep; line += 64 / sizeof *later) request(later + line);
+    }
+    each<kPair>([&](auto r) { w[r] = load<D>(rows[r] + at, n); });
+    each<G>([&](auto g) {
+      Step x = Float32::widen(vectors[g] + at);
+      HELD(x.low);
+      HELD(x.high);
+      each<kPair>([&](auto r) { dots[g][r] += w[r].low * x.low; });
+      each<kPair>([&](auto r) { dots[g][r] += w[r].high * x.high; });
+    });
+  });
+  each<G>([&](auto g) { sums<kPair>(to[g], dots[g]); });
+}
+
+// Products of G vectors and `count` rows of a matrix, which fill whole groups of kPair.
+template <class D, int64_t G, int64_t N>
+void products(
+    float (&to)[G][N], const typename D::Element* matrix, int64_t count,
+    const float* const* vectors, int64_t width, bool fresh) {
+  for (int64_t row = 0; row < count; row += kPair) {
+    float* cells[G];
+    for (int64_t g = 0; g < G; ++g) cells[g] = to[g] + row;
+    multiply<D, G>(cells, matrix + row * width, count - row, vectors, width, fresh);
+  }
+}
+
+inline Vec magnitude(Vec x) { return (Vec)((Bits)x & 0x7fffffff); }
+
+inline Vec sigmoid(Vec x) {
+  const Vec power = exponential(-magnitude(x)), other = 1 / (1 + power);
+  return x < 0 ? power * other : other;
+}
+
+// As Cephes has it: near 0 by a polynomial, where a difference from 1 has few digits.
+inline Vec tangent(Vec x) {
+  const Vec power = exponential(-2 * magnitude(x)), large = (1 - power) / (1 + power);
+  const Vec square = x * x;
+  Vec small = Vec{} - 5.70498872745e-3f;
+  for (const float next :
+       {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f})
+    small = small * square + next;
+  return magnitude(x) < 0.625f ? small * square * x + x : (x < 0 ? -large : large);
+}
+
+struct Bounds {
+  float gate, up;  // of the second 0 for none
+};
+
+inline Vec situ(Vec gate, Vec up, Bounds bounds) {
+  if (bounds.up > 0) up = bounds.up * tangent(up / bounds.up);
+  return bounds.gate * tangent(gate / bounds.gate) * sigmoid(gate) * up;
+}
+
+struct Part {
+  int64_t expert, begin, end;  // and its rows
+};
+
+template <class D>
+struct Experts {
+  using Element = typename D::Element;
+  const Element *gate_up, *down;
+  int64_t latent, width, inputs, hiddens;  // with the floats between two rows of each
+  Bounds bounds;
+  std::vector<Part> parts;
+  std::vector<const float*> x;  // of every row
+  std::vector<float> shares, hidden, y;
+
+  // body(part, first channel, their number) in every thread.
+  template <class F>
+  void for_channels(int64_t channels, int64_t block, int64_t read, const F& body) {
+    const int64_t blocks = (channels + block - 1) / block, items = parts.size() * blocks;
+    const int64_t work = block * read * static_cast<int64_t>(x.size() / parts.size());
+    const int64_t grain = std::max<int64_t>(1, kGrain / work);
+    torch::stable::parallel_for(0, items, grain, [&](int64_t from, int64_t to) {
+      for (int64_t item = from; item < to; ++item) {
+        const int64_t first = item % blocks * block;
+        body(parts[item / blocks], first, std::min(block, channels - first));
+      }
+    });
+  }
+
+  void activate() {
+    for_channels(width, kStep, 2 * latent, [&](Part part, int64_t first, int64_t count) {
+      const Element* gate = gate_up + (part.expert * 2 * width + first) * latent;
+      in_groups(part.end - part.begin, [&](int64_t at, auto several) {
+        constexpr int64_t G = several;
+        const int64_t row = part.begin + at;
+        float gates[G][kStep], ups[G][kStep];
+        products<D>(gates, gate, count, &x[row], latent, at == 0);
+        products<D>(ups, gate + width * latent, count, &x[row], latent, at == 0);
+        for (int64_t g = 0; g < G; ++g) {
+          for (int64_t r = count; r < kStep; ++r) gates[g][r] = ups[g][r] = 0;
+          const Step a = Float32::widen(gates[g]), b = Float32::widen(ups[g]);
+          const Step both = {situ(a.low, b.low, bounds), situ(a.high, b.high, bounds)};
+          Float32::narrow(&hidden[(row + g) * hiddens + first], D::arrange(both));
+        }
+      });
+    });
+  }
+
+  void project() {
+    for_channels(latent, kBlock, width, [&](Part part, int64_t first, int64_t count) {
+      const Element* matrix = down + (part.expert * latent + first) * width;
+      in_groups(part.end - part.begin, [&](int64_t at, auto several) {
+        constexpr int64_t G = several;
+        const int64_t row = part.begin + at;
+        float found[G][kBlock];
+        const float* from[G];
+        for (int64_t g = 0; g < G; ++g) from[g] = &hidden[(row + g) * hiddens];
+        products<D>(found, matrix, count, from, width, at == 0);
+        for (int64_t g = 0; g < G; ++g)
+          for (int64_t r = 0; r < count; ++r)
+            y[(row + g) * latent + first + r] = shares[row + g] * found[g][r];
+      });
+    });
+  }
+};
+
+template <class D>
+void situ_experts_of(
+    Tensor x, Tensor gate_up, Tensor down, Tensor shares, Tensor ids, Bounds bounds, float* out) {
+  const int64_t tokens = x.size(0), latent = x.size(1), experts = down.size(0);
+  const int64_t width = down.size(2), top_k = ids.size(1), chosen = tokens * top_k;
+  Experts<D> all{
+      static_cast<const D::Element*>(gate_up.const_data_ptr()),
+      static_cast<const D::Element*>(down.const_data_ptr()), latent, width, padded(latent),
+      padded(width), bounds, {}, {}, {}, {}, {}};
+
+  const auto* expert = static_cast<const int64_t*>(ids.const_data_ptr());
+  std::vector<int64_t> ends(experts), rows(chosen, -1);
+  for (int64_t at = 0; at < chosen; ++at) {
+    STD_TORCH_CHECK(-1 <= expert[at] && expert[at] < experts, "there is no expert ", expert[at]);
+    if (expert[at] >= 0) ++ends[expert[at]];
+  }
+  int64_t count = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    if (ends[e]) all.parts.push_back({e, count, count + ends[e]});
+    count += std::exchange(ends[e], count);
+  }
+  std::vector<float> widened(tokens * all.inputs);
+  all.x.resize(count);
+  all.shares.resize(count);
+  for (int64_t at = 0; at < chosen; ++at)
+    if (expert[at] >= 0) {
+      const int64_t row = rows[at] = ends[expert[at]]++;
+      all.x[row] = &widened[at / top_k * all.inputs];
+      all.shares[row] = static_cast<const float*>(shares.const_data_ptr())[at];
+    }
+  const auto* given = static_cast<const D::Element*>(x.const_data_ptr());
+  for (int64_t token = 0; token < tokens; ++token)
+    steps(latent, [&](int64_t at, int64_t n) {
+      Float32::narrow(
+          &widened[token * all.inputs + at], load<D>(given + token * latent + at, n));
+    });
+  if (count) {
+    all.hidden.resize(count * all.hiddens);
+    all.y.resize(count * latent);
+    all.activate();
+    all.project();
+  }
+  torch::stable::parallel_for(
+      0, tokens, std::max<int64_t>(1, kGrain / (top_k * latent)), [&](int64_t from, int64_t to) {
+        std::fill(out + from * latent, out + to * latent, 0.0f);
+        for (int64_t at = from * top_k; at < to * top_k; ++at)
+          if (rows[at] >= 0)
+            for (int64_t channel = 0; channel < latent; ++channel)
+              out[at / top_k * latent + channel] += all.y[rows[at] * latent + channel];
+      });
+}
+
+void situ_experts(
+    Tensor x, Tensor gate_up, Tensor down, Tensor shares, Tensor ids, double beta, double clip,
+    Tensor out) {
+  STD_TORCH_CHECK(
+      x.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3 && ids.dim() == 2 && out.dim() == 2 &&
+          shares.dim() == 2 && down.size(1) == x.size(1) && gate_up.size(2) == x.size(1) &&
+          gate_up.size(0) == down.size(0) && gate_up.size(1) == 2 * down.size(2) &&
+          ids.size(0) == x.size(0) && shares.size(0) == x.size(0) &&
+          shares.size(1) == ids.size(1) && out.size(0) == x.size(0) && out.size(1) == x.size(1),
+      "the arguments of experts do not fit each other");
+  STD_TORCH_CHECK(
+      x.scalar_type() == gate_up.scalar_type() && x.scalar_type() == down.scalar_type() &&
+          shares.scalar_type() == ScalarType::Float && out.scalar_type() == ScalarType::Float &&
+          ids.scalar_type() == ScalarType::Long,
+      "experts take weights of their tokens' type, float32 shares and int64 numbers");
+  for (const Tensor& one : {x, gate_up, down, shares, ids, out})
+    STD_TORCH_CHECK(one.is_contiguous(), "experts take what is contiguous");
+  const Bounds bounds{static_cast<float>(beta), static_cast<float>(clip)};
+  dispatch(x.scalar_type(), [&](auto dtype) {
+    situ_experts_of<decltype(dtype)>(
+        x, gate_up, down, shares, ids, bounds, static_cast<float*>(out.data_ptr()));
+  });
+}
+
+}  // namespace
