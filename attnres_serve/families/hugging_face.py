@@ -39,6 +39,7 @@ def family(
     activations: tuple[str, ...] = ("silu",),
     rotates_part: bool = False,
     is_latent: bool = False,
+    heads: tuple[Check, ...] = (checks.groups, checks.even_heads),
     rope: Check | None = None,
     kinds: tuple[str, ...] = (),
     recurrent_bytes: Callable[[Config, int], int] = lambda config, width: 0,
@@ -63,6 +64,7 @@ def family(
         activations: the supported values of ``hidden_act``, the usual one first.
         rotates_part: whether ``partial_rotary_factor`` may say how much of a head is rotated.
         is_latent: whether attention is latent.
+        heads: the checks of heads, where attention is not latent or rotates nothing.
         rope: the check of the rotary embedding, where layers have more than one.
         kinds: the kinds of layers that both classes tell apart by ``layer_types``; none where
             layers have full attention alone.
@@ -106,7 +108,7 @@ def family(
                 partial(checks.values, activations=activations),
             ),
             checks.kinds(*kinds) if kinds else checks.full_attention,
-            *((latent.check,) if is_latent else (checks.groups, checks.even_heads)),
+            *((latent.check,) if is_latent else heads),
             rope or partial(rotary.check, also=part + scales),
             *((rotary.part,) if rotates_part else ()),
             *((latent.rope,) if is_latent else ()),

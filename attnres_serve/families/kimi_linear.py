@@ -182,8 +182,8 @@ FAMILY = hugging_face.family(
         "use_grouped_topk": (True,),
         "output_router_logits": (False,),
     },
+    heads=(latent.unrotated_heads,),
     more_checks=(
-        latent.unrotated_heads,
         latent.stated({"mla_use_nope": True}),
         experts,
         layers,

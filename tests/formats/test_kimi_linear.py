@@ -128,6 +128,17 @@ def test_two_names_of_one_value() -> None:
 
 
 @pytest.mark.parametrize(
+    "sizes", [(1024, 12, None), (7168, 96, None), (60, 4, None), (64, 4, 15)], ids=str
+)
+def test_heads_of_an_odd_size_are_not_rotated(sizes: tuple[int, int, int | None]) -> None:
+    """Hidden size by heads says nothing of latent attention: Kimi K3's is no whole number."""
+    hidden, heads, head = sizes
+    counts = {"num_attention_heads": heads, "num_key_value_heads": heads}
+    found = resolve(CONFIG | counts | {"hidden_size": hidden, "head_dim": head})
+    assert found is not None and found.spec is not None
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"hidden_act": "situ"}, "activation_situ_beta is None"),
