@@ -139,7 +139,7 @@ def _in_engines(
             "norm is one, so that AttnRes would seem faster than no AttnRes; leave it out to "
             "measure compiled engines, as `serve` starts them."
         )
-    drafts.asked(flags)
+    drafted = drafts.asked(flags)
     backend_choice.require(own.attnres_backend)
     has_weights = value_of("--load-format", flags) != "dummy"
     found = checked.check_model(str(folder), has_weights=has_weights)
@@ -151,12 +151,16 @@ def _in_engines(
     from attnres_serve.checkpoints.convert.source import Source
 
     source = Source(folder, found.config, parsed, found.headers)
-    document = measure(source, own, flags, command)
+    document = measure(source, own, flags, command, drafted)
     return document, report.render(document)
 
 
 def measure(
-    source: "Source", own: argparse.Namespace, flags: list[str], command: list[str]
+    source: "Source",
+    own: argparse.Namespace,
+    flags: list[str],
+    command: list[str],
+    drafted: int = 0,
 ) -> dict[str, Any]:
     """The document of a measurement in engines on this machine.
 
@@ -165,6 +169,7 @@ def measure(
         own: what ``add_arguments`` defines.
         flags: of vLLM's engine.
         command: the whole command line.
+        drafted: tokens that ``flags`` have drafted for a step.
 
     Raises:
         CheckpointError, SettingError: with one sentence.
@@ -177,7 +182,6 @@ def measure(
     longest = needs.number(value_of("--max-model-len", flags))
     steps = QUICK_STEPS if own.quick else STEPS
     context = longest or needs.context(parsed.config)
-    drafted = drafts.asked(flags)
     read = text.Text(source.folder) if drafted else None
     if read:
         context = min(context, len(read.tokens))

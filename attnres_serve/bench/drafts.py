@@ -4,10 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attnres_serve.checkpoints import draft
 from attnres_serve.errors import SettingError
-from attnres_serve.flags import value_of
-
-FLAG = "--speculative-config"
 
 
 def asked(flags: list[str]) -> int:
@@ -16,19 +14,13 @@ def asked(flags: list[str]) -> int:
     Raises:
         SettingError: their number cannot be told.
     """
-    given = [value for flag in (FLAG, "-sc") if (value := value_of(flag, flags)) is not None]
-    given += [word for word in flags if word.startswith(f"{FLAG}.")]
-    if not given:
+    if (content := draft.given(flags)) is None:
         return 0
-    try:
-        (content,) = map(json.loads, given)
-        number = content["num_speculative_tokens"]
-    except (ValueError, TypeError, KeyError):
-        number = None
+    number = content.get("num_speculative_tokens")
     if type(number) is not int or number < 1:
         example = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
         raise SettingError(
-            f"{FLAG} is {' and '.join(given)}; expected one JSON object that has "
+            f"{draft.FLAG} is read as {json.dumps(content)}; expected one JSON object that has "
             f"num_speculative_tokens, for example '{example}'."
         )
     return number

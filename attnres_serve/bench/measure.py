@@ -158,3 +158,9 @@ def check_ran(engine: Engine, facts: dict[str, Any]) -> None:
             f"the engine of {engine.name} ran {found} {plugin} the plugin; expected "
             f"{f'{wanted} ({how})' if wanted else 'stock vLLM'}: its figures would be another's."
         )
+    for key, before in engine.at_start.get("alike", {}).items():  # a peer has none
+        if facts["alike"][key] != before:
+            raise SettingError(
+                f"{key} is {facts['alike'][key]} in the engine of {engine.name} at the end and was "
+                f"{before} at its start: its figures would be those of two engines."
+            )

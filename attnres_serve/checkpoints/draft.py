@@ -45,7 +45,7 @@ def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
         CheckpointError: the draft cannot be served exactly or has another vocabulary, or the
             checkpoint has no head that vLLM could take drafts from.
     """
-    config, parsed = given(words), target.translated(name)
+    config, parsed = given(words) or {}, target.translated(name)
     model, method = config.get("model"), config.get("method")
     # vLLM has older names of the method for each family.
     if isinstance(method, str) and (method == MTP or method.endswith(f"_{MTP}")):
@@ -58,14 +58,21 @@ def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
         check_hook(parsed, method)
 
 
-def given(words: list[str]) -> dict[str, Any]:
+def given(words: list[str]) -> dict[str, Any] | None:
     """What vLLM would make of its flags of drafts; nothing of JSON that it cannot read.
 
     Keys behind a dot take the place of the whole JSON, as its parser has it.
+
+    Args:
+        words: flags of vLLM's.
+
+    Returns:
+        None without such a flag.
     """
     words = [re.sub(r"^-sc(?=[.=]|$)", FLAG, word) for word in words]
+    whole = value_of(FLAG, words)
     try:
-        found = json.loads(value_of(FLAG, words) or "{}")
+        found = json.loads(whole or "{}")
     except json.JSONDecodeError:
         found = None
     keys = {}
@@ -73,12 +80,14 @@ def given(words: list[str]) -> dict[str, Any]:
         flag, equals, value = usual(word).partition("=")
         if flag.startswith(f"{FLAG}."):
             keys[flag.removeprefix(f"{FLAG}.")] = value if equals else following
+    parts = {key: value_of(flag, words) for flag, key in PARTS.items()}
+    parts = {key: value for key, value in parts.items() if value is not None}
+    if whole is None and not keys and not parts:
+        return None
     config = keys or found
     if not isinstance(config, dict):
         return {}
-    parts = {key: value_of(flag, words) for flag, key in PARTS.items()}
-    config |= {key: value for key, value in parts.items() if value is not None}
-    return {key.replace("-", "_"): value for key, value in config.items()}
+    return {key.replace("-", "_"): value for key, value in (config | parts).items()}
 
 
 def _check_model(target: ParsedConfig, model: str, revision: str | None) -> None:

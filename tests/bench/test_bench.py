@@ -38,6 +38,7 @@ from attnres_serve.bench import (
     workload,
 )
 from attnres_serve.bench import document as documents
+from attnres_serve.bench import drafts as bench_drafts
 from attnres_serve.bench.baseline import read, twin_config, write_twin
 from attnres_serve.bench.engine import Bench
 from attnres_serve.bench.ratios import (
@@ -339,6 +340,14 @@ def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
         measure.check_ran(engine("attnres", algorithm, facts()), facts(**after))
 
 
+def test_an_engine_that_changed_meanwhile_is_refused():
+    """As one does of which a library takes threads."""
+    begun, ended = (facts(alike={"dtype": "bfloat16", "threads": count}) for count in (2, 1))
+    measure.check_ran(engine("drafts", "single_pass", begun), begun | {"executed": AFTER})
+    with pytest.raises(SettingError, match=r"^threads is 1 in the engine of drafts at the end and"):
+        measure.check_ran(engine("drafts", "single_pass", begun), ended | {"executed": AFTER})
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -352,10 +361,10 @@ def test_an_engine_that_ran_something_else_is_refused(algorithm, after):
         ([str(DEMO), "--budget", "-1"], "--budget is -1; expected a number of minutes above 0."),
         ([str(DEMO), "--additional-config", "{}"], "--additional-config would be ours in one"),
         (
-            [str(DEMO), "--speculative_config.method=ngram"],
+            [str(DEMO), "--speculative_config.num_speculative_tokens=3"],
             "expected one JSON object that has num_",
         ),
-        ([str(DEMO), "-sc", "{}"], "--speculative-config is {}; expected one JSON object that has"),
+        ([str(DEMO), "-sc", "{}"], "--speculative-config is read as {}; expected one JSON object"),
         ([str(DEMO), "-sc", '{"num_speculative_tokens": 0}'], "expected one JSON object that has"),
         ([str(DEMO), "--spec-tokens", "3"], "--spec-tokens is a part of --speculative-config"),
         ([str(DEMO), "--enable-prefix-caching"], "--enable-prefix-caching would save what is"),
@@ -705,7 +714,8 @@ def document(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         own = parser.parse_args([f"--starts={starts or len(ratios)}"])
         flags = [f"--speculative-config={json.dumps(drafts)}"] if drafts else []
         words = ["bench", "/a/demo", *flags]
-        return command.measure(read(str(DEMO), has_weights=False), own, flags, words)
+        source = read(str(DEMO), has_weights=False)
+        return command.measure(source, own, flags, words, bench_drafts.asked(flags))
 
     return make
 
