@@ -6,6 +6,7 @@ from attnres_serve.compat.workarounds import (
     amx,
     compiled_code,
     draft_blocks,
+    draft_sampling,
     expert_map,
     experts_beside_adapters,
     hybrid_prefix_caching,
@@ -15,6 +16,7 @@ from attnres_serve.compat.workarounds import (
     mla_backend,
     mla_context,
     model_names,
+    numba_threads,
     orphans,
     python_frames,
     quick_exit,
@@ -67,6 +69,9 @@ def worker(vllm_config) -> None:
     xielu.in_the_models_type()
     if vllm_config.speculative_config is not None:
         draft_blocks.read_own_blocks()
+        if host.on_cpu():
+            draft_sampling.repeat_for_drafts()
+            numba_threads.launch_early()
     if vllm_config.lora_config is not None:
         whole_adapters.require()
         if host.on_cpu():

@@ -52,11 +52,29 @@ KIMI = """
 from attnres_serve.model import kimi
 answer = sorted(sys.modules)
 """
+# A thread that is bound to one core, as the first of a worker is, finds drafts of n-grams.
+NUMBA = """
+import numpy, torch
+answer = [torch.get_num_threads()]
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from numba import njit, prange
+from attnres_serve.compat.workarounds import numba_threads
+
+@njit(parallel=True)
+def find(drafts):
+    for place in prange(len(drafts)):
+        drafts[place] += 1
+
+numba_threads.launch_early()
+for _ in range(2):
+    find(numpy.zeros(8))
+    answer.append(torch.get_num_threads())
+"""
 WITH_FLA = {
     "fla first": f"{FLA}\n{REGISTER}\n{BESIDE_FLA}",
     "fla last": f"{REGISTER}\n{FLA}\n{BESIDE_FLA}",
 }
-ASKED = {"resolve": RESOLVE, "kimi": KIMI} | (WITH_FLA if find_spec("fla") else {})
+ASKED = {"resolve": RESOLVE, "kimi": KIMI, "numba": NUMBA} | (WITH_FLA if find_spec("fla") else {})
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +86,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     auto_map = {"auto_map": {"AutoConfig": "configuration_foo.FooConfig"}}
     path.write_text(json.dumps(json.loads(path.read_text()) | auto_map))
     (folder / "configuration_foo.py").write_text(FOREIGN)
-    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(root / "cache")}
+    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(root / "cache"), "OMP_NUM_THREADS": "2"}
     return dict(zip(ASKED, fresh.answers(ASKED.values(), folder, **own), strict=True))
 
 
@@ -99,3 +117,9 @@ def test_a_cpu_imports_nothing_for_cuda(answers: dict[str, Any]) -> None:
     assert "attnres_serve.model.kimi" in loaded
     assert not [name for name in loaded if name.startswith("vllm.models.kimi_k3.nvidia")]
     assert "vllm.models.kimi_k3" not in loaded and "llvmlite" not in loaded
+
+
+def test_drafts_of_n_grams_leave_a_workers_threads_as_they_were(answers: dict[str, Any]) -> None:
+    if not host.on_cpu():
+        pytest.skip("no CPU build")
+    assert answers["numba"] == [2, 2, 2]
