@@ -86,16 +86,16 @@ if [ -t 1 ]; then progress=(); fi
 
 if [ "$device" = cpu ]; then
   torch=$(grep '^torch==' "${lists[0]}")
-  extra=()
   if ! pip install --quiet --dry-run --no-deps "$torch" >/dev/null 2>&1; then
     [ -n "$torch_index" ] || fail "pip's sources have no $torch, and TORCH_INDEX is empty; set" \
       "TORCH_INDEX to an index with CPU wheels of torch, or add one to pip's configuration."
-    extra=(--extra-index-url "$torch_index")
+    # Nothing but torch is looked for there.
+    pip install "${progress[@]}" --no-deps --index-url "$torch_index" "$torch"
   fi
   echo "setup: installing the pinned packages of ${lists[*]} into $venv (a few minutes)"
   # --no-deps: the list is complete, and torchvision and its like must stay out (see cpu.in).
   pins > "$venv/pins.txt"
-  pip install "${progress[@]}" --no-deps "${extra[@]}" -r "$venv/pins.txt"
+  pip install "${progress[@]}" --no-deps -r "$venv/pins.txt"
 else
   echo "setup: installing vLLM for CUDA into $venv (several minutes)"
   pip install "${progress[@]}" -r requirements/cuda.txt
