@@ -27,6 +27,7 @@ def engine_job(
     reload: Path | None = None,
     chunk: int = 0,
     answer: int = 16,  # as in the goldens
+    leaves: int = 0,
     trace: bool = False,
     edits: Sequence[Any] = (),
     workaround: str | None = None,
@@ -41,6 +42,7 @@ def engine_job(
         "mode": mode,
         "chunk": chunk,
         "answer": answer,
+        "leaves": leaves,
         "options": options,
         "lora": lora and str(lora),
         "refused": None,

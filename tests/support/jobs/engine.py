@@ -2,6 +2,7 @@
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled | piecewise, algorithm
 (None for a model without AttnRes), backend, chunk: tokens per step or 0, answer: tokens of one,
+leaves: steps behind which another request beside the batch is aborted or 0,
 options: further ones of ``vllm.LLM``, lora: folder of an adapter or nothing, refused: folder of an
 adapter that is not taken or nothing, reload: folder whose weights take the place of the
 checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another trace of
@@ -27,11 +28,17 @@ import torch
 
 
 def answers(
-    llm, prompts: list[list[int]], length: int, prompt_logprobs: bool, lora: str | None
+    llm,
+    prompts: list[list[int]],
+    length: int,
+    prompt_logprobs: bool,
+    lora: str | None,
+    leaves: int = 0,
 ) -> list[dict[str, Any]]:
     """Greedy tokens and logprobs for prompts, all but the first of which come a step later.
 
-    So one is decoded in a step in which others are begun.
+    So one is decoded in a step in which others are begun.  And with ``leaves`` one more, before all
+    of them, is aborted after so many steps.
     """
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -46,6 +53,8 @@ def answers(
     )
     request = LoRARequest("adapter", 1, lora) if lora else None
     engine, done = llm.llm_engine, {}
+    if leaves:
+        engine.add_request("left", {"prompt_token_ids": prompts[-1]}, params, lora_request=request)
     for place, prompt in enumerate(prompts):
         given = {"prompt_token_ids": prompt}
         engine.add_request(str(place), given, params, lora_request=request)
@@ -53,6 +62,10 @@ def answers(
             done |= step(engine)
     while engine.has_unfinished_requests():
         done |= step(engine)
+        leaves -= 1
+        if leaves == 0:
+            engine.abort_request(["left"])
+            assert "left" not in done
     return [unpack(done[str(place)]) for place in range(len(prompts))]
 
 
@@ -160,7 +173,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     prompts, length, lora = job["prompts"], job["answer"], job["lora"]
     result: dict[str, Any] = {
         "alone": [answers(llm, [prompt], length, True, lora)[0] for prompt in prompts],
-        "batch": answers(llm, prompts, length, True, lora),
+        "batch": answers(llm, prompts, length, True, lora, job["leaves"]),
     }
     longest = max(prompts, key=len)
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
