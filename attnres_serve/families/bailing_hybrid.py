@@ -6,7 +6,6 @@ Hugging Face has no class of it: its facts are those of vLLM's.
 from collections.abc import Callable
 from typing import Any
 
-from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, footprint, hugging_face, latent, rotary
@@ -61,13 +60,7 @@ def sizes(name: str, config: Config) -> None:
     """Raise CheckpointError for sizes that are missing, or of which layers cannot be made."""
     checks.require_counts(config, STATED)
     latent.heads(name, config)
-    for key in NUMBERS:
-        if not is_number(config.get(key)) or config[key] <= 0:
-            raise CheckpointError(f"{key} is {config.get(key)!r}; expected a positive number.")
-    rotated(name, config)
-    dense: Any = config.get(DENSE)
-    if type(dense) is not int or dense < 0:
-        raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
+    numbers(name, config)
     layers, group = config["num_hidden_layers"], config[GROUP]
     if group < 2 or layers % group:
         raise CheckpointError(
@@ -85,8 +78,14 @@ def sizes(name: str, config: Config) -> None:
         )
 
 
-def rotated(name: str, config: Config) -> None:
-    """Raise CheckpointError where the rotated channels of a head are stated twice, differently."""
+def numbers(name: str, config: Config) -> None:
+    """Raise CheckpointError for what Ling 2 states too, and for rotated channels stated twice."""
+    for key in NUMBERS:
+        if not is_number(config.get(key)) or config[key] <= 0:
+            raise CheckpointError(f"{key} is {config.get(key)!r}; expected a positive number.")
+    dense: Any = config.get(DENSE)
+    if type(dense) is not int or dense < 0:
+        raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
     wanted = int(config["head_dim"] * config[rotary.PART])
     if config.get(ROTATED, wanted) != wanted:
         raise CheckpointError(
@@ -202,7 +201,6 @@ FAMILY = Family(
     has_hf_class=False,
     needs_gpu=True,
     keys=lambda: KEYS,
-    layout=lambda config: Layout.of(config.get("num_hidden_layers")),
     shapes=shapes,
     checks=(
         sizes,

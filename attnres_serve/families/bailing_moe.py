@@ -5,13 +5,10 @@ Hugging Face has no class of it: its facts are those of vLLM's.
 
 from typing import Any
 
-from attnres_serve.depth.layout import Layout
-from attnres_serve.depth.spec import is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import bailing_hybrid, checks, footprint, hugging_face, latent, rotary
+from attnres_serve.families import bailing_hybrid, checks, footprint, hugging_face, latent
 from attnres_serve.families.family import Config, Family, Shape
 
-DENSE, ROTATED = bailing_hybrid.DENSE, bailing_hybrid.ROTATED
 SHARED = "moe_shared_expert_intermediate_size"
 STATED = (
     *hugging_face.STATED,
@@ -31,21 +28,14 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "using_split_qkv_in_self_attention": (False,),
 }
 ALWAYS = bailing_hybrid.ALWAYS | {"use_rmsnorm": True}
-NUMBERS = ("rope_theta", "routed_scaling_factor", rotary.PART)
-KEYS = (*STATED, *ONLY, *ALWAYS, *NUMBERS, *bailing_hybrid.UNREAD, DENSE, SHARED, ROTATED)
-KEYS += ("hidden_act", "rms_norm_eps")
+KEYS = (*STATED, *ONLY, *ALWAYS, *bailing_hybrid.NUMBERS, *bailing_hybrid.UNREAD)
+KEYS += (bailing_hybrid.DENSE, bailing_hybrid.ROTATED, SHARED, "hidden_act", "rms_norm_eps")
 
 
 def sizes(name: str, config: Config) -> None:
     """Raise CheckpointError for sizes that are missing, or of which layers cannot be made."""
     checks.require_counts(config, STATED)
-    for key in NUMBERS:
-        if not is_number(config.get(key)) or config[key] <= 0:
-            raise CheckpointError(f"{key} is {config.get(key)!r}; expected a positive number.")
-    dense: Any = config.get(DENSE)
-    if type(dense) is not int or dense < 0:
-        raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
-    bailing_hybrid.rotated(name, config)
+    bailing_hybrid.numbers(name, config)
     wanted = config["moe_intermediate_size"]
     if config.get(SHARED, wanted) != wanted:
         raise CheckpointError(
@@ -84,7 +74,6 @@ FAMILY = Family(
     has_hf_class=False,
     adapt=state_defaults,
     keys=lambda: KEYS,
-    layout=lambda config: Layout.of(config.get("num_hidden_layers")),
     shapes=shapes,
     checks=(
         sizes,

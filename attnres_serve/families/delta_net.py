@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, dense, footprint, hugging_face
 from attnres_serve.families.family import EMBEDDING, HEAD, Check, Config, Family, Shape
@@ -97,7 +96,6 @@ def family(
         treated_as="Mamba2ForCausalLM",
         adapt=adapt,
         keys=lambda: (*needed, *READ, *only, *also),
-        layout=lambda config: Layout.of(config.get("num_hidden_layers")),
         shapes=shapes,
         checks=(
             sizes,

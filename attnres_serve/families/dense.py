@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks
@@ -57,15 +56,12 @@ def family(name: str, layer: Layer, **rest: Any) -> Family:
         "module": f"vllm.model_executor.models.{name}",
         "hf": name,
         "keys": lambda: KEYS,
-        "layout": lambda config: Layout.of(config.get("num_hidden_layers")),
         "fused": FUSED,
         "sums": SUMS,
-    }
-    functions = {
         "shapes": shapes,
         "cache_elements": cache_elements,
     }
-    return Family(name=name, **usual | functions | rest)
+    return Family(name=name, **usual | rest)
 
 
 def head_size(config: Config) -> int:

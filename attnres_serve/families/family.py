@@ -124,12 +124,12 @@ class Family:
     cls: str
     hf: str
     keys: Callable[[], Collection[str]]
-    layout: Callable[[Config], Layout]
     shapes: Callable[[Config], dict[str, Shape]]
     checks: tuple[Check, ...]
     window: Callable[[Config], int | None] | None
     cache_elements: Callable[[Config], int]
     fused: tuple[tuple[str, ...], ...]
+    layout: Callable[[Config], Layout] = lambda config: Layout.of(config.get("num_hidden_layers"))
     limits: frozenset[Limit] = frozenset()
     reordered: tuple[str, ...] = ()
     listed: str | None = None
