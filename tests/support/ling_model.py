@@ -1,17 +1,13 @@
 """Ling 2 in float64: Hugging Face's GLM-4-MoE, which computes the same by other names."""
 
-import json
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
-import tiny_sites
-from ring_model import RENAMED
+from ring_model import RENAMED, Judge, read
 from torch import Tensor
 
 from attnres_serve.verify import oracle
-from attnres_serve.verify.rewritten import Rewritten, hugging_face
+from attnres_serve.verify.rewritten import hugging_face
 
 SAME = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
@@ -23,12 +19,7 @@ SAME = (
 HEAD_NORMS = (("query_layernorm", "q_norm"), ("key_layernorm", "k_norm"))
 
 
-@dataclass
-class Ling(Rewritten):
-    """Such a checkpoint; ``stated`` is its config.json."""
-
-    stated: dict[str, Any] = field(default_factory=dict)
-
+class Ling(Judge):
     @cached_property
     def hf(self) -> Any:
         depth = oracle.depth_shapes(self.spec)
@@ -48,19 +39,4 @@ class Ling(Rewritten):
         return hugging_face.build(self.config, weights)
 
 
-def load(folder: Path) -> Ling:
-    """A checkpoint of the house format in float64."""
-    stated = json.loads((folder / "config.json").read_text())
-    experts = {
-        "n_routed_experts": stated["num_experts"],
-        "n_shared_experts": stated["num_shared_experts"],
-    }
-    own = hugging_face.config("glm4_moe", {key: stated[key] for key in SAME} | experts)
-    sites = tiny_sites.sites_of("bailing_moe", stated["num_hidden_layers"])
-    names = oracle.depth_names("attention", "mlp")
-    layout = tuple(oracle.Place(site.layer, site.kind) for site in sites)
-    eps = stated["rms_norm_eps"]
-    spec = oracle.Spec(names, layout, {}, own.hidden_size, own.vocab_size, eps, tied=False)
-    oracle.add_depth(spec, stated["attn_res"])
-    norms = (*(site.norm for site in sites), "norm")
-    return Ling(own, norms, spec, oracle.read_weights(folder), stated=stated)
+load = partial(read, Ling, "glm4_moe", SAME)  # of a folder

@@ -8,7 +8,7 @@ keys, the rotated part of a head and the gated norm of groups are Ring-linear's.
 import json
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,13 @@ RENAMED = (
 
 
 @dataclass
-class Ring(Rewritten):
-    """Such a checkpoint; ``stated`` is its config.json."""
+class Judge(Rewritten):
+    """A checkpoint; ``stated`` is its config.json."""
 
     stated: dict[str, Any] = field(default_factory=dict)
 
+
+class Ring(Judge):
     @cached_property
     def hf(self) -> Any:
         depth = oracle.depth_shapes(self.spec)
@@ -105,21 +107,23 @@ class Lightning(nn.Module):
         return ((self.norm(groups, 1.0).flatten(1) * w["g_norm"] * gate) @ w["dense"].T)[None], None
 
 
-def load(folder: Path) -> Ring:
-    """A checkpoint of the house format in float64."""
+def read(model: type[Judge], hf: str, same: tuple[str, ...], folder: Path) -> Judge:
+    """A checkpoint of the house format, as ``model`` with the configuration of the class ``hf``."""
     stated = json.loads((folder / "config.json").read_text())
-    same = {key: stated[key] for key in SAME}
     experts = {
         "n_routed_experts": stated["num_experts"],
         "n_shared_experts": stated["num_shared_experts"],
     }
-    own = hugging_face.config("deepseek_v3", same | experts)
-    layers = stated["num_hidden_layers"]
-    sites = tiny_sites.sites_of("bailing_hybrid", layers)
+    own = hugging_face.config(hf, {key: stated[key] for key in same} | experts)
+    base = stated["model_type"].removeprefix("attnres_")
+    sites = tiny_sites.sites_of(base, stated["num_hidden_layers"])
     names = oracle.depth_names("attention", "mlp")
     layout = tuple(oracle.Place(site.layer, site.kind) for site in sites)
     eps = stated["rms_norm_eps"]
     spec = oracle.Spec(names, layout, {}, own.hidden_size, own.vocab_size, eps, tied=False)
     oracle.add_depth(spec, stated["attn_res"])
     norms = (*(site.norm for site in sites), "norm")
-    return Ring(own, norms, spec, oracle.read_weights(folder), stated=stated)
+    return model(own, norms, spec, oracle.read_weights(folder), stated=stated)
+
+
+load = partial(read, Ring, "deepseek_v3", SAME)  # of a folder

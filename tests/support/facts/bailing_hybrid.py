@@ -1,7 +1,7 @@
 """What the tests know of Ring-linear."""
 
 from facts.family import Facts
-from facts.shared import EXPERTS, LATENT, tiny
+from facts.shared import BAILING, LATENT, REFUSED_BAILING, tiny
 
 FACTS = Facts(
     "BailingMoeV2_5",
@@ -9,23 +9,9 @@ FACTS = Facts(
         "bailing_hybrid",
         "BailingMoeV2_5ForCausalLM",
         LATENT,
-        EXPERTS,
-        num_experts=8,
-        num_shared_experts=1,
-        first_k_dense_replace=1,
-        norm_topk_prob=True,
-        score_function="sigmoid",
-        moe_router_enable_expert_bias=True,
-        n_group=2,
-        topk_group=1,
-        routed_scaling_factor=2.5,
-        use_bias=False,
-        use_qkv_bias=False,
-        use_qk_norm=True,
+        BAILING,
         layer_group_size=2,
         group_norm_size=2,
-        partial_rotary_factor=0.5,
-        rope_theta=10000.0,
     ),
     is_tiny=True,
     caches_prefixes=False,
@@ -42,28 +28,19 @@ FACTS = Facts(
         },
     },
     refused=(
+        *REFUSED_BAILING,
         {"num_key_value_heads": 2},
         {"layer_group_size": 3},
         {"layer_group_size": 1},
         {"group_norm_size": 3},
-        {"use_bias": True},
         {"use_qk_norm": False},
-        {"use_qk_norm": None},
         {"score_function": None},
         {"norm_topk_prob": None},
         {"moe_router_enable_expert_bias": None},
-        {"norm_head": True},
         {"use_rmsnorm": False},
         {"rotary_dim": 4},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}},
         {"linear_silu": True},
-        {"score_function": "softmax"},
-        {"router_dtype": "bf16"},
         {"rms_norm_eps": 1e-5},
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-        {"rope_theta": None},
-        {"head_dim": None},
-        {"n_group": 3},
-        {"quantization_config": {"quant_method": "compressed-tensors"}},
     ),
 )

@@ -1,31 +1,17 @@
 """What the tests know of Ling 2."""
 
 from facts.family import Facts
-from facts.shared import EXPERTS, tiny
+from facts.shared import BAILING, REFUSED_BAILING, tiny
 
 FACTS = Facts(
     "BailingMoeV2",
     tiny=tiny(
         "bailing_moe",
         "BailingMoeV2ForCausalLM",
-        EXPERTS,
-        num_experts=8,
-        num_shared_experts=1,
-        first_k_dense_replace=1,
-        norm_topk_prob=True,
-        score_function="sigmoid",
-        moe_router_enable_expert_bias=True,
-        n_group=2,
-        topk_group=1,
-        routed_scaling_factor=2.5,
-        use_bias=False,
-        use_qkv_bias=False,
-        use_qk_norm=True,
+        BAILING,
         use_rmsnorm=True,
         embedding_dropout=0.0,
-        partial_rotary_factor=0.5,
         rotary_dim=16,
-        rope_theta=10000.0,
     ),
     is_tiny=True,
     workaround="portable_stock:bailing_moe",
@@ -43,23 +29,14 @@ FACTS = Facts(
         },
     },
     refused=(
-        {"use_bias": True},
+        *REFUSED_BAILING,
         {"use_qkv_bias": True},
-        {"use_qk_norm": None},
         {"use_rmsnorm": None},
-        {"score_function": "softmax"},
         {"moe_router_enable_expert_bias": False},
         {"norm_topk_prob": False},
-        {"norm_head": True},
-        {"router_dtype": "bf16"},
         {"rotary_dim": 32},
         {"moe_shared_expert_intermediate_size": 32},
         {"partial_rotary_factor": None},
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-        {"rope_theta": None},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}},
-        {"head_dim": None},
-        {"n_group": 3},
-        {"quantization_config": {"quant_method": "compressed-tensors"}},
     ),
 )

@@ -40,6 +40,23 @@ DEEPSEEK_EXPERTS: Config = {
     "n_group": 1,
     "topk_group": 1,
 }
+# Ling 2 and Ring-linear.
+BAILING: Config = EXPERTS | {
+    "num_experts": 8,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_qk_norm": True,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 10000.0,
+}
 # Latent attention with 576 cached channels a token, and as many key heads as query heads.
 LATENT: Config = {
     "num_key_value_heads": 4,
@@ -116,4 +133,16 @@ REFUSED_LATENT: tuple[dict[str, Any], ...] = (
     LINEAR_ROPE,
     yarn(mscale=0.7),
     yarn(mscale_all_dim=0.7),
+)
+REFUSED_BAILING: tuple[dict[str, Any], ...] = (
+    {"use_bias": True},
+    {"use_qk_norm": None},
+    {"score_function": "softmax"},
+    {"norm_head": True},
+    {"router_dtype": "bf16"},
+    {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+    {"rope_theta": None},
+    {"head_dim": None},
+    {"n_group": 3},
+    {"quantization_config": {"quant_method": "compressed-tensors"}},
 )
