@@ -17,7 +17,7 @@ import pytest
 import tiny_sites
 import tokenizers
 import torch
-from adapters import WEIGHTS, linear_layers, write_merged
+from adapters import WEIGHTS, linear_layers, targets, write_merged
 from checkpoints import write_house, write_standard
 from draft_heads import HEARD, add_head, write_eagle
 from faults import metrics, until, value
@@ -239,25 +239,30 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
 @pytest.mark.parametrize("way", WAYS)
 def test_beside_other_features(way, method, tmp_path):
-    base = write_house(tmp_path / "base", layers=4, block_size=3, seed=31, dtype="float32")
+    family = "glm4_moe" if method == "mtp" else "llama"
+    base = write_house(tmp_path / "base", family, layers=4, block_size=3, seed=31, dtype="float32")
     served, options = base, dict(WAYS[way])
-    if "enable_lora" in options:
-        layers = linear_layers(load_file(base / WEIGHTS))
+    if "enable_lora" in options:  # of attention, as no adapter may change experts
+        layers = [name for name in linear_layers(load_file(base / WEIGHTS)) if "self_attn" in name]
         served, options["lora"] = (
             write_merged(tmp_path / "adapter", base, layers),
             tmp_path / "adapter",
         )
+        options["lora_target_modules"] = targets(layers)
     prompts, model = fresh_prompts((7, 90, 1)), tiny_sites.load(served)
     answers = [continued(model, prompt) for prompt in prompts]
-    if method == "draft_model":
+    drafts = {"method": method, "num_speculative_tokens": 1}
+    if method == "mtp":
+        add_head(base, family, answers)
+    elif method == "draft_model":
         draft = write_standard(tmp_path / "draft", layers=1, hidden=64, dtype="float32")
-        make_bigram(draft, answers)
+        drafts["model"] = str(make_bigram(draft, answers))
     else:
         draft = write_eagle(tmp_path / "draft", base, answers, (0, 2, 4) * (method == "eagle3"))
-    drafts = {"method": method, "model": str(draft), "num_speculative_tokens": 1}
+        drafts["model"] = str(draft)
     asked = job(base, prompts, "eager", drafts, **options)
     asked["settings"] = {"attnres_aux_stream": "mixed"}
     result = answered(model, asked, tmp_path)
