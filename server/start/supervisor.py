@@ -109,7 +109,7 @@ class _Supervisor:
         self.console = console
         self.log = log
         self.pipes = pipes
-        self.members: list[int] = []  # of the session, when it was asked to stop
+        self.members: set[int] = set()  # of the session, whenever it was looked at
         self.selector = selectors.DefaultSelector()
 
     def run(self, heard: int) -> tuple[int, bool]:
@@ -143,7 +143,7 @@ class _Supervisor:
                 return True
             if not self.console.stopping:
                 self.console.stopping = True
-                self.members = _session(self.child)
+                self.members.update(_session(self.child))
                 self.console.say("stopping; running requests finish, a second signal ends them.")
             os.kill(self.child, number)
         return False
@@ -151,6 +151,7 @@ class _Supervisor:
     def _take(self) -> None:
         """Hand on to the console what the server's processes tell and write."""
         for event in self.log.events():
+            self.members.update(_session(self.child))
             if event["event"] in ENDS:
                 self._pass_on()  # what was written before it
             self.console.event(event)
@@ -174,7 +175,7 @@ def end_session(leader: int, before: Iterable[int] = ()) -> None:
 
     Args:
         leader: the process that began the session.
-        before: others that were in it.  vLLM may have killed them, so that they left something.
+        before: others that were in it.  If they were killed, by vLLM or not, they left something.
     """
     end = time.monotonic() + LAST
     killed = {leader, *before}

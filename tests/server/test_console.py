@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from serving import OURS, environment
 
@@ -413,6 +414,7 @@ left = f"/dev/shm/__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid()}"
 open(left, "w").close()
 os.symlink(left, sys.argv[2])
 start_events.tell("ready", url="http://127.0.0.1", socket=None, ask="", problem=None)
+signal.signal(signal.SIGUSR1, signal.default_int_handler)
 try:
     time.sleep(60)
 except KeyboardInterrupt:
@@ -421,15 +423,20 @@ except KeyboardInterrupt:
 """
 
 
-def test_what_a_killed_engine_leaves_is_removed(tmp_path):
-    """The server itself killed it in its stop, so it is no longer of the session at the end."""
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_what_a_killed_engine_leaves_is_removed(is_stopped, tmp_path):
+    """The server ends after it, stopped or not, so it is no longer of the session at the end."""
     left = tmp_path / "left"
     process = subprocess.Popen([*supervised(LEAVES), left], stdout=subprocess.PIPE)
     try:
         while b"metrics" not in process.stdout.readline():
             pass
         assert left.exists()
-        process.send_signal(signal.SIGINT)
+        if is_stopped:
+            process.send_signal(signal.SIGINT)
+        else:
+            (server,) = psutil.Process(process.pid).children()
+            server.send_signal(signal.SIGUSR1)
         assert process.wait(10) == 0
         assert left.is_symlink() and not left.exists()
     finally:
