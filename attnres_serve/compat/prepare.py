@@ -5,6 +5,7 @@ from attnres_serve.compat.workarounds import (
     adapter_refusals,
     amx,
     compiled_code,
+    dead_engine,
     draft_blocks,
     draft_sampling,
     expert_map,
@@ -93,6 +94,7 @@ def worker(vllm_config) -> None:
 def routes() -> None:
     """Called where a server's routes are made, before adapters are loaded (idempotent)."""
     adapter_refusals.answer_in_a_sentence()
+    dead_engine.answer_in_a_sentence()
     model_names.list_in_refusals()
 
 

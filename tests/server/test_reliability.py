@@ -22,6 +22,7 @@ from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
 
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.compat.workarounds import dead_engine
 from attnres_serve.server.lifecycle import AGAIN
 from attnres_serve.server.metrics import OUTCOMES
 
@@ -98,14 +99,17 @@ class asked:
         self.ends: list[str] = []  # why requests ended
 
     def _ask(self, number: int) -> None:
-        body = {**LONG, "seed": number}
+        """Streams and whole answers."""
+        body = {**LONG, "seed": number, "stream": number % 2 == 1}
         try:
             while not self.left.is_set():
-                self.server.client.post("/v1/completions", json=body).raise_for_status()
+                answer = self.server.client.post("/v1/completions", json=body)
+                if answer.is_error or 'data: {"error"' in answer.text:
+                    return self.ends.append(answer.text)
         except httpx.HTTPError as error:
             self.ends.append(repr(error))
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "asked":
         self.threads = ThreadPoolExecutor(4)
         for number in range(4):
             self.threads.submit(self._ask, number)
@@ -113,6 +117,7 @@ class asked:
             until(lambda: value(metrics(self.server), "vllm:num_requests_running") >= 1, BUSY)
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.ends}\n{tail(self.server.log)}") from None
+        return self
 
     def __exit__(self, *_) -> None:
         self.left.set()
@@ -381,10 +386,10 @@ KILLED = [
 
 @pytest.mark.parametrize(("name", "command", "two", "title", "busy"), KILLED)
 def test_a_killed_process_ends_the_server(folder, name, command, two, title, busy):
-    """With a status, within seconds, with nothing left; until then the probes say so."""
+    """With a status, within seconds, with nothing left; until then answers and probes say so."""
     with (
         running(command, DEMO, folder / name, *FLAGS, *two, VLLM_PLUGINS="attnres") as server,
-        asked(server) if busy else nullcontext(),
+        asked(server) if busy else nullcontext() as load_on_it,
     ):
         watched = Watched(server.process.pid)
         find(server.process.pid, title).kill()
@@ -401,6 +406,9 @@ def test_a_killed_process_ends_the_server(folder, name, command, two, title, bus
         watched.gone(BUSY)
     if not busy:  # otherwise vLLM ends as soon as a request has failed
         assert probes[-1] == [503, 503]
+    elif command is OURS:
+        assert len(load_on_it.ends) == 4
+        assert all(dead_engine.SENTENCE in end for end in load_on_it.ends), load_on_it.ends
 
 
 @pytest.mark.soak
