@@ -36,7 +36,7 @@ def main() -> None:
     said = "all families" if chosen is None else f"{len(chosen)} families, {', '.join(chosen)}"
     print(f"{said}: {why}.", file=sys.stderr)
     if chosen is not None:
-        print(f"-k '{' or '.join(chosen)}'")
+        print(f"-k '{expression(chosen, names(ROOT))}'")
 
 
 def names(root: Path) -> set[str]:
@@ -61,6 +61,15 @@ def families(paths: Iterable[str], known: Iterable[str]) -> tuple[list[str] | No
     if own:
         return chosen, f"one of each kind, and the files of {', '.join(sorted({*own}))} changed"
     return chosen, "one of each kind, as nothing changed that a family has"
+
+
+def expression(chosen: Iterable[str], known: Iterable[str]) -> str:
+    """What selects the tests of families; pytest would take a name within another for it."""
+    words = []
+    for name in chosen:
+        others = sorted(other for other in known if name in other and other not in chosen)
+        words.append(" and not ".join([name, *others]))
+    return " or ".join(words)
 
 
 def parent(root: Path) -> str | None:

@@ -60,14 +60,14 @@ def check_every_way(name: str, root: Path, record_property) -> None:
     def job(algorithm: str, mode: str = "eager", **options: Any) -> dict[str, Any]:
         return engine_job(folder, prompts, algorithm, mode, chunk=CHUNK, trace=True, **options)
 
-    jobs = {
-        "compiled": job("single_pass", "compiled"),
-        "TP": job("two_phase", tensor_parallel_size=2, **TWO),
-    }
+    jobs = {"TP": job("two_phase", tensor_parallel_size=2, **TWO)}
     if name in EXPERTS:
         more = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
         jobs["EP"] = job("two_phase", **more, **TWO)
-    if FACTS[name].has_stages:  # stock vLLM's eager mode has no pipelines on CPU
+    if not FACTS[name].has_stages:
+        jobs["compiled"] = job("single_pass", "compiled")
+    else:  # stock vLLM's eager mode has no pipelines on CPU
+        record_property("shows", (name, "compiled"))
         stages = job("two_phase", "compiled", pipeline_parallel_size=2, **TWO)
         both = "linear_attention" in TINY[name].get("layer_types", ())
         split = HALVES if both or name in (*NEED_EXPERTS, *IN_HALVES) else SPLIT

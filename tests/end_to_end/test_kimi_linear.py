@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from serving import FAMILY_GOLDENS
 
 from attnres_serve.settings import ALGORITHMS
-from tests.end_to_end.test_families import check_trace
+from tests.end_to_end.test_families import check_trace, chosen
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
@@ -160,8 +160,6 @@ def test_what_kimi_k3_has_beside(k3, name):
 TWO = {"distributed_executor_backend": "mp"}
 SHARED = {"tensor_parallel_size": 2, **TWO}
 WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "compiled": ("single_pass", "compiled", {}),
-    "compiled in two phases": ("two_phase", "compiled", {}),
     "TP": ("single_pass", "eager", SHARED),
     "EP": (
         "two_phase",
@@ -170,22 +168,27 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "PP in a block": ("two_phase", "compiled", {"pipeline_parallel_size": 2, **TWO}),
 }
+COMPILED = {f"compiled, {name}": (name, "compiled", {}) for name in ALGORITHMS}
 
 
 @pytest.fixture(scope="module")
-def ways(tmp_path_factory):
+def ways(request, tmp_path_factory):
     """Kimi K3's golden as a part of a model that reads images, in every way of running."""
     root = tmp_path_factory.mktemp("ways")
     folder, prompts = write_with_more(root / "whole", GOLDEN_K3), fresh_prompts((7, 100, 1))
     jobs = {
         name: engine_job(folder, prompts, algorithm, mode, trace=True, **options)
-        for name, (algorithm, mode, options) in WAYS.items()
+        for name, (algorithm, mode, options) in (COMPILED | WAYS).items()
+        if name in chosen(request, "name")
     }
-    jobs["PP in a block"]["env"] = {"VLLM_PP_LAYER_PARTITION": "3,2"}
+    if stages := jobs.get("PP in a block"):  # the last, as it leaves its variable
+        stages["env"] = {"VLLM_PP_LAYER_PARTITION": "3,2"}
     return run_named(jobs, root / "run")
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    "name", [*WAYS, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in COMPILED)]
+)
 def test_kimi_k3_in_every_way(ways, name):
     job, result = ways[name]
     model = tiny_sites.load(GOLDEN_K3)

@@ -33,6 +33,7 @@ from attnres_serve.verify.rewritten import Rewritten
 from tests.end_to_end.test_families import check_trace
 
 pytestmark = pytest.mark.engine
+EXHAUSTIVE, OF_FAMILIES = pytest.mark.exhaustive, pytest.mark.families
 
 SHOWN = sorted(name for name, family in FAMILIES.items() if family.shows_layers and name != "llama")
 TEXTS = (
@@ -122,14 +123,14 @@ def answered(model: Any, asked: dict, folder: Path) -> dict:
 
 
 def ways(first: str, *others: str, marks: pytest.MarkDecorator) -> list:
-    """Each of them eager and compiled: the first eager, and the others where ``marks`` run."""
-    every = product((first, *others), ("eager", "compiled"))
-    return [pytest.param(*one, marks=() if one == (first, "eager") else marks) for one in every]
+    """Each of them eager and compiled: the first eager, where ``marks`` run it compiled and the
+    others eager, and in `make test-all` the rest."""
+    rows = [pytest.param(first, "eager"), pytest.param(first, "compiled", marks=marks)]
+    rows += [pytest.param(name, "eager", marks=marks) for name in others]
+    return rows + [pytest.param(name, "compiled", marks=EXHAUSTIVE) for name in others]
 
 
-@pytest.mark.parametrize(
-    ("draft", "mode"), ways("attnres", "standard", marks=pytest.mark.exhaustive)
-)
+@pytest.mark.parametrize(("draft", "mode"), ways("attnres", "standard", marks=EXHAUSTIVE))
 def test_draft_models(draft, mode, tmp_path):
     """A draft with sites of its own, and one with standard residuals."""
     encode = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode
@@ -159,7 +160,7 @@ def test_draft_models(draft, mode, tmp_path):
     ways(
         *("glm4_moe", "deepseek_v3", "glm4_moe_lite", "ernie4_5_moe", "exaone_moe", "qwen3_next"),
         "alice_ai",
-        marks=pytest.mark.families,
+        marks=OF_FAMILIES,
     ),
 )
 def test_heads_of_checkpoints(base, mode, tmp_path):
@@ -179,15 +180,25 @@ def test_heads_of_checkpoints(base, mode, tmp_path):
     torch.testing.assert_close(hidden.double(), wanted, **REACH)
 
 
-EAGLES = [
-    pytest.param("eagle", None, marks=pytest.mark.families),
-    pytest.param("eagle3", "partial", marks=pytest.mark.families),
-    ("eagle3", "mixed"),
-]
+EAGLES = [("eagle", None), ("eagle3", "partial"), ("eagle3", "mixed")]
 
 
-@pytest.mark.parametrize(("method", "stream"), EAGLES)
-@pytest.mark.parametrize(("base", "mode"), ways("llama", *SHOWN, marks=pytest.mark.families))
+def marks_of(base: str, mode: str, stream: str | None) -> tuple[pytest.MarkDecorator, ...]:
+    """A Llama's stream of mixes runs always, and compiled with the families."""
+    if (base, stream) == ("llama", "mixed"):
+        return (OF_FAMILIES,) if mode == "compiled" else ()
+    return (EXHAUSTIVE,) if mode == "compiled" else (OF_FAMILIES,)
+
+
+@pytest.mark.parametrize(
+    ("base", "mode", "method", "stream"),
+    [
+        pytest.param(base, mode, method, stream, marks=marks_of(base, mode, stream))
+        for base, mode, (method, stream) in product(
+            ("llama", *SHOWN), ("eager", "compiled"), EAGLES
+        )
+    ],
+)
 def test_heads_of_other_folders(base, mode, method, stream, tmp_path):
     """EAGLE's reads what the last norm gives, EAGLE-3's the stream that is asked for."""
     count = 4
@@ -212,7 +223,7 @@ def test_heads_of_other_folders(base, mode, method, stream, tmp_path):
     ("base", "mode"),
     ways(
         *("kimi_linear", "qwen3_next", "alice_ai", "gemma3_text", "gpt_oss"),
-        marks=pytest.mark.families,
+        marks=OF_FAMILIES,
     ),
 )
 def test_draft_models_beside_caches_of_two_kinds(base, mode, tmp_path):
@@ -238,7 +249,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.exhaustive
+@EXHAUSTIVE
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
 @pytest.mark.parametrize("way", WAYS)
 def test_beside_other_features(way, method, tmp_path):
@@ -400,7 +411,7 @@ def test_a_server_counts_drafts(server):
 CYCLES = {"llama": 22, "kimi_linear": 33}
 
 
-@pytest.mark.exhaustive
+@EXHAUSTIVE
 @pytest.mark.parametrize("base", CYCLES)
 def test_ngrams(base, tmp_path):
     """The model's own text is searched for what followed the last tokens before."""

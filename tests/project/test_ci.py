@@ -94,6 +94,22 @@ def test_what_families_share_runs_all(path: str) -> None:
     assert chosen_by.families(changed, known) == (None, f"{path} is shared by all of them")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (["mamba2"], "mamba2"),
+        (["llama"], "llama and not gated_llama and not llama4_text"),
+        (["gated_llama", "llama"], "gated_llama or llama and not llama4_text"),
+        (["olmoe", "qwen3"], "olmoe or qwen3 and not qwen3_moe and not qwen3_next"),
+    ],
+)
+def test_a_family_whose_name_is_within_others_is_chosen_alone(
+    chosen: list[str], words: str
+) -> None:
+    known = {"gated_llama", "llama", "llama4_text", "mamba2", "olmoe"}
+    assert chosen_by.expression(chosen, known | {"qwen3", "qwen3_moe", "qwen3_next"}) == words
+
+
 def test_on_the_main_branch_the_change_is_its_last_commit(root: Path) -> None:
     assert changed(root) == ["docs/a.md"]
     (root / "new.py").write_text("x")
@@ -141,5 +157,5 @@ def test_the_command_says_which_rule_chose_what(
     if shallow:
         assert (out, err) == ("", "all families: git knows no commit before this one.\n")
     else:
-        assert out == f"-k '{' or '.join(KINDS)}'\n"
+        assert out == f"-k '{chosen_by.expression(KINDS, chosen_by.names(ROOT))}'\n"
         assert err.startswith(f"6 families, {', '.join(KINDS)}: one of each kind, as nothing")
