@@ -25,7 +25,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 BACKENDS = ("cpp", "torch", "triton")
 EVERY = [*itertools.product(MODELS, BACKENDS, ALGORITHMS)]
-CHOSEN = [("block", "triton", "two_phase")]  # what CUDA has by default, if blocks are long
+CHOSEN = [("block", "triton", "single_pass")]  # the backend of CUDA, and the fewest artifacts
 # The first piece, the one where queries are folded, the last, and one for each layer of a block.
 # By two-phase, a piece after the first block and one before the last have no equal either.
 KINDS = {"single_pass": 5, "two_phase": 7}
@@ -94,9 +94,9 @@ def shares(found: dict[tuple[str, str, str], Any], algorithm: str) -> None:
 
 def test_layers_of_one_kind_share_an_artifact(chosen):
     """Rows and positions are no constants of a graph, so a deeper model compiles no longer."""
-    shares(chosen, "two_phase")
+    shares(chosen, "single_pass")
 
 
 @pytest.mark.exhaustive
-def test_layers_share_an_artifact_by_single_pass(others):
-    shares(others, "single_pass")
+def test_layers_share_an_artifact_by_two_phase(others):
+    shares(others, "two_phase")

@@ -28,7 +28,8 @@ from attnres_serve.server.metrics import OUTCOMES
 
 pytestmark = pytest.mark.engine
 
-# As users start it, which takes 20 s more.  Processes that are forked hold what tells of an end.
+# As users start it, which takes 20 s more.  Processes that are forked hold what tells of an end,
+# and a server hears the signals of the engine that it forked.
 fresh = partial(running, fresh=True)
 
 STEP = 512  # tokens

@@ -147,12 +147,12 @@ def begun(
 
 MOMENTS = [
     ("before vLLM is imported", terminate, "", EAGER, QUIET),
-    ("before vLLM is imported", interrupt_group, "", EAGER, QUIET),
     ("while vLLM is imported", interrupt_group, "layout", EAGER, QUIET),
 ]
 # A whole start each; the others hear a signal in every way that there is, and ``test_console`` has
 # what ends the processes of a server.
 MORE_MOMENTS = [
+    ("before vLLM is imported", interrupt_group, "", EAGER, QUIET),
     ("it compiles", interrupt_group, "load the weights", (), QUIET),
     ("the engine begins", terminate, "Initializing a V1 LLM engine", EAGER, LOG),
     ("the model is built", terminate, "Starting to load model", EAGER, LOG),
