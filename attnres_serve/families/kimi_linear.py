@@ -167,7 +167,7 @@ FAMILY = hugging_face.family(
     ),
     needs_gpu=True,
     other_names=OTHER_NAMES,
-    config_class="vllm.transformers_utils.configs.kimi_linear:KimiLinearConfig",
+    config_class="attnres_serve.model.kimi_config:KimiLinearConfig",
     stated=STATED,
     kinds=tuple(KINDS.values()),
     activations=("silu", kimi_k3.ACTIVATION),

@@ -52,7 +52,7 @@ K3: dict[str, dict[str, Any]] = {
     | {"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | GATES},
     "dense, without bounds": WITHOUT_EXPERTS
     | SITU
-    | {"mla_use_output_gate": False}
+    | {"mla_use_output_gate": False, "hidden_size": 60}  # by 4 heads: an odd number
     | {"linear_attn_config": KIMI_LAYERS["linear_attn_config"] | {"use_full_rank_gate": True}},
     "experts": {
         "mla_use_output_gate": True,

@@ -1,5 +1,7 @@
 """Kimi Linear's own format, and Kimi K3's: what is claimed, what a key counts, what is refused."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,13 @@ import pytest
 import tiny_sites
 import torch
 from checkpoints.kimi import Wrap, in_a_whole_model, write_with_more
+from checkpoints.tensors import write
 from facts import TINY
 from facts.kimi_linear import KIMI_LAYERS
 from goldens import expected
+from safetensors.torch import load_file
 from serving import FAMILY_GOLDENS
+from torch import Tensor
 
 from attnres_serve.checkpoints.check import describe, render
 from attnres_serve.checkpoints.checked import check_folder
@@ -199,6 +204,30 @@ def test_names_and_what_is_left_aside(wrap: Wrap, prefix: str, tmp_path: Path) -
     assert describe(check_folder(tmp_path / "house"))["images"] == 0
     assert off(tmp_path / "house", case) < 1e-12
     assert "no images     3 tensors" in render(found)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        (
+            "A_log",
+            lambda tensor: torch.cat([tensor, tensor.new_zeros(6)]),
+            r"\[8\].* makes it \[2\]",
+        ),
+        ("A_log", lambda tensor: tensor.view(1, 1, -1, 1), r"\[1, 1, 2, 1\].* makes it \[2\]"),
+        ("k_conv1d.weight", lambda tensor: tensor.flatten(1), r"\[64, 4\].* makes it \[64, 1, 4\]"),
+    ],
+    ids=["padded", "old", "flat"],
+)
+def test_other_forms_of_a_tensor_are_refused_by_its_name(
+    part: str, change: Callable[[Tensor], Tensor], said: str, tmp_path: Path
+) -> None:
+    config = json.loads((GOLDEN / "config.json").read_text())
+    tensors = load_file(GOLDEN / "model.safetensors")
+    name = f"model.layers.1.self_attn.{part}"
+    write(tmp_path / "other", config, tensors | {name: change(tensors[name])}, "float32")
+    with pytest.raises(CheckpointError, match=rf"the tensor {name} has the shape {said}"):
+        check_folder(tmp_path / "other")
 
 
 @pytest.mark.parametrize("case", expected(GOLDEN), ids=lambda case: f"{len(case['prompt'])} tokens")
