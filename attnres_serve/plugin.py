@@ -88,7 +88,7 @@ def on_config(vllm_config) -> None:
     from attnres_serve import settings
     from attnres_serve.checkpoints import aux_stream, draft, needs
     from attnres_serve.checkpoints.checked import check_folder, check_hub
-    from attnres_serve.compat import adapters, backbone_limits, token_shards
+    from attnres_serve.compat import adapters, backbone_limits, kv_connector, token_shards
     from attnres_serve.errors import SettingError
     from attnres_serve.families import BY_ARCHITECTURE, footprint
     from attnres_serve.model import config as model_config
@@ -132,10 +132,11 @@ def on_config(vllm_config) -> None:
     family = BY_ARCHITECTURE[architecture]
     shapes = family.shapes(config.attn_res_config)
     backbone_limits.require_whole_residual(vllm_config, family, shapes)
-    if settings.shard_tokens(vllm_config.additional_config) is not None:
+    problem = kv_connector.problem(vllm_config, family)
+    if problem is None and settings.shard_tokens(vllm_config.additional_config) is not None:
         problem = token_shards.problem(vllm_config, family)
-        if problem is not None:
-            raise SettingError(problem)
+    if problem is not None:
+        raise SettingError(problem)
     if family.has_float32_states:
         engine_config.keep_states_in_float32(vllm_config)
     if engine_config.uses_lora(vllm_config):

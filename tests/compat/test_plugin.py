@@ -21,7 +21,7 @@ from facts import TINY
 
 from attnres_serve import plugin, settings
 from attnres_serve.checkpoints import checked
-from attnres_serve.compat import decoder, host, openai_server, registry
+from attnres_serve.compat import decoder, host, kv_connector, openai_server, registry
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.kernels import backends, comparison
@@ -229,6 +229,8 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
             use_sequence_parallel_moe=False,
         ),
         "lora_config": None,
+        "kv_transfer_config": None,
+        "scheduler_config": SimpleNamespace(enable_chunked_prefill=False),
         "cache_config": SimpleNamespace(enable_prefix_caching=False),
         "model_config": SimpleNamespace(
             model=str(model),
@@ -497,6 +499,59 @@ def test_what_sites_are_not_sharded_with(
     monkeypatch.setattr(host, "batch_invariant", lambda: False)
     plugin.on_config(plain)
     assert settings.shard_tokens(config.additional_config) == settings.SHARD_TOKENS
+
+
+def connector(name: str, **extra: Any) -> SimpleNamespace:
+    """As much of a KVTransferConfig as is read."""
+    return SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra)
+
+
+CACHING = SimpleNamespace(enable_prefix_caching=True)
+CHUNKS = SimpleNamespace(enable_chunked_prefill=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers", "said"),
+    [
+        ({}, 2, "with --tensor-parallel-size"),
+        ({"lora_config": SimpleNamespace()}, 1, "with --enable-lora"),
+        ({"speculative_config": SimpleNamespace(method="ngram")}, 1, "with --speculative-config"),
+        ({"cache_config": CACHING}, 1, "add --no-enable-prefix-caching"),
+        ({"scheduler_config": CHUNKS}, 1, "add --no-enable-chunked-prefill"),
+        ({}, 1, None),
+    ],
+)
+@pytest.mark.parametrize(
+    ("connector", "is_example"),
+    [
+        (connector("ExampleConnector"), True),
+        (connector("MultiConnector", connectors=[{"kv_connector": "ExampleConnector"}]), True),
+        (connector("MultiConnector", connectors=[{"kv_connector": "NixlConnector"}]), False),
+        (connector("NixlConnector"), False),
+        (None, False),
+    ],
+    ids=("example", "among several", "others", "another", "none"),
+)
+def test_what_the_example_of_a_kv_connector_is_refused_with(
+    connector: Any, is_example: bool, changes: dict[str, Any], workers: int, said: str | None
+) -> None:
+    """What it lacks another connector may have."""
+    config = vllm_config(kv_transfer_config=connector, **changes)
+    config.parallel_config.tensor_parallel_size = workers
+    config.model_config.hf_config.attn_res_format = "house"
+    if said is None or not is_example:
+        assert kv_connector.problem(config, FAMILIES["llama"]) is None
+    else:
+        with pytest.raises(SettingError, match=said):
+            plugin.on_config(config)
+
+
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "kimi_linear"])
+def test_recurrent_states_go_through_no_kv_connector(family: str) -> None:
+    config = vllm_config(kv_transfer_config=connector("NixlConnector"))
+    config.model_config.hf_config.attn_res_config = TINY[family]
+    found = kv_connector.problem(config, FAMILIES[family])
+    assert f"the recurrent states of {FAMILIES[family].title}; start the server" in (found or "")
 
 
 def test_sharded_sites_are_asked_for_by_flags() -> None:

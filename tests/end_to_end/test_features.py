@@ -1,4 +1,4 @@
-"""What vLLM does to a model besides running it: LoRA, new weights, INT8.
+"""What vLLM does to a model besides running it: LoRA, new weights, INT8, a KV connector.
 
 Each is compared with a float64 model for which it makes no difference: adapters merged into the
 weights, the unquantised sites.
@@ -10,9 +10,10 @@ from statistics import fmean
 import pytest
 from adapters import WEIGHTS, linear_layers, write_merged
 from checkpoints import GOLDENS, quantised, write_house
-from goldens import check_against
+from goldens import check_against, check_job, expected
 from jobs import engine_job, fresh_prompts, run_engine, run_verify
 from safetensors.torch import load_file
+from serving import FAMILY_GOLDENS
 
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify.oracle import load
@@ -120,3 +121,51 @@ def test_answers_of_quantised_models(name, tmp_path):
     }
     (answer,) = run_verify([job], tmp_path / "run")
     assert fmean(answer["kl"]) < INT8_BOUND
+
+
+BLOCK, LATENT, EXPERTS = (
+    GOLDENS / "fla_transformer_block",
+    FAMILY_GOLDENS / "deepseek_v3",
+    FAMILY_GOLDENS / "qwen3_moe",
+)
+
+
+@pytest.mark.parametrize(
+    ("golden", "mode", "size"),
+    [
+        (BLOCK, "eager", 32),
+        pytest.param(BLOCK, "compiled", 32, marks=pytest.mark.exhaustive),
+        pytest.param(LATENT, "eager", 16, marks=pytest.mark.families),
+        pytest.param(EXPERTS, "eager", 64, marks=pytest.mark.families),
+    ],
+    ids=("dense", "compiled", "latent", "experts"),
+)
+def test_an_engine_loads_what_another_has_stored(golden, mode, size, tmp_path):
+    """By vLLM's example of a KV connector, whole blocks before the last token of a prompt."""
+    cases = expected(golden)
+    prompts = [case["prompt"] for case in cases]
+    connector = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "store")},
+    }
+    job = engine_job(
+        golden,
+        prompts,
+        "two_phase",
+        mode,
+        prompt_logprobs=False,  # such a request loads nothing
+        block_size=size,
+        disable_log_stats=False,
+        enable_chunked_prefill=False,
+        enable_prefix_caching=False,
+        kv_transfer_config=connector,
+    )
+    before = [len(prompt) - 1 for prompt in prompts]
+    # Where nothing is behind a block, vLLM's example looks for what it has not stored.
+    blocks = [tokens // size * size if tokens % size else 0 for tokens in before]
+    alone, again = sum(blocks), sum(blocks) + 2 * max(blocks)
+    results = run_engine([job, job], tmp_path)["results"]
+    for result, loaded in zip(results, (again, alone + again), strict=True):
+        check_job(result, cases)
+        assert result["counters"]["vllm:external_prefix_cache_hits"] == loaded

@@ -28,6 +28,7 @@ def engine_job(
     chunk: int = 0,
     answer: int = 16,  # as in the goldens
     leaves: int = 0,
+    prompt_logprobs: bool = True,
     trace: bool = False,
     edits: Sequence[Any] = (),
     workaround: str | None = None,
@@ -43,6 +44,7 @@ def engine_job(
         "chunk": chunk,
         "answer": answer,
         "leaves": leaves,
+        "prompt_logprobs": prompt_logprobs,
         "options": options,
         "lora": lora and str(lora),
         "refused": None,

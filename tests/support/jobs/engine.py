@@ -2,13 +2,13 @@
 
 Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled | piecewise, algorithm
 (None for a model without AttnRes), backend, chunk: tokens per step or 0, answer: tokens of one,
-leaves: steps behind which another request beside the batch is aborted or 0,
-options: further ones of ``vllm.LLM``, lora: folder of an adapter or nothing, refused: folder of an
-adapter that is not taken or nothing, reload: folder whose weights take the place of the
-checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another trace of
-it, as workers take them, or none, workaround: for a plain vLLM that is wrong without, as
-module:function of ours or of the tests, or nothing, env: environment variables, settings: further
-ones of ours}.
+leaves: steps behind which another request beside the batch is aborted or 0, prompt_logprobs:
+whether answers have them, options: further ones of ``vllm.LLM``, lora: folder of an adapter or
+nothing, refused: folder of an adapter that is not taken or nothing, reload: folder whose weights
+take the place of the checkpoint's or nothing, trace: whether the longest prompt is traced, edits:
+for another trace of it, as workers take them, or none, workaround: for a plain vLLM that is wrong
+without, as module:function of ours or of the tests, or nothing, env: environment variables,
+settings: further ones of ours}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, what was
 compiled in pieces, and what the counters say: ours, and where ``disable_log_stats`` is false
 vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
@@ -171,9 +171,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["reload"]:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": job["reload"]})
     prompts, length, lora = job["prompts"], job["answer"], job["lora"]
+    of_prompts = job["prompt_logprobs"]
     result: dict[str, Any] = {
-        "alone": [answers(llm, [prompt], length, True, lora)[0] for prompt in prompts],
-        "batch": answers(llm, prompts, length, True, lora, job["leaves"]),
+        "alone": [answers(llm, [prompt], length, of_prompts, lora)[0] for prompt in prompts],
+        "batch": answers(llm, prompts, length, of_prompts, lora, job["leaves"]),
     }
     longest = max(prompts, key=len)
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
