@@ -34,7 +34,7 @@ def require_whole_residual(vllm_config, family: Family, shapes: Shapes) -> None:
         if limit in family.limits
         for problem in problems
     ]
-    for problem in (*due, convolution_problem):
+    for problem in (*due, convolution_problem, engines_problem):
         found = problem(vllm_config, shapes)
         if found is not None:
             raise SettingError(found)
@@ -201,6 +201,17 @@ def convolution_problem(vllm_config, shapes: Shapes) -> str | None:
                     f"{WIDEST} tokens; serve this model on a CPU."
                 )
     return None
+
+
+def engines_problem(vllm_config, shapes: Shapes) -> str | None:
+    """Experts of several engines gather tokens by a function that vLLM 0.32 has on GPUs alone."""
+    engines = vllm_config.parallel_config.data_parallel_size
+    if not host.on_cpu() or engines == 1 or not footprint.expert_layers(shapes):
+        return None
+    return (
+        f"--data-parallel-size is {engines}, by which vLLM divides a mixture of experts on GPUs "
+        "alone; start as many servers without it."
+    )
 
 
 # What refuses the settings of a limit; ``adapters`` and a workaround have the others.

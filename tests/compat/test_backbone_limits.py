@@ -23,6 +23,7 @@ def config(
     dtype: torch.dtype = torch.bfloat16,
     split: bool = False,
     workers: int = 1,
+    engines: int = 1,
     stages: int = 1,
     layers: int = 4,
     drafts: int = 0,
@@ -41,6 +42,7 @@ def config(
         parallel_config=SimpleNamespace(
             use_sequence_parallel_moe=split,
             tensor_parallel_size=workers,
+            data_parallel_size=engines,
             pipeline_parallel_size=stages,
         ),
     )
@@ -282,3 +284,17 @@ def test_workers_that_would_share_a_head_of_a_recurrence(key: str) -> None:
     with pytest.raises(SettingError, match=f"-size is 2, which does not divide {key}, 3; choose"):
         require("gated_deltanet", workers=2, **{key: 3})
     require("gated_deltanet", workers=2, **{key: 4})
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "granitemoe", "qwen3_next"])
+def test_experts_of_several_engines_are_refused_on_a_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their collective is not there on a CPU; models without experts share nothing."""
+    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    require(name, engines=2)
+    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    with pytest.raises(SettingError, match=r"--data-parallel-size is 2, .* start as many servers"):
+        require(name, engines=2)
+    require("llama", engines=2)
+    require(name)
