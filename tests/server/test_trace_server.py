@@ -18,11 +18,11 @@ import torch
 from demo_servers import CHUNK, KEY
 from edited_oracle import evaluate, greedy
 from faults import find, metrics, until, value
-from goldens import ASK
+from goldens import ASK, expected
 from openai import OpenAI
-from serving import DEMO, Server, running_demo
+from serving import DEMO, GOLDENS, OURS, Server, running, running_demo
 from trace_cases import FAR, LOGPROBS
-from trace_http import URL, check, others, trace
+from trace_http import ANSWER, URL, check, check_golden_traces, others, trace
 
 import attnres_serve
 from attnres_serve import cli
@@ -216,6 +216,33 @@ def test_the_examples_of_the_documentation(server):
             assert [token["logprob"] for token in row["top"]] == pytest.approx(named, abs=2e-3)
     both = json.loads(edited)["logprobs"]
     assert both["edited"] and both["edited"] != both["unedited"]
+
+
+@pytest.mark.soak
+def test_a_trace_is_that_of_its_request_whichever_engine_serves_it(tmp_path):
+    golden, two = GOLDENS / "fla_transformer_block", ("--data-parallel-size", "2")
+    flags = (*two, "--dtype", "float32", "--max-model-len", "256", "--enforce-eager")
+    with running(OURS, golden, tmp_path / "log", *flags) as server:
+        check_golden_traces(server, golden)
+        before = served_by_each(server)
+        with ThreadPoolExecutor(8) as pool:
+            asked = [
+                (case, pool.submit(trace, server, prompt=case["prompt"], max_tokens=ANSWER))
+                for case in expected(golden) * 2
+            ]
+        model = load(golden)
+        for case, found in asked:
+            check(found.result(), model)
+            tokens = [token["id"] for token in found.result()["tokens"]]
+            assert tokens == [*case["prompt"], *case["output"][:ANSWER]]
+        after = served_by_each(server)
+        assert all(now > then for now, then in zip(after, before, strict=True))
+
+
+def served_by_each(server: Server) -> list[float]:
+    """Of two data-parallel engines, how many requests it has answered."""
+    text = metrics(server)
+    return [value(text, "vllm:request_success_total", engine=engine) for engine in "01"]
 
 
 @pytest.mark.exhaustive
