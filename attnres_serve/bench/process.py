@@ -48,16 +48,10 @@ class Contender:
     drafts: int = 0
 
 
-def plain(
-    name: str,
-    model: Path,
-    flags: Sequence[str],
-    has_plugin: bool = False,
-    script: Path = SCRIPT,
-) -> Contender:
+def plain(name: str, model: Path, flags: Sequence[str], has_plugin: bool = False) -> Contender:
     """vLLM, stock or with our plugin, which serves ``model`` with standard residuals."""
     words = (f"--model={model}", *OURS, UNCOUNTED, *flags)
-    return Contender(name, words, has_plugin=has_plugin, script=script)
+    return Contender(name, words, has_plugin=has_plugin)
 
 
 def attnres(

@@ -130,7 +130,7 @@ def in_turn(
     return samples
 
 
-def copy_bandwidth(stopwatch: Stopwatch, device: str, rounds: int = 15) -> float:
+def copy_bandwidth(stopwatch: Stopwatch, device: str) -> float:
     """Bytes a second of a copy on the device, read and written together.
 
     Of random bytes, as a device may move zeros faster; by the driver's copy or by a kernel that
@@ -139,18 +139,18 @@ def copy_bandwidth(stopwatch: Stopwatch, device: str, rounds: int = 15) -> float
     source = torch.randint(-(2**63), 2**63 - 1, (COPY_BYTES // 8,), device=device)
     target = torch.empty_like(source)
     copies = (lambda: target.copy_(source), lambda: torch.bitwise_not(source, out=target))
-    seconds = min(graph_time(copy, stopwatch, rounds) for copy in copies) / 1e6
+    seconds = min(graph_time(copy, stopwatch) for copy in copies) / 1e6
     return 2 * COPY_BYTES / seconds
 
 
-def launch_time(stopwatch: Stopwatch, device: str, rounds: int = 15) -> float:
+def launch_time(stopwatch: Stopwatch, device: str) -> float:
     """Microseconds that a graph with a kernel of next to no work takes between two events."""
     one = torch.zeros(1, device=device)
-    return graph_time(lambda: one.add_(1), stopwatch, rounds)
+    return graph_time(lambda: one.add_(1), stopwatch)
 
 
-def graph_time(call: Callable[[], Tensor], stopwatch: Stopwatch, rounds: int = 15) -> float:
-    """Microseconds of a call, captured; the median."""
+def graph_time(call: Callable[[], Tensor], stopwatch: Stopwatch) -> float:
+    """Microseconds of a call, captured; the median of 15."""
     call()
     graphs = capture(Run([call], own=call, reset=lambda: None))
-    return median(stopwatch.times(graphs)[0] for _ in range(DISCARDED + rounds))
+    return median(stopwatch.times(graphs)[0] for _ in range(DISCARDED + 15))

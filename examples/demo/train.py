@@ -113,15 +113,11 @@ def backward(model: AttnResLlama, batch: Tensor, micro_batch: int) -> float:
 
 
 def train(
-    recipe: Recipe,
-    stream: NDArray[np.int64],
-    state_file: Path,
-    minutes: float,
-    make: type[AttnResLlama] = AttnResLlama,
+    recipe: Recipe, stream: NDArray[np.int64], state_file: Path, minutes: float
 ) -> tuple[AttnResLlama, float] | None:
     """Train, or go on training; return the model and the seconds it took, or None if cut off."""
     torch.manual_seed(recipe.seed)
-    model = make(recipe.shape)
+    model = AttnResLlama(recipe.shape)
     optimizers = make_optimizers(model, recipe)
     stateful = [model, *optimizers]
     step, seconds, smooth = 0, 0.0, np.log(recipe.shape.vocab_size)

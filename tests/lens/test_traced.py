@@ -40,17 +40,17 @@ def predictions(draw: random.Random, top: int) -> list[dict]:
     ]
 
 
-def everything(*shape: int, edited: bool = True, top: int = 3, lens: int = 2) -> answer.TraceAnswer:
+def everything(*shape: int, edited: bool = True) -> answer.TraceAnswer:
     """A made-up trace with logprobs and a lens of two mixes, a block and a partial sum."""
     draw, content = random.Random(0), made_up(*shape).model_dump()
     content["tokens"][2]["text"] = "c\0"
-    content["logprobs"] = {"unedited": predictions(draw, top)}
+    content["logprobs"] = {"unedited": predictions(draw, 3)}
     if edited:
-        content["logprobs"]["edited"] = predictions(draw, top)
+        content["logprobs"]["edited"] = predictions(draw, 3)
         content["edits"] = [{"sites": [1, "final"], "sources": ["embedding"], "ban": True}]
     vectors = [(0, WHOLE), (1, WHOLE), (None, "block 1"), (1, "partial")]
     content["lens"] = [
-        {"site": site, "vector": vector, "predictions": predictions(draw, lens)}
+        {"site": site, "vector": vector, "predictions": predictions(draw, 2)}
         for site, vector in vectors
     ]
     return answer.TraceAnswer.model_validate(content)

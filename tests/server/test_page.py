@@ -297,8 +297,8 @@ class Visit:
     def cells(self, picture: str = "weights") -> int:
         return self.tab.locator(f"#{picture} [role=gridcell]").count()
 
-    def cell(self, row: int, column: int, picture: str = "weights"):
-        return self.tab.locator(f'#{picture} [data-row="{row}"][data-column="{column}"]')
+    def cell(self, row: int, column: int):
+        return self.tab.locator(f'#weights [data-row="{row}"][data-column="{column}"]')
 
     def focused(self, what: str) -> str:
         """Something of the element that has the focus."""
