@@ -202,11 +202,12 @@ def test_a_model_that_stock_vllm_has_not_is_compared_with_ours_without_sites():
     assert (plain.base, plain.spec) == ("gated_llama", None)
 
 
+@pytest.mark.parametrize("name", ["kimi_linear", "kimi_k3"])
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_a_class_that_needs_a_gpu_is_compared_with_ours_on_a_cpu(on_cpu, monkeypatch):
+def test_a_class_that_needs_a_gpu_is_compared_with_ours_on_a_cpu(on_cpu, name, monkeypatch):
     """The same class of ours, without sites; it is what vLLM's own computes."""
     monkeypatch.setattr(baseline.vllm_source, "is_cpu_build", lambda: on_cpu)
-    parsed = read(str(GOLDENS.parent / "family_goldens" / "kimi_linear"), has_weights=True).parsed
+    parsed = read(str(GOLDENS.parent / "family_goldens" / name), has_weights=True).parsed
     twin = twin_config(parsed)
     if not on_cpu:
         assert twin["architectures"] == ["KimiLinearForCausalLM"] and "attn_res" not in twin
