@@ -388,8 +388,9 @@ KILLED = [
 @pytest.mark.parametrize(("name", "command", "two", "title", "busy"), KILLED)
 def test_a_killed_process_ends_the_server(folder, name, command, two, title, busy):
     """With a status, within seconds, with nothing left; until then answers and probes say so."""
+    begun = partial(running, command, DEMO, folder / name, *FLAGS, *two, fresh=two is ENGINES)
     with (
-        running(command, DEMO, folder / name, *FLAGS, *two, VLLM_PLUGINS="attnres") as server,
+        begun(VLLM_PLUGINS="attnres") as server,
         asked(server) if busy else nullcontext() as load_on_it,
     ):
         watched = Watched(server.process.pid)
