@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attnres_serve.compat import (
     engine_config,
+    engines_beside,
     host,
     openai_app,
     openai_server,
@@ -151,8 +152,12 @@ class Lifecycle:
         while (server := getattr(self._state, "server", None)) is None:
             await asyncio.sleep(requests.LOOK)
         server.config.timeout_graceful_shutdown = GRACE  # a client may never read its answer
+        alone = engine_config.is_only_api_server(self._client.vllm_config)
+        beside = [] if alone else engines_beside.found()
         while not self._client.errored:
             await asyncio.sleep(requests.LOOK)
+            if not self.stopping and any(map(engines_beside.has_ended, beside)):
+                engines_beside.declare_dead(self._client)
         if self.stopping or openai_app.outlives_engine():
             return
         host.logger().error("AttnRes: the engine is dead, so the server ends, with status 1.")

@@ -19,7 +19,7 @@ pytest.importorskip("vllm")
 
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import coordinator
-from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from attnres_serve.compat import requests
 from attnres_serve.compat.workarounds import orphans
@@ -267,6 +267,36 @@ def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
         assert ended.value.code == 1 and started.stopped
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["killed", "reaped", "stopping"])
+def test_a_server_sees_the_end_of_an_engine_that_runs_beside_it(end, monkeypatch):
+    """A launcher of several servers would see it alone; in a stop it is no news."""
+    monkeypatch.setattr(requests, "LOOK", 0.01)
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    words = ["EngineCore_DP1", "-c", "import time; time.sleep(60)"]
+    started, queue = Started(), asyncio.Queue()
+    started.client.vllm_config.parallel_config._api_process_count = 2
+    core = SimpleNamespace(resources=SimpleNamespace(engine_dead=False), outputs_queue=queue)
+    started.client.engine_core = core
+
+    async def main(engine: subprocess.Popen) -> None:
+        await started.begin()
+        await asyncio.sleep(0.2)
+        assert queue.empty()
+        started.lifecycle.stopping = end == "stopping"
+        engine.kill()
+        if end != "killed":
+            engine.wait()
+        if end == "stopping":
+            await asyncio.sleep(0.2)
+            assert queue.empty() and not core.resources.engine_dead
+        else:
+            assert isinstance(await asyncio.wait_for(queue.get(), 5), EngineDeadError)
+            assert core.resources.engine_dead
+
+    with subprocess.Popen(words, executable=sys.executable) as engine:
+        asyncio.run(main(engine))
 
 
 def test_the_server_outlives_its_engine_where_vllm_is_told_so(monkeypatch):
