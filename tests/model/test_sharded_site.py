@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
@@ -135,6 +136,39 @@ def test_the_bytes_of_a_step(tokens, rows, monkeypatch) -> None:
         assert state.answers[0].shape[1:] == (rows, HIDDEN)
         divided = {"reduce_scatter": sums, "all_gather": sites}
         assert group.asked == (divided if tokens >= LEAST else {"all_reduce": sums})
+
+
+class Operators(TorchDispatchMode):
+    """Lists what torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+        self.ran.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 8])
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_small_step_runs_what_whole_sites_run(algorithm, backend, tokens, monkeypatch) -> None:
+    """Operator for operator, but for the sum, which the sublayers would begin themselves."""
+    spec = AttnResSpec(Layout.of(LAYERS), STARTS, KEY_EPS)
+    own, ran = definition(spec, seed=tokens), []
+    monkeypatch.setattr(token_shards, "_group", lambda: SimpleNamespace(all_reduce=lambda x: x))
+    for division in (None, Division(9)):
+        _, installed = stage(own, spec, algorithm, backend, 0, LAYERS, tokens, division)
+        deltas = torch.randn((2 * LAYERS + 1, tokens, HIDDEN))
+        with set_current_vllm_config(CONFIG), torch.inference_mode(), Operators() as found:
+            residual = deltas[0]
+            for index, delta in enumerate(deltas[1:], 1):
+                installed[index].is_given_a_part = True
+                _, residual = installed[index](delta, residual)
+        ran.append(found.ran)
+    assert ran[0] == ran[1]
+    assert len(ran[0]) > 2 * LAYERS
 
 
 @pytest.mark.parametrize(

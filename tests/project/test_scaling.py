@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from attnres_serve.checkpoints.check import amount, describe
 from attnres_serve.checkpoints.checked import check_content
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import expected_parts, tensor_name
+from attnres_serve.compat import token_shards
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.resolve import resolve
 
@@ -77,6 +79,27 @@ def test_the_table_of_sizes(name):
         amount(bank),
         amount(STEP * bank),
     ]
+
+
+def test_the_table_of_sharded_sites():
+    """The sizes of the 8B; ``test_parallel`` counts those of a step."""
+    found = facts("Qwen3-8B")
+    collectives, bank = (
+        re.findall(rf"^\| {row}, sharded \|.*?\|(.*?)\|", PAGE, re.M)[0].strip()
+        for row in ("collectives of a step", "bank of 8192 tokens")
+    )
+    sites = 2 * SHAPES["Qwen3-8B"]["num_hidden_layers"]
+    assert collectives == f"{sites} of each for {sites}"
+    config = SimpleNamespace(
+        additional_config={"attnres_shard_sites": "on"},
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=STEP),
+        parallel_config=SimpleNamespace(),
+    )
+    sizes = []
+    for config.parallel_config.tensor_parallel_size in (2, 4, 8):
+        tokens = token_shards.most(config)
+        sizes.append(f"{tokens * found['bank_bytes_per_token'] / 1e6:.0f}")
+    assert bank == f"{', '.join(sizes)} MB"
 
 
 def test_the_commands_are_ones_that_vllm_takes():
