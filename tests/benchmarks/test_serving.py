@@ -333,6 +333,24 @@ def test_the_model_of_a_billion_parameters(tmp_path):
     assert 1.00e9 < sum(sizes) < 1.03e9
 
 
+def test_what_is_told_of_it(tmp_path, monkeypatch, capsys):
+    """A start's row, and the ratios, which are those of another model on file."""
+    (stored,) = json.loads((common.RESULTS / "cpu-latency-kimi_linear-512x9.json").read_text())[
+        "results"
+    ].values()
+    start = {"start_s": 61.2, "memory_gib": 5.9}
+    start |= {"prompt_tokens_per_s": 210.0, "answer_tokens_per_s": 21.0}
+    monkeypatch.setattr(one_billion, "serve", lambda *_: [start] * one_billion.STARTS)
+    monkeypatch.setattr(latency, "measure", lambda *_: stored)
+    out = tmp_path / "out.json"
+    assert one_billion.main(["--quick", "--starts=8", "--rounds=4", f"--out={out}"]) == 0
+    document = json.loads(out.read_text())
+    assert document == json.loads(capsys.readouterr().out)
+    check_document(document)
+    (lines,) = tables.of(document)
+    assert "| without compiled code | 61 s | 5.9 GiB | 210 | 21 |" in lines
+
+
 @pytest.mark.parametrize("name", FAMILY_SHAPES)
 def test_a_model_of_another_family_has_a_twin(name: str) -> None:
     """Of its family, with eight blocks or nine."""
