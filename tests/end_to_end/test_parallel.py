@@ -85,18 +85,28 @@ def test_tensor_parallel(golden, tmp_path):
     check([*jobs, *map(sharded, jobs)], golden, tmp_path)
 
 
+ODD_STEPS = {"tensor_parallel_size": 2, "max_num_batched_tokens": 47, "max_num_seqs": 8}
+
+
 def test_sharded_sites(tmp_path):
     """In steps of odd numbers of tokens, and decode, they give to the bit what whole sites give.
 
-    Two numbers have one sum.  (Compiled they are in ``test_sharded_sites_of_a_family``.)
+    Two numbers have one sum.
     """
-    steps = {"max_num_batched_tokens": 47, "max_num_seqs": 8}
-    whole = job(BLOCK, "two_phase", "eager", tensor_parallel_size=2, **steps)
+    whole = job(BLOCK, "two_phase", "eager", **ODD_STEPS)
     results = check([whole, sharded(whole) | {"trace": True}], BLOCK, tmp_path)
     assert [results[0][kind] for kind in KINDS] == [results[1][kind] for kind in KINDS]
     check_trace(GOLDENS / BLOCK, max(whole["prompts"], key=len), results[1]["trace"])
     log = (tmp_path / "log").read_text()
     assert log.count("sites sharded from 8 tokens on: a bank of 24.6 kB instead of 48.1 kB") == 2
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+def test_sharded_sites_compiled(backend, tmp_path):
+    """The torch backend keeps the tensors that a site is given, the other copies them."""
+    whole = job(BLOCK, "single_pass", "compiled", backend=backend, **ODD_STEPS)
+    check([sharded(whole)], BLOCK, tmp_path)
 
 
 @pytest.mark.families
