@@ -3,12 +3,19 @@
 Rows behind the last token are zeros.  Every worker calls a function at the same moment.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from attnres_serve import settings
 from attnres_serve.compat import engine_config, host
+from attnres_serve.depth.layout import ONE
 from attnres_serve.families.family import Family
+
+# What a sublayer may be called in a layer of vLLM's, by its kind.
+CHILDREN = {
+    "attention": ("self_attn", "linear_attn", "attention", "attn", "short_conv"),
+    "mlp": ("mlp", "feed_forward"),
+    ONE: ("mixer",),
+}
 
 
 def problem(vllm_config, family: Family) -> str | None:
@@ -32,7 +39,7 @@ def problem(vllm_config, family: Family) -> str | None:
     found = next((name for name, is_used in others.items() if is_used), None)
     if found is not None:
         return f"{is_on} {found}; leave one out."
-    return None if family.sums else f"{is_on} {family.title}; leave it out."
+    return None if family.shards_sites else f"{is_on} {family.title}; leave it out."
 
 
 def most(vllm_config) -> int:
@@ -74,23 +81,25 @@ def gathered(x: Any, tokens: int) -> Any:
     return _group().all_gather(x, dim=0)[:tokens]
 
 
-def leave_sum(layer, children: Sequence[str]) -> bool:
+def leave_sum(layer, kind: str) -> bool:
     """Let the row-parallel layer of a sublayer leave its worker's part of the sum as it is.
 
     Args:
         layer: of a decoder.
-        children: what the sublayer may be called in it.
+        kind: of the sublayer.
 
     Returns:
         Whether it does so now.  A mixture of experts has its row-parallel layers deeper, and adds
-        up itself.
+        up itself, as does a kernel that vLLM has for Kimi Linear on GPUs.
     """
     from vllm.model_executor.layers.linear import RowParallelLinear
 
-    found = [getattr(layer, name) for name in children if hasattr(layer, name)]
+    found = [getattr(layer, name) for name in CHILDREN.get(kind, ()) if hasattr(layer, name)]
     summing = [
         module
-        for module in (found[0].children() if found else ())
+        for sublayer in found[:1]
+        if getattr(sublayer, "gemm_rs_ar", None) is None
+        for module in sublayer.children()
         if isinstance(module, RowParallelLinear) and module.reduce_results
     ]
     if len(summing) != 1:

@@ -6,7 +6,7 @@ from typing import Any
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks
-from attnres_serve.families.family import EMBEDDING, HEAD, SUMS, Config, Family, Shape
+from attnres_serve.families.family import EMBEDDING, HEAD, Config, Family, Shape
 
 KEYS = (
     "vocab_size",
@@ -57,7 +57,6 @@ def family(name: str, layer: Layer, **rest: Any) -> Family:
         "hf": name,
         "keys": lambda: KEYS,
         "fused": FUSED,
-        "sums": SUMS,
         "shapes": shapes,
         "cache_elements": cache_elements,
     }

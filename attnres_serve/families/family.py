@@ -15,7 +15,6 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BAILING_EMBEDDING = "model.word_embeddings.weight"
 # A family has one of them.
 EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight", BAILING_EMBEDDING)
-SUMS = {"attention": ("self_attn",), "mlp": ("mlp",)}  # of most families
 PREFIX = "attnres_"  # of our own model types
 
 
@@ -110,9 +109,8 @@ class Family:
         needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
         draft: the head of its checkpoints; None where vLLM has no class of one, or it was not
             tried.
-        sums: by the kind of a sublayer, what it may be called in a layer of vLLM's, where a site is
-            given exactly what its own row-parallel layer sums up.  Empty where sharded sites were
-            not tried.
+        shards_sites: whether sharded sites were shown exact.  False where that was not tried, or
+            where layers norm what a sublayer gives, for which a worker needs the whole sum.
         shows_layers: whether vLLM's class has a hook for what goes between layers, and says so,
             which heads of EAGLE's kind read.  False where that was not tried.
         is_stock: whether vLLM has it with standard residuals.
@@ -150,7 +148,7 @@ class Family:
     has_hf_class: bool = True
     needs_gpu: bool = False
     draft: Head | None = None
-    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shards_sites: bool = True
     shows_layers: bool = False
     is_stock: bool = True
 

@@ -1,7 +1,6 @@
 """Qwen3-MoE."""
 
 from attnres_serve.families import hugging_face
-from attnres_serve.families.family import SUMS
 from attnres_serve.families.limits import Limit
 
 FAMILY = hugging_face.family(
@@ -11,7 +10,6 @@ FAMILY = hugging_face.family(
     cls="Qwen3MoeForCausalLM",
     limits=frozenset({Limit.EXPERTS}),
     also=("head_dim",),
-    sums=SUMS,
     # With biases, Hugging Face's class has one on the output too.
     only={"attention_bias": (False,), "use_sliding_window": (False,)},
     shows_layers=True,

@@ -81,7 +81,7 @@ class AttnResMixin(LoadingMixin):
         self.attn_res_sites = install_sites(model, spec, algorithm, backend, most, division)
         sharded = ""
         if least is not None:
-            leave_sums(model, family, spec, self.attn_res_sites)
+            leave_sums(model, spec, self.attn_res_sites)
             self.attn_res_chunk = min(tokens, least - 1)
             rows = max(site.context.slots for site in self.attn_res_sites.values())
             own, whole = (

@@ -20,7 +20,6 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from attnres_serve.compat import token_shards
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.families.family import Family
 from attnres_serve.model.site_norm import SiteNorm, State
 
 
@@ -87,22 +86,19 @@ class ShardedSite(SiteNorm):
         return token_shards.whole_sum(delta) if self.is_given_a_part else delta
 
 
-def leave_sums(
-    model: nn.Module, family: Family, spec: AttnResSpec, installed: Mapping[int, SiteNorm]
-) -> None:
-    """Leave the sums of sublayers to the sites behind them, where the family says what they are.
+def leave_sums(model: nn.Module, spec: AttnResSpec, installed: Mapping[int, SiteNorm]) -> None:
+    """Leave the sums of sublayers to the sites behind them, where one layer of theirs adds up.
 
     Args:
         model: vLLM's decoder, on one pipeline stage.
-        family: of the base model.
         spec: its depth attention.
         installed: its sites by their index.
     """
     for index, site in installed.items():
         if index and isinstance(site, ShardedSite):
             before = spec.layout.sublayers[index - 1]
-            children = family.sums.get(before.kind, ())
-            site.is_given_a_part = token_shards.leave_sum(model.layers[before.layer], children)
+            layer = model.layers[before.layer]
+            site.is_given_a_part = token_shards.leave_sum(layer, before.kind)
 
 
 # Of the model of this process, by their index: an operator takes no module.

@@ -78,7 +78,8 @@ def check_every_way(name: str, root: Path, record_property) -> None:
             record_property("shows", (name, "PP"))
         else:
             jobs["PP"] = stages
-    divided = [sharded(jobs[way]) for way in ("TP", "EP") if way in jobs and FAMILIES[name].sums]
+    ways = [way for way in ("TP", "EP") if way in jobs and FAMILIES[name].shards_sites]
+    divided = [sharded(jobs[way]) for way in ways]
     check(name, folder, root, [*divided, *jobs.values()])  # that of stages leaves its variable
     for column in jobs:
         record_property("shows", (name, column))

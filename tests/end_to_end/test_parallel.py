@@ -11,6 +11,8 @@ from serving import FAMILY_GOLDENS, GOLDENS
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.families import FAMILIES
+from attnres_serve.families.footprint import expert_layers
 from attnres_serve.settings import ALGORITHMS
 from tests.end_to_end.test_goldens import check_trace
 
@@ -28,6 +30,7 @@ def spec_of(golden: str) -> AttnResSpec:
 LAYERS = {path.name: spec_of(path.name).layout.num_layers for path in sorted(GOLDENS.iterdir())}
 SPLITS = {golden: range(1, layers) for golden, layers in LAYERS.items()}
 KINDS = ("alone", "batch", "cached")  # of answers
+COUNTED = 41  # tokens of a step
 IN_MID_BLOCK = 3  # layers of the first stage, in the golden with blocks of two layers
 
 
@@ -62,9 +65,7 @@ def check(jobs: list[dict], golden: str, folder, **env: str) -> list[dict]:
 
 @pytest.mark.versions
 def test_a_stage_that_starts_inside_a_block(tmp_path):
-    asked = pipeline(BLOCK, IN_MID_BLOCK, "two_phase") | {"trace": True}
-    (result,) = check([asked], BLOCK, tmp_path)
-    check_trace(GOLDENS / BLOCK, max(asked["prompts"], key=len), result["trace"])
+    check([pipeline(BLOCK, IN_MID_BLOCK, "two_phase")], BLOCK, tmp_path)
 
 
 @pytest.mark.exhaustive
@@ -89,16 +90,32 @@ ODD_STEPS = {"tensor_parallel_size": 2, "max_num_batched_tokens": 47, "max_num_s
 
 
 def test_sharded_sites(tmp_path):
-    """In steps of odd numbers of tokens, and decode, they give to the bit what whole sites give.
+    """To the bit what whole sites give, as two parts have one sum, and the weights of a trace.
 
-    Two numbers have one sum.
+    Steps have odd numbers of tokens, or are of decode.
     """
     whole = job(BLOCK, "two_phase", "eager", **ODD_STEPS)
-    results = check([whole, sharded(whole) | {"trace": True}], BLOCK, tmp_path)
+    whole["counted"] = COUNTED
+    jobs = [whole, sharded(whole) | {"trace": True}]
+    results = check(jobs, BLOCK, tmp_path)
     assert [results[0][kind] for kind in KINDS] == [results[1][kind] for kind in KINDS]
+    check_asked(GOLDENS / BLOCK, *results)
     check_trace(GOLDENS / BLOCK, max(whole["prompts"], key=len), results[1]["trace"])
     log = (tmp_path / "log").read_text()
     assert log.count("sites sharded from 8 tokens on: a bank of 24.6 kB instead of 48.1 kB") == 2
+
+
+def check_asked(golden, whole: dict, divided: dict) -> None:
+    """What workers ask of each other in a step, and its banks, as docs/use/scaling.md has it."""
+    parsed = check_folder(golden).parsed
+    experts = expert_layers(FAMILIES[parsed.base].shapes(parsed.config))
+    sites, row = parsed.spec.num_sublayers, parsed.config["hidden_size"] * 4
+    bank, sums = COUNTED * (parsed.spec.num_blocks + 1) * row, sites - len(experts)
+    for before, after in zip(whole["asked"], divided["asked"], strict=True):
+        more = {key: after.get(key, 0) - before.get(key, 0) for key in (*before, *after)}
+        assert more.pop("bank") == bank * (COUNTED + 1) / 2 / COUNTED - before["bank"]
+        assert more == {"reduce_scatter": sums, "all_gather": sites, "all_reduce": -sums}
+        assert before["bank"] == bank
 
 
 @pytest.mark.families
@@ -110,23 +127,27 @@ def test_sharded_sites_compiled(backend, tmp_path):
 
 
 @pytest.mark.families
-@pytest.mark.parametrize("family", ["qwen3_moe"])
-def test_sharded_sites_of_a_family(family, tmp_path):
-    """Every algorithm, eager, where they give what whole sites give, and one compiled."""
-    golden = FAMILY_GOLDENS / family
-    cases, caches = expected(golden), FACTS[family].caches_prefixes
+@pytest.mark.parametrize(
+    "golden",
+    [GOLDENS / BLOCK, *(FAMILY_GOLDENS / name for name in ("qwen3_moe", "deepseek_v3"))],
+    ids=lambda golden: golden.name,
+)
+def test_sharded_sites_of_a_family(golden, tmp_path):
+    """Every algorithm, eager, where they give to the bit what whole sites give, and compiled."""
+    cases, base = expected(golden), check_folder(golden).parsed.base
+    caches = FACTS[base].caches_prefixes
     prompts = [case["prompt"] for case in cases]
     two = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     jobs = []
     for algorithm in ALGORITHMS:
-        whole = engine_job(golden, prompts, algorithm, chunk=47, **two)
-        jobs += [whole, sharded(whole)]
-    jobs.append(jobs[-1] | {"mode": "compiled"})
+        whole = engine_job(golden, prompts, algorithm, chunk=47, **two) | {"counted": COUNTED}
+        jobs += [whole, sharded(whole), sharded(whole) | {"mode": "compiled"}]
     results = run_engine(jobs, tmp_path)["results"]
     for result in results:
         check_job(result, cases, caches)
-    for whole, divided in (results[:2], results[2:4]):
+    for whole, divided in (results[:2], results[3:5]):
         assert [whole[kind] for kind in KINDS] == [divided[kind] for kind in KINDS]
+        check_asked(golden, whole, divided)
 
 
 @pytest.mark.exhaustive

@@ -13,20 +13,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.linear import RowParallelLinear
 
 from attnres_serve.compat import token_shards
-from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.layout import ONE, Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.model.bank_state import BankState
 from attnres_serve.model.sharded_site import Division
 from attnres_serve.settings import ALGORITHMS
-from tests.model.test_site_norm import HIDDEN, KEY_EPS, Definition, definition, stage
+from tests.model.test_site_norm import HIDDEN, KEY_EPS, Definition, definition, modules, stage
 
 LAYERS, STARTS = 4, (0, 1, 4, 6)
 EXPERTS = (3, 7)  # sublayers that add up themselves
@@ -169,6 +170,41 @@ def test_a_small_step_runs_what_whole_sites_run(algorithm, backend, tokens, monk
         ran.append(found.ran)
     assert ran[0] == ran[1]
     assert len(ran[0]) > 2 * LAYERS
+
+
+@pytest.mark.parametrize(
+    ("child", "kind", "is_left"),
+    [
+        ("self_attn", "attention", True),
+        ("linear_attn", "attention", True),
+        ("feed_forward", "mlp", True),
+        ("mixer", ONE, True),
+        ("block_sparse_moe", "mlp", False),  # has experts
+        ("self_attn", "mlp", False),
+    ],
+)
+def test_whose_sums_are_left(child, kind, is_left) -> None:
+    """Those of the one row-parallel layer of a sublayer, if no kernel of its own adds up."""
+    layer = modules(**{child: modules(o_proj=row_parallel(), norm=nn.Identity())})
+    sublayer = layer.get_submodule(child)
+    sublayer.gemm_rs_ar = object()
+    assert not token_shards.leave_sum(layer, kind)
+    sublayer.gemm_rs_ar = None
+    assert token_shards.leave_sum(layer, kind) == is_left
+    assert sublayer.o_proj.reduce_results != is_left
+    assert not token_shards.leave_sum(layer, kind)  # nothing adds up any more, or nothing did
+    experts = modules(**{child: modules(shared=modules(down_proj=row_parallel()))})
+    two = modules(**{child: modules(o_proj=row_parallel(), g_proj=row_parallel())})
+    assert not token_shards.leave_sum(experts, kind)
+    assert not token_shards.leave_sum(two, kind)
+
+
+def row_parallel() -> Any:
+    """As much of vLLM's layer as is looked at."""
+    layer = RowParallelLinear.__new__(RowParallelLinear)
+    nn.Module.__init__(layer)
+    layer.reduce_results = True
+    return layer
 
 
 @pytest.mark.parametrize(

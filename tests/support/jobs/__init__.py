@@ -51,6 +51,7 @@ def engine_job(
         "reload": reload and str(reload),
         "trace": trace,
         "edits": list(edits),
+        "counted": 0,
         "workaround": workaround,
         "env": {},
         "settings": {},

@@ -6,9 +6,10 @@ leaves: steps behind which another request beside the batch is aborted or 0, pro
 whether answers have them, options: further ones of ``vllm.LLM``, lora: folder of an adapter or
 nothing, refused: folder of an adapter that is not taken or nothing, reload: folder whose weights
 take the place of the checkpoint's or nothing, trace: whether the longest prompt is traced, edits:
-for another trace of it, as workers take them, or none, workaround: for a plain vLLM that is wrong
-without, as module:function of ours or of the tests, or nothing, env: environment variables,
-settings: further ones of ours}.
+for another trace of it, as workers take them, or none, counted: tokens of a step of which is
+counted what workers ask of each other, or 0, workaround: for a plain vLLM that is wrong without, as
+module:function of ours or of the tests, or nothing, env: environment variables, settings: further
+ones of ours}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, what was
 compiled in pieces, and what the counters say: ours, and where ``disable_log_stats`` is false
 vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
@@ -19,6 +20,7 @@ import importlib
 import json
 import os
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,34 @@ def trace(llm, ids: list[int], edits: list[Any] | None = None) -> list[list[Any]
             tables = [np.frombuffer(x, np.float32).reshape(len(ids), -1).tolist() for x in both]
             found.append([index, *tables])
     return sorted(found)
+
+
+def watch(worker) -> None:
+    """Count what a worker asks of the others, and the bytes of its banks."""
+    from vllm.distributed import get_tp_group
+
+    from attnres_serve.model.bank_state import BankState
+
+    worker.asked = asked = Counter()
+    communicator, unpack = get_tp_group().device_communicator, BankState.unpack
+
+    def counted(name):
+        call = getattr(communicator, name)
+
+        def counts(*args, **kwargs):
+            asked[name] += 1
+            return call(*args, **kwargs)
+
+        return counts
+
+    def unpacked(context, packed):
+        state = unpack(context, packed)
+        asked["bank"] += state.bank.nbytes
+        return state
+
+    for name in ("all_reduce", "all_gather", "reduce_scatter"):
+        setattr(communicator, name, counted(name))
+    BankState.unpack = staticmethod(unpacked)
 
 
 def logprobs(llm, ids: list[int], edits: list[Any]) -> list[float]:
@@ -184,6 +214,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["trace"]:
         assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
         result["trace"] = trace(llm, longest)
+    if job["counted"]:
+        llm.collective_rpc(watch)
+        answers(llm, [longest[job["counted"] - 1 :: -1]], 1, False, None)  # not a cached one
+        result["asked"] = llm.collective_rpc(lambda worker: worker.asked)
     if job["edits"]:
         result["edited"] = trace(llm, longest, job["edits"])
         result["following"] = logprobs(llm, longest, job["edits"])
