@@ -9,14 +9,17 @@ EXAMPLE = "ExampleConnector"  # vLLM's, for trying: a file for each layer of a p
 def problem(vllm_config, family: Family) -> str | None:
     """Why a model cannot have the connector that was asked for, in one sentence; None if it can."""
     transfer = vllm_config.kv_transfer_config
-    if transfer is None:
-        return None
-    if family.state_bytes(vllm_config.model_config.hf_config.attn_res_config, 2):
+    flags = {  # vLLM makes a connector of the second later
+        "--kv-transfer-config": transfer,
+        "--kv-offloading-size": vllm_config.cache_config.kv_offloading_size,
+    }
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given and family.state_bytes(vllm_config.model_config.hf_config.attn_res_config, 2):
         return (
-            f"a KV connector is set (--kv-transfer-config), which was not shown exact with the "
+            f"a KV connector is set ({' and '.join(given)}), which was not shown exact with the "
             f"recurrent states of {family.title}; start the server without it."
         )
-    if not _is_example(transfer):
+    if transfer is None or not _is_example(transfer):
         return None
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     lacks = {

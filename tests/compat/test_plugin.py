@@ -231,7 +231,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
         "lora_config": None,
         "kv_transfer_config": None,
         "scheduler_config": SimpleNamespace(enable_chunked_prefill=False),
-        "cache_config": SimpleNamespace(enable_prefix_caching=False),
+        "cache_config": SimpleNamespace(enable_prefix_caching=False, kv_offloading_size=None),
         "model_config": SimpleNamespace(
             model=str(model),
             revision="v2",
@@ -506,7 +506,7 @@ def connector(name: str, **extra: Any) -> SimpleNamespace:
     return SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra)
 
 
-CACHING = SimpleNamespace(enable_prefix_caching=True)
+CACHING = SimpleNamespace(enable_prefix_caching=True, kv_offloading_size=None)
 CHUNKS = SimpleNamespace(enable_chunked_prefill=True)
 
 
@@ -547,11 +547,19 @@ def test_what_the_example_of_a_kv_connector_is_refused_with(
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "kimi_linear"])
-def test_recurrent_states_go_through_no_kv_connector(family: str) -> None:
-    config = vllm_config(kv_transfer_config=connector("NixlConnector"))
+@pytest.mark.parametrize("flag", ["--kv-transfer-config", "--kv-offloading-size"])
+def test_recurrent_states_go_through_no_kv_connector(flag: str, family: str) -> None:
+    """Nor through the one that vLLM makes of a size after it has called the plugin."""
+    config = vllm_config()
+    if flag == "--kv-transfer-config":
+        config.kv_transfer_config = connector("NixlConnector")
+    else:
+        config.cache_config.kv_offloading_size = 1.0
+    assert kv_connector.problem(config, FAMILIES["llama"]) is None
     config.model_config.hf_config.attn_res_config = TINY[family]
-    found = kv_connector.problem(config, FAMILIES[family])
-    assert f"the recurrent states of {FAMILIES[family].title}; start the server" in (found or "")
+    found = kv_connector.problem(config, FAMILIES[family]) or ""
+    assert f"({flag})" in found
+    assert f"the recurrent states of {FAMILIES[family].title}; start the server" in found
 
 
 def test_sharded_sites_are_asked_for_by_flags() -> None:
