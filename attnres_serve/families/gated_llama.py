@@ -22,5 +22,6 @@ FAMILY = dense.family(
     hf="llama",
     checks=llama.CHECKS,
     window=checks.stated_window,
+    shards_sites=False,
     is_stock=False,
 )
