@@ -60,6 +60,7 @@ class Lifecycle:
         self._cold: str | None = "The server is warming up."
         self._client: Any = None
         self._state: Any = None
+        self._beside: list[Any] = []  # engines that are no children of this server
 
     async def begin(self, client, state) -> None:
         """Called when the engine runs and before the port is open.
@@ -74,6 +75,8 @@ class Lifecycle:
         start_events.tell("warm")
         self._client, self._state = client, state
         self._loop = asyncio.get_running_loop()
+        if not engine_config.is_only_api_server(client.vllm_config):
+            self._beside = engines_beside.found()
         openai_app.on_shutdown(client, self.drain)
         self._warming = asyncio.create_task(self._warm_up())
         await asyncio.wait([self._warming], timeout=WARM_UP)
@@ -111,6 +114,8 @@ class Lifecycle:
         """
         if not self.stopping:
             end = time.monotonic() + self.delay
+            # A launcher whose engine has died stops its servers too.
+            self._loop.call_soon_threadsafe(self._look_beside)
             self.stopping = True
             if engine_config.is_only_api_server(self._client.vllm_config):
                 arm = self._abort_on_a_signal
@@ -147,17 +152,19 @@ class Lifecycle:
         )
         start_events.tell("ready", url=url, socket=socket, ask=ask, problem=self.unready())
 
+    def _look_beside(self) -> None:
+        if any(map(engines_beside.has_ended, self._beside)):
+            engines_beside.declare_dead(self._client)
+
     async def _end_when_dead(self) -> None:
         """Do what vLLM's watchdog does, sooner; the exit status is ``openai_app.on_shutdown``'s."""
         while (server := getattr(self._state, "server", None)) is None:
             await asyncio.sleep(requests.LOOK)
         server.config.timeout_graceful_shutdown = GRACE  # a client may never read its answer
-        alone = engine_config.is_only_api_server(self._client.vllm_config)
-        beside = [] if alone else engines_beside.found()
         while not self._client.errored:
             await asyncio.sleep(requests.LOOK)
-            if not self.stopping and any(map(engines_beside.has_ended, beside)):
-                engines_beside.declare_dead(self._client)
+            if not self.stopping:
+                self._look_beside()
         if self.stopping or openai_app.outlives_engine():
             return
         host.logger().error("AttnRes: the engine is dead, so the server ends, with status 1.")

@@ -12,7 +12,11 @@ def found() -> list[Any]:
     """The engines that the parent of this process runs, as psutil's processes."""
     import psutil  # vLLM requires it
 
-    return [process for process in psutil.Process(os.getppid()).children() if _is_engine(process)]
+    try:
+        children = psutil.Process(os.getppid()).children()
+    except psutil.Error:  # the parent has ended, or is another user's
+        return []
+    return [process for process in children if _is_engine(process)]
 
 
 def _is_engine(process: Any) -> bool:
@@ -20,7 +24,7 @@ def _is_engine(process: Any) -> bool:
 
     try:
         return "EngineCore" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # another one, that has just ended
+    except psutil.Error:  # another one, that has just ended
         return False
 
 
@@ -32,6 +36,8 @@ def has_ended(process: Any) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+    except psutil.Error:
+        return False
 
 
 def declare_dead(client: Any) -> None:

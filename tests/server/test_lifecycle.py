@@ -269,10 +269,13 @@ def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("end", ["killed", "reaped", "stopping"])
+@pytest.mark.parametrize("end", ["killed", "reaped", "stopping", "killed before a stop"])
 def test_a_server_sees_the_end_of_an_engine_that_runs_beside_it(end, monkeypatch):
-    """A launcher of several servers would see it alone; in a stop it is no news."""
-    monkeypatch.setattr(requests, "LOOK", 0.01)
+    """A launcher of several servers would see it alone; in a stop it is no news.
+
+    The launcher stops its servers then, perhaps before they have looked.
+    """
+    monkeypatch.setattr(requests, "LOOK", 60 if end == "killed before a stop" else 0.01)
     monkeypatch.setattr(os, "getppid", os.getpid)
     words = ["EngineCore_DP1", "-c", "import time; time.sleep(60)"]
     started, queue = Started(), asyncio.Queue()
@@ -292,6 +295,8 @@ def test_a_server_sees_the_end_of_an_engine_that_runs_beside_it(end, monkeypatch
             await asyncio.sleep(0.2)
             assert queue.empty() and not core.resources.engine_dead
         else:
+            if end == "killed before a stop":
+                await asyncio.to_thread(started.lifecycle.drain, 0)
             assert isinstance(await asyncio.wait_for(queue.get(), 5), EngineDeadError)
             assert core.resources.engine_dead
 
