@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attnres_serve.compat import host
 from attnres_serve.compat.workarounds import draft_sampling
 
 pytest.importorskip("vllm")
@@ -12,6 +13,7 @@ pytest.importorskip("vllm")
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+NAME = "expand_batch_to_tokens"
 TEMPERATURES = {
     "sampled": [0.01, 3.0, 0.7],
     "greedy beside sampled": [0.0, 0.7, 0.0],
@@ -22,8 +24,9 @@ TEMPERATURES = {
 @pytest.mark.parametrize("chosen", [(), ("top_k",), ("top_p",), ("top_k", "top_p")])
 @pytest.mark.parametrize("temperatures", TEMPERATURES.values(), ids=TEMPERATURES)
 def test_every_draft_is_judged_by_its_requests_parameters(
-    temperatures: list[float], chosen: tuple[str, ...]
+    temperatures: list[float], chosen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rejection_sampler, NAME, getattr(rejection_sampler, NAME))
     draft_sampling.repeat_for_drafts()
     drafts = torch.tensor([2, 0, 3][-len(temperatures) :])
     every = {
@@ -40,3 +43,12 @@ def test_every_draft_is_judged_by_its_requests_parameters(
     divided = logits / given.where(given != 0, 1.0)[of, None]
     own = [None if limit is None else limit[of] for limit in limits.values()]
     torch.testing.assert_close(found, apply_top_k_top_p(divided, *own))
+
+
+def test_a_vllm_without_that_function_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(rejection_sampler, NAME)
+    monkeypatch.setattr(host.logger(), "propagate", True)
+    draft_sampling.repeat_for_drafts()
+    assert f"no {NAME} to replace" in caplog.text

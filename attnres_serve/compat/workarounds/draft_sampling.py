@@ -7,14 +7,21 @@ of greedy requests beside sampled ones.
 
 from typing import Any
 
+from attnres_serve.compat import host
+
 
 def repeat_for_drafts() -> None:
     """Let vLLM repeat them by torch (idempotent)."""
     from vllm.v1.sample import rejection_sampler
 
     sampler: Any = rejection_sampler
-    if hasattr(sampler, "expand_batch_to_tokens"):  # a later vLLM may lack it
+    if hasattr(sampler, "expand_batch_to_tokens"):
         sampler.expand_batch_to_tokens = repeated
+    else:
+        host.logger().warning(
+            "AttnRes: this vLLM has no expand_batch_to_tokens to replace, so drafts of sampled "
+            "requests may be judged wrongly on a CPU; start the server without drafts to be sure."
+        )
 
 
 def repeated(x: Any, ends: Any, count: int, replace_from: float = 0, replace_to: float = 0) -> Any:
