@@ -210,8 +210,8 @@ def test_requests_at_a_time(server, client):
             held.enter_context(half_sent(server.url, "/v1/completions", body, KEY))
             for _ in range(AT_A_TIME)
         ]
-        until(lambda: status() == 429, 60)
-        assert client.get("/health").status_code == 200
+        for _ in range(2):  # by connections of their own, which are accepted after those
+            assert httpx.get(f"{server.url}/health").status_code == 200
         for path in ("/v1/completions", "/v1/attn_res/trace", "/tokenize"):
             refused = client.post(path, json=COMPLETION)
             assert f"{AT_A_TIME} requests" in error_of(refused, 429)
