@@ -9,20 +9,19 @@ ratio is taken within a round.  The target is at most 1.5.  The last line on std
 document; the table goes to stderr.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from vllm import _custom_ops as stock
 
-from attnres_serve.compat.workarounds import malloc
 from attnres_serve.kernels.cpp import backend as cpp
 from attnres_serve.kernels.experts import situ_experts
-from benchmarks.common import publish, spread
+from benchmarks.common import spread
+from benchmarks.kernels import one_thread
 from benchmarks.published import tables
 
 LAYERS = 4  # whose weights do not stay in the caches
@@ -48,6 +47,7 @@ CELLS = (
 
 def calls(cell: Cell) -> dict[str, Callable[[], torch.Tensor]]:
     """What computes the experts of all layers, by its name; random numbers, always the same."""
+    cpp.prepare()
     torch.manual_seed(0)
     dtype = getattr(torch, cell.dtype)
     x = torch.randn(cell.tokens, cell.latent).to(dtype)
@@ -83,14 +83,8 @@ def timed(run: Callable[[], object]) -> float:
 
 def measure(cell: Cell, rounds: int) -> dict[str, Any]:
     """The row of a cell."""
-    runs = calls(cell)
-    repeats = max(1, 64 // cell.tokens)
-    for run in runs.values():
-        run()
-    found = []
-    for number in range(rounds):
-        turns = [*runs.items()][:: -1 if number % 2 else 1]
-        found.append({name: min(timed(run) for _ in range(repeats)) for name, run in turns})
+    runs = {name: partial(timed, run) for name, run in calls(cell).items()}
+    found = one_thread.in_turn(runs, max(1, 64 // cell.tokens), rounds)
     return {
         **cell._asdict(),
         "microseconds": {
@@ -102,22 +96,10 @@ def measure(cell: Cell, rounds: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure every cell and print one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path)
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    own = parser.parse_args(arguments)
-    malloc.keep_freed()
-    torch.set_num_threads(1)
-    cpp.prepare()
-    results = []
-    for cell in CELLS:
-        row = measure(cell, own.rounds)
-        results.append(row)
-        print(tables.experts([row])[-1], file=sys.stderr)
-    config = {"layers": LAYERS, "rounds": own.rounds, "threads": 1}
-    publish("kernels.experts", arguments, own.out, config=config, results=results)
-    return 0
+    about = __doc__.partition("\n")[0]
+    return one_thread.run(
+        "kernels.experts", about, arguments, CELLS, measure, tables.experts, LAYERS
+    )
 
 
 if __name__ == "__main__":
