@@ -20,6 +20,8 @@ pytest.importorskip("vllm")
 from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.attention import selector
+from vllm.v1.attention.backends import registry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -193,6 +195,22 @@ def test_a_row_that_kernels_for_amx_do_not_have_is_ours(
         assert (found == mla_backend.OURS) is not amx
     finally:
         AttentionBackendEnum.CPU_MLA.clear_override()
+
+
+def test_a_model_after_one_with_vllms_backend_has_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM remembers its choice for a process."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(registry, "_ATTN_OVERRIDES", {})
+    selector._cached_get_attn_backend.cache_clear()
+
+    def chosen() -> str:
+        with set_current_vllm_config(VllmConfig()):
+            found = selector.get_attn_backend(LATENT + SIZE, torch.float32, None, use_mla=True)
+        return f"{found.__module__}.{found.__qualname__}"
+
+    assert chosen() == AttentionBackendEnum.CPU_MLA.value
+    mla_backend.compute_every_row()
+    assert chosen() == mla_backend.OURS
 
 
 @pytest.mark.parametrize("split", [1, 4, 5])

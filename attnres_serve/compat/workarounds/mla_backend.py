@@ -12,10 +12,13 @@ OURS = "attnres_serve.model.latent_attention.Backend"
 
 def compute_every_row() -> None:
     """Put our backend in the place of ``CPU_MLA`` (idempotent)."""
+    from vllm.v1.attention import selector
     from vllm.v1.attention.backends import registry
 
     if hasattr(registry.AttentionBackendEnum, "CPU_MLA"):  # which older versions lack
         registry.register_backend(registry.AttentionBackendEnum.CPU_MLA, OURS)
+        # vLLM repeats what it chose for an engine of this process before.
+        selector._cached_get_attn_backend.cache_clear()
 
 
 def uses_amx(model_config) -> bool:
