@@ -110,5 +110,6 @@ def run(
             told_of.append(facts)
             results.append(found)
             took.append(time.monotonic() - begin)
-            show(results)
+            if number or rounds > 1:
+                show(results)
     return Outcome(told_of, results, sum(took))

@@ -499,20 +499,21 @@ def running(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, Any], note: Any 
     return [[process.Contender(name, ()) for name in seconds], said]
 
 
-def test_every_start_has_new_engines_started_in_another_order(monkeypatch):
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_every_start_has_new_engines_started_in_another_order(monkeypatch, rounds):
     started: list = []
     seconds = {"baseline": itertools.repeat(1.0), "other": itertools.repeat(2.0)}
     contenders, said = running(monkeypatch, seconds, lambda *event: started.append(event))
-    found = session.run(contenders, [PREFILL], 4, 2, 1)
+    found = session.run(contenders, [PREFILL], 4, rounds, 1)
     names = [name for name, _ in started]
     assert [name and name[0] for name in names] == [
         *"bo", None, None, *"ob", None, None, *"ob", None, None, *"bo", None, None
     ]  # fmt: skip
     caches = {event for event in started if event[0]}
     assert len(caches) == 2, "compiled code is not kept, or is another engine's"
-    assert [start[PREFILL]["other"].rounds for start in found.results] == 4 * [[2.0, 2.0]]
+    assert [start[PREFILL]["other"].rounds for start in found.results] == 4 * [rounds * [2.0]]
     assert list(found.engines) == ["baseline", "other"]
-    turns = 4 * (2 + measure.DISCARDED) * PREFILL.turns
+    turns = 4 * (rounds + measure.DISCARDED) * PREFILL.turns
     assert len({str(prompts) for _, prompts in said}) == turns, "a prompt came twice"
 
 
