@@ -42,13 +42,20 @@ def problem(vllm_config, family: Family) -> str | None:
     return None if family.shards_sites else f"{is_on} {family.title}; leave it out."
 
 
+def least(vllm_config) -> int | None:
+    """Tokens of the smallest step that is divided; None where no step is."""
+    found = settings.shard_tokens(vllm_config.additional_config)
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    return None if found is None or tokens < found else found
+
+
 def most(vllm_config) -> int:
     """The most tokens of a step of which a worker runs the sites."""
     tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
-    least = settings.shard_tokens(vllm_config.additional_config)
-    if least is None or tokens < least:
+    divided = least(vllm_config)
+    if divided is None:
         return tokens
-    return max(least - 1, -(-tokens // vllm_config.parallel_config.tensor_parallel_size))
+    return max(divided - 1, -(-tokens // vllm_config.parallel_config.tensor_parallel_size))
 
 
 def own(x: Any) -> Any:

@@ -75,20 +75,22 @@ class AttnResMixin(LoadingMixin):
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
         given = spec.num_blocks, spec.num_sublayers, self.attn_res_backend
         algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(vllm_config, *given)
-        least = settings.shard_tokens(vllm_config.additional_config)
+        least = token_shards.least(vllm_config)
         division = None if least is None else Division(least)
         most = token_shards.most(vllm_config)
         self.attn_res_sites = install_sites(model, spec, algorithm, backend, most, division)
         sharded = ""
         if least is not None:
             leave_sums(model, spec, self.attn_res_sites)
-            self.attn_res_chunk = min(tokens, least - 1)
+            self.attn_res_chunk = least - 1
             rows = max(site.context.slots for site in self.attn_res_sites.values())
             own, whole = (
                 amount(rows * engine_config.bytes_of_a_row(vllm_config, size))
                 for size in (most, tokens)
             )
             sharded = f", sites sharded from {least} tokens on: a bank of {own} instead of {whole}"
+        elif (asked := settings.shard_tokens(vllm_config.additional_config)) is not None:
+            sharded = f", no sites sharded: no step has {asked} tokens"
         self.attn_res_parameters = parameters_of(self.attn_res_sites, spec, decoder.name_in(self))
         self.make_empty_intermediate_tensors = model.make_empty_intermediate_tensors = (
             decoder.empty_intermediate_tensors(

@@ -30,7 +30,7 @@ def spec_of(golden: str) -> AttnResSpec:
 LAYERS = {path.name: spec_of(path.name).layout.num_layers for path in sorted(GOLDENS.iterdir())}
 SPLITS = {golden: range(1, layers) for golden, layers in LAYERS.items()}
 KINDS = ("alone", "batch", "cached")  # of answers
-COUNTED = 41  # tokens of a step
+STEPS = (41, 5)  # tokens of a step that is divided, and of one that is not
 IN_MID_BLOCK = 3  # layers of the first stage, in the golden with blocks of two layers
 
 
@@ -47,10 +47,10 @@ def pipeline(golden: str, first: int, algorithm: str, **options) -> dict:
     return job(golden, algorithm, "compiled", **options) | {"env": partition}
 
 
-def sharded(whole: dict) -> dict:
+def sharded(whole: dict, least: int = 8) -> dict:
     """A job with sites sharded in all but the smallest steps."""
     chosen = {f"attnres_{key}": whole[key] for key in ("algorithm", "backend")}
-    chosen |= {"attnres_shard_sites": "on", "attnres_shard_tokens": 8}
+    chosen |= {"attnres_shard_sites": "on", "attnres_shard_tokens": least}
     return whole | {"options": whole["options"] | {"additional_config": chosen}}
 
 
@@ -95,7 +95,7 @@ def test_sharded_sites(tmp_path):
     Steps have odd numbers of tokens, or are of decode.
     """
     whole = job(BLOCK, "two_phase", "eager", **ODD_STEPS)
-    whole["counted"] = COUNTED
+    whole["counted"] = STEPS
     jobs = [whole, sharded(whole) | {"trace": True}]
     results = check(jobs, BLOCK, tmp_path)
     assert [results[0][kind] for kind in KINDS] == [results[1][kind] for kind in KINDS]
@@ -106,16 +106,30 @@ def test_sharded_sites(tmp_path):
 
 
 def check_asked(golden, whole: dict, divided: dict) -> None:
-    """What workers ask of each other in a step, and its banks, as docs/use/scaling.md has it."""
+    """What workers ask of each other in a step, and its banks, as docs/use/scaling.md has it.
+
+    In a small step that is what they ask with whole sites.
+    """
     parsed = check_folder(golden).parsed
     experts = expert_layers(FAMILIES[parsed.base].shapes(parsed.config))
     sites, row = parsed.spec.num_sublayers, parsed.config["hidden_size"] * 4
-    bank, sums = COUNTED * (parsed.spec.num_blocks + 1) * row, sites - len(experts)
-    for before, after in zip(whole["asked"], divided["asked"], strict=True):
+    tokens, sums = STEPS[0], sites - len(experts)
+    bank = tokens * (parsed.spec.num_blocks + 1) * row
+    for before, after in zip(whole["asked"][0], divided["asked"][0], strict=True):
         more = {key: after.get(key, 0) - before.get(key, 0) for key in (*before, *after)}
-        assert more.pop("bank") == bank * (COUNTED + 1) / 2 / COUNTED - before["bank"]
+        assert more.pop("bank") == bank * (tokens + 1) / 2 / tokens - before["bank"]
         assert more == {"reduce_scatter": sums, "all_gather": sites, "all_reduce": -sums}
         assert before["bank"] == bank
+    assert whole["asked"][1] == divided["asked"][1]
+
+
+def check_asked_in_graphs(eager: dict, compiled: dict) -> None:
+    """The same, but for sums: of a graph only those are counted that sites ask for."""
+    summed = [[worker.pop("all_reduce", 0) for worker in step] for step in compiled["asked"]]
+    for worker in itertools.chain(*eager["asked"]):
+        worker.pop("all_reduce")
+    assert compiled["asked"] == eager["asked"]
+    assert summed == [[0, 0], [worker["reduce_scatter"] for worker in eager["asked"][0]]]
 
 
 @pytest.mark.families
@@ -124,6 +138,20 @@ def test_sharded_sites_compiled(backend, tmp_path):
     """The torch backend keeps the tensors that a site is given, the other copies them."""
     whole = job(BLOCK, "single_pass", "compiled", backend=backend, **ODD_STEPS)
     check([sharded(whole)], BLOCK, tmp_path)
+
+
+@pytest.mark.families
+def test_small_steps_of_compiled_code(tmp_path):
+    """To the bit what whole sites give, where a step can be divided and where none can."""
+    whole = job(BLOCK, "single_pass", "compiled", **ODD_STEPS)
+    largest = ODD_STEPS["max_num_batched_tokens"]
+    results = check([whole, *(sharded(whole, largest + n) for n in (0, 1))], BLOCK, tmp_path)
+    few = [n for n, prompt in enumerate(whole["prompts"]) if len(prompt) < largest]
+    alone = [[result["alone"][n] for n in few] for result in results]
+    assert len(few) == 2 and alone[0] == alone[1]
+    assert [results[0][kind] for kind in KINDS] == [results[2][kind] for kind in KINDS]
+    log = (tmp_path / "log").read_text()
+    assert log.count(f"no sites sharded: no step has {largest + 1} tokens") == 2
 
 
 @pytest.mark.families
@@ -140,14 +168,15 @@ def test_sharded_sites_of_a_family(golden, tmp_path):
     two = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     jobs = []
     for algorithm in ALGORITHMS:
-        whole = engine_job(golden, prompts, algorithm, chunk=47, **two) | {"counted": COUNTED}
+        whole = engine_job(golden, prompts, algorithm, chunk=47, **two) | {"counted": STEPS}
         jobs += [whole, sharded(whole), sharded(whole) | {"mode": "compiled"}]
     results = run_engine(jobs, tmp_path)["results"]
     for result in results:
         check_job(result, cases, caches)
-    for whole, divided in (results[:2], results[3:5]):
+    for whole, divided, compiled in (results[:3], results[3:]):
         assert [whole[kind] for kind in KINDS] == [divided[kind] for kind in KINDS]
         check_asked(golden, whole, divided)
+        check_asked_in_graphs(divided, compiled)
 
 
 @pytest.mark.exhaustive

@@ -51,7 +51,7 @@ def engine_job(
         "reload": reload and str(reload),
         "trace": trace,
         "edits": list(edits),
-        "counted": 0,
+        "counted": [],
         "workaround": workaround,
         "env": {},
         "settings": {},

@@ -6,8 +6,8 @@ leaves: steps behind which another request beside the batch is aborted or 0, pro
 whether answers have them, options: further ones of ``vllm.LLM``, lora: folder of an adapter or
 nothing, refused: folder of an adapter that is not taken or nothing, reload: folder whose weights
 take the place of the checkpoint's or nothing, trace: whether the longest prompt is traced, edits:
-for another trace of it, as workers take them, or none, counted: tokens of a step of which is
-counted what workers ask of each other, or 0, workaround: for a plain vLLM that is wrong without, as
+for another trace of it, as workers take them, or none, counted: tokens of steps of which is counted
+what workers ask of each other, or none, workaround: for a plain vLLM that is wrong without, as
 module:function of ours or of the tests, or nothing, env: environment variables, settings: further
 ones of ours}.
 Its result holds the answers alone, in a batch and from the prefix cache, the trace, what was
@@ -131,6 +131,13 @@ def watch(worker) -> None:
     BankState.unpack = staticmethod(unpacked)
 
 
+def taken(worker) -> dict[str, int]:
+    """What was counted since the last call."""
+    found = dict(worker.asked)
+    worker.asked.clear()
+    return found
+
+
 def logprobs(llm, ids: list[int], edits: list[Any]) -> list[float]:
     """The logprobs of the tokens of a sequence but the first, read as ``edits`` say."""
     asked = ids, list(range(len(ids))), [], edits, ([*ids[1:], -1], 1)
@@ -216,8 +223,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["trace"] = trace(llm, longest)
     if job["counted"]:
         llm.collective_rpc(watch)
-        answers(llm, [longest[job["counted"] - 1 :: -1]], 1, False, None)  # not a cached one
-        result["asked"] = llm.collective_rpc(lambda worker: worker.asked)
+        result["asked"] = []
+    for tokens in job["counted"]:
+        answers(llm, [longest[tokens - 1 :: -1]], 1, False, None)  # not a cached one
+        result["asked"].append(llm.collective_rpc(taken))
     if job["edits"]:
         result["edited"] = trace(llm, longest, job["edits"])
         result["following"] = logprobs(llm, longest, job["edits"])
