@@ -12,7 +12,6 @@ ALGORITHMS = ("single_pass", "two_phase")
 BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
 NATIVE_KEY = "attnres_native"
-EARLY_KEY = "attnres_early_launch"
 TRACE_KEY = "attnres_trace"
 SHARD_KEY = "attnres_shard_sites"
 SHARD_TOKENS_KEY = "attnres_shard_tokens"
@@ -23,7 +22,6 @@ CHOICES = {
     ALGORITHM_KEY: (*ALGORITHMS, AUTO),
     BACKEND_KEY: (*BACKENDS, AUTO),
     NATIVE_KEY: ("on", "off", AUTO),
-    EARLY_KEY: ("on", "off", AUTO),
     TRACE_KEY: ("on", "off", AUTO),
     SHARD_KEY: ("on", "off", AUTO),
     STREAM_KEY: (*STREAMS, AUTO),
@@ -33,7 +31,6 @@ HELP = {
     ALGORITHM_KEY: "how sites attend to their sources",
     BACKEND_KEY: "what computes the sites",
     NATIVE_KEY: "leave a format to vLLM that it serves by itself on a GPU",
-    EARLY_KEY: "launch a Triton kernel while the one before it ends, on sm_90 and later",
     SHARD_KEY: "divide the tokens of sites over the workers of tensor parallelism",
     STREAM_KEY: "what draft heads read of layers: the running sum, or the mix that follows",
 }

@@ -58,7 +58,7 @@ def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
     if name == settings.AUTO:
         name = _fastest(vllm_config)
     try:
-        backend = _load(name, vllm_config)
+        backend = _load(name)
     except BackendError as error:
         raise SettingError(str(error)) from None
     engine_config.set_additional(vllm_config, settings.BACKEND_KEY, name)
@@ -97,13 +97,11 @@ def _pays_on_gpu(vllm_config: "VllmConfig", blocks: int, sublayers: int) -> bool
     return measured and long and not host.batch_invariant()
 
 
-def _load(name: str, vllm_config: "VllmConfig") -> Backend:
+def _load(name: str) -> Backend:
     backend = backends.load(name)
     if name == "triton":
         from attnres_serve.kernels.triton import common
 
-        early = settings.choice(vllm_config.additional_config, settings.EARLY_KEY)
-        common.forbid_early_launches(early == "off")
         common.take_each_token_alone(host.batch_invariant())
     return backend
 
@@ -156,7 +154,7 @@ def _triton_problem(vllm_config: "VllmConfig") -> str | None:
         capability = torch.cuda.get_device_capability(device)
         if capability < TRITON_SINCE:
             return f"{chosen} (compute capability), and this is one of {_dotted(capability)}."
-        backend = cast("BankBackend", _load("triton", vllm_config))
+        backend = cast("BankBackend", _load("triton"))
         differs = comparison.difference(backend, model.get_hidden_size(), model.dtype, device)
     except Exception as error:  # a compiler or a device may fail in ways of its own
         return f"the triton backend failed on this device ({type(error).__name__}: {error})."

@@ -74,18 +74,9 @@ def launch_options(early: bool) -> dict[str, Any]:
     return options | {"launch_pdl": True} if early else options
 
 
-_early_is_forbidden = False
-
-
-def forbid_early_launches(forbidden: bool) -> None:
-    """Let no kernel of this process start early, whatever the device has; or take that back."""
-    global _early_is_forbidden
-    _early_is_forbidden = forbidden
-
-
 def starts_early(device: torch.device) -> bool:
-    """Whether launches on a device start early: sm_90 and later, unless that is forbidden."""
-    return not _early_is_forbidden and (capability(device) or (0, 0)) >= (9, 0)
+    """Whether launches on a device start early: sm_90 and later."""
+    return (capability(device) or (0, 0)) >= (9, 0)
 
 
 @cache

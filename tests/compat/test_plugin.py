@@ -838,19 +838,6 @@ def test_torch_is_chosen_where_triton_is_wrong(
     )
 
 
-@pytest.mark.parametrize(("chosen", "early"), [(None, True), ("on", True), ("off", False)])
-def test_early_launches_can_be_turned_off(
-    gpu: SimpleNamespace, chosen: str | None, early: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from attnres_serve.kernels.triton import common
-
-    monkeypatch.setattr(common, "capability", lambda device: (9, 0))
-    monkeypatch.setattr(common, "_early_is_forbidden", False)
-    gpu.config.additional_config = {"attnres_early_launch": chosen} if chosen else None
-    backend_choice.choose(gpu.config)
-    assert common.starts_early(torch.device("cuda", 0)) is early
-
-
 @pytest.mark.parametrize("alone", [True, False])
 def test_tokens_are_alone_in_the_batch_invariant_mode(
     gpu: SimpleNamespace, alone: bool, monkeypatch: pytest.MonkeyPatch
