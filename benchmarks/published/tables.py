@@ -116,20 +116,6 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(head, cells)
 
 
-def experts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row for each shape: microseconds of a layer's experts, and the ratio within rounds."""
-    cells = []
-    for row in rows:
-        shape = [
-            str(row[key]) for key in ("tokens", "experts", "top_k", "latent", "width", "dtype")
-        ]
-        times = [f"{found['median']:.0f}" for found in row["microseconds"].values()]
-        ratio = "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"])
-        cells.append([*shape, *times, ratio])
-    head = ["tokens", "experts", "of a token", "latent", "width", "dtype", "SiTU", "vLLM's SiLU"]
-    return table([*head, "ratio"], cells)
-
-
 MADE = {
     "kernels": sites,
     "latency": ratios,
@@ -137,7 +123,6 @@ MADE = {
     "serving.load": load.lines,
     "peers": peers,
     "kernels.cpu_stack": stacks,
-    "kernels.experts": experts,
 }
 
 
