@@ -19,6 +19,10 @@ FACTS: dict[str, Facts] = {
     for name in sorted(module.name for module in iter_modules(__path__))
     if name not in _SHARED
 }
-TINY: dict[str, Config] = {name: facts.tiny for name, facts in FACTS.items() if facts.tiny}
+TINY: dict[str, Config] = {
+    name: {"architectures": [f"{facts.title}ForCausalLM"], "model_type": name, **facts.tiny}
+    for name, facts in FACTS.items()
+    if facts.tiny
+}
 
 __all__ = ["FACTS", "QKV", "TINY", "Config", "Facts"]

@@ -6,8 +6,6 @@ from facts.shared import EXPERTS, WINDOWS, tiny
 FACTS = Facts(
     "Afmoe",
     tiny=tiny(
-        "afmoe",
-        "AfmoeForCausalLM",
         EXPERTS,
         WINDOWS,
         num_dense_layers=1,
@@ -16,7 +14,6 @@ FACTS = Facts(
         mup_enabled=True,
     ),
     norms={"attention": "input_layernorm", "mlp": "pre_mlp_layernorm"},
-    is_tiny=True,
     # Stock vLLM runs only where the routing is stated; it is the first variant for the twin.
     variants={
         "stated routing": {

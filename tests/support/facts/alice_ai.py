@@ -6,8 +6,6 @@ from facts.shared import EXPERTS, LINEAR, tiny
 FACTS = Facts(
     "AliceAI",
     tiny=tiny(
-        "alice_ai",
-        "AliceAIForCausalLM",
         EXPERTS,
         LINEAR,
         num_experts=8,
@@ -17,7 +15,6 @@ FACTS = Facts(
         partial_rotary_factor=0.25,
         without=("intermediate_size",),
     ),
-    is_tiny=True,
     variants={
         "": {},
         "one more of some": {

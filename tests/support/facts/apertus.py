@@ -5,9 +5,8 @@ from facts.shared import NO_HEAD_DIM, tiny
 
 FACTS = Facts(
     "Apertus",
-    tiny=tiny("apertus", "ApertusForCausalLM", hidden_act="xielu", without=NO_HEAD_DIM),
+    tiny=tiny(hidden_act="xielu", without=NO_HEAD_DIM),
     norms={"attention": "attention_layernorm", "mlp": "feedforward_layernorm"},
-    is_tiny=True,
     workaround="xielu:in_the_models_type",
     variants={"": {}, "biases": {"attention_bias": True, "tie_word_embeddings": True}},
     refused=(

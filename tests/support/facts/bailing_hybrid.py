@@ -5,15 +5,7 @@ from facts.shared import BAILING, LATENT, REFUSED_BAILING, tiny
 
 FACTS = Facts(
     "BailingMoeV2_5",
-    tiny=tiny(
-        "bailing_hybrid",
-        "BailingMoeV2_5ForCausalLM",
-        LATENT,
-        BAILING,
-        layer_group_size=2,
-        group_norm_size=2,
-    ),
-    is_tiny=True,
+    tiny=tiny(LATENT, BAILING, layer_group_size=2, group_norm_size=2),
     caches_prefixes=False,
     workaround="portable_stock:bailing_hybrid",
     variants={

@@ -5,15 +5,7 @@ from facts.shared import BAILING, REFUSED_BAILING, tiny
 
 FACTS = Facts(
     "BailingMoeV2",
-    tiny=tiny(
-        "bailing_moe",
-        "BailingMoeV2ForCausalLM",
-        BAILING,
-        use_rmsnorm=True,
-        embedding_dropout=0.0,
-        rotary_dim=16,
-    ),
-    is_tiny=True,
+    tiny=tiny(BAILING, use_rmsnorm=True, embedding_dropout=0.0, rotary_dim=16),
     workaround="portable_stock:bailing_moe",
     variants={
         "": {},

@@ -6,8 +6,6 @@ from facts.shared import DEEPSEEK_EXPERTS, LATENT, NO_HEAD_DIM, REFUSED_LATENT, 
 FACTS = Facts(
     "DeepseekV2",
     tiny=tiny(
-        "deepseek_v2",
-        "DeepseekV2ForCausalLM",
         LATENT,
         DEEPSEEK_EXPERTS,
         # Hugging Face's class ignores it, vLLM's does not.
@@ -15,7 +13,6 @@ FACTS = Facts(
         topk_method="greedy",
         without=NO_HEAD_DIM,
     ),
-    is_tiny=True,
     variants={
         "yarn": yarn(mscale=0.707, mscale_all_dim=0.707),
         "": {},

@@ -17,8 +17,6 @@ SIGMOID: Config = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 FACTS = Facts(
     "DeepseekV3",
     tiny=tiny(
-        "deepseek_v3",
-        "DeepseekV3ForCausalLM",
         LATENT,
         DEEPSEEK_EXPERTS,
         SIGMOID,
@@ -27,7 +25,6 @@ FACTS = Facts(
         routed_scaling_factor=2.5,
         without=NO_HEAD_DIM,
     ),
-    is_tiny=True,
     variants={
         "yarn": yarn(mscale=1.0, mscale_all_dim=0.5),
         "": {},

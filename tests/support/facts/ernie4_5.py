@@ -5,7 +5,6 @@ from facts.shared import tiny
 
 FACTS = Facts(
     "Ernie4_5",
-    tiny=tiny("ernie4_5", "Ernie4_5ForCausalLM", use_bias=False),
-    is_tiny=True,
+    tiny=tiny(use_bias=False),
     refused=({"use_bias": True},),
 )

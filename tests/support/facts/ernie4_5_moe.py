@@ -6,8 +6,6 @@ from facts.shared import tiny
 FACTS = Facts(
     "Ernie4_5_Moe",
     tiny=tiny(
-        "ernie4_5_moe",
-        "Ernie4_5_MoeForCausalLM",
         moe_num_experts=4,
         moe_k=2,
         moe_intermediate_size=64,
@@ -17,7 +15,6 @@ FACTS = Facts(
         moe_layer_interval=1,
         use_bias=False,
     ),
-    is_tiny=True,
     # Stock vLLM on CPU leaves out the bias that chooses experts. Where all are chosen it is
     # right, so that a twin can be compared; it is the first variant for that.
     variants={

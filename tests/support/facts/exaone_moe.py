@@ -6,8 +6,6 @@ from facts.shared import EXPERTS, WINDOWS, tiny
 FACTS = Facts(
     "ExaoneMoe",
     tiny=tiny(
-        "exaone_moe",
-        "ExaoneMoeForCausalLM",
         EXPERTS,
         WINDOWS,
         num_shared_experts=1,
@@ -16,7 +14,6 @@ FACTS = Facts(
         topk_group=1,
         sliding_window_pattern="LLLG",
     ),
-    is_tiny=True,
     variants={
         "": {},
         "groups": {

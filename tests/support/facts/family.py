@@ -22,7 +22,7 @@ class Facts:
         sublayers: of every layer, as the names of their queries call them.
         variants: further keys of config.json with which a model is served and compared, by a name.
         workaround: what mends plain vLLM where its answers are wrong without, as module:function.
-        tiny: a config.json of four layers of 128 channels, 256 tokens, in float32.
+        tiny: of a config.json what is not a name: four layers of 128 channels, in float32.
         is_tiny: whether checkpoints are made of its sizes by Hugging Face's class.
         norms: those before the sublayers of a layer, by the names of their kinds.
         final_norm: the one before the head.
@@ -39,7 +39,7 @@ class Facts:
     has_stages: bool = True
     sublayers: tuple[str, ...] = ("self_attention", "mlp")
     tiny: Config = field(default_factory=dict)
-    is_tiny: bool = False
+    is_tiny: bool = True
     norms: dict[str, str] = field(default_factory=lambda: USUAL)
     final_norm: str = "norm"
     caches_prefixes: bool = True

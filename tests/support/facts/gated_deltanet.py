@@ -6,13 +6,10 @@ from facts.shared import LINEAR, tiny
 FACTS = Facts(
     "GatedDeltaNet",
     tiny=tiny(
-        "gated_deltanet",
-        "GatedDeltaNetForCausalLM",
         LINEAR,
         output_gate_type="silu",
         without=("num_attention_heads", "num_key_value_heads", "head_dim", "layer_types"),
     ),
-    is_tiny=True,
     caches_prefixes=False,
     variants={
         "": {},

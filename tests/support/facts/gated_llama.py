@@ -2,4 +2,6 @@
 
 from facts.family import Facts
 
-FACTS = Facts("GatedLlama", options=("head_dim", "attention_bias", "mlp_bias"), has_gate=True)
+FACTS = Facts(
+    "GatedLlama", options=("head_dim", "attention_bias", "mlp_bias"), has_gate=True, is_tiny=False
+)

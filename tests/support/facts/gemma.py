@@ -5,7 +5,6 @@ from facts.shared import GELU, tiny
 
 FACTS = Facts(
     "Gemma",
-    tiny=tiny("gemma", "GemmaForCausalLM", hidden_act=GELU, tie_word_embeddings=True),
-    is_tiny=True,
+    tiny=tiny(hidden_act=GELU, tie_word_embeddings=True),
     refused=({"hidden_act": "silu"},),
 )

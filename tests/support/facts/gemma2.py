@@ -6,8 +6,6 @@ from facts.shared import GELU, tiny
 FACTS = Facts(
     "Gemma2",
     tiny=tiny(
-        "gemma2",
-        "Gemma2ForCausalLM",
         hidden_act=GELU,
         hidden_activation=GELU,
         query_pre_attn_scalar=32,
@@ -17,6 +15,5 @@ FACTS = Facts(
         tie_word_embeddings=True,
     ),
     norms={"attention": "input_layernorm", "mlp": "pre_feedforward_layernorm"},
-    is_tiny=True,
     refused=({"hidden_activation": "silu"}, {"layer_types": ["conv"] * 4}),
 )

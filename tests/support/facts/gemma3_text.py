@@ -6,8 +6,6 @@ from facts.shared import GELU, WINDOWS, tiny
 FACTS = Facts(
     "Gemma3",
     tiny=tiny(
-        "gemma3_text",
-        "Gemma3ForCausalLM",
         WINDOWS,
         rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -19,7 +17,6 @@ FACTS = Facts(
         without=("hidden_act",),
     ),
     norms={"attention": "input_layernorm", "mlp": "pre_feedforward_layernorm"},
-    is_tiny=True,
     variants={
         "": {},
         "older keys": {

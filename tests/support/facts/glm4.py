@@ -5,8 +5,7 @@ from facts.shared import tiny
 
 FACTS = Facts(
     "Glm4",
-    tiny=tiny("glm4", "Glm4ForCausalLM", partial_rotary_factor=0.5),
-    is_tiny=True,
+    tiny=tiny(partial_rotary_factor=0.5),
     variants={"": {}, "biases": {"attention_bias": True}},
     refused=({"hidden_act": "gelu"}, {"partial_rotary_factor": 0}),
 )

@@ -6,14 +6,8 @@ from facts.shared import DEEPSEEK_EXPERTS, tiny
 FACTS = Facts(
     "Glm4Moe",
     tiny=tiny(
-        "glm4_moe",
-        "Glm4MoeForCausalLM",
-        DEEPSEEK_EXPERTS,
-        partial_rotary_factor=0.5,
-        use_qk_norm=True,
-        without=("moe_layer_freq",),
+        DEEPSEEK_EXPERTS, partial_rotary_factor=0.5, use_qk_norm=True, without=("moe_layer_freq",)
     ),
-    is_tiny=True,
     variants={
         "": {},
         "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},

@@ -5,15 +5,7 @@ from facts.shared import DEEPSEEK_EXPERTS, LATENT, NO_HEAD_DIM, REFUSED_LATENT, 
 
 FACTS = Facts(
     "Glm4MoeLite",
-    tiny=tiny(
-        "glm4_moe_lite",
-        "Glm4MoeLiteForCausalLM",
-        LATENT,
-        DEEPSEEK_EXPERTS,
-        topk_method="noaux_tc",
-        without=NO_HEAD_DIM,
-    ),
-    is_tiny=True,
+    tiny=tiny(LATENT, DEEPSEEK_EXPERTS, topk_method="noaux_tc", without=NO_HEAD_DIM),
     variants={
         "yarn": yarn(),
         "": {},

@@ -6,8 +6,6 @@ from facts.shared import LOCAL_EXPERTS, tiny
 FACTS = Facts(
     "GptOss",
     tiny=tiny(
-        "gpt_oss",
-        "GptOssForCausalLM",
         LOCAL_EXPERTS,
         intermediate_size=128,
         rms_norm_eps=1e-5,
@@ -24,7 +22,6 @@ FACTS = Facts(
             "truncate": False,
         },
     ),
-    is_tiny=True,
     variants={"": {}, "another epsilon": {"rms_norm_eps": 1e-3}},
     refused=(
         {"head_dim": None},

@@ -6,8 +6,6 @@ from facts.shared import LINEAR, tiny
 FACTS = Facts(
     "KDA",
     tiny=tiny(
-        "kda",
-        "KDAForCausalLM",
         LINEAR,
         gate_lower_bound=None,
         without=(
@@ -15,7 +13,6 @@ FACTS = Facts(
             *("linear_num_value_heads", "linear_value_head_dim"),
         ),
     ),
-    is_tiny=True,
     caches_prefixes=False,
     variants={
         "": {},

@@ -41,15 +41,7 @@ KIMI_ODD: tuple[dict[str, Any], ...] = (
 
 FACTS = Facts(
     "KimiLinear",
-    tiny=tiny(
-        "kimi_linear",
-        "KimiLinearForCausalLM",
-        LATENT,
-        KIMI_EXPERTS,
-        KIMI_LAYERS,
-        without=NO_HEAD_DIM,
-    ),
-    is_tiny=True,
+    tiny=tiny(LATENT, KIMI_EXPERTS, KIMI_LAYERS, without=NO_HEAD_DIM),
     caches_prefixes=False,
     workaround="portable_stock:kimi_linear",
     variants={

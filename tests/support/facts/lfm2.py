@@ -6,8 +6,6 @@ from facts.shared import NORM_EPS, SHORT_CONVOLUTION, tiny
 FACTS = Facts(
     "Lfm2",
     tiny=tiny(
-        "lfm2",
-        "Lfm2ForCausalLM",
         SHORT_CONVOLUTION,
         conv_dim=128,
         block_dim=128,
@@ -20,7 +18,6 @@ FACTS = Facts(
     ),
     norms={"attention": "operator_norm", "mlp": "ffn_norm"},
     final_norm="embedding_norm",
-    is_tiny=True,
     workaround="rotary:rotate_every_head",
     variants={
         "": {},

@@ -6,8 +6,6 @@ from facts.shared import EXPERTS, NORM_EPS, SHORT_CONVOLUTION, tiny
 FACTS = Facts(
     "Lfm2Moe",
     tiny=tiny(
-        "lfm2_moe",
-        "Lfm2MoeForCausalLM",
         SHORT_CONVOLUTION,
         EXPERTS,
         num_dense_layers=1,
@@ -18,7 +16,6 @@ FACTS = Facts(
     ),
     norms={"attention": "operator_norm", "mlp": "ffn_norm"},
     final_norm="embedding_norm",
-    is_tiny=True,
     workaround="rotary:rotate_every_head",
     variants={
         "": {},

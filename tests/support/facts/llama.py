@@ -5,7 +5,8 @@ from facts.shared import tiny
 
 FACTS = Facts(
     "Llama",
-    tiny=tiny("llama", "LlamaForCausalLM"),
+    tiny=tiny(),
+    is_tiny=False,
     options=("head_dim", "attention_bias", "mlp_bias"),
     refused=({"sliding_window": 24}, {"head_dim": 15}),
 )

@@ -6,8 +6,6 @@ from facts.shared import tiny
 FACTS = Facts(
     "Llama4",
     tiny=tiny(
-        "llama4_text",
-        "Llama4ForCausalLM",
         num_local_experts=4,
         num_experts_per_tok=1,
         interleave_moe_layer_step=2,
@@ -17,7 +15,6 @@ FACTS = Facts(
         attn_temperature_tuning=False,
         use_qk_norm=True,
     ),
-    is_tiny=True,
     variants={
         "": {},
         # The twin is the first variant's: stock vLLM has the temperature by --max-model-len.

@@ -6,8 +6,6 @@ from facts.shared import STATE_SPACE, tiny
 FACTS = Facts(
     "Mamba2",
     tiny=tiny(
-        "mamba2",
-        "Mamba2ForCausalLM",
         STATE_SPACE,
         num_heads=8,
         state_size=32,
@@ -16,7 +14,6 @@ FACTS = Facts(
     ),
     norms={"mixer": "norm"},
     final_norm="norm_f",
-    is_tiny=True,
     has_stages=False,
     caches_prefixes=False,
     sublayers=("mixer",),

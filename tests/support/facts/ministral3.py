@@ -5,18 +5,14 @@ from facts.shared import tiny
 
 FACTS = Facts(
     "Ministral3",
-    tiny=tiny(
-        "ministral3",
-        "Ministral3ForCausalLM",
-        # Hugging Face's class scales queries beyond the original length.
+    tiny=tiny(  # Hugging Face's class scales queries beyond the original length.
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10000.0,
             "original_max_position_embeddings": 2048,
             "llama_4_scaling_beta": 0.1,
-        },
+        }
     ),
-    is_tiny=True,
     variants={
         "": {},
         "scaled queries": {

@@ -5,7 +5,8 @@ from facts.shared import tiny
 
 FACTS = Facts(
     "Mistral",
-    tiny=tiny("mistral", "MistralForCausalLM", sliding_window=None),
+    tiny=tiny(sliding_window=None),
+    is_tiny=False,
     variants={
         "": {"sliding_window": None},
         "window": {"sliding_window": 24},

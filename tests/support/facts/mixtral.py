@@ -5,7 +5,6 @@ from facts.shared import LOCAL_EXPERTS, tiny
 
 FACTS = Facts(
     "Mixtral",
-    tiny=tiny("mixtral", "MixtralForCausalLM", LOCAL_EXPERTS, sliding_window=None),
-    is_tiny=True,
+    tiny=tiny(LOCAL_EXPERTS, sliding_window=None),
     refused=({"sliding_window": 24},),
 )

@@ -6,8 +6,6 @@ from facts.shared import STATE_SPACE, tiny
 FACTS = Facts(
     "NemotronH",
     tiny=tiny(
-        "nemotron_h",
-        "NemotronHForCausalLM",
         STATE_SPACE,
         hybrid_override_pattern="M*M-",
         mamba_num_heads=8,
@@ -24,7 +22,6 @@ FACTS = Facts(
     ),
     norms={"mixer": "norm"},
     final_norm="norm_f",
-    is_tiny=True,
     caches_prefixes=False,
     sublayers=("mixer",),
     variants={"": {}, "groups": {"n_groups": 2, "use_bias": True, "mlp_bias": True}},

@@ -5,15 +5,7 @@ from facts.shared import NO_HEAD_DIM, tiny
 
 FACTS = Facts(
     "Olmoe",
-    tiny=tiny(
-        "olmoe",
-        "OlmoeForCausalLM",
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_key_value_heads=4,
-        without=NO_HEAD_DIM,
-    ),
-    is_tiny=True,
+    tiny=tiny(num_experts=4, num_experts_per_tok=2, num_key_value_heads=4, without=NO_HEAD_DIM),
     variants={"": {}, "another epsilon": {"rms_norm_eps": 0.3}},
     refused=({"norm_topk_prob": True}, {"clip_qkv": 8.0}),
 )

@@ -5,9 +5,6 @@ from facts.shared import tiny
 
 FACTS = Facts(
     "Phi3",
-    tiny=tiny(
-        "phi3", "Phi3ForCausalLM", sliding_window=None, original_max_position_embeddings=2048
-    ),
-    is_tiny=True,
+    tiny=tiny(sliding_window=None, original_max_position_embeddings=2048),
     refused=({"sliding_window": 24}, {"hidden_act": "gelu"}),
 )

@@ -5,7 +5,8 @@ from facts.shared import NO_HEAD_DIM, QKV, tiny
 
 FACTS = Facts(
     "Qwen2",
-    tiny=tiny("qwen2", "Qwen2ForCausalLM", without=NO_HEAD_DIM),
+    tiny=tiny(without=NO_HEAD_DIM),
+    is_tiny=False,
     options=(),
     biased=QKV,
     refused=({"use_sliding_window": True},),

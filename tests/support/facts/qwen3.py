@@ -5,7 +5,8 @@ from facts.shared import tiny
 
 FACTS = Facts(
     "Qwen3",
-    tiny=tiny("qwen3", "Qwen3ForCausalLM"),
+    tiny=tiny(),
+    is_tiny=False,
     options=("head_dim", "attention_bias"),
     has_head_norms=True,
 )

@@ -6,15 +6,8 @@ from facts.shared import EXPERTS, tiny
 FACTS = Facts(
     "Qwen3Moe",
     tiny=tiny(
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        EXPERTS,
-        num_experts=8,
-        decoder_sparse_step=1,
-        norm_topk_prob=True,
-        mlp_only_layers=[],
+        EXPERTS, num_experts=8, decoder_sparse_step=1, norm_topk_prob=True, mlp_only_layers=[]
     ),
-    is_tiny=True,
     variants={"": {}, "dense layer": {"mlp_only_layers": [1], "norm_topk_prob": False}},
     refused=({"attention_bias": True}, {"use_sliding_window": True}),
 )

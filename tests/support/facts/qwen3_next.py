@@ -6,8 +6,6 @@ from facts.shared import EXPERTS, LINEAR, tiny
 FACTS = Facts(
     "Qwen3Next",
     tiny=tiny(
-        "qwen3_next",
-        "Qwen3NextForCausalLM",
         EXPERTS,
         LINEAR,
         shared_expert_intermediate_size=64,
@@ -16,7 +14,6 @@ FACTS = Facts(
         mlp_only_layers=[],
         partial_rotary_factor=0.25,
     ),
-    is_tiny=True,
     workaround="portable_stock:qwen3_next",
     variants={
         "": {},

@@ -100,11 +100,9 @@ STATE_SPACE: Config = {
 }
 
 
-def tiny(
-    model_type: str, class_name: str, *given: Config, without: tuple[str, ...] = (), **keys: Any
-) -> Config:
-    """A config.json: ``SIZES`` changed by ``given`` and ``keys``, less the keys in ``without``."""
-    config = {"architectures": [class_name], "model_type": model_type, **SIZES}
+def tiny(*given: Config, without: tuple[str, ...] = (), **keys: Any) -> Config:
+    """``SIZES`` changed by ``given`` and ``keys``, less the keys in ``without``."""
+    config = dict(SIZES)
     for change in (*given, keys):
         config |= change
     return {key: value for key, value in config.items() if key not in without}
