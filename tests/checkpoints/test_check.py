@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import GOLDENS, write_fla, write_house, write_standard
+from checkpoints import GOLDENS, edit, write_fla, write_house, write_standard
 from cost import of_a_start
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from serving import DEMO
 
 from attnres_serve import cli
@@ -147,19 +147,20 @@ def test_left_overs_are_not_counted(tmp_path: Path, asked: Callable) -> None:
     """A rotary table and the copy of a tied head are never loaded."""
     write_fla(tmp_path, tie=True)
     before = asked("--json", tmp_path)[1]
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["model.layers.0.attn.rotary.rotary_emb.inv_freq"] = tensors["model.norm.weight"].clone()
-    tensors["lm_head.weight"] = tensors["model.embeddings.weight"].clone()
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    def add(tensors: dict) -> None:
+        table = "model.layers.0.attn.rotary.rotary_emb.inv_freq"
+        tensors[table] = tensors["model.norm.weight"].clone()
+        tensors["lm_head.weight"] = tensors["model.embeddings.weight"].clone()
+
+    edit(tmp_path, add)
     assert asked("--json", tmp_path)[1] == before
 
 
 def test_quantised_weights_are_not_called_parameters(tmp_path: Path, asked: Callable) -> None:
     """Packed elements are counted in bytes only."""
     write_house(tmp_path, block_size=2, dtype="float32")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "compressed-tensors"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    edit(tmp_path, quantization_config={"quant_method": "compressed-tensors"})
     facts = json.loads(asked("--json", tmp_path)[1])
     stored = sum(4 * t.numel() for t in load_file(tmp_path / "model.safetensors").values())
     assert facts["parameters"] is None and facts["weights_bytes"] == stored

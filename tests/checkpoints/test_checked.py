@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import GOLDENS, write_house
-from safetensors.torch import load_file, save_file
+from checkpoints import GOLDENS, edit, write_house
+from safetensors.torch import load_file
 from serving import free_port
 
 from attnres_serve import cli
@@ -57,18 +57,6 @@ def refused(started: list[tuple], capfd: pytest.CaptureFixture) -> Callable[...,
     return serve
 
 
-def edit_config(folder: Path, *removed: str, **changes: Any) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in config.items() if k not in removed}))
-
-
-def edit_tensors(folder: Path, edit: Callable[[dict], Any]) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    edit(tensors)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-
-
 def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
     """The tests below prove something only if the copy is accepted before it is damaged."""
     port = free_port()
@@ -97,13 +85,13 @@ def test_an_empty_name_is_not_the_demo(refused: Callable[..., str]) -> None:
 def test_base_tensor_of_another_shape(folder: Path, refused: Callable[..., str], size: str) -> None:
     """vLLM would cut the larger weight without a word."""
     value = {"intermediate_size": 48, "num_kv_heads": 2, "vocab_size": 300}[size]
-    edit_config(folder, **{size: value})
+    edit(folder, **{size: value})
     assert "has the shape" in refused(folder)
 
 
 @pytest.mark.parametrize("key", ["rotary_dim", "attnres_null_source", "rope_parameters"])
 def test_a_key_that_fla_does_not_have(folder: Path, refused: Callable[..., str], key: str) -> None:
-    edit_config(folder, **{key: 16})
+    edit(folder, **{key: 16})
     assert key in refused(folder)
 
 
@@ -128,7 +116,7 @@ def test_windows_that_vllm_would_give_to_other_layers(
     tmp_path: Path, refused: Callable[..., str], base: str, changes: dict
 ) -> None:
     folder = write_house(tmp_path / "house", base=base, layers=2, block_size=2)
-    edit_config(folder, **changes)
+    edit(folder, **changes)
     assert "sliding_window" in refused(folder)
 
 
@@ -192,7 +180,7 @@ def test_base_families_that_would_be_another_model(
 ) -> None:
     """A key that changes the model is read as its class reads it, or refused by its name."""
     folder = write_house(tmp_path / "house", block_size=2)
-    edit_config(folder, **({"num_key_value_heads": 1} | changes))
+    edit(folder, **({"num_key_value_heads": 1} | changes))
     assert sentence in refused(folder)
 
 
@@ -200,7 +188,7 @@ def test_a_head_size_that_vllm_does_not_give_to_qwen2(
     tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     folder = write_house(tmp_path / "house", "qwen2", block_size=2)
-    edit_config(folder, head_dim=16)
+    edit(folder, head_dim=16)
     assert "head_dim is 16, but vLLM's qwen2 has hidden_size / num_attention_heads" in refused(
         folder
     )
@@ -219,7 +207,7 @@ def test_a_head_size_that_vllm_does_not_give_to_qwen2(
 def test_keys_that_say_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     """Other keys are left out of what vLLM sees, so they cannot change the model."""
     folder = write_house(tmp_path / "house", block_size=2)
-    edit_config(folder, **changes)
+    edit(folder, **changes)
     parsed = checked.check_folder(folder).parsed
     assert parsed is not None
     assert set(changes) & set(parsed.config) <= {"initializer_range", "use_cache"}
@@ -236,7 +224,7 @@ def test_keys_that_say_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
 )
 def test_rotary_embeddings_that_state_what_is_usual(rope: dict, tmp_path: Path) -> None:
     folder = write_house(tmp_path / "house", block_size=2)
-    edit_config(folder, rope_parameters=None, rope_scaling=rope, torch_dtype="torch.bfloat16")
+    edit(folder, rope_parameters=None, rope_scaling=rope, torch_dtype="torch.bfloat16")
     assert checked.check_folder(folder).parsed is not None
     oracle.load(folder)
 
@@ -293,7 +281,7 @@ def test_configurations(
     changes: dict[str, Any], parts: tuple[str, ...], folder: Path, refused: Callable[..., str]
 ) -> None:
     """Models that are no AttnRes, keys of unknown unit, and block sizes that FLA has not."""
-    edit_config(folder, **changes)
+    edit(folder, **changes)
     line = refused(folder)
     assert all(part in line for part in parts), line
 
@@ -319,7 +307,7 @@ def test_missing_tensors(
     name: str, sentence: str, folder: Path, refused: Callable[..., str]
 ) -> None:
     """A missing query is never taken as zero, a missing head never as tied."""
-    edit_tensors(folder, lambda tensors: tensors.pop(name))
+    edit(folder, lambda tensors: tensors.pop(name))
     assert sentence in refused(folder)
 
 
@@ -340,7 +328,7 @@ def test_left_over_tensors(
     name: str, like: str, sentence: str, folder: Path, refused: Callable[..., str]
 ) -> None:
     """A tensor that the configuration has no place for is named, never dropped."""
-    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[like].clone()}))
+    edit(folder, lambda tensors: tensors.update({name: tensors[like].clone()}))
     line = refused(folder)
     assert "the checkpoint holds the " in line and name in line and sentence in line
 
@@ -349,7 +337,7 @@ def test_res_tensors_of_a_model_with_standard_residuals(
     folder: Path, refused: Callable[..., str]
 ) -> None:
     """A null block size beside trained queries would silently serve another function."""
-    edit_config(folder, attnres_block_size=None)
+    edit(folder, attnres_block_size=None)
     line = refused(folder)
     assert "the AttnRes tensor model." in line and "no site" in line
 
@@ -368,14 +356,14 @@ def test_misshapen_tensors(
     name: str, shape: tuple[int, ...], sentence: str, folder: Path, refused: Callable[..., str]
 ) -> None:
     """Too many, too few, or turned round."""
-    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].new_zeros(shape)}))
+    edit(folder, lambda tensors: tensors.update({name: tensors[name].new_zeros(shape)}))
     line = refused(folder)
     assert name in line and sentence in line
 
 
 def test_a_weight_that_is_turned_round(folder: Path, refused: Callable[..., str]) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
-    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].T.contiguous()}))
+    edit(folder, lambda tensors: tensors.update({name: tensors[name].T.contiguous()}))
     line = refused(folder)
     assert name in line and "has the shape" in line
 
@@ -386,7 +374,7 @@ def test_quantised_tensors_of_which_config_json_says_nothing(
 ) -> None:
     """vLLM would take the stored numbers for the weights, without their scales."""
     name = "model.layers.1.mlp.up_proj.weight"
-    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    edit(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
     line = refused(folder)
     assert f"the tensor {name} holds" in line and "no quantization_config" in line
 
@@ -395,7 +383,7 @@ def test_house_tensors_without_a_final_mix(tmp_path: Path, refused: Callable[...
     """A final query beside `final_mix: false` is left over."""
     folder = write_house(tmp_path / "house", block_size=2)
     checked.check_folder(folder)
-    edit_config(folder, attn_res={"block_size": 2, "final_mix": False})
+    edit(folder, attn_res={"block_size": 2, "final_mix": False})
     line = refused(folder)
     assert "model.output_attn_res_" in line and "no site" in line
 
@@ -532,7 +520,7 @@ def test_a_byte_order_mark(folder: Path, refused: Callable[..., str]) -> None:
 
 
 def test_a_head_that_may_be_tied(folder: Path, refused: Callable[..., str]) -> None:
-    edit_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
     assert "Set tie_word_embeddings to true if its head is the embedding." in refused(folder)
 
 
@@ -554,7 +542,7 @@ def test_names_of_wrapped_models(
         for name in [*tensors]:
             tensors[prefix + name] = tensors.pop(name)
 
-    edit_tensors(folder, wrap)
+    edit(folder, wrap)
     line = refused(folder)
     assert f"of a wrapper ({whose}" in line and "save the model that is wrapped, or take" in line
 
@@ -569,7 +557,7 @@ def test_names_of_a_model_in_another(
         for name in [*tensors]:
             tensors[prefix + name] = tensors.pop(name)
 
-    edit_tensors(folder, wrap)
+    edit(folder, wrap)
     line = refused(folder)
     assert f"with '{prefix}' before its name, of a module around the model; save that model" in line
 
@@ -577,7 +565,7 @@ def test_names_of_a_model_in_another(
 def test_names_of_wrapped_layers(folder: Path, refused: Callable[..., str]) -> None:
     name = "model.layers.1.attn.q_proj.weight"
     wrapped = name.replace("attn.", "_fsdp_wrapped_module.attn.")
-    edit_tensors(folder, lambda tensors: tensors.update({wrapped: tensors.pop(name)}))
+    edit(folder, lambda tensors: tensors.update({wrapped: tensors.pop(name)}))
     assert f"the tensor {wrapped} has '_fsdp_wrapped_module.' in its name" in refused(folder)
 
 
@@ -592,7 +580,7 @@ def test_names_of_wrapped_layers(folder: Path, refused: Callable[..., str]) -> N
     ],
 )
 def test_buffers(name: str, dtype: torch.dtype, folder: Path, refused: Callable[..., str]) -> None:
-    edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(4, dtype=dtype)}))
+    edit(folder, lambda tensors: tensors.update({name: torch.ones(4, dtype=dtype)}))
     assert f"the tensor {name} is a buffer (a mask or a rotary table)" in refused(folder)
 
 
@@ -659,14 +647,14 @@ def test_unknown_model_id() -> None:
 def test_harmless_left_overs_are_accepted(folder: Path) -> None:
     """Rotary tables, which old checkpoints carry, and a copy of a tied head."""
     name = "model.layers.0.attn.rotary.rotary_emb.inv_freq"
-    edit_tensors(folder, lambda t: t.update({name: t["model.res_norm.weight"].clone()}))
+    edit(folder, lambda t: t.update({name: t["model.res_norm.weight"].clone()}))
     assert checked.check_folder(folder).parsed is not None
 
 
 def test_qwen3_without_a_head_size(tmp_path: Path, refused: Callable[..., str]) -> None:
     """Its default, 128, is no function of the other sizes."""
     folder = write_house(tmp_path / "house", "qwen3", block_size=2)
-    edit_config(folder, "head_dim")
+    edit(folder, without=["head_dim"])
     assert "head_dim is None; config.json must state it" in refused(folder)
 
 

@@ -25,6 +25,7 @@ import scaled_eps
 import torch
 from checkpoints import (
     GOLDENS,
+    edit,
     write_fla,
     write_house,
     write_standard,
@@ -100,11 +101,6 @@ def as_pickle(folder: Path, name: str = "pytorch_model.bin", **options: Any) -> 
     torch.save(tensors, folder / name, **options)
     (folder / WEIGHTS).unlink()
     return tensors
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def assert_served(folder: Path) -> None:
@@ -456,7 +452,7 @@ def test_what_has_no_place_in_the_house_format(tmp_path: Path, refused: Callable
     line = refused(twin, "--to", "house")
     assert "standard residuals" in line and "--add-zero-queries" in line
     quantised = write_fla(tmp_path / "quantised")
-    edit_config(quantised, quantization_config={"quant_method": "x", "ignore": ["lm_head"]})
+    edit(quantised, quantization_config={"quant_method": "x", "ignore": ["lm_head"]})
     assert "convert the model before it is quantised" in refused(quantised, "--to", "house")
 
 
@@ -514,7 +510,7 @@ def test_fused_weights_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         stem = f"model.layers.{layer}.attn."
         whole = torch.cat([tensors.pop(f"{stem}{part}_proj.weight") for part in "qkv"])
         tensors[f"{stem}qkv.weight"] = whole
-    edit_config(source, model_type="fused")
+    edit(source, model_type="fused")
     (source / WEIGHTS).unlink()
     torch.save(tensors, source / "pytorch_model.bin")
     convert(str(source), str(tmp_path / "kept"))
@@ -588,14 +584,14 @@ def test_models_that_get_no_queries(
 ) -> None:
     """Another family, part of a model, code of its own, and what would be served wrongly."""
     source = write_standard(tmp_path / "source")
-    edit_config(source, **changes)
+    edit(source, **changes)
     assert sentence in refused(source, "--add-zero-queries", "--block-size", "2")
 
 
 def test_a_harmless_key_does_not_keep_a_model_from_queries(tmp_path: Path) -> None:
     """It means nothing to the model, so it is left behind."""
     source = write_standard(tmp_path / "source")
-    edit_config(source, trained_by="someone")
+    edit(source, trained_by="someone")
     convert(str(source), str(tmp_path / "target"), zero_queries_block_size=2)
     assert "trained_by" not in json.loads((tmp_path / "target" / "config.json").read_text())
 
@@ -884,7 +880,7 @@ def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("model.embeddings.weight", "lm_head.weight"):
         tensors[name] = torch.randn(rows, 64)
         assert tensors[name].nbytes == size
-    edit_config(source, vocab_size=rows)
+    edit(source, vocab_size=rows)
     (source / WEIGHTS).unlink()
     if pickled:
         torch.save(tensors, source / "pytorch_model.bin")

@@ -7,9 +7,8 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from checkpoints import GOLDENS, write_alice_ai, write_house
+from checkpoints import GOLDENS, edit, write_alice_ai, write_house
 from draft_heads import add_head
-from safetensors.torch import load_file, save_file
 from serving import DEMO
 
 from attnres_serve.checkpoints.check import describe, render
@@ -30,10 +29,7 @@ def flags(model: Path, **config: object) -> list[str]:
 
 
 def demo_with(folder: Path, **changes: object) -> Path:
-    copytree(DEMO, folder)
-    config = json.loads((DEMO / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return edit(copytree(DEMO, folder), **changes)
 
 
 def test_a_draft_that_fits(tmp_path):
@@ -70,13 +66,12 @@ def head_of(folder: Path, base: str, config: dict | None = None, name: str = "")
     """A checkpoint with a head, further keys of config.json, and a tensor more."""
     write_house(folder, base, layers=4, block_size=2)
     add_head(folder, base, [[7, 8, 9]])
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | (config or {})))
-    if name:
-        tensors = load_file(folder / "model.safetensors")
-        tensors[name] = tensors["model.norm.weight"].clone()
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    more = [name] if name else []
+    return edit(
+        folder,
+        lambda t: t.update({one: t["model.norm.weight"].clone() for one in more}),
+        **(config or {}),
+    )
 
 
 WITH_HEADS = [name for name, family in FAMILIES.items() if family.draft is not None]

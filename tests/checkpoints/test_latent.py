@@ -1,13 +1,11 @@
 """Checkpoints with latent attention: what is told of them, and what is left aside."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_sites
-from checkpoints import write_house
-from safetensors.torch import load_file, save_file
+from checkpoints import edit, write_house
 
 from attnres_serve.checkpoints import needs
 from attnres_serve.checkpoints.check import describe
@@ -88,14 +86,12 @@ def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: 
     before = describe(check_folder(folder))
     ids = [7, 8, 9]
     expected = tiny_sites.load(folder).logprobs(ids)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.4.eh_proj.weight"] = tensors["model.norm.weight"].clone()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    name = "model.layers.4.eh_proj.weight"
+    edit(folder, lambda t: t.update({name: t["model.norm.weight"].clone()}))
     assert describe(check_folder(folder)) == before | {"left_aside": 1}  # no whole head
     assert tiny_sites.load(folder).logprobs(ids).equal(expected)
-    path = folder / "config.json"
     for value, said in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {FURTHER: value}))
+        edit(folder, **{FURTHER: value})
         with pytest.raises(CheckpointError, match=said):
             check_folder(folder)
 
@@ -107,8 +103,6 @@ def test_a_head_that_predicts_further_tokens_is_left_aside(
     """Whatever it holds, depth attention of its own too."""
     folder = write_house(tmp_path, base, block_size=3, layers=4)
     before = describe(check_folder(folder))
-    tensors = load_file(folder / "model.safetensors")
-    for leaf in ("block.0.input_layernorm", "layers.0.mlp_res_norm"):
-        tensors[f"{name}{leaf}.weight"] = tensors["model.norm.weight"].clone()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for leaf in ("block.0.input_layernorm.weight", "layers.0.mlp_res_norm.weight"):
+        edit(folder, lambda t, leaf=leaf: t.update({name + leaf: t["model.norm.weight"].clone()}))
     assert describe(check_folder(folder)) == before | {"left_aside": 2}

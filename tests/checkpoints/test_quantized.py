@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from adapters import linear_layers
-from checkpoints import GOLDENS, quantised, write_fla, write_house, write_mode
-from safetensors.torch import load_file, save_file
+from checkpoints import GOLDENS, edit, quantised, write_fla, write_house, write_mode
+from safetensors.torch import load_file
 from torch import Tensor
 
 from attnres_serve.checkpoints import checked, quantized
@@ -23,15 +23,6 @@ from attnres_serve.errors import CheckpointError
 WEIGHTS = "model.safetensors"
 LAYER = "model.layers.1"
 Edit = Callable[[dict[str, Tensor]], Any]
-
-
-def edit(folder: Path, change: Edit, **config: Any) -> Path:
-    tensors = load_file(folder / WEIGHTS)
-    change(tensors)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    own = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(own))
-    return folder
 
 
 @pytest.fixture
@@ -63,7 +54,7 @@ def test_house_int8(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", ["int8", ["int8"], 8, True], ids=repr)
 def test_a_quantisation_that_is_no_object(value: Any, folder: Path) -> None:
-    edit(folder, lambda t: None, quantization_config=value)
+    edit(folder, quantization_config=value)
     assert f"quantization_config is {value!r}; expected null or an object." == refusal(folder)
 
 
@@ -346,7 +337,7 @@ ATTENTION = "model.layers.{}.attn.{}_proj"
 def fla_of(tmp_path: Path, **changes: Any) -> Path:
     folder = quantised(tmp_path / "int8", write_fla(tmp_path / "float"))
     config = json.loads((folder / "config.json").read_text())["quantization_config"] | changes
-    return edit(folder, lambda t: None, quantization_config=config)
+    return edit(folder, quantization_config=config)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import GOLDENS, write_house
+from checkpoints import GOLDENS, edit, write_house
 from goldens import check_all_against, check_executed, check_job, expected, oracle_differences
 from jobs import engine_job, fresh_prompts, run_engine
-from safetensors.torch import load_file, save_file
 
 from attnres_serve.checkpoints import checked
 from attnres_serve.checkpoints.names import expected_parts
@@ -231,7 +230,7 @@ LAYER = "transformer.h.2."
 
 
 @pytest.mark.parametrize(
-    ("edit", "sentence"),
+    ("changes", "sentence"),
     [
         ({f"{LAYER}attn.attn_gate.weight": None}, "lacks the tensor model.layers.2.self_attn.attn"),
         ({f"{LAYER}attn.c_attn.weight": None}, "lacks the tensor model.layers.2.self_attn.q_proj"),
@@ -246,15 +245,17 @@ LAYER = "transformer.h.2."
     ],
     ids=lambda value: str(*value) if isinstance(value, dict) else "",
 )
-def test_tensors_that_are_refused(edit: dict, sentence: str, folder: Path) -> None:
+def test_tensors_that_are_refused(changes: dict, sentence: str, folder: Path) -> None:
     """Missing, misshapen, left over, or there twice."""
-    tensors = load_file(folder / WEIGHTS)
-    for name, shape in edit.items():
-        if shape is None:
-            del tensors[name]
-        else:
-            tensors[name] = torch.zeros(shape)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+    def change(tensors: dict) -> None:
+        for name, shape in changes.items():
+            if shape is None:
+                del tensors[name]
+            else:
+                tensors[name] = torch.zeros(shape)
+
+    edit(folder, change)
     with pytest.raises(CheckpointError) as caught:
         checked.check_folder(folder)
     assert sentence in str(caught.value)

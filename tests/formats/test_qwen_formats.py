@@ -11,9 +11,9 @@ from typing import Any
 import fresh
 import pytest
 import torch
-from checkpoints import GOLDENS, write_house, write_kimi_names, write_mode, write_titan
+from checkpoints import GOLDENS, edit, write_house, write_kimi_names, write_mode, write_titan
 from hub import MODEL, server
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from attnres_serve import cli
 from attnres_serve.checkpoints import checked
@@ -34,16 +34,6 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 def golden(name: str, **changes: Any) -> dict[str, Any]:
     return config_of(GOLDENS / name) | changes
-
-
-def edit(folder: Path, tensors: Callable[[dict], Any] | None = None, **changes: Any) -> Path:
-    """Change a checkpoint in place: keys of its config, and its tensors by a function."""
-    (folder / "config.json").write_text(json.dumps(config_of(folder) | changes))
-    if tensors:
-        held = load_file(folder / WEIGHTS)
-        tensors(held)
-        save_file(held, folder / WEIGHTS)
-    return folder
 
 
 # --- what is made of each
@@ -196,8 +186,7 @@ def test_dummy_weights(tmp_path: Path) -> None:
         dummy()
     shutil.copy(GOLDENS / DELTA / "config.json", folder)
     assert dummy() == "delta_attnres"
-    config = {k: v for k, v in config_of(folder).items() if k != "attnres_use_null_source"}
-    (folder / "config.json").write_text(json.dumps(config))
+    edit(folder, without=["attnres_use_null_source"])
     with pytest.raises(ValueError, match=r"nothing that only one of them has: .*not at hand"):
         dummy()
 

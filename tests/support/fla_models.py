@@ -248,12 +248,12 @@ SIZES = {
 }
 
 
-def write(folder: Path, model_type: str, seed: int, **options: Any) -> Path:
-    """A random checkpoint that FLA's class saves; `options` are of its configuration."""
+def drawn(model_type: str, seed: int, **options: Any) -> Any:
+    """A model of FLA's with random weights; `options` are of its configuration."""
     config_class, cls = classes(model_type)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = cls(config_class(**SIZES | options))
+        model = cls(config_class(**options))
     tie = model.config.tie_word_embeddings
     for name, parameter in model.named_parameters():
         house = next(iter(renamed({name: parameter}, HF_OF_FLA)))
@@ -262,7 +262,12 @@ def write(folder: Path, model_type: str, seed: int, **options: Any) -> Path:
         if parameter.dim() == 1 and "norm" not in name:  # constants of the recurrence
             value = (0.8 * parameter.data + 0.2 * value).bfloat16().float()
         parameter.data.copy_(value)
-    model.save_pretrained(folder)
+    return model
+
+
+def write(folder: Path, model_type: str, seed: int, **options: Any) -> Path:
+    """A random checkpoint that FLA's class saves; `options` are of its configuration."""
+    drawn(model_type, seed, **SIZES | options).save_pretrained(folder)
     for name in TOKENIZER_FILES:
         shutil.copyfile(TOKENIZER_SOURCE / name, folder / name)
     return folder

@@ -1,20 +1,14 @@
 """The oracle against FLA's own `transformer` class, on CPU.
 
-Optional: needs `flash-linear-attention`, `fla-core` and `einops`, and is skipped without them. FLA
-computes with Triton kernels and Flash Attention, which a CPU has not, so its leaf functions are
-replaced by plain PyTorch (the fixture `fla`). All else is FLA's: the order of the sublayers, which
-sources a site sees, the block boundaries, the norms' eps, the config's defaults and how a
-checkpoint is written.
+FLA computes with Triton kernels and Flash Attention, which a CPU has not, so these are replaced, as
+`fla_models` says. All else is FLA's.
 """
 
-import importlib
 import json
-import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
+import fla_models
 import pytest
 import torch
 from checkpoints import GOLDENS, write_fla
@@ -89,60 +83,13 @@ def exact_rotary(theta: float) -> Callable[..., Tensor]:
     return rotate
 
 
-def mix(
-    *,
-    query: Tensor,
-    residuals: list[Tensor],
-    rms_weight: Tensor,
-    output_rms_weight: Tensor,
-    rms_eps: float,
-) -> Tensor:
-    """fused_attnres: depth mix of the residuals [..., hidden] and the norm that follows it."""
-    stacked = torch.stack(list(residuals))
-    norm = torch.nn.functional.rms_norm
-    keys = norm(stacked, rms_weight.shape, rms_weight, rms_eps)
-    weights = (keys @ query.flatten()).softmax(0)
-    mixed = (weights[..., None] * stacked).sum(0)
-    return norm(mixed, output_rms_weight.shape, output_rms_weight, rms_eps)
-
-
 @pytest.fixture(scope="module")
-def fla() -> Iterator[SimpleNamespace]:
-    """FLA's config and model class, its kernels replaced for as long as the module runs."""
-    with warnings.catch_warnings():
-        # on import FLA warns that there is neither a GPU nor Flash Attention
-        warnings.simplefilter("ignore")
-        for name in ("einops", "fla.utils", "fla.models"):
-            pytest.importorskip(
-                name, reason="FLA's packages fla-core, flash-linear-attention, einops are missing"
-            )
-        module = importlib.import_module
-        modeling = module("fla.models.transformer.modeling_transformer")
-        config_class = module("fla.models.transformer").TransformerConfig
-        norms = module("fla.modules.norm.layernorm")
-
-    def rms_norm_forward(
-        self: torch.nn.Module, x: Tensor, residual: Tensor | None = None, prenorm: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """FLA's fused RMSNorm: adds the residual first and, with `prenorm`, returns the sum too."""
-        x = x if residual is None else x + residual
-        y = torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return (y, x) if prenorm else y
-
-    def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-        return torch.nn.functional.silu(gate) * up
-
-    def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.nn.functional.linear(swiglu(gate, up), weight, bias)
-
-    with pytest.MonkeyPatch.context() as patch:
+def fla() -> Iterator[type]:
+    """FLA's class, its kernels replaced for as long as the module runs."""
+    with fla_models.on_cpu() as patch:
         patch.setattr("fla.layers.attn.flash_attn_func", sdpa)
         patch.setattr("fla.modules.rotary.ops.rotary_embedding", rotary)
-        patch.setattr(modeling, "fused_attnres", mix)
-        patch.setattr(norms.RMSNorm, "forward", rms_norm_forward)
-        patch.setattr("fla.modules.mlp.swiglu", swiglu)
-        patch.setattr("fla.modules.mlp.swiglu_linear", swiglu_linear)
-        yield SimpleNamespace(config=config_class, model=modeling.TransformerForCausalLM)
+        yield fla_models.classes("transformer")[1]
 
 
 def logprobs(model: torch.nn.Module, ids: Sequence[int] = IDS) -> Tensor:
@@ -150,22 +97,6 @@ def logprobs(model: torch.nn.Module, ids: Sequence[int] = IDS) -> Tensor:
     with torch.no_grad():
         logits = model.eval()(torch.tensor([list(ids)]), use_cache=False).logits[0]
     return logits.double().log_softmax(-1)
-
-
-def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Replaces FLA's initial values, among them queries of zero and norms of one."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            value = 1 + 0.2 * noise
-        elif name.endswith(".bias"):
-            value = 0.3 * noise
-        elif "embeddings" in name:
-            value = 0.5 * noise
-        else:
-            value = (2.0 if "res_proj" in name else 1.2) / math.sqrt(parameter.shape[-1]) * noise
-        parameter.data.copy_(value)
 
 
 def assert_agreement(ours: Tensor, theirs: Tensor) -> None:
@@ -176,7 +107,7 @@ def assert_agreement(ours: Tensor, theirs: Tensor) -> None:
 @pytest.mark.filterwarnings("ignore")  # FLA's and Transformers' own, none concerns the numbers
 @pytest.mark.parametrize("case", CASES)
 def test_saved_by_fla(
-    case: str, fla: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, fla: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint that FLA wrote: the oracle agrees with the model that wrote it."""
     options = {
@@ -190,8 +121,7 @@ def test_saved_by_fla(
         "fuse_norm": False,
         "fuse_swiglu": False,
     } | CASES[case]
-    model = fla.model(fla.config(**options)).float()
-    randomise(model, seed=len(case))
+    model = fla_models.drawn("transformer", len(case), **options).float()
     model.save_pretrained(tmp_path)
     ours, single = load(tmp_path).logprobs(IDS), logprobs(model)
     assert single.std() > 0.5
@@ -201,8 +131,6 @@ def test_saved_by_fla(
     monkeypatch.setattr("fla.modules.rotary.ops.rotary_embedding", exact)
     double = logprobs(model.double())
     torch.testing.assert_close(double, ours, atol=1e-11, rtol=0)
-    print(f"{case}: float32 {(single - ours).abs().max():.2e}", end=", ")
-    print(f"float64 {(double - ours).abs().max():.2e}")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -216,23 +144,21 @@ def test_saved_by_fla(
     ],
     ids=str,
 )
-def test_written_by_the_maker(options: dict, fla: SimpleNamespace, tmp_path: Path) -> None:
+def test_written_by_the_maker(options: dict, fla: type, tmp_path: Path) -> None:
     """`write_fla` writes what FLA reads: nothing missing, nothing left over, the same numbers."""
     write_fla(tmp_path, **options)
-    model, report = fla.model.from_pretrained(
-        tmp_path, dtype=torch.float32, output_loading_info=True
-    )
+    model, report = fla.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     assert not any(report.values()), report
     assert_agreement(load(tmp_path).logprobs(IDS), logprobs(model))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("golden", ["block", "full", "small_scale"])
-def test_replacements_reproduce_the_goldens(golden: str, fla: SimpleNamespace) -> None:
+def test_replacements_reproduce_the_goldens(golden: str, fla: type) -> None:
     """The replaced functions are sound: with them FLA still gives the goldens' numbers."""
     folder = GOLDENS / f"fla_transformer_{golden}"
     case = json.loads((folder / "expected.json").read_text())[1]
-    model = fla.model.from_pretrained(folder, dtype=torch.float32)
+    model = fla.from_pretrained(folder, dtype=torch.float32)
     ids = case["prompt"] + case["output"]
     table = logprobs(model, ids)[:-1]
     found = table.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

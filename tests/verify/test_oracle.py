@@ -1,7 +1,6 @@
 """The oracle against the goldens, against Transformers, and against itself written otherwise."""
 
 import ast
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import tiny_sites
 import torch
 from checkpoints import (
     GOLDENS,
+    edit,
     write_fla,
     write_house,
     write_kimi_names,
@@ -304,9 +304,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("change", "message"), REFUSED, ids=str)
 def test_what_is_not_understood_is_refused(change: dict, message: str, tmp_path: Path) -> None:
-    write_house(tmp_path, block_size=2)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    edit(write_house(tmp_path, block_size=2), **change)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
 

@@ -1,13 +1,12 @@
 """Hugging Face's classes in float64, rewritten: a judge of every family that has one."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny_sites
 import torch
-from checkpoints import write_house
+from checkpoints import edit, write_house
 from facts import TINY
 from random_checkpoint import write_plain, write_rewritten
 from tiny_sites import sites_of
@@ -201,9 +200,7 @@ def test_other_tensors_are_refused(tmp_path: Path) -> None:
         rewritten.load(tmp_path, sites_of("llama"), model_type="clip")
     with pytest.raises(ValueError, match=r"misshapen tensors: .*q_norm\.weight"):
         rewritten.load(tmp_path, sites_of("llama"), model_type="qwen3")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["attn_res"]["recency_bias"] = True
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    edit(tmp_path, attn_res={"block_size": 3, "recency_bias": True})
     with pytest.raises(ValueError, match=r"misshapen tensors: \['model\.layers\.0\.mlp_res_bias'"):
         tiny_sites.load(tmp_path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import (
+    edit,
     write_fla,
     write_house,
     write_kimi_names,
@@ -20,7 +21,7 @@ from checkpoints import (
 from goldens import expected
 from jobs import run_verify
 from refusals import refused
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from serving import DEMO, GOLDENS, run_module
 
 from attnres_serve import cli
@@ -37,13 +38,9 @@ CUMULATIVE = "qwen3_attnres_cumulative_block"
 DELTA = "qwen3_attnres_block"
 
 
-def damaged(golden: str, folder: Path, edit) -> Path:
+def damaged(golden: str, folder: Path, change) -> Path:
     """A copy whose tensors were edited."""
-    shutil.copytree(GOLDENS / golden, folder)
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return edit(shutil.copytree(GOLDENS / golden, folder), change)
 
 
 def perturb_a_query(tensors: dict) -> None:
@@ -68,10 +65,8 @@ def moved_boundary(folder: Path) -> Path:
     convert(str(GOLDENS / BLOCK), str(folder), to_house=True)
     config = json.loads((folder / "config.json").read_text())
     assert config["attn_res"]["block_size"] == 4 and config["num_hidden_layers"] == 5
-    config["attn_res"].pop("block_size")
-    config["attn_res"]["block_starts"] = [0, 5, 8]
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    rest = {key: value for key, value in config["attn_res"].items() if key != "block_size"}
+    return edit(folder, attn_res=rest | {"block_starts": [0, 5, 8]})
 
 
 WINDOW = 70  # more than the usual passage
@@ -80,10 +75,8 @@ WINDOW = 70  # more than the usual passage
 def without_its_window(folder: Path) -> tuple[Path, Path]:
     """A checkpoint that lost its sliding window, and the one it was."""
     right = write_house(folder / "right", block_size=2)
-    config = json.loads((right / "config.json").read_text())
-    config |= {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 3}
     shutil.copytree(right, folder / "wrong")
-    (right / "config.json").write_text(json.dumps(config))
+    edit(right, sliding_window=WINDOW, layer_types=["sliding_attention"] * 3)
     return folder / "wrong", right
 
 
@@ -118,7 +111,7 @@ def test_a_golden_holds(name, tmp_path):
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("edit", "parts"),
+    ("change", "parts"),
     [
         # test_the_command has it
         pytest.param(perturb_a_query, ["the site of the MLP of layer 1"], marks=ALL),
@@ -144,9 +137,9 @@ def test_a_golden_holds(name, tmp_path):
         ),
     ],
 )
-def test_damage_is_named(edit, parts, tmp_path):
-    golden, served = CUMULATIVE if edit is raise_a_bias else BLOCK, tmp_path / "damaged"
-    moved_boundary(served) if edit is moved_boundary else damaged(golden, served, edit)
+def test_damage_is_named(change, parts, tmp_path):
+    golden, served = CUMULATIVE if change is raise_a_bias else BLOCK, tmp_path / "damaged"
+    moved_boundary(served) if change is moved_boundary else damaged(golden, served, change)
     ask = served, GOLDENS / golden, prompts_of(golden), tmp_path
     report = report_of(*ask, attnres_algorithm="two_phase")
     assert not report["holds"]
@@ -210,12 +203,9 @@ def test_a_reference_of_other_sizes(option: dict, tmp_path: Path, capsys) -> Non
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_is_named(name, value, capsys, tmp_path):
     """Of the checkpoint or of its reference, before an engine is started."""
-    folder = tmp_path / "m"
-    shutil.copytree(GOLDENS / name, folder)
-    tensors = load_file(folder / "model.safetensors")
-    wrong = sorted(tensors)[len(tensors) // 2]
-    tensors[wrong].view(-1)[0] = value
-    save_file(tensors, folder / "model.safetensors")
+    names = sorted(load_file(GOLDENS / name / "model.safetensors"))
+    wrong = names[len(names) // 2]
+    folder = damaged(name, tmp_path / "m", lambda t: t[wrong].view(-1)[0].fill_(value))
     for words in ([folder], [GOLDENS / name, "--reference", folder]):
         assert f"the tensor {wrong} holds {value}" in refused(capsys, "verify", *map(str, words))
 
@@ -243,10 +233,9 @@ def test_nothing_to_verify(tmp_path: Path, capfd: pytest.CaptureFixture) -> None
 
 
 def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
-    folder = write_house(tmp_path, block_size=2)
-    tensors = load_file(folder / "model.safetensors")
     odd = "model.layers.0.mlp.up_proj.weight_scale"
-    save_file(tensors | {odd: torch.ones(96, 1)}, folder / "model.safetensors")
+    folder = write_house(tmp_path, block_size=2)
+    edit(folder, lambda tensors: tensors.update({odd: torch.ones(96, 1)}))
     with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(.*weight_scale"):
         compare._reference(folder)
 
@@ -256,14 +245,6 @@ def test_quantised_weights(tmp_path: Path) -> None:
     edit(write_house(tmp_path, block_size=2), quantization_config={"quant_method": "x"})
     with pytest.raises(CheckpointError, match="is quantised, and quantised weights are not supp"):
         compare._reference(tmp_path)
-
-
-def edit(folder: Path, **changes: object) -> Path:
-    """Change keys of config.json; None takes one away."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -286,7 +267,7 @@ def test_keys_that_serving_does_without(write: Callable, tmp_path: Path) -> None
     text = (folder / "config.json").read_text()
     for key in json.loads(text):
         (folder / "config.json").write_text(text)
-        edit(folder, **{key: None})
+        edit(folder, without=[key])
         try:
             parsed = checked.check_folder(folder).parsed
         except CheckpointError:

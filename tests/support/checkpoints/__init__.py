@@ -8,6 +8,7 @@ a small one brings the residual stream down to the norms' eps.
 """
 
 from checkpoints.alice_ai import write_alice_ai
+from checkpoints.edit import edit
 from checkpoints.fla import write_fla
 from checkpoints.house import EVERY_OPTION, write_house, write_standard
 from checkpoints.nanogpt import write_nanogpt
@@ -20,6 +21,7 @@ __all__ = [
     "GOLDENS",
     "INT8",
     "dequantised",
+    "edit",
     "quantised",
     "write_alice_ai",
     "write_fla",

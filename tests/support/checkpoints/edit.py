@@ -1,0 +1,30 @@
+"""Checkpoints that are changed where they are."""
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+def edit(
+    folder: Path,
+    tensors: Callable[[dict[str, Tensor]], Any] | None = None,
+    without: Collection[str] = (),
+    **changes: Any,
+) -> Path:
+    """Change a checkpoint's tensors by a function, and its config.json. Returns its folder.
+
+    `changes` are keys of config.json with other values, `without` those that it loses.
+    """
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: config[key] for key in config if key not in without}))
+    if tensors is not None:
+        held = load_file(folder / "model.safetensors")
+        tensors(held)
+        kept = {name: tensor.contiguous() for name, tensor in held.items()}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
