@@ -207,7 +207,11 @@ def test_check_says_what_serve_would_refuse(monkeypatch, capfd, tmp_path) -> Non
     has_free(monkeypatch, 2**-20)
     for words in (["check", folder], ["check", folder, "--json"], ["serve", folder]):
         assert cli.main(words) == (2 if words[0] == "serve" else 1)
-        assert "needs 192.0 KiB of KV cache" in (said := capfd.readouterr()).err, said
+        out, err = capfd.readouterr()
+        assert "needs 192.0 KiB of KV cache" in err
+        if "--json" in words:
+            facts = json.loads(out)
+            assert not facts["served"] and facts["reason"] in err and facts["layers"] == 3
 
 
 # What is free.

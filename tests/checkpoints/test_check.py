@@ -315,12 +315,3 @@ print(json.dumps([time.process_time(), sorted(heavy)]), file=sys.stderr)
     )
     seconds, heavy = json.loads(child.stderr)
     assert heavy == [] and seconds < of_a_start()
-
-
-def test_a_cache_beyond_the_memory(asked: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JSON says so as well, with what is known of the checkpoint."""
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "999999")
-    status, out, err = asked("--json", DEMO)
-    facts = json.loads(out)
-    assert status and "are free; ask for less" in err
-    assert not facts["served"] and facts["reason"] in err and facts["layers"] == 8

@@ -1,11 +1,8 @@
 """What is refused before a server starts: one sentence, exit status 2, no traceback."""
 
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,18 +127,11 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
     [
         # What vLLM's own code reads and Hugging Face's class does not.
         ({"bias": True}, "config.json has bias: True, which a llama model does not have"),
-        ({"qkv_bias": True}, "config.json has qkv_bias: True"),
         ({"logit_scale": 0.5}, "config.json has logit_scale: 0.5"),
         ({"is_causal": False}, "config.json has is_causal: False"),
-        ({"partial_rotary_factor": 0.5}, "config.json has partial_rotary_factor: 0.5"),
-        ({"rotary_pct": 0.5}, "config.json has rotary_pct: 0.5"),
-        ({"text_config": {"hidden_size": 8}}, "config.json has text_config"),
         ({"text_config": {}}, "config.json has text_config"),
         # What neither reads, so that the model was trained by another class.
         ({"residual_multiplier": 0.2}, "config.json has residual_multiplier: 0.2"),
-        ({"num_experts": 4}, "config.json has num_experts: 4"),
-        ({"qk_norm": True}, "config.json has qk_norm: True"),
-        ({"bidirectional": True}, "config.json has bidirectional: True"),
         # Values.
         ({"attention_bias": 0}, "attention_bias is 0; expected true or false"),
         ({"max_position_embeddings": "512"}, "max_position_embeddings is '512'; expected a whole"),
@@ -621,34 +611,14 @@ def test_names_that_no_system_call_takes(name: str, refused: Callable[..., str])
     refused(name)
 
 
-def command(*arguments: Any) -> tuple[subprocess.CompletedProcess, str]:
-    """The real command, in a process of its own."""
-    child = subprocess.run(
-        [sys.executable, "-m", "attnres_serve", "serve", *map(str, arguments)],
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert child.returncode == 2 and child.stdout == ""
-    assert child.stderr.startswith("attnres-serve: ") and child.stderr.count("\n") == 1
-    return child, child.stderr
-
-
-def test_unknown_model_id() -> None:
+def test_unknown_model_id(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, an id that is not in the cache is told apart from a path."""
-    _, line = command("nobody/no-such-attnres-model")
-    assert "nobody/no-such-attnres-model is neither a folder on this machine nor" in line
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    name = "nobody/no-such-attnres-model"
+    assert f"{name} is neither a folder on this machine nor" in refused(name)
 
 
 # --- what is accepted
-
-
-def test_harmless_left_overs_are_accepted(folder: Path) -> None:
-    """Rotary tables, which old checkpoints carry, and a copy of a tied head."""
-    name = "model.layers.0.attn.rotary.rotary_emb.inv_freq"
-    edit(folder, lambda t: t.update({name: t["model.res_norm.weight"].clone()}))
-    assert checked.check_folder(folder).parsed is not None
 
 
 def test_qwen3_without_a_head_size(tmp_path: Path, refused: Callable[..., str]) -> None:

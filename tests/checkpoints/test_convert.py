@@ -28,6 +28,7 @@ from checkpoints import (
     edit,
     write_fla,
     write_house,
+    write_nanogpt,
     write_standard,
 )
 from hypothesis import given, settings
@@ -146,7 +147,7 @@ def pickle_parameters(folder: Path) -> Tensors:
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     state = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
-    name = "model.layers.1.mlp.up_proj.weight"
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
     state[name] = torch.nn.Parameter(tensors[name].T.contiguous().T)
     assert not state[name].is_contiguous()
     torch.save(state, folder / "pytorch_model.bin")
@@ -162,9 +163,9 @@ def pickle_shards(folder: Path) -> Tensors:
 @pytest.mark.parametrize(
     "pickled", [as_pickle, pickle_legacy, pickle_trainer, pickle_parameters, pickle_shards]
 )
-@pytest.mark.parametrize("write", [write_fla, write_house])
+@pytest.mark.parametrize("write", [write_fla, write_house, write_nanogpt])
 def test_pickles_become_safetensors(write: Callable, pickled: Callable, tmp_path: Path) -> None:
-    """The same names, values and types, and config.json byte for byte."""
+    """The same names, values and types, fused or not, and config.json byte for byte."""
     source, target = tmp_path / "source", tmp_path / "target"
     write(source, block_size=4)
     wanted = load(source).logprobs(IDS)
@@ -332,24 +333,18 @@ def test_lr_attnres_is_refused_by_name(tmp_path: Path, refused: Callable) -> Non
     assert "LR-AttnRes" in refused(file) and "LR-AttnRes" in refused(file.parent)
 
 
-def test_other_lone_files(tmp_path: Path, refused: Callable) -> None:
-    """A pickle that tells nothing is a file without a configuration; so are safetensors."""
-    folder = write_fla(tmp_path / "source")
-    assert "is a file; give the folder" in refused(folder / WEIGHTS)
-    (folder / "config.json").unlink()
-    assert "has no config.json" in refused(folder)
-    as_pickle(folder)
-    assert "has no config.json" in refused(folder)
-    assert "is a file; give the folder" in refused(folder / "pytorch_model.bin")
-
-
 # --- the house format
 
 
 @pytest.mark.parametrize("name", sorted(folder.name for folder in GOLDENS.iterdir()))
 def test_goldens_in_the_house_format(name: str, tmp_path: Path) -> None:
-    """Float64 logits equal to the last bit, and what the golden's own code expects."""
+    """Float64 logits equal to the last bit, and what the golden's own code expects.
+
+    Queries have the shape of the house format, whatever they had.
+    """
     convert(str(GOLDENS / name), str(tmp_path / "house"), to_house=True)
+    queries = [t for name, t in tensors_of(tmp_path / "house").items() if "_res_proj" in name]
+    assert {tensor.shape[0] for tensor in queries} == {1}
     case = json.loads((GOLDENS / name / "expected.json").read_text())[1]
     ids = case["prompt"] + case["output"]
     house, original = load(tmp_path / "house").logprobs(ids), load(GOLDENS / name).logprobs(ids)
@@ -468,57 +463,6 @@ def test_a_translation_that_the_house_format_cannot_express(
     assert "cannot describe this model of the fla format exactly" in line
 
 
-def test_flat_queries_get_the_shape_of_the_house_format(tmp_path: Path) -> None:
-    """[d] is read as well as [1, d]; what is written is one of them."""
-    source = write_fla(tmp_path / "source")
-    wanted, tensors = load(source).logprobs(IDS), load_file(source / WEIGHTS)
-    flat = {name: t.flatten() if "res_proj" in name else t for name, t in tensors.items()}
-    save_file(flat, source / WEIGHTS, metadata={"format": "pt"})
-    convert(str(source), str(tmp_path / "house"), to_house=True)
-    assert torch.equal(load(tmp_path / "house").logprobs(IDS), wanted)
-    renamed = {fla.rename(name): tensor for name, tensor in tensors.items()}
-    assert_same_bits(tensors_of(tmp_path / "house"), renamed)
-
-
-class FusedFla:
-    """FLA with queries, keys and values in one tensor."""
-
-    NAME = "fused"
-    matches = staticmethod(lambda config: config.get("model_type") == "fused")
-
-    @staticmethod
-    def translate(config: dict[str, Any]):
-        own = config | {"model_type": "transformer"}
-        parsed = fla.translate(own)
-        return type(parsed)(**{**vars(parsed), "format": "fused"})
-
-    @staticmethod
-    def parts(name: str) -> tuple[str, ...]:
-        if ".qkv." not in name:
-            return (name,)
-        return tuple(name.replace(".qkv.", f".{part}_proj.") for part in "qkv")
-
-    rename = staticmethod(fla.rename)
-
-
-def test_fused_weights_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A format with ``parts`` needs nothing of its own here; its pickles keep what is fused."""
-    monkeypatch.setattr(formats, "SERVED", (*formats.SERVED, FusedFla))
-    source = write_fla(tmp_path / "source", kv_heads=None)
-    wanted, tensors = load(source).logprobs(IDS), load_file(source / WEIGHTS)
-    for layer in range(3):
-        stem = f"model.layers.{layer}.attn."
-        whole = torch.cat([tensors.pop(f"{stem}{part}_proj.weight") for part in "qkv"])
-        tensors[f"{stem}qkv.weight"] = whole
-    edit(source, model_type="fused")
-    (source / WEIGHTS).unlink()
-    torch.save(tensors, source / "pytorch_model.bin")
-    convert(str(source), str(tmp_path / "kept"))
-    assert_same_bits(tensors_of(tmp_path / "kept"), tensors)
-    convert(str(tmp_path / "kept"), str(tmp_path / "house"), to_house=True)
-    assert torch.equal(load(tmp_path / "house").logprobs(IDS), wanted)
-
-
 # --- zero queries
 
 
@@ -537,21 +481,6 @@ def test_zero_queries(base: str, size: int, tmp_path: Path) -> None:
     assert_served(tmp_path / "target")
 
 
-def test_zero_queries_of_sharded_tied_pickles(tmp_path: Path) -> None:
-    """As old models are: the head twice, in float32, in several files."""
-    source = write_standard(tmp_path / "source", "qwen3", tie=True, dtype="float32")
-    tensors = load_file(source / WEIGHTS)
-    head = {"lm_head.weight": tensors["model.embed_tokens.weight"]}
-    write_shards(source, split(tensors | head, 3), pickled=True)
-    convert(str(source), str(tmp_path / "target"), zero_queries_block_size=2)
-    found = tensors_of(tmp_path / "target")
-    assert_same_bits({name: found[name] for name in tensors}, tensors)
-    added = {name: tensor for name, tensor in found.items() if name not in tensors}
-    assert len(added) == 2 * 7 and all(t.dtype == torch.float32 for t in added.values())
-    assert all(bool((t == float("norm" in name)).all()) for name, t in added.items())
-    assert_served(tmp_path / "target")
-
-
 def test_zero_queries_of_fla_without_attnres(tmp_path: Path) -> None:
     """The twin is renamed on the way; its function is the one with n^2 eps at every site."""
     source = write_fla(tmp_path / "twin", block_size=None, qk_norm=True, scale=0.02)
@@ -566,14 +495,9 @@ def test_zero_queries_of_fla_without_attnres(tmp_path: Path) -> None:
     [
         ({"model_type": "gpt2"}, "found model_type 'gpt2'"),
         ({"model_type": ["llama"]}, "expected a model of "),
-        ({"architectures": ["LlamaModel"]}, "['LlamaModel']"),
         ({"architectures": 5}, "architectures 5"),
         ({"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "no code of its own"),
-        ({"num_attention_heads": None}, "num_attention_heads is None"),
         ({"intermediate_size": 40}, "has the shape"),
-        ({"num_hidden_layers": 4}, "lacks the tensor model.layers.3"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
-        ({"sliding_window": 16}, "sliding_window 16"),
         ({"logit_scale": 0.5}, "has logit_scale: 0.5, which a llama model does not have"),
         ({"attn_res_block_size": 2}, "ambiguous"),
     ],
@@ -676,31 +600,6 @@ def test_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     listed = {line.split()[0] for line in promised.splitlines() if line.startswith("  ")}
     assert listed - {"not"} == {path.name for path in target.iterdir()}
     assert "not taken over: README.md" in promised and "format        house" in promised
-
-
-def test_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bar goes in steps to the end of what was announced, and stays quiet in a log."""
-    bars = []
-
-    class Bar(convert_module.tqdm):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            assert kwargs["disable"] is None  # none where stderr is no terminal
-            super().__init__(*args, **{**kwargs, "disable": False})
-            self.steps: list[int] = []
-            bars.append(self)
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self.steps.append(int(n or 0))
-            return super().update(n)
-
-    monkeypatch.setattr(convert_module, "tqdm", Bar)
-    monkeypatch.setattr("attnres_serve.checkpoints.write.CHUNK", 1000)
-    source = GOLDENS / "fla_transformer_block"
-    convert(str(source), str(tmp_path / "house"), to_house=True)
-    (bar,) = bars
-    assert sum(bar.steps) == bar.total and len(bar.steps) > 100
-    renamed = {fla.rename(name): tensor for name, tensor in tensors_of(source).items()}
-    assert_same_bits(tensors_of(tmp_path / "house"), renamed)
 
 
 # --- all or nothing
@@ -822,15 +721,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unwritable_place(tmp_path: Path, refused: Callable, monkeypatch) -> None:
-    def mkdir(self: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    line = refused(GOLDENS / "fla_transformer_block", "--to", "house")
-    assert "cannot be written" in line and "Permission denied" in line
-
-
 def test_a_folder_that_cannot_be_made_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -878,7 +768,7 @@ def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     source = write_fla(tmp_path / "source", hidden=64, vocab=64)
     tensors = load_file(source / WEIGHTS)
     for name in ("model.embeddings.weight", "lm_head.weight"):
-        tensors[name] = torch.randn(rows, 64)
+        tensors[name] = torch.arange(64.0 * rows).view(rows, 64)
         assert tensors[name].nbytes == size
     edit(source, vocab_size=rows)
     (source / WEIGHTS).unlink()
@@ -900,3 +790,5 @@ def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SafetensorsFile, "write", write)
     convert(str(source), str(tmp_path / "target"), to_house=True)
     assert max(seen) - before < size
+    found = load_file(tmp_path / "target" / WEIGHTS)["lm_head.weight"]
+    assert torch.equal(found, torch.arange(64.0 * rows).view(rows, 64))
