@@ -64,22 +64,6 @@ def test_a_word_that_is_no_command(words, said, capsys: pytest.CaptureFixture) -
 
 
 @pytest.mark.parametrize(
-    ("words", "topic"),
-    [
-        (["serve", "--help=all"], "all"),
-        (["serve", "m", "--help", "ModelConfig"], "ModelConfig"),
-        (["serve", "-h", "all"], "all"),
-        (["serve", "--help"], None),
-        (["serve", "--help", "--port"], None),
-        (["check", "--help", "all"], None),
-        (["serve", "m", "--port", "1"], None),
-    ],
-)
-def test_the_topic_of_a_help(words: list[str], topic: str | None) -> None:
-    assert cli._topic(words) == topic
-
-
-@pytest.mark.parametrize(
     ("words", "there", "elsewhere"),
     [
         # First, as vLLM's parser remembers a topic in its class.

@@ -41,20 +41,6 @@ def test_the_common_decoder() -> None:
     ]
 
 
-def test_names_of_sites() -> None:
-    """A person reads kinds and layers, and the final norm by its name."""
-    layout = Layout.of(2)
-    names = [
-        "the attention of layer 0",
-        "the MLP of layer 0",
-        "the attention of layer 1",
-        "the MLP of layer 1",
-        "the final norm",
-    ]
-    assert [layout.site_name(index) for index in range(5)] == names
-    assert [site.name for site in sites(AttnResSpec(layout, (0,), EPS))] == names
-
-
 def test_one_sublayer_in_a_layer_and_three() -> None:
     """The sites stand where the sublayers are, under the names of their norms."""
     assert (MIXED.num_layers, MIXED.num_sublayers) == (4, 7)
@@ -130,15 +116,6 @@ def test_names_of_tensors() -> None:
 def test_tensors_of_no_site(name: str, is_ours: bool) -> None:
     """A query that the model has no site for is told from a tensor of the base model."""
     assert site_of(name, MIXED) == ((8, "proj" if "proj" in name else "norm") if is_ours else None)
-
-
-def test_equality_and_hash() -> None:
-    """Layouts with the same sublayers are the same, and specifications follow them."""
-    one, other = AttnResSpec(Layout.of(2), (0,), EPS), AttnResSpec(Layout.of(2), (0,), EPS)
-    assert one == other and hash(one) == hash(other)
-    norms = (("attention", "input_layernorm"), ("mlp", "pre_mlp_layernorm"))
-    assert one != AttnResSpec(Layout.of(2, norms), (0,), EPS)
-    assert one != AttnResSpec(Layout.of(2, final_norm="final_layernorm"), (0,), EPS)
 
 
 def test_two_sublayers_of_one_kind_in_a_layer() -> None:

@@ -113,16 +113,6 @@ def test_any_starts_read_the_canonical_sources(spec: AttnResSpec) -> None:
     assert scheduled_sources(spec) == canonical_sources(spec)
 
 
-@settings(max_examples=50, deadline=None)
-@given(specs())
-def test_every_output_is_read_exactly_once(spec: AttnResSpec) -> None:
-    """The sources together, or a cumulative sum alone, hold each earlier output once, in order."""
-    for index, sources in enumerate(scheduled_sources(spec)):
-        read = [part for source in sources for part in source]
-        every = ["embedding", *(f"sublayer {s}" for s in range(index))]
-        assert (list(sources[-1]) if spec.cumulative else read) == every
-
-
 def test_sources_of_a_small_model_by_hand() -> None:
     """Two layers with blocks of three sublayers, written out by a person."""
     a, b, c, d, e = "embedding", "sublayer 0", "sublayer 1", "sublayer 2", "sublayer 3"
@@ -144,20 +134,6 @@ def test_cumulative_sources_by_hand() -> None:
         [(a,), (a, b, c), (a, b, c)],
         [(a,), (a, b, c), (a, b, c, d)],
     ]
-
-
-@pytest.mark.parametrize(
-    ("shared", "owners"),
-    [
-        (None, [0, 1, 2, 3, 4, 5, 6]),
-        ("layer", [0, 0, 2, 2, 4, 4, 6]),
-        ("block", [0, 0, 0, 3, 3, 5, 6]),
-    ],
-)
-def test_shared_queries(shared: str | None, owners: list[int]) -> None:
-    """The first site of a layer or block has the tensors; the final site has its own."""
-    spec = AttnResSpec(Layout.of(3), (0, 3, 5), EPS, shared_queries=shared)
-    assert [site.tensors for site in sites(spec)] == owners
 
 
 @pytest.mark.parametrize("final_mix", [True, False])

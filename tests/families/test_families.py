@@ -4,7 +4,6 @@ import importlib
 import inspect
 import pickle
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,6 @@ VARIANTS: list[dict[str, Any]] = [
     {"attention_bias": True},
     {"mlp_bias": True},
 ]
-
-
-def test_importing_them_is_cheap() -> None:
-    """`attnres-serve check` and every process of vLLM's do."""
-    heavy = "{'torch', 'vllm', 'transformers', 'numpy'}"
-    code = f"import sys, attnres_serve.families; print({heavy} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "set()\n"
 
 
 def test_those_that_vllm_has_come_first() -> None:
@@ -177,14 +168,6 @@ def test_the_page_lists_them() -> None:
     (script,) = ROOT.glob("docs/**/families.py")
     page = runpy.run_path(str(script))
     assert page["PAGE"].read_text(encoding="utf-8") == page["text"]()
-
-
-def test_the_page_names_the_families_that_other_versions_ran() -> None:
-    (script,) = ROOT.glob("docs/**/families.py")
-    versions = runpy.run_path(str(script))["versions"]
-    shown = {"llama": {"exact": "A", "twin": "A"}, "mixtral": {"exact": "B"}}
-    assert versions(shown) == "A; with B in part: Mixtral"
-    assert versions({"llama": shown["llama"]}) == "A"
 
 
 @pytest.mark.parametrize("name", FAMILIES)

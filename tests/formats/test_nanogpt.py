@@ -3,14 +3,13 @@
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import GOLDENS, edit, write_house
-from goldens import check_all_against, check_executed, check_job, expected, oracle_differences
+from goldens import check_all_against, check_executed, check_job, expected
 from jobs import engine_job, fresh_prompts, run_engine
 
 from attnres_serve.checkpoints import checked
@@ -19,10 +18,8 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats import nanogpt
 from attnres_serve.formats.resolve import resolve
-from attnres_serve.verify.oracle import load, starts_of
-from attnres_serve.verify.oracle.sublayers import Attention
+from attnres_serve.verify.oracle import load
 
 BLOCK, SMALL = "nanogpt_block", "nanogpt_bias_small_scale"
 WEIGHTS = "model.safetensors"
@@ -128,12 +125,7 @@ def test_block_sizes_that_are_refused(size: Any) -> None:
         ({"bidirectional": True}, "bidirectional is True (attention to later tokens)"),
         ({"use_static_attn_res": True}, "use_static_attn_res is True (static routing"),
         ({"rope_theta": MISSING}, "rope_theta is None; config.json must state it"),
-        ({"layer_norm_epsilon": MISSING}, "layer_norm_epsilon is None; config.json must state it"),
-        ({"swiglu_mult": MISSING}, "swiglu_mult is None; config.json must state it"),
         ({"use_attn_gate": MISSING}, "use_attn_gate is None; config.json must state it"),
-        ({"use_rmsnorm": MISSING}, "use_rmsnorm is None; config.json must state it"),
-        ({"bias": MISSING}, "bias is None; config.json must state it"),
-        ({"vocab_size": MISSING}, "vocab_size is None; config.json must state it"),
         ({"use_attn_res": 1}, "use_attn_res is 1;"),
         ({"tie_word_embeddings": None}, "tie_word_embeddings is None;"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan;"),
@@ -146,14 +138,8 @@ def test_block_sizes_that_are_refused(size: Any) -> None:
         ({"n_head": 3}, "n_embd 64 is not n_head 3 times an even number"),
         ({"n_head": 64}, "n_embd 64 is not n_head 64 times an even number"),
         ({"hidden_size": 128}, "n_embd: 64 and hidden_size: 128, which are two names"),
-        ({"num_hidden_layers": 4}, "n_layer: 6 and num_hidden_layers: 4"),
         ({"max_position_embeddings": 99}, "block_size: 256 and max_position_embeddings: 99"),
-        ({"use_qk_norm": True}, "has use_qk_norm: True, which this nanoGPT does not have"),
         ({"n_kv_head": 1}, "has n_kv_head: 1,"),
-        ({"rope_scaling": {"factor": 2}}, "has rope_scaling: {'factor': 2},"),
-        ({"attn_res_mode": "delta"}, "has attn_res_mode: 'delta',"),
-        ({"logit_softcap": 30.0}, "has logit_softcap: 30.0,"),
-        ({"sliding_window": 8}, "has sliding_window: 8,"),
         ({"attention_normalizer": "relu2max"}, "has attention_normalizer: 'relu2max',"),
         ({"quantization_config": {"bits": 8}}, "has quantization_config: {'bits': 8},"),
     ],
@@ -200,32 +186,6 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDENS / BLOCK, tmp_path / "checkpoint"))
 
 
-def test_names() -> None:
-    """Each name of the format becomes one that Llama or the house format has."""
-    table = {
-        "transformer.wte.weight": "model.embed_tokens.weight",
-        "transformer.ln_f.weight": "model.norm.weight",
-        "transformer.h.11.ln_1.weight": "model.layers.11.input_layernorm.weight",
-        "transformer.h.11.ln_2.weight": "model.layers.11.post_attention_layernorm.weight",
-        "transformer.h.11.attn.c_proj.bias": "model.layers.11.self_attn.o_proj.bias",
-        "transformer.h.11.attn.attn_gate.weight": "model.layers.11.self_attn.attn_gate.weight",
-        "transformer.h.11.mlp.c_gate.weight": "model.layers.11.mlp.gate_proj.weight",
-        "transformer.h.11.mlp.c_val.weight": "model.layers.11.mlp.up_proj.weight",
-        "transformer.h.11.mlp.c_proj.weight": "model.layers.11.mlp.down_proj.weight",
-        "transformer.h.11.attn_res_q1": "model.layers.11.self_attention_res_proj.weight",
-        "transformer.h.11.attn_res_q2": "model.layers.11.mlp_res_proj.weight",
-        "transformer.h.11.attn_res_norm1.weight": "model.layers.11.self_attention_res_norm.weight",
-        "transformer.h.11.attn_res_norm2.weight": "model.layers.11.mlp_res_norm.weight",
-        "attn_res_qf": "model.output_attn_res_proj.weight",
-        "attn_res_normf.weight": "model.output_attn_res_norm.weight",
-        "lm_head.weight": "lm_head.weight",
-    }
-    assert {name: nanogpt.rename(name) for name in table} == table
-    assert [nanogpt.rename(part) for part in nanogpt.parts("transformer.h.3.attn.c_attn.bias")] == [
-        f"model.layers.3.self_attn.{part}_proj.bias" for part in "qkv"
-    ]
-
-
 LAYER = "transformer.h.2."
 
 
@@ -259,39 +219,6 @@ def test_tensors_that_are_refused(changes: dict, sentence: str, folder: Path) ->
     with pytest.raises(CheckpointError) as caught:
         checked.check_folder(folder)
     assert sentence in str(caught.value)
-
-
-# --- the oracle
-
-
-@pytest.mark.parametrize(
-    "mistake", ["no gate", "qkv order", "layers", "key eps", "eps", "theta", "tied"]
-)
-def test_goldens_show_a_mistake(mistake: str) -> None:
-    """Each wrong reading of the format leaves the bound behind at most tokens."""
-    name = BLOCK if mistake in ("no gate", "qkv order", "layers") else SMALL
-    model = load(GOLDENS / name)
-    spec = model.spec
-    attention = spec.sublayers["attention"]
-    if mistake == "no gate":
-        spec.sublayers["attention"] = Attention(**vars(attention))
-    elif mistake == "qkv order":  # heads first, as in Megatron
-        for layer in range(spec.layers):
-            weight = model.weight("attention", layer, "c_attn.weight")
-            weight.copy_(weight.view(attention.heads, 3, -1, 64).transpose(0, 1).reshape(192, 64))
-    elif mistake == "layers":
-        spec.block_starts = starts_of(8, spec.final)
-    elif mistake == "key eps":
-        spec.key_norm_eps = spec.eps
-    elif mistake == "eps":
-        spec.eps = 1e-5
-    elif mistake == "theta":
-        rope = {**attention.rope, "rope_theta": 10000.0}
-        spec.sublayers["attention"] = replace(attention, rope=rope)
-    else:
-        spec.tied = True
-    case = expected(GOLDENS / name)[2]
-    assert len(oracle_differences(model, case)) > len(case["prompt"]) / 2
 
 
 # --- what is served

@@ -1,7 +1,6 @@
 """qwen3_ar, open-attnres, delta-attnres and torchtitan: recognised, told apart, refused by name."""
 
 import json
-import pickle
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -158,15 +157,6 @@ def engine_config(folder: Path | str, **options: Any):
     return EngineArgs(
         model=str(folder), dtype="float32", max_model_len=64, **options
     ).create_engine_config()
-
-
-def test_the_answer_travels_in_the_configuration(tmp_path: Path) -> None:
-    """What was decided once is pickled to vLLM's other processes, which read no tensors."""
-    folder = shutil.copytree(GOLDENS / CUMULATIVE, tmp_path / "checkpoint")
-    config = engine_config(folder).model_config.hf_config
-    shutil.rmtree(folder)
-    copy = pickle.loads(pickle.dumps(config))
-    assert copy.attn_res_format == "open_attnres" and copy.attn_res["cumulative"] is True
 
 
 def test_dummy_weights(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from attnres_serve.kernels import backends, reference
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites
 from attnres_serve.settings import ALGORITHMS
+from tests.model.test_site_norm import modules
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 TRITON = [pytest.param("triton", marks=pytest.mark.exhaustive)] if RUNNABLE else []
@@ -37,13 +38,6 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-8 * 1.01, torch.float16: 2**-
 def configuration():
     with set_current_vllm_config(VllmConfig()), torch.inference_mode():
         yield
-
-
-def modules(**children: nn.Module) -> Any:
-    parent = nn.Module()
-    for name, child in children.items():
-        parent.add_module(name, child)
-    return parent
 
 
 def decoder(make: Any) -> Any:

@@ -322,32 +322,6 @@ def test_two_phase_that_comes_to_single_passes_is_said(monkeypatch: pytest.Monke
     assert "with two_phase every site is a single pass" in said[0]
 
 
-STARTS = (0, 1, 4, 6)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"block_starts": (0, 1, 4, 7)},
-        {"cumulative": False},
-        {"final_mix": False},
-        {"logit_scale": 1.0},
-        {"shared_queries": "layer"},
-        {"key_norm_eps": 1e-1},
-    ],
-    ids=str,
-)
-def test_a_wrong_specification_shows(algorithm: str, wrong: dict) -> None:
-    """The test above can tell: any field that is wrong leaves the bound far behind."""
-    right = {"block_starts": STARTS, "final_mix": True, "cumulative": True, "recency_bias": True}
-    options = {"key_norm_eps": KEY_EPS, "logit_scale": 3.0, **right}
-    own = definition(AttnResSpec(Layout.of(4), **options), seed=3)
-    x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(4))
-    served = serve(own, AttnResSpec(Layout.of(4), **options | wrong), algorithm, "cpp", 0, x)
-    assert (served.double() - own.read_by_the_head(x.double())).abs().max() > 1e-2
-
-
 @example(AttnResSpec(Layout.of(2), (0, 3), KEY_EPS, recency_bias=True, shared_queries="layer"), 1)
 @settings(max_examples=60, deadline=None)
 @given(specs(), st.integers(0, 5))

@@ -1,7 +1,6 @@
 """The oracle against the goldens, against Transformers, and against itself written otherwise."""
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,6 @@ from attnres_serve.verify.oracle import (
     starts_of,
 )
 
-FLA_GOLDENS = ("fla_transformer_block", "fla_transformer_full", "fla_transformer_small_scale")
-CUMULATIVE_GOLDENS = ("qwen3_attnres_cumulative_block", "qwen3_attnres_cumulative_full")
-DELTA_GOLDENS = ("qwen3_attnres_block", "qwen3_attnres_full")
 BASES = ("llama", "mistral", "qwen2", "qwen3")
 IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(40)]
 
@@ -73,37 +69,6 @@ def test_golden(golden: str) -> None:
     model = load(GOLDENS / golden)
     for case in expected(GOLDENS / golden):
         assert oracle_differences(model, case) == []
-
-
-MISTAKES = [
-    *((golden, mistake) for golden in FLA_GOLDENS for mistake in ("final query", "window")),
-    *((golden, "final query") for golden in DELTA_GOLDENS),
-    *((golden, mistake) for golden in CUMULATIVE_GOLDENS for mistake in ("bias", "reset")),
-    *((golden, "block size") for golden in FLA_GOLDENS + CUMULATIVE_GOLDENS + DELTA_GOLDENS),
-    ("fla_transformer_small_scale", "eps"),
-]
-
-
-@pytest.mark.parametrize(("golden", "mistake"), MISTAKES)
-def test_golden_shows_a_mistake(golden: str, mistake: str) -> None:
-    """The goldens can tell: each wrong reading leaves the bound behind at most tokens."""
-    model = load(GOLDENS / golden)
-    if mistake == "block size":  # layers taken for sublayers
-        size = 2 * (model.spec.block_starts[1] or 1)
-        model.spec.block_starts = starts_of(size, model.spec.final)
-    elif mistake == "eps":
-        model.spec.key_norm_eps = 1e-6
-    elif mistake == "final query":
-        model.weight("final_query").zero_()
-    elif mistake == "bias":
-        model.weight("mlp_recency", 1).zero_()
-    elif mistake == "reset":
-        model.spec.cumulative = False
-    else:
-        attention = model.spec.sublayers["attention"]
-        model.spec.sublayers["attention"] = replace(attention, window=8)
-    case = expected(GOLDENS / golden)[2]
-    assert len(oracle_differences(model, case)) > len(case["prompt"]) / 2
 
 
 SHAPES = [  # layers, blocks; what the row stresses
