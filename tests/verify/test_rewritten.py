@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import tiny_sites
 import torch
-from checkpoints import edit, write_house
+from checkpoints import edit, write_house, write_standard
 from facts import TINY
-from random_checkpoint import write_plain, write_rewritten
 from tiny_sites import sites_of
 from transformers import (
     CONFIG_MAPPING,
@@ -36,13 +35,10 @@ FAMILIES = [
 BOUND = 1e-10
 
 
-def write(
-    folder: Path, name: str, attn_res: dict | None = None, scale: float = 1.0, **keys
-) -> Path:
-    write_plain(folder, TINY[name] | keys)
-    if attn_res is not None:
-        write_rewritten(folder, sites_of(TINY[name]["model_type"]), attn_res, scale=scale)
-    return folder
+def write(folder: Path, name: str, attn_res: dict | None = None, **options) -> Path:
+    """A checkpoint of four layers in float32, with ordinary residuals where `attn_res` is None."""
+    maker = write_standard if attn_res is None else write_house
+    return maker(folder, name, layers=4, dtype="float32", **(attn_res or {}), **options)
 
 
 def gap(a, b) -> float:
@@ -53,10 +49,10 @@ def gap(a, b) -> float:
 def test_zero_queries_give_the_untouched_class_and_others_do_not(name: str, tmp_path: Path) -> None:
     """A mean over sources is the plain stream by a factor, which norms without eps do not see."""
     eps = dict.fromkeys((key for key in EPS_KEYS if key in TINY[name]), 1e-13)
-    plain = tiny_sites.load(write(tmp_path / "plain", name, **eps))
+    plain = tiny_sites.load(write(tmp_path / "plain", name, changes=eps))
     blocks = {"block_size": 3}
-    zero = tiny_sites.load(write(tmp_path / "zero", name, blocks, scale=0.0, **eps))
-    drawn = tiny_sites.load(write(tmp_path / "drawn", name, blocks, **eps))
+    zero = tiny_sites.load(write(tmp_path / "zero", name, blocks, zero_queries=True, changes=eps))
+    drawn = tiny_sites.load(write(tmp_path / "drawn", name, blocks, changes=eps))
     assert gap(plain, zero) < BOUND
     assert gap(plain, drawn) > 0.1
 
@@ -166,7 +162,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_stream_that_cannot_be_rewritten_is_refused(case: str, tmp_path: Path) -> None:
     changes, norms, sentence = REFUSED[case]
-    write_plain(tmp_path, TINY["llama"] | changes)
+    config = TINY["llama"] | changes
+    own = hugging_face.config(config["model_type"], config)
+    MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own).save_pretrained(tmp_path)
     kinds = zip(("attention", "mlp"), norms, strict=True)
     sites = [Site(n, kind, f"layers.{n}.{norm}") for kind, norm in kinds for n in range(4)]
     sites.sort(key=lambda site: site.layer)
@@ -176,7 +174,7 @@ def test_a_stream_that_cannot_be_rewritten_is_refused(case: str, tmp_path: Path)
 
 def test_a_norm_left_out_is_refused(tmp_path: Path) -> None:
     """Its sublayer would read the plain stream."""
-    write_plain(tmp_path, TINY["llama"])
+    write(tmp_path, "llama")
     sites = [
         site
         for site in sites_of("llama")
