@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from attnres_serve.bench.process import Engine
 from attnres_serve.errors import SettingError
-from attnres_serve.kernels import reference
 from attnres_serve.verify.oracle import load
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import models as peer_models
@@ -70,33 +69,6 @@ def test_the_gate_sees_queries_and_key_norms(models, monkeypatch):
             peers.agree({peers.HF: right, "hf_fla": found, peers.VLLM: []})
 
 
-@pytest.mark.parametrize(("sources", "hidden"), [(2, 48), (9, 100)])
-def test_styles_are_the_specification_but_for_their_rounding(sources, hidden):
-    draw = torch.Generator().manual_seed(hidden)
-    values = torch.randn(sources, 2, 3, hidden, generator=draw)
-    query = 2 * torch.randn(hidden, generator=draw) / hidden**0.5
-    norms = [peer_models.LlamaRMSNorm(hidden, eps=eps) for eps in (1e-5, 1e-6)]
-    for norm in norms:
-        norm.weight.data = 1 + 0.2 * torch.randn(hidden, generator=draw)
-    # bf16 rounds scores, softmax and sums to 8 bits in the one style, the result alone in the other
-    for dtype, bounds in (
-        (torch.float32, {"open_attnres": 2e-6, "fla": 2e-6}),
-        (torch.bfloat16, {"open_attnres": 2**-4, "fla": 2**-8}),
-    ):
-        stacked, asked = values.to(dtype), query.to(dtype)
-        key_norm, norm = (norm.to(dtype) for norm in norms)
-        folded = asked.double() * key_norm.weight.double()
-        mixed, _ = reference.mix(list(stacked.double()), folded, 1e-5, torch.float64)
-        wanted = reference.rms_norm(mixed, norm.weight, 1e-6)
-        # the second epsilon too is the prenorm's in both styles
-        for style, site in peer_models.STYLES.items():
-            found = site(stacked, asked, key_norm, norm)
-            assert found.dtype == dtype
-            error = (found.double() - wanted).abs() / wanted.abs().clamp(min=1)
-            assert error.max() < bounds[style], style
-            assert style == "fla" or dtype == torch.float32 or error.max() > bounds["fla"]
-
-
 def test_both_checkpoints_share_their_weights(models):
     ours, plain = (
         peer_models.LlamaForCausalLM.from_pretrained(models / name).state_dict()
@@ -125,18 +97,6 @@ def test_prompts_are_new_in_every_round_and_lengths_are_not(works):
         assert longest <= min(peers.LENGTH, max(map(sum, stream.lengths)))
     assert batch.lengths == 8 * single.lengths
     assert len(set(stream.lengths)) > len(stream.lengths) / 2
-
-
-def test_compiled_batches_have_two_sizes():
-    """Else transformers would compile a graph for the rest of the stream."""
-    for stream, *_ in (peers.WORKLOADS, peers.TINY_WORKLOADS):
-        assert len(stream.lengths) % peer_process.CONCURRENT == 0
-
-
-def test_names():
-    assert len({one.name for one in peers.PEERS}) == len(peers.PEERS) == 9
-    assert {one.name for one in peers.EAGER} >= set(peers.REFERENCES)
-    assert not any(one.compiled for one in peers.EAGER) and len(peers.EAGER) == 7
 
 
 def test_a_peer_imports_nothing_of_ours():
@@ -168,25 +128,6 @@ def test_what_ran_must_be_what_the_name_says(peer, tmp_path):
     for wrong in changes:
         with pytest.raises((RuntimeError, SettingError), match=r"is not what|the plugin; expected"):
             peers.check(peer, engine, facts(peer), facts(peer, 3) | wrong)
-
-
-@pytest.mark.parametrize("peer", peers.PEERS, ids=str)
-def test_the_process_that_a_peer_starts(peer, tmp_path):
-    contender = peer.contender(tmp_path, "bfloat16")
-    kind, *rest = contender.flags
-    assert contender.script.is_file() and contender.has_plugin == (peer.algorithm is not None)
-    if peer.style:
-        model, dtype, style, *compiled = rest
-        assert kind == "hf" and (style, bool(compiled)) == (peer.style, peer.compiled)
-    else:
-        (options,) = map(json.loads, rest)
-        model, dtype = options["model"], options["dtype"]
-        assert kind == "vllm" and options["enforce_eager"] != peer.compiled
-        settings = options["additional_config"]
-        assert settings.get("attnres_algorithm") == peer.algorithm
-        assert settings.get("attnres_backend") == peer.backend
-    assert dtype == "bfloat16"
-    assert model == str(tmp_path / ("standard" if peer.name == peers.VLLM else "attnres"))
 
 
 @pytest.fixture

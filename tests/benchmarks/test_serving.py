@@ -240,12 +240,6 @@ def test_a_file_that_is_no_document_is_one_sentence(capsys, tmp_path):
         assert "cannot be read as a document" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_no_start_is_refused_in_one_sentence(capsys):
-    with pytest.raises(SystemExit):
-        latency.main(["--starts", "0"])
-    assert "--starts is 0; expected at least 1." in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_a_length_is_what_was_asked_for_or_usual():
     parser = argparse.ArgumentParser()
     common.add_length(parser, 8)
@@ -261,11 +255,6 @@ def test_a_length_is_what_was_asked_for_or_usual():
     for words in ("--starts=0", "--rounds=0", "--starts=1 --rounds=1"):
         with pytest.raises(SystemExit):
             common.asked_length(parser, parser.parse_args(words.split()), 8)
-
-
-def test_a_command_names_no_folder_of_the_machine():
-    shown = machine.command_line(["python", "-m", "startup", "--model", "/somewhere/else/model"])
-    assert shown == "python -m startup --model model"
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
