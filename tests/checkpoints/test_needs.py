@@ -20,7 +20,6 @@ from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import compiler, host, openai_server, source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
-from attnres_serve.model import backend as backend_choice
 
 ORIGINAL = "original_max_position_embeddings"
 BYTES = "tokenizer_config.json"
@@ -342,16 +341,6 @@ def test_a_context_that_versions_of_vllm_count_otherwise_is_left_to_them(tmp_pat
 def test_what_vllm_takes_or_refuses_by_itself(asked: str, tmp_path: Path) -> None:
     write_house(tmp_path, block_size=2)
     required(tmp_path, "--max-model-len", asked)
-
-
-def test_a_backend_that_has_no_place_here(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for backend in ("cpp", "torch", "auto", None):
-        backend_choice.require(backend)
-    with pytest.raises(SettingError, match="triton, which needs a GPU"):
-        backend_choice.require("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    backend_choice.require("triton")
 
 
 @pytest.mark.parametrize(

@@ -205,21 +205,6 @@ def floats(*stems: str) -> Edit:
             floats(f"{LAYER}.self_attn.kv_a_proj_with_mqa"),
             f"{LAYER}.self_attn.q_a_proj and {LAYER}.self_attn.kv_a_proj_with_mqa (in house",
         ),
-        (
-            "deepseek_v3",
-            lambda t: t.pop(f"{LAYER}.self_attn.kv_b_proj.weight_scale"),
-            f"lacks a scale (weight_scale or the like) of {LAYER}.self_attn.kv_b_proj",
-        ),
-        (
-            "deepseek_v3",
-            floats(f"{LAYER}.mlp.shared_experts.up_proj"),
-            f"{LAYER}.mlp.shared_experts.gate_proj and {LAYER}.mlp.shared_experts.up_proj (in",
-        ),
-        (
-            "deepseek_v3",
-            lambda t: t.update({f"{LAYER}.self_attn.o_proj.bias": torch.zeros(128)}),
-            f"holds the tensor {LAYER}.self_attn.o_proj.bias",
-        ),
     ],
 )
 def test_a_mixture_or_latent_attention_that_is_not_whole(

@@ -12,7 +12,7 @@ from torch import nn
 from attnres_serve.compat import adapters, host
 from attnres_serve.compat.workarounds import experts_beside_adapters, whole_adapters
 from attnres_serve.errors import SettingError
-from attnres_serve.families import FAMILIES, footprint
+from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.families.limits import Limit
 
@@ -75,20 +75,6 @@ def test_experts_without_adapters_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert adapters.problem(config(), MIXTURE, has_experts=False) is None
     monkeypatch.setattr(host, "on_cpu", lambda: False)
     assert adapters.problem(config(), MIXTURE, has_experts=True) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "found"),
-    [
-        ("model.layers.1.mlp.experts.3.gate_proj.weight", (4, 8), True),
-        ("model.layers.1.mlp.experts.gate_up_proj", (4, 8, 8), True),
-        ("model.layers.1.block_sparse_moe.input_linear.weight", (4, 8, 8), True),
-        ("model.layers.1.mlp.shared_experts.gate_proj.weight", (4, 8), False),
-        ("model.layers.1.mlp.gate_proj.weight", (4, 8), False),
-    ],
-)
-def test_models_that_have_experts(name: str, shape: tuple[int, ...], found: bool) -> None:
-    assert footprint.expert_layers({name: shape}) == ({1} if found else set())
 
 
 def test_a_cpu_has_no_experts_with_adapters(monkeypatch: pytest.MonkeyPatch) -> None:

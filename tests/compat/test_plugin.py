@@ -3,7 +3,6 @@
 import argparse
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -51,20 +50,6 @@ def warnings() -> Iterator[list[str]]:
     yield found
     logger.removeHandler(handler)
     logger.setLevel(level)
-
-
-def python(script: str, *arguments: object, **env: str) -> Any:
-    """Run a script in a process of its own; returns what its last line says, as JSON."""
-    child = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"} | env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    return json.loads(child.stdout.splitlines()[-1])
 
 
 # --- register
@@ -172,30 +157,8 @@ def test_importing_the_plugin_is_cheap() -> None:
 import sys, json, attnres_serve.plugin
 print(json.dumps([name for name in ("torch", "vllm", "transformers") if name in sys.modules]))
 """
-    assert python(script) == []
-
-
-def test_kernels_are_importable_without_vllm() -> None:
-    """The functions can be used, and tested, where vLLM is not installed."""
-    script = """
-import sys, json, importlib
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "vllm":
-            raise ImportError("vllm is blocked")
-sys.meta_path.insert(0, Blocked())
-try:
-    import vllm
-    blocked = False
-except ImportError:
-    blocked = True
-found = [blocked, "vllm" in sys.modules]
-for name in sys.argv[1:]:
-    found.append(hasattr(importlib.import_module("attnres_serve.kernels." + name), "rms_norm"))
-print(json.dumps([*found, "vllm" in sys.modules]))
-"""
-    found = python(script, "torch.functions", "reference")
-    assert found == [True, False, True, True, False]
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert json.loads(child.stdout) == []
 
 
 # --- on_config

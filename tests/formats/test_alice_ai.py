@@ -50,9 +50,6 @@ def test_a_missing_block_size() -> None:
     [
         ({"architectures": ["AnotherForCausalLM"]}, "looks like a checkpoint of the AliceAI"),
         ({"model_type": "another"}, "looks like a checkpoint of the AliceAI"),
-        ({"kda_allow_negative_eigenvalues": True}, "kda_allow_negative_eigenvalues is True"),
-        ({"router_score_function": "softmax"}, "supported on alice_ai is 'sigmoid'"),
-        ({"linear_num_value_heads": 4}, "linear layers of alice_ai have one for both"),
         ({"routed_scaling_factor": 2.5}, "routed_scaling_factor: 2.5"),
     ],
 )

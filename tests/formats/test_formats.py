@@ -126,13 +126,6 @@ def test_fla_window() -> None:
     assert config["layer_types"] == ["sliding_attention"] * 5 and config["max_window_layers"] == 0
 
 
-def test_fla_null_block_size_is_the_standard_residual_model() -> None:
-    """The twin without AttnRes is recognised, and has no specification."""
-    parsed = resolve(golden(attnres_block_size=None))
-    assert parsed is not None and parsed.spec is None
-    assert parsed.base == "llama"
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_fla_fused_kernels(fused: bool) -> None:
     """They are FLA's default, and change no answer."""
@@ -249,10 +242,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         golden("qwen3_attnres_block", architectures=["Qwen3AttnResModel"]),
         ("open-attnres / delta-attnres", "'qwen3_attnres'", "'Qwen3AttnResModel'"),
     ),
-    "llama_attnres without an architecture": (
-        PLAIN | {"model_type": "llama_attnres", "architectures": None},
-        ("delta-attnres", "'llama_attnres'"),
-    ),
     "qwen3_ar by its architecture alone": (
         {"model_type": "qwen3", "architectures": ["Qwen3ARForCausalLM"]},
         ("Qwen3AR", "'Qwen3ARForCausalLM'"),
@@ -264,10 +253,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "delta attention residuals": (
         {"model_type": "qwen3_dar", "architectures": ["Qwen3DARForCausalLM"]},
         ("Qwen3DAR", "delta attention residuals"),
-    ),
-    "gated delta attention residuals": (
-        {"model_type": "qwen3_gdar", "architectures": ["Qwen3GDARForCausalLM"]},
-        ("Qwen3GDAR", "gated delta attention residuals"),
     ),
     "torchtitan on Kimi Linear, which vLLM would take for its own": (
         {
@@ -293,10 +278,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         PLAIN | {"block_attn_res_block_size": 4},
         ("block_attn_res_block_size: 4", "'llama'"),
     ),
-    "an architecture that is no list, of Kimi": (
-        {"model_type": "kimi_linear", "architectures": "KimiBlockAttnResForCausalLM"},
-        ("torchtitan / SGLang fork on Kimi Linear", "'KimiBlockAttnResForCausalLM'"),
-    ),
     "an architecture that is no list, of another": (
         {"model_type": "qwen3", "architectures": "Qwen3ARForCausalLM"},
         ("Qwen3AR", "'Qwen3ARForCausalLM'"),
@@ -314,10 +295,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "Megatron": (
         PLAIN | {"attn_res_block_layers": 3},
         ("attn_res_block_layers: 3", "Megatron-LM", "no Hugging Face format"),
-    ),
-    "llama with a block size": (
-        PLAIN | {"attn_res_block_size": 2},
-        ("attn_res_block_size: 2", "ambiguous", "'llama'"),
     ),
     "nanogpt": (
         {

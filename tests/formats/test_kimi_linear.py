@@ -147,10 +147,6 @@ def test_heads_of_an_odd_size_are_not_rotated(sizes: tuple[int, int, int | None]
     ("changes", "said"),
     [
         ({"hidden_act": "situ"}, "activation_situ_beta is None"),
-        ({"routed_expert_hidden_size": -1}, "routed_expert_hidden_size is -1; expected null"),
-        ({"latent_moe_use_norm": 1.5}, "latent_moe_use_norm is 1.5; expected true or false"),
-        ({"num_experts_per_token": 1}, "num_experts_per_token is 1 with moe_renormalize true"),
-        ({"mla_use_output_gate": "yes"}, "mla_use_output_gate is 'yes'; expected true or false"),
         ({"linear_attn_config": LINEAR | {"gate_lower_bound": -6.0}}, "gate_lower_bound is -6.0"),
         ({"linear_attn_config": LINEAR | {"gated": True}}, "gated: True, which vLLM's kimi_linear"),
         ({"mla_use_nope": None}, "mla_use_nope is None"),

@@ -308,10 +308,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         for name in (DELTA, CUMULATIVE)
     },
     "blocks of delta-attnres": (golden(DELTA, attnres_num_blocks=0), "attnres_num_blocks is 0"),
-    "blocks of open-attnres": (
-        golden(CUMULATIVE, attnres_num_blocks="4"),
-        "attnres_num_blocks is '4'",
-    ),
     "another key": (
         golden(DELTA, attnres_window=4),
         "attnres_window: 4 (a window over depth), which is not supported",
@@ -324,7 +320,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         SIZES | AR | {"num_hidden_layers": 4, "attn_res_block_size": 1.5},
         "attn_res_block_size is 1.5; expected null (standard residuals) or a whole",
     ),
-    "no size of qwen3_ar": (SIZES | AR | {"num_hidden_layers": 4}, "attn_res_block_size is"),
     "route of qwen3_ar": (
         SIZES | AR | {"num_hidden_layers": 4, "attn_res_block_size": 1, "attn_res_output_route": 1},
         "attn_res_output_route is 1; expected true or false",
@@ -334,10 +329,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         | AR
         | {"num_hidden_layers": 4, "attn_res_block_size": 1, "attn_res_use_null_source": True},
         "attn_res_use_null_source: True (a null source)",
-    ),
-    "input-dependent queries": (
-        SIZES | AR | {"num_hidden_layers": 4, "attn_res_block_size": 1, "attn_res_query": "input"},
-        "attn_res_query: 'input' (queries that depend on the input)",
     ),
     "window of qwen3_ar": (
         SIZES
@@ -349,10 +340,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "blocks of torchtitan": (
         SIZES | TITAN | {"num_hidden_layers": 4, "attn_res_num_blocks": None},
         "attn_res_num_blocks is None",
-    ),
-    "heads of torchtitan": (
-        SIZES | TITAN | {"num_hidden_layers": 4, "attn_res_num_blocks": 2, "attn_res_num_heads": 4},
-        "attn_res_num_heads: 4 (multi-head depth attention)",
     ),
     "layers": (golden(DELTA, num_hidden_layers=None), "num_hidden_layers is None"),
     "layer types": (golden(DELTA, layer_types=7), "layer_types is 7; expected a list of names"),
@@ -398,7 +385,6 @@ LAYER = "model.layers.1."
         (CUMULATIVE, put(LAYER + "mlp_res_bias", 64), ("recency bias of the MLP of", "[64]")),
         (DELTA, put(LAYER + "attn_null_source", 64), ("(a null source)", "attn_null_source")),
         (DELTA, put(LAYER + "attn_res_gate_logit"), ("(a gate beside the mix)", "gate_logit")),
-        (DELTA, put(LAYER + "mlp_res_alpha"), ("(a gate beside the mix)", "mlp_res_alpha")),
         (DELTA, put(LAYER + "v_res_proj.weight", 1, 64), ("(values with a depth attention",)),
         (DELTA, put(LAYER + "attn_res_proj.weight", 4, 64), ("[4, 64]; expected [1, 64]",)),
         (
