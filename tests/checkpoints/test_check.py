@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from checkpoints import GOLDENS, edit, write_fla, write_house, write_standard
 from cost import of_a_start
+from hub import MODEL, cached
 from safetensors.torch import load_file
 from serving import DEMO
 
@@ -251,25 +252,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def store(cache: Path, *left_out: str) -> Path:
-    """The golden as the model lab/model in the cache; returns its snapshot."""
-    model = cache / "models--lab--model"
-    snapshot = model / "snapshots" / "abc"
-    for folder in (snapshot, model / "blobs", model / "refs"):
-        folder.mkdir(parents=True)
-    (model / "refs" / "main").write_text("abc")
-    for path in (GOLDENS / "fla_transformer_block").iterdir():
-        if path.name not in left_out:
-            (model / "blobs" / path.name).write_bytes(path.read_bytes())
-            (snapshot / path.name).symlink_to(model / "blobs" / path.name)
-    return snapshot
-
-
 def test_a_model_in_the_cache(cache: Path, asked: Callable) -> None:
     """Judged whole, tensors included."""
-    store(cache)
-    status, out, _ = asked("lab/model")
-    assert status == 0 and out.startswith("lab/model can be served.")
+    cached(cache, GOLDENS / "fla_transformer_block")
+    status, out, _ = asked(MODEL)
+    assert status == 0 and out.startswith(f"{MODEL} can be served.")
     assert "parameters    196,672" in out
 
 
@@ -282,13 +269,13 @@ def test_a_model_that_is_not_in_the_cache(cache: Path, asked: Callable) -> None:
 
 def test_a_model_of_which_only_a_part_is_in_the_cache(cache: Path, asked: Callable) -> None:
     """vLLM would fetch the rest; there is nothing to judge yet."""
-    snapshot = store(cache, "model.safetensors")
-    status, _, err = asked("lab/model")
-    assert status == 1 and "without its weights" in err and "hf download lab/model" in err
+    snapshot = cached(cache, GOLDENS / "fla_transformer_block", WEIGHTS)
+    status, _, err = asked(MODEL)
+    assert status == 1 and "without its weights" in err and f"hf download {MODEL}" in err
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
     (snapshot / "model-1.safetensors").write_bytes(b"")
-    status, _, err = asked("lab/model")
+    status, _, err = asked(MODEL)
     assert status == 1 and "lacks the file model-2.safetensors" in err
 
 

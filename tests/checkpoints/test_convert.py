@@ -31,6 +31,7 @@ from checkpoints import (
     write_nanogpt,
     write_standard,
 )
+from hub import MODEL, cached
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -569,13 +570,8 @@ def test_other_files(tmp_path: Path) -> None:
 def test_a_model_in_the_hugging_face_cache(tmp_path: Path, monkeypatch) -> None:
     """Its files are links there, and are files in the target."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    model = tmp_path / "hub" / "models--lab--model"
-    for name in ("refs", "snapshots/abc"):
-        (model / name).mkdir(parents=True)
-    (model / "refs" / "main").write_text("abc")
-    for path in (GOLDENS / "fla_transformer_block").iterdir():
-        (model / "snapshots" / "abc" / path.name).symlink_to(path)
-    convert("lab/model", str(tmp_path / "house"), to_house=True)
+    cached(tmp_path / "hub", GOLDENS / "fla_transformer_block")
+    convert(MODEL, str(tmp_path / "house"), to_house=True)
     assert not any(path.is_symlink() for path in (tmp_path / "house").iterdir())
     assert torch.equal(
         load(tmp_path / "house").logprobs(IDS),

@@ -1,4 +1,4 @@
-"""A Hugging Face hub of folders on this machine, as much of it as checkpoints are read by.
+"""A Hugging Face hub of folders on this machine, as far as checkpoints are read by it, and a cache.
 
 ``server(FOLDER)`` serves ``FOLDER/REVISION/*`` as the model ``someone/model``.  A revision may be
 asked for by its name or, as the hub's client does when it has been told, by its commit.
@@ -6,6 +6,7 @@ asked for by its name or, as the hub's client does when it has been told, by its
 
 import hashlib
 import json
+import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -82,3 +83,16 @@ class Hub(BaseHTTPRequestHandler):
 def server(root: Path) -> ThreadingHTTPServer:
     """A server on a free port of this machine, not yet running."""
     return ThreadingHTTPServer(("127.0.0.1", 0), type("OwnHub", (Hub,), {"root": root}))
+
+
+def cached(hub: Path, checkpoint: Path, *left_out: str) -> Path:
+    """Have a checkpoint as ``someone/model`` in the cache ``hub``; returns its snapshot."""
+    model = hub / f"models--{MODEL.replace('/', '--')}"
+    shutil.copytree(checkpoint, model / "blobs", ignore=shutil.ignore_patterns(*left_out))
+    snapshot = model / "snapshots" / "abc"
+    for folder in (snapshot, model / "refs"):
+        folder.mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    for path in (model / "blobs").iterdir():
+        (snapshot / path.name).symlink_to(path)
+    return snapshot

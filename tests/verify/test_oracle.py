@@ -42,7 +42,7 @@ def running_logprobs(model: Model, ids: list[int]) -> torch.Tensor:
     def mix(site: int) -> torch.Tensor:
         sources = [*completed, partial]
         role, layer = site_role(spec, site)
-        query = model.weight(f"{role}_query", layer)[0] * model.weight(f"{role}_key", layer)
+        query = model.weight(f"{role}_query", layer).flatten() * model.weight(f"{role}_key", layer)
         scores = [v @ query / (v.square().mean(-1) + spec.key_norm_eps).sqrt() for v in sources]
         scores = [spec.logit_scale * score for score in scores]
         if spec.recency_bias:

@@ -1,52 +1,35 @@
 """Layers of the oracle with one sublayer, three, or others from layer to layer."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor
 
-from attnres_serve.verify.oracle import Model, Place, Spec, alike, rms_norm, site_role
+from attnres_serve.verify.oracle import Model, Place, Spec, alike, site_role
 from attnres_serve.verify.oracle.rotary import rope_of
 from attnres_serve.verify.oracle.spec import starts_by_layers
-from attnres_serve.verify.oracle.sublayers import MLP, Attention, Sublayer, Weights
+from attnres_serve.verify.oracle.sublayers import MLP, Attention
+from tests.verify.test_oracle import running_logprobs
 
 HIDDEN, EPS, KEY_EPS = 16, 1e-5, 1e-3
 IDS = [5, 2, 7, 2, 0, 6]
-
-
-@dataclass(frozen=True)
-class Recurrence(Sublayer):
-    """``s_t = decay * s_(t-1) + in x_t`` and ``out s_t``: no kind of the oracle."""
-
-    decay: float
-
-    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        return {"in.weight": (hidden, hidden), "out.weight": (hidden, hidden)}
-
-    def __call__(self, x: Tensor, positions: Tensor, weights: Weights) -> Tensor:
-        age = positions[:, None] - positions
-        decay = torch.where(age < 0, 0.0, self.decay ** age.clamp(min=0).double())
-        return weights.linear(decay @ weights.linear(x, "in"), "out")
 
 
 ROPE = rope_of({"rope_theta": 10000.0})
 SUBLAYERS = {
     "attention": Attention(heads=2, kv_heads=1, head_dim=8, rope=ROPE),
     "windowed": Attention(heads=2, kv_heads=1, head_dim=8, rope=ROPE, window=2),
-    "recurrence": Recurrence(0.5),
     "mlp": MLP(24),
 }
 LAYOUTS = {
     "one a layer": alike(4, ("attention",)),
-    "three a layer": alike(2, ("attention", "recurrence", "mlp")),
+    "three a layer": alike(2, ("attention", "windowed", "mlp")),
     "others from layer to layer": (
-        Place(0, "recurrence"),
+        Place(0, "windowed"),
         Place(1, "attention"),
         Place(1, "mlp"),
-        Place(2, "windowed"),
+        Place(2, "attention"),
         Place(2, "mlp"),
-        Place(2, "recurrence"),
+        Place(2, "windowed"),
     ),
 }
 
@@ -76,43 +59,13 @@ def model_of(layout: tuple[Place, ...], **options) -> Model:
     return Model(spec, weights)
 
 
-def by_hand(model: Model) -> Tensor:
-    """The logprobs with a list of finished blocks and a running sum."""
-    blocks, partial = [], model.weights["embed"][IDS]
-
-    def mixed(query: Tensor, key: Tensor) -> Tensor:
-        sources = torch.stack([*blocks, partial])
-        weights = (rms_norm(sources, key, KEY_EPS) @ query).softmax(0)
-        return (weights[..., None] * sources).sum(0)
-
-    for site, place in enumerate(model.spec.layout):
-        stem = f"{place.layer}.{place.kind}."
-        read = mixed(model.weights[stem + "query"], model.weights[stem + "key"])
-        weights = Weights(model.weights, lambda leaf, stem=stem: stem + leaf)
-        normed = rms_norm(read, model.weights[stem + "norm"], EPS)
-        y = SUBLAYERS[place.kind](normed, torch.arange(len(IDS)), weights)
-        if site in model.spec.starts:
-            blocks, partial = [*blocks, partial], y
-        else:
-            partial = partial + y
-    last = rms_norm(mixed(model.weights["query"], model.weights["key"]), model.weights["norm"], EPS)
-    return (last @ model.weights["embed"].T).log_softmax(-1)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("starts", [(0, 1, 2, 3), (0, 3), (0,)], ids=str)
 def test_any_layout(layout: tuple[Place, ...], starts: tuple[int, ...]) -> None:
     model = model_of(layout, block_starts=starts)
-    torch.testing.assert_close(model.logprobs(IDS), by_hand(model), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_ordinary_residuals(layout: tuple[Place, ...]) -> None:
-    model = model_of(layout)
-    stream = model.embed(IDS)
-    for site in range(len(layout)):
-        stream = stream + model.sublayer(site, stream)
-    torch.testing.assert_close(model.logprobs(IDS), model.head(stream), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        model.logprobs(IDS), running_logprobs(model, IDS), atol=1e-12, rtol=0
+    )
 
 
 def test_blocks_and_queries_by_layer() -> None:
@@ -124,7 +77,7 @@ def test_blocks_and_queries_by_layer() -> None:
     assert starts_by_layers(1, LAYOUTS["three a layer"]) == (0, 3)
     spec = model_of(mixed, block_starts=(0, 2), shared_queries="layer").spec
     roles = [site_role(spec, site) for site in range(7)]
-    assert roles[3:] == [("windowed", 2)] * 3 + [("final", None)]
+    assert roles[3:] == [("attention", 2)] * 3 + [("final", None)]
     spec.shared_queries = "block"
-    assert [site_role(spec, site) for site in (1, 2, 5)] == [("recurrence", 0), *2 * [("mlp", 1)]]
+    assert [site_role(spec, site) for site in (1, 2, 5)] == [("windowed", 0), *2 * [("mlp", 1)]]
     assert spec.layers == 3 and spec.final == 6

@@ -47,11 +47,6 @@ def perturb_a_query(tensors: dict) -> None:
     tensors["model.layers.1.mlp_res_proj.weight"][0, 7] += 0.25
 
 
-def swap_norms(tensors: dict) -> None:
-    first, second = (f"model.layers.2.{kind}_norm.weight" for kind in ("attn", "mlp"))
-    tensors[first], tensors[second] = tensors[second], tensors[first]
-
-
 def scale_a_matrix(tensors: dict) -> None:
     tensors["model.layers.3.attn.o_proj.weight"] *= 1.01
 
@@ -113,13 +108,7 @@ def test_a_golden_holds(name, tmp_path):
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        # test_the_command has it
-        pytest.param(perturb_a_query, ["the site of the MLP of layer 1"], marks=ALL),
-        pytest.param(
-            swap_norms,
-            ["the site of the attention of layer 2", "the site of the MLP of layer 2"],
-            marks=ALL,
-        ),
+        # test_the_command has a query
         (scale_a_matrix, ["the attention of layer 3"]),
         pytest.param(raise_a_bias, ["the site of the attention of layer 4"], marks=ALL),
         (
