@@ -488,28 +488,24 @@ def test_configurations_survive_pickling_and_json(name: str) -> None:
     assert again.attn_res == result.attn_res and again.rms_norm_eps == result.rms_norm_eps
 
 
-def engine_config(folder: Path, **additional_config: str) -> Any:
-    from vllm.engine.arg_utils import EngineArgs
-
-    arguments = EngineArgs(
-        model=str(folder), dtype="float32", max_model_len=64, additional_config=additional_config
-    )
-    return arguments.create_engine_config()
-
-
-def compile_hash(folder: Path, **additional_config: str) -> str:
-    return engine_config(folder, **additional_config).compute_hash()
-
-
 def test_compile_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever changes the graph changes the key of vLLM's compile cache; nothing else does.
 
     A block size or an algorithm that shared the key would run another model's compiled graph.
     """
+    from in_process import vllm_config
+
     from attnres_serve import plugin
 
     plugin.register()
     folder = tmp_path / "model"  # always the same one, so that the path plays no part
+
+    def engine_config(**additional_config: str) -> Any:
+        return vllm_config(folder, max_model_len=64, additional_config=additional_config)
+
+    def compile_hash(**additional_config: str) -> str:
+        return engine_config(**additional_config).compute_hash()
+
     options: list[dict[str, Any]] = [
         {"writer": write_fla, "block_size": 2},
         {"writer": write_fla, "block_size": 1},
@@ -526,16 +522,16 @@ def test_compile_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]
     hashes = []
     for option in options:
-        writer = option.pop("writer")
-        hashes.append(compile_hash(writer(folder, layers=4, **option)))
+        option.pop("writer")(folder, layers=4, **option)
+        hashes.append(compile_hash())
     assert len(set(hashes)) == len(options)
     write_fla(folder, layers=4, block_size=2, seed=5)
-    assert compile_hash(folder) == hashes[0], "other weights, the same graph"
-    algorithms = [compile_hash(folder, attnres_algorithm=name) for name in settings.ALGORITHMS]
-    backends = [compile_hash(folder, attnres_backend=name) for name in BACKENDS]
+    assert compile_hash() == hashes[0], "other weights, the same graph"
+    algorithms = [compile_hash(attnres_algorithm=name) for name in settings.ALGORITHMS]
+    backends = [compile_hash(attnres_backend=name) for name in BACKENDS]
     keys = {*algorithms, *backends}
     assert len(keys) == len(algorithms) + len(backends)
     monkeypatch.setattr(backend_choice, "_fastest", lambda _: "torch")  # which asks all workers
-    chosen = engine_config(folder)  # what auto comes to is a choice like any other
+    chosen = engine_config()  # what auto comes to is a choice like any other
     backend_choice.choose(chosen)
     assert chosen.compute_hash() == backends[BACKENDS.index("torch")]

@@ -148,24 +148,18 @@ def test_an_index_tells_as_well(tmp_path: Path) -> None:
     assert parsed is not None and parsed.format == "open_attnres"
 
 
-def engine_config(folder: Path | str, **options: Any):
-    from vllm.engine.arg_utils import EngineArgs
+def test_dummy_weights(tmp_path: Path) -> None:
+    """Tensors decide where there are any, then a key that only one of the formats writes."""
+    from in_process import vllm_config
 
     from attnres_serve import plugin
 
     plugin.register()
-    return EngineArgs(
-        model=str(folder), dtype="float32", max_model_len=64, **options
-    ).create_engine_config()
-
-
-def test_dummy_weights(tmp_path: Path) -> None:
-    """Tensors decide where there are any, then a key that only one of the formats writes."""
     folder = shutil.copytree(GOLDENS / CUMULATIVE, tmp_path / "checkpoint")
     edit(folder, attnres_use_null_source=False)  # both formats' keys now
 
     def dummy() -> str:
-        return engine_config(folder, load_format="dummy").model_config.hf_config.attn_res_format
+        return vllm_config(folder, load_format="dummy").model_config.hf_config.attn_res_format
 
     assert dummy() == "open_attnres"
     (folder / WEIGHTS).unlink()

@@ -61,11 +61,9 @@ def write_adapter(
     return merged
 
 
-def copy_with(folder: Path, source: Path, tensors: dict[str, Tensor], **config: object) -> Path:
-    """A copy of a checkpoint with other tensors and further keys of config.json."""
+def copy_with(folder: Path, source: Path, tensors: dict[str, Tensor]) -> Path:
+    """A copy of a checkpoint with other tensors."""
     shutil.copytree(source, folder)
-    own = json.loads((source / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(own))
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     return folder
 

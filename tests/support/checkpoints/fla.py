@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from checkpoints.tensors import base_shapes, draw, renamed, residual_shapes, write
 
 HF_OF_FLA = {
@@ -27,7 +25,6 @@ def write_fla(
     heads: int = 2,
     kv_heads: int | None = 1,
     intermediate: int | None = 96,
-    hidden_ratio: int | None = 4,
     vocab: int = 320,
     seed: int = 0,
     scale: float = 1.0,
@@ -37,8 +34,6 @@ def write_fla(
     window_size: int | None = None,
     norm_eps: float = 1e-6,
     rope_theta: float = 10000.0,
-    max_positions: int = 512,
-    zero_queries: bool = False,
     dtype: str = "bfloat16",
 ) -> Path:
     """An FLA `transformer` checkpoint; `block_size` None has ordinary residuals.
@@ -57,11 +52,11 @@ def write_fla(
         "fuse_norm": False,
         "fuse_swiglu": False,
         "hidden_act": "swish",
-        "hidden_ratio": hidden_ratio,
+        "hidden_ratio": 4,
         "hidden_size": hidden,
         "initializer_range": 0.02,
         "intermediate_size": intermediate,
-        "max_position_embeddings": max_positions,
+        "max_position_embeddings": 512,
         "norm_eps": norm_eps,
         "num_heads": heads,
         "num_hidden_layers": layers,
@@ -77,7 +72,7 @@ def write_fla(
         "window_size": window_size,
     }
     if intermediate is None:
-        intermediate = -(-int(hidden * (hidden_ratio or 4) * 2 / 3) // 256) * 256
+        intermediate = -(-int(hidden * 4 * 2 / 3) // 256) * 256
     shapes = base_shapes(
         layers=layers,
         hidden=hidden,
@@ -93,7 +88,5 @@ def write_fla(
     if block_size is not None:
         shapes |= residual_shapes(layers, hidden, True)
     tensors = {name: draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
-    if zero_queries:
-        tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
     tensors = renamed(tensors, {hf: fla for fla, hf in HF_OF_FLA.items()})
     return write(Path(folder), config, tensors, dtype)
