@@ -57,7 +57,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
         f,
         "qwen3",
         block_size=4,
-        qk_norm_eps=1e-4,
+        changes={"qk_norm_eps": 1e-4},
         attn_res={"logit_scale": 0.5, "shared_queries": "layer", "recency_bias": True},
     ),
     "qwen3_ar": lambda f: write_kimi_names(f, block_layers=2),

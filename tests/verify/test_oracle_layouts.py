@@ -12,8 +12,6 @@ from tests.verify.test_oracle import running_logprobs
 
 HIDDEN, EPS, KEY_EPS = 16, 1e-5, 1e-3
 IDS = [5, 2, 7, 2, 0, 6]
-
-
 ROPE = rope_of({"rope_theta": 10000.0})
 SUBLAYERS = {
     "attention": Attention(heads=2, kv_heads=1, head_dim=8, rope=ROPE),

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from facts import FACTS, QKV
 from safetensors.torch import load_file
-from torch import Tensor
 
 from checkpoints.hugging_face import write_tiny
 from checkpoints.tensors import base_shapes, draw, residual_shapes, write
@@ -19,12 +18,6 @@ EVERY_OPTION = {
     "logit_scale": 0.5,
     "shared_queries": "block",
 }
-
-
-def _blocks(block_size: int | None, block_starts: Sequence[int] | None) -> dict:
-    if (block_size is None) == (block_starts is None):
-        raise ValueError("give either block_size or block_starts")
-    return {"block_size": block_size} if block_starts is None else {"block_starts": [*block_starts]}
 
 
 def write_standard(
@@ -101,17 +94,6 @@ def write_standard(
     return write(Path(folder), config, tensors, dtype)
 
 
-def _add_residual(folder: Path, attn_res: dict, tensors: dict[str, Tensor], source: Path) -> Path:
-    """The ordinary checkpoint `source` as a house checkpoint with the residual `tensors`."""
-    config = json.loads((source / "config.json").read_text())
-    base = config["model_type"]
-    config["model_type"] = f"attnres_{base}"
-    config["architectures"] = [f"AttnRes{FACTS[base].title}ForCausalLM"]
-    config["attn_res"] = attn_res
-    merged = load_file(source / "model.safetensors") | tensors
-    return write(folder, config, merged, config["dtype"])
-
-
 def write_house(
     folder: str | Path,
     base: str = "llama",
@@ -121,7 +103,6 @@ def write_house(
     final_mix: bool | None = None,
     key_norm_eps: float | None = None,
     attn_res: dict | None = None,
-    qk_norm_eps: float | None = None,
     zero_queries: bool = False,
     **options,
 ) -> Path:
@@ -131,7 +112,8 @@ def write_house(
     keys of its dictionary of that name.
     """
     given = {"final_mix": final_mix, "key_norm_eps": key_norm_eps}
-    attn_res = _blocks(block_size, block_starts) | (attn_res or {})
+    blocks = {"block_size": block_size} if block_starts is None else {"block_starts": block_starts}
+    attn_res = blocks | (attn_res or {})
     attn_res |= {key: value for key, value in given.items() if value is not None}
     folder = write_standard(folder, base, **options)
     config = json.loads((folder / "config.json").read_text())
@@ -154,8 +136,10 @@ def write_house(
     tensors = {name: draw(name, shape, seed, 1.0, False) for name, shape in shapes.items()}
     if zero_queries:
         tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
-    _add_residual(folder, attn_res, tensors, folder)
-    if qk_norm_eps is not None:
-        config = json.loads((folder / "config.json").read_text()) | {"qk_norm_eps": qk_norm_eps}
-        (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    config |= {
+        "model_type": f"attnres_{base}",
+        "architectures": [f"AttnRes{FACTS[base].title}ForCausalLM"],
+        "attn_res": attn_res,
+    }
+    tensors = load_file(folder / "model.safetensors") | tensors
+    return write(folder, config, tensors, config["dtype"])
