@@ -43,18 +43,6 @@ def ratios(result: Mapping[str, Any]) -> list[str]:
     return table(["phase", name_of(baseline), *map(name_of, others)], rows)
 
 
-def one_billion(result: Mapping[str, Any]) -> list[str]:
-    """A row for each start of a server, then what ``ratios`` gives."""
-    starts = ["without compiled code", *["with it"] * (len(result["served"]) - 1)]
-    cells = [
-        [name, f"{one['start_s']:.0f} s", f"{one['memory_gib']:.1f} GiB"]
-        + [f"{one[f'{part}_tokens_per_s']:.0f}" for part in ("prompt", "answer")]
-        for name, one in zip(starts, result["served"], strict=True)
-    ]
-    head = ["start", "seconds", "memory", "tokens/s of a prompt", "of an answer"]
-    return [*table(head, cells), "", *ratios(result)]
-
-
 def label(row: Mapping[str, Any]) -> str:
     """The cell; documents on file have one context."""
     cell = cell_of(row)
@@ -119,7 +107,6 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 MADE = {
     "kernels": sites,
     "latency": ratios,
-    "serving.one_billion": one_billion,
     "serving.load": load.lines,
     "peers": peers,
     "kernels.cpu_stack": stacks,
