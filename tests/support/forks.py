@@ -1,12 +1,16 @@
 """Processes of Python that begin with vLLM imported; ``zygote`` says how."""
 
 import atexit
+import fcntl
 import functools
+import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,23 +60,15 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+# As `serve` begins again, which a fork cannot; and Intel's OpenMP would bind the first thread of
+# every fork to the first core.
+_OWN = {"LD_PRELOAD": ":".join(map(str, preload.libraries())), "KMP_AFFINITY": "none"}
+
+
 class _Zygote:
-    def __init__(self) -> None:
-        self.own = {
-            # As `serve` begins again, which a fork cannot.
-            "LD_PRELOAD": ":".join(map(str, preload.libraries())),
-            # Intel's OpenMP would bind the first thread of every fork to the first core.
-            "KMP_AFFINITY": "none",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            cwd=ROOT,
-            env=os.environ | self.own | LATE | ONE_THREAD,
-        )
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.answers = connection.makefile()
         self.forked: list[Forked] = []
         atexit.register(self.end)
         threading.Thread(target=self._listen, daemon=True).start()
@@ -80,15 +76,14 @@ class _Zygote:
     def fork(self, argv: list[str], env: dict[str, str], out: Path, err: Path) -> Forked:
         forked = Forked()
         self.forked.append(forked)
-        env = self.own | env
-        request = {"id": len(self.forked) - 1, "argv": argv, "env": env}
+        request = {"id": len(self.forked) - 1, "argv": argv, "env": _OWN | env}
         request |= {"out": str(out), "err": str(err)}
-        self.process.stdin.write(json.dumps(request) + "\n")
+        self.connection.sendall(json.dumps(request).encode() + b"\n")
         assert forked.has_begun.wait(300), "the zygote does not answer"
         return forked
 
     def _listen(self) -> None:
-        for line in self.process.stdout:
+        for line in self.answers:
             found = json.loads(line)
             forked = self.forked[found["id"]]
             if "pid" in found:
@@ -101,13 +96,36 @@ class _Zygote:
     def end(self) -> None:
         for forked in self.forked:
             forked.kill()
-        self.process.stdin.close()
-        self.process.wait()
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connected() -> socket.socket:
+    """A connection to the zygote of this test run, which is started by whoever needs it first."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+    name = hashlib.sha256(f"{run} {ROOT}".encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir(), f"attnres-serve-tests-{name}")
+    connection = socket.socket(socket.AF_UNIX)
+    with open(__file__) as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        try:
+            connection.connect(str(path))
+        except OSError:  # there is none, or it has ended
+            path.unlink(missing_ok=True)
+            with socket.create_server(str(path), family=socket.AF_UNIX) as listening:
+                process = subprocess.Popen(
+                    [sys.executable, str(Path(__file__).with_name("zygote.py")), str(path)],
+                    stdin=listening,
+                    cwd=ROOT,
+                    env=os.environ | _OWN | LATE | ONE_THREAD,
+                )
+            atexit.register(process.wait)
+            connection.connect(str(path))
+    return connection
 
 
 @functools.cache
 def _zygote() -> _Zygote:
-    return _Zygote()
+    return _Zygote(_connected())
 
 
 def _can_have(env: Mapping[str, str]) -> bool:

@@ -1,9 +1,10 @@
-"""A process that has imported vLLM and forks: ``python zygote.py``, driven by ``forks``.
+"""A process that has imported vLLM and forks: ``python zygote.py PATH``, driven by ``forks``.
 
-A start spends most of its time on imports, which a fork inherits.  A request is a line of JSON on
-stdin: {id, argv: as after `python`, env: all variables, out, err: files for the output}.  Answers
-are lines of JSON on stdout: {id, pid} and, at the end of that process, {id, status} as in
-``subprocess``.  Ends with its stdin.
+A start spends most of its time on imports, which a fork inherits.  Its stdin is a socket that
+listens at the path, for every process of a test run.  A request is a line of JSON: {id, argv: as
+after `python`, env: all variables, out, err: files for the output}.  Answers are lines of JSON:
+{id, pid} and, at the end of that process, {id, status} as in ``subprocess``.  Ends with the last
+connection.
 """
 
 import gc
@@ -14,7 +15,9 @@ import os
 import runpy
 import selectors
 import signal
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import setproctitle
@@ -39,8 +42,9 @@ IMPORTED = (
 
 
 def main() -> None:
-    """Fork what is asked for.  Returns in the processes that it forks, and at the end of stdin."""
-    requests, answers = os.dup(0), os.dup(1)
+    """Fork what is asked for.  Returns in the processes that it forks, and when nobody asks."""
+    path, listening = Path(sys.argv[1]), socket.socket(fileno=os.dup(0))
+    listening.setblocking(False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
@@ -61,25 +65,41 @@ def main() -> None:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     selector = selectors.DefaultSelector()
-    for end in (requests, ended):
+    for end in (listening, ended):
         selector.register(end, selectors.EVENT_READ)
-    running: dict[int, int] = {}
-    rest = b""
+    running: dict[int, tuple[socket.socket, int]] = {}
+    rests: dict[socket.socket, bytes] = {}  # what came of a request that is not whole yet
 
-    def answer(**fields: int) -> None:
-        os.write(answers, json.dumps(fields).encode() + b"\n")
+    def answer(connection: socket.socket, **fields: int) -> None:
+        with suppress(OSError):  # it has gone
+            connection.sendall(json.dumps(fields).encode() + b"\n")
+
+    def accept() -> None:
+        connection, _ = listening.accept()
+        connection.setblocking(True)
+        rests[connection] = b""
+        selector.register(connection, selectors.EVENT_READ)
 
     while True:
         for key, _ in selector.select():
-            data = os.read(key.fd, 65536)
-            if key.fd == ended:
+            if key.fileobj is listening:
+                accept()
+                continue
+            if key.fileobj == ended:
+                os.read(ended, 65536)
                 while running and (found := os.waitpid(-1, os.WNOHANG))[0]:
                     pid, status = found
-                    answer(id=running.pop(pid), status=os.waitstatus_to_exitcode(status))
+                    connection, number = running.pop(pid)
+                    answer(connection, id=number, status=os.waitstatus_to_exitcode(status))
                 continue
+            connection = key.fileobj
+            data = connection.recv(65536)
             if not data:
-                return
-            *lines, rest = (rest + data).split(b"\n")
+                selector.unregister(connection)
+                del rests[connection]
+                connection.close()
+                continue
+            *lines, rests[connection] = (rests[connection] + data).split(b"\n")
             for line in lines:
                 request = json.loads(line)
                 pid = os.fork()
@@ -87,12 +107,20 @@ def main() -> None:
                     selector.close()
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for end in (requests, answers, ended, wake):
+                    for end in (listening, *rests):
+                        end.close()
+                    for end in (ended, wake):
                         os.close(end)
                     become(**request)
                     return
-                running[pid] = request["id"]
-                answer(id=request["id"], pid=pid)
+                running[pid] = connection, request["id"]
+                answer(connection, id=request["id"], pid=pid)
+        if not rests:
+            path.unlink(missing_ok=True)  # nobody finds it from now on
+            with suppress(BlockingIOError):
+                accept()  # who has found it before
+            if not rests:
+                return
 
 
 def become(id: int, argv: list[str], env: dict[str, str], out: str, err: str) -> None:
