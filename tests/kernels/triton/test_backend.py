@@ -65,13 +65,15 @@ def test_rows(case: Case, dtype: torch.dtype, layout: every_backend.Layout) -> N
 
 
 @pytest.mark.usefixtures("poison")
-@settings(max_examples=6, deadline=None)
-@given(drawn=every_backend.cases(), sites=st.integers(1, 6), layout=every_backend.layouts)
+@settings(max_examples=4, deadline=None)
+@given(drawn=every_backend.cases(), sites=st.integers(1, 3), layout=every_backend.layouts)
 def test_any_shape_magnitude_and_layout(
     drawn: tuple[Case, torch.dtype], sites: int, layout: every_backend.Layout
 ) -> None:
+    """With few sources, each of which is the last of a group once; ``test_rows`` has many."""
     case, dtype = drawn
-    every_backend.check_all(few(case), dtype, sites, functions(layout))
+    case = replace(few(case), count=min(case.count, 5))
+    every_backend.check_all(case, dtype, sites, functions(layout))
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,9 @@ def _same(found: Written, wanted: Written, chosen: slice = slice(None)) -> None:
 # NumPy, which Triton's interpreter computes with, says what it makes of the values of padding.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:numpy")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -6e4])
+@pytest.mark.parametrize(
+    ("value", "dtype"), [*zip((torch.nan, torch.inf, -6e4), DTYPES, strict=True)], ids=str
+)
 def test_padding_does_not_reach_a_token(value: float, dtype: torch.dtype) -> None:
     """As CUDA graphs pad a batch: a token gets the bits that it gets alone."""
     delta, bank, *site = _inputs(dtype, tokens=5, slots=5)
