@@ -161,12 +161,11 @@ def test_arithmetic_is_of_numbers_alone(whole):
     assert {*nothing} == {*whole.data} and not float(abs(nothing).to_array().max())
 
 
-@pytest.mark.parametrize("engine", ["netcdf4", "scipy"])
-def test_netcdf(engine, whole, tmp_path):
-    pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
+def test_netcdf(whole, tmp_path):
+    pytest.importorskip("netCDF4")
     path = tmp_path / "x.nc"
-    whole.data.to_netcdf(path, engine=engine)
-    with xarray.open_dataset(path, engine=engine) as again:
+    whole.data.to_netcdf(path)
+    with xarray.open_dataset(path) as again:
         for name in whole.data:
             np.testing.assert_array_equal(again[name].values, whole[name].values)
         assert again.attrs["model"] == "folder/demo"
