@@ -31,7 +31,6 @@ def problem(vllm_config, family: Family) -> str | None:
         "--data-parallel-size": parallel.data_parallel_size > 1,
         "--decode-context-parallel-size": parallel.decode_context_parallel_size > 1,
         "--enable-dbo": parallel.use_ubatching,
-        "--enable-lora": engine_config.uses_lora(vllm_config),
         "--speculative-config": engine_config.speculation_method(vllm_config) is not None,
         "VLLM_BATCH_INVARIANT": host.batch_invariant(),
     }

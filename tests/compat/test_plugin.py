@@ -430,7 +430,6 @@ def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: 
         ({}, {"data_parallel_size": 2}, "with --data-parallel-size; leave"),
         ({}, {"decode_context_parallel_size": 2}, "with --decode-context-parallel-size; leave"),
         ({}, {"use_ubatching": True}, "with --enable-dbo; leave"),
-        ({"lora_config": SimpleNamespace()}, {}, "with --enable-lora; leave"),
         ({"speculative_config": SimpleNamespace(method="ngram")}, {}, "with --speculative-config"),
         ({"invariant": True}, {}, "with VLLM_BATCH_INVARIANT; leave"),
         ({"family": "Gemma2ForCausalLM"}, {}, "not shown exact with Gemma 2; leave it out."),

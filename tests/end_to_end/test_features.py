@@ -17,6 +17,7 @@ from serving import FAMILY_GOLDENS
 
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify.oracle import load
+from tests.end_to_end.test_parallel import KINDS, sharded
 
 pytestmark = pytest.mark.engine
 
@@ -49,6 +50,25 @@ def test_lora(algorithms, tmp_path):
     ]
     results = run_engine(jobs, tmp_path / "run")["results"]
     assert (load(base).logprobs(prompts[0]) - load(merged).logprobs(prompts[0])).abs().max() > 0.1
+    check_results(jobs, results, merged)
+
+
+@pytest.mark.families
+def test_an_adapter_with_sharded_sites(tmp_path):
+    """To the bit what it gives with whole ones, also where workers divide it in another way."""
+    base = write_house(tmp_path / "base", "llama", dtype="float32", **SHAPE)
+    merged = write_merged(tmp_path / "adapter", base, linear_layers(load_file(base / WEIGHTS)))
+    options = {"enable_lora": True, "max_lora_rank": 8, "tensor_parallel_size": 2}
+    options |= {"distributed_executor_backend": "mp"}
+    prompts, lora = fresh_prompts((9, 150)), tmp_path / "adapter"
+    jobs = []
+    for fully in (False, True):
+        more = options | {"fully_sharded_loras": fully}
+        whole = engine_job(base, prompts, "two_phase", chunk=47, lora=lora, **more)
+        jobs += [whole, sharded(whole)]
+    results = run_engine(jobs, tmp_path / "run")["results"]
+    for whole, divided in (results[:2], results[2:]):
+        assert [whole[kind] for kind in KINDS] == [divided[kind] for kind in KINDS]
     check_results(jobs, results, merged)
 
 
