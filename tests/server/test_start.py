@@ -1,4 +1,7 @@
-"""The start and the stop of ``serve``, as a person and a supervisor of services see them."""
+"""Starts of ``serve`` that end before they are ready, and the log of one that is.
+
+``test_reliability`` has a server that became ready.
+"""
 
 import os
 import re
@@ -10,14 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from load import tree
 from safetensors.torch import load_file, save_file
 from serving import DEMO, OURS, START_TIMEOUT, environment, free_port
-
-from attnres_serve.server.start import preload
 
 pytestmark = pytest.mark.engine
 
@@ -38,8 +38,9 @@ class Command:
         flags: tuple[str, ...],
         variables: dict[str, str],
         checkpoint: Path = DEMO,
+        port: int | None = None,
     ) -> None:
-        self.port = free_port()
+        self.port = port or free_port()
         # Among them files of killed processes, whose numbers may be given again.
         self.before = set(os.listdir("/dev/shm"))
         self.files = folder / "out", folder / "err"
@@ -88,13 +89,17 @@ class Command:
         send(self.process.pid)
         status = self.process.wait(60)
         seconds = time.monotonic() - begin
+        self.left_nothing(processes)
+        return status, seconds
+
+    def left_nothing(self, processes: list[psutil.Process]) -> None:
+        """Wait until its processes have ended, which left no file of OpenMP's."""
         end = time.monotonic() + 60  # a busy machine takes its time
         while left := [process for process in processes if is_running(process)]:
             assert time.monotonic() < end, left
             time.sleep(0.02)
         names = [f"__KMP_REGISTERED_LIB_{process.pid}_{os.getuid()}" for process in processes]
         assert not {*names} & {*os.listdir("/dev/shm")} - self.before
-        return status, seconds
 
 
 def is_worker(process: psutil.Process) -> bool:
@@ -134,9 +139,13 @@ def interrupt_group(pid: int) -> None:
 
 @contextmanager
 def begun(
-    folder: Path, *flags: str, checkpoint: Path = DEMO, **variables: str
+    folder: Path,
+    *flags: str,
+    checkpoint: Path = DEMO,
+    port: int | None = None,
+    **variables: str,
 ) -> Iterator[Command]:
-    command = Command(folder, flags, variables, checkpoint)
+    command = Command(folder, flags, variables, checkpoint, port)
     try:
         yield command
     finally:
@@ -171,9 +180,15 @@ def named(moments, *marks) -> list:
     [*named(MOMENTS), *named(MORE_MOMENTS, pytest.mark.exhaustive)],
 )
 def test_a_signal_ends_a_start(tmp_path, name, send, text, flags, variables):
-    with begun(tmp_path, *flags, **variables) as command:
+    """And its key is nowhere to be read meanwhile."""
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    with begun(tmp_path, "--api-key-file", str(keys), *flags, **variables) as command:
         if text:
             command.wait_for(text)
+            lists = [Path(f"/proc/{command.process.pid}/{name}") for name in ("cmdline", "environ")]
+            assert b"api-key-file" in lists[0].read_bytes()
+            assert not [path for path in (*lists, *command.files) if KEY in path.read_text()]
         else:
             command.wait_until_it_hears()
         before = len(command.err)
@@ -186,86 +201,6 @@ def test_a_signal_ends_a_start(tmp_path, name, send, text, flags, variables):
         if not variables:
             assert said == ["attnres-serve: interrupted."]
             assert not NOISE.search("\n".join(command.out))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[Command]:
-    """A server that became ready, with nothing asked for."""
-    folder = tmp_path_factory.mktemp("server")
-    keys = folder / "keys"
-    keys.write_text(KEY)
-    variables = {"VLLM_CPU_KVCACHE_SPACE": ""}  # the size is the command's own choice
-    with begun(folder, "--api-key-file", str(keys), *EAGER, **variables) as command:
-        command.wait_for('"prompt": ')  # in the last line
-        yield command
-
-
-def test_a_start_says_what_is_served_how_and_where(server):
-    said = [*server.out, *server.err]
-    assert len(said) <= 20, said
-    assert server.err == []
-    text = "\n".join(said)
-    for fact in (
-        *("format house", "family llama", "4 blocks", "17 sites"),
-        *("algorithm single_pass", "backend cpp"),
-        "KV cache  1.0 GiB, 262,144 tokens",
-    ):
-        assert fact in text
-    for phase in ("import vLLM", "load the weights", "compile, warm up"):
-        assert re.search(rf"  {phase} +\d+\.\d s", text)
-    assert said[-3].startswith(f"curl http://127.0.0.1:{server.port}/v1/completions -H ")
-    assert '{"model": "checkpoint", "prompt": ' in said[-1]
-    for path in ("/v1", "/attn_res", "/metrics"):
-        assert f"http://127.0.0.1:{server.port}{path}\n" in text + "\n"
-
-
-def test_libraries_of_the_environment_are_preloaded(server):
-    libraries = [str(path) for path in preload.libraries()]
-    if not libraries:
-        pytest.skip("there are none")
-    for process in tree(server.process.pid):
-        words = process.cmdline()  # none of a process that ends, and a compiler is none of ours
-        ours = words and ("python" in words[0] or words[0].startswith("VLLM"))
-        if ours and "resource_tracker" not in " ".join(words):
-            mapped = Path(f"/proc/{process.pid}/maps").read_text()
-            assert all(os.path.realpath(path) in mapped for path in libraries)
-
-
-def test_the_key_is_nowhere_to_be_read(server):
-    lists = [f"/proc/{server.process.pid}/{name}" for name in ("cmdline", "environ")]
-    for path in (*lists, *server.files):
-        assert KEY.encode() not in Path(path).read_bytes()
-    assert b"api-key-file" in Path(lists[0]).read_bytes()
-
-
-def test_requests_are_shown_and_probes_are_not(server):
-    before = len(server.out)
-    address, header = f"http://127.0.0.1:{server.port}", {"authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=address, headers=header, timeout=60) as client:
-        for path in ("/health", "/ready", "/metrics"):
-            assert client.get(path).status_code == 200
-        assert client.get("/").headers["location"] == "attn_res"
-        body = {"prompt": "import os", "max_tokens": 4}
-        assert client.post("/v1/completions", json=body).status_code == 200
-    server.wait_for("POST /v1/completions")
-    said = server.out[before:]
-    assert len(said) == 2, said
-    assert "GET / " in said[0] and "POST /v1/completions" in said[1]
-
-
-def test_ctrl_c_stops_a_ready_server(server):
-    """The last test of that server."""
-    (log,) = re.findall(r"^  log +(\S+) ", "\n".join(server.out), re.M)
-    assert "WARNING" in Path(log).read_text()
-    before = len(server.out), len(server.err)
-    status, seconds = server.end(interrupt_group)
-    print(f"stopped after {seconds:.1f} s")
-    assert status == 0
-    # On a busy machine an engine does not end within vLLM's 5 s, and vLLM says that it kills it.
-    assert not [line for line in server.out[before[0] :] if "kill" not in line]
-    (sentence,) = server.err[before[1] :]
-    assert sentence.startswith("attnres-serve: stopping;")
-    assert not Path(log).exists()
 
 
 @pytest.mark.exhaustive
