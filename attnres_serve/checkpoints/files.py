@@ -1,6 +1,5 @@
 """A checkpoint folder: its config.json and the headers of its safetensors files."""
 
-import hashlib
 import json
 import os
 import re
@@ -56,17 +55,6 @@ class Header(Stored):
     @property
     def stored_bytes(self) -> int:
         return self.elements * self.bits_per_element // 8
-
-
-def state(folder: Path) -> str:
-    """A hash of the names, sizes and times of change of the files that a model is loaded from.
-
-    Raises:
-        CheckpointError: as of ``safetensors_files``.
-    """
-    every = [(path, path.stat()) for path in (folder / "config.json", *safetensors_files(folder))]
-    told = [(path.name, found.st_size, found.st_mtime_ns) for path, found in every]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def read_config(folder: Path) -> dict[str, Any]:

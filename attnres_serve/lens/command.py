@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from attnres_serve import output
 from attnres_serve.errors import SettingError
-from attnres_serve.flags import with_config
 from attnres_serve.lens.pictures import FIGURES, out_path
 
 if TYPE_CHECKING:
@@ -88,8 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--importance",
         metavar="FILE.json",
-        help="measure how much the prompt's mean logprob changes without each source of each site; "
-        "a file that is not whole is continued",
+        help="measure how much the prompt's mean logprob changes without each source of each site",
     )
     parser.add_argument(
         "--queries",
@@ -287,10 +285,12 @@ def _require_only(names: Sequence[str], own: argparse.Namespace) -> None:
 
 
 def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> int:
-    """Write an importance map, or what a file lacks of it."""
+    """Write an importance map."""
     path = Path(own.importance)
     if path.suffix != ".json" or not path.parent.is_dir():
         raise SettingError(f"--importance is {path}; expected FILE.json in a folder that exists.")
+    if path.exists():
+        raise SettingError(f"--importance: {path} exists already; name a new file, or remove it.")
     _require_only(("importance", "prompt", "prompt_file", "url", "max_model_len"), own)
     _check(checkpoint, own, flags)
     from attnres_serve.lens import measure
@@ -299,6 +299,6 @@ def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) 
         output.bar(total=2, unit="step") as bar,
         _server(checkpoint, own, flags, bar) as server,
     ):
-        measure.write_map(server, own.prompt, with_config(flags), path)
+        measure.write_map(server, own.prompt, path)
     print(path, file=output.out())
     return 0

@@ -1,7 +1,7 @@
 """How much a text's mean logprob changes when one site cannot read one source.
 
 A map has a number for every source of every site that mixes; a site with one source has null, for
-it cannot do without.  It is written after every ban, and a file that is not whole is continued.
+it cannot do without.  It is written after every ban.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from attnres_serve.errors import SettingError
 from attnres_serve.tracing.answer import TracedSite
@@ -31,23 +31,19 @@ class Importance(BaseModel):
     """The file."""
 
     model: str
-    flags: list[str] = Field(
-        description="of the server that was started, as given, behind those of --config"
-    )
     tokens: list[int]
-    logprob: float | None = Field(description="mean over the tokens but the first; null: not yet")
+    logprob: float = Field(description="mean over the tokens but the first")
     sites: list[SiteImportance]
 
 
 def empty(
-    model: str, flags: Sequence[str], tokens: Sequence[int], sites: Sequence[TracedSite]
+    model: str, tokens: Sequence[int], logprob: float, sites: Sequence[TracedSite]
 ) -> Importance:
-    """A map without numbers."""
+    """A map without a ban."""
     return Importance(
         model=model,
-        flags=list(flags),
         tokens=list(tokens),
-        logprob=None,
+        logprob=logprob,
         sites=[
             SiteImportance(
                 index=site.index,
@@ -59,50 +55,6 @@ def empty(
             for site in sites
         ],
     )
-
-
-def read(path: Path, asked: Importance) -> Importance:
-    """What a file has of the map that is asked for; ``asked`` itself if there is no file.
-
-    Raises:
-        SettingError: it holds something else, or cannot be read.
-    """
-    try:
-        found = Importance.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return asked
-    except OSError as error:
-        raise SettingError(f"--importance: {path} cannot be read ({error}).") from None
-    except ValidationError:
-        raise SettingError(
-            f"--importance: {path} is another file; name one that does not exist yet."
-        ) from None
-    for field in ("model", "flags", "tokens"):
-        if getattr(found, field) != getattr(asked, field):
-            what = "text" if field == "tokens" else field
-            raise SettingError(
-                f"--importance: {path} was begun with other {what}; name a new file, or ask "
-                "for the same again."
-            )
-    shapes = [
-        [(one.index, one.sources, len(one.change)) for one in x.sites] for x in (found, asked)
-    ]
-    if shapes[0] != shapes[1]:
-        raise SettingError(
-            f"--importance: {path} has other sites than this model; name a new file."
-        )
-    return found
-
-
-def missing(found: Importance) -> list[tuple[SiteImportance, int]]:
-    """The bans that a map still lacks: sites and the numbers of their sources."""
-    return [
-        (site, column)
-        for site in found.sites
-        if len(site.sources) > 1
-        for column, change in enumerate(site.change)
-        if change is None
-    ]
 
 
 def write(found: Importance, path: Path) -> None:

@@ -9,49 +9,33 @@ from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, importance
 from attnres_serve.lens.ask import Server
 
-# Nats between two mean logprobs of one text and model: float32 in another order of sums.
-SAME = 1e-4
 
-
-def write_map(server: Server, prompt: str, flags: Sequence[str], path: Path) -> None:
-    """Ask a server for what a file lacks of a map: an edited trace for every ban.
-
-    The file is written after every ban.
+def write_map(server: Server, prompt: str, path: Path) -> None:
+    """Ask a server for a map: an edited trace for every ban, after which the file is written.
 
     Args:
         server: the server.
         prompt: text.
-        flags: by which the server was started for the map; empty for one that ran before.
         path: of the file.
 
     Raises:
-        SettingError: the file is another one or cannot be written, or the server gives no trace.
+        SettingError: the file cannot be written, or the server gives no trace.
     """
     text = ask.post(server, {"prompt": prompt, "sites": []})
     tokens = [token.id for token in text.tokens]
     if len(tokens) < 2:
         raise SettingError("the text has one token; give a longer one, whose logprobs change.")
     sites = ask.post(server, {"prompt": tokens, "tokens": [0]}).sites
-    found = importance.read(path, importance.empty(text.model, flags, tokens, sites))
-    importance.write(found, path)  # so that it is known to be possible before it takes time
     unedited = _mean_logprob(server, tokens)
-    if found.logprob is None:
-        found.logprob = unedited
-        importance.write(found, path)
-    # A server tells no more of its weights than a name.
-    if not abs(unedited - found.logprob) <= SAME:
-        raise SettingError(
-            f"--importance: {path} was begun with other weights: the text's mean logprob was "
-            f"{found.logprob:.6f} and is {unedited:.6f}; name a new file."
-        )
-    whole = sum(len(site.sources) for site in found.sites if len(site.sources) > 1)
-    bans = importance.missing(found)
-    with output.bar(total=whole, initial=whole - len(bans), unit="ban", desc="measuring") as bar:
-        for site, column in bans:
+    found = importance.empty(text.model, tokens, unedited, sites)
+    importance.write(found, path)  # so that it is known to be possible before it takes time
+    several = [site for site in found.sites if len(site.sources) > 1]
+    bans = [(site, column) for site in several for column in range(len(site.sources))]
+    with output.bar(iterable=bans, unit="ban", desc="measuring") as bar:
+        for site, column in bar:
             ban = {"sites": [site.index], "sources": [site.sources[column]], "ban": True}
-            site.change[column] = _mean_logprob(server, tokens, edits=[ban]) - found.logprob
+            site.change[column] = _mean_logprob(server, tokens, edits=[ban]) - unedited
             importance.write(found, path)
-            bar.update()
 
 
 def _mean_logprob(server: Server, tokens: Sequence[int], **edits: Any) -> float:

@@ -1,8 +1,9 @@
-"""``inspect --edit`` and ``inspect --importance``: what is refused, asked, told and resumed."""
+"""``inspect --edit`` and ``inspect --importance``: what is refused, asked and told."""
 
 import json
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, given, importance, measure
 from attnres_serve.lens.ask import Server
-from attnres_serve.lens.importance import Importance, SiteImportance
+from attnres_serve.lens.importance import Importance
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing.answer import TraceAnswer, TracedSite
 
@@ -162,18 +163,18 @@ def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp
     ]
 
 
-# Maps that are begun and continued.
+# Maps.
 
 
 class Meter:
-    """A server's answers, with mean logprobs that are made up; `left` are given, then it is gone.
+    """A server's answers, with logprobs that are made up; `left` are given, then it is gone.
 
     Attributes:
         asked: the site and source of every ban that was measured; None where there was none.
     """
 
-    def __init__(self, left: int = 99, mean: float = -1.0) -> None:
-        self.left, self.mean = left, mean
+    def __init__(self, left: int = 99) -> None:
+        self.left = left
         self.asked: list[tuple[int, str] | None] = []
 
     def __call__(self, _: Server, body: dict) -> TraceAnswer:
@@ -189,7 +190,7 @@ class Meter:
         bans = [(edit["sites"][0], edit["sources"][0]) for edit in body.get("edits", ())]
         ban = bans[0] if bans else None
         self.asked.append(ban)
-        rows = [{"position": 0, "next": self.mean + change_of(ban), "top": []}]
+        rows = [{"position": 0, "next": -1.0 + change_of(ban), "top": []}]
         rows.append({"position": 1, "next": None, "top": []})
         head["logprobs"] = {"unedited": rows, "edited": None}
         return TraceAnswer.model_validate(head)
@@ -203,86 +204,41 @@ def change_of(ban: tuple[int, str] | None) -> float:
     return float(-1 - site - 100 * source_names(sites(BLOCKS)[site]).index(source))
 
 
-def measured(meter: Meter, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("left", [99, 3, 1, 0])
+def test_a_map_has_what_was_measured(left, monkeypatch, tmp_path):
+    """Wherever it ends: every source that a site can do without is banned once, in order."""
+    path, meter = tmp_path / "map.json", Meter(left)
     monkeypatch.setattr(ask, "post", meter)
-    measure.write_map(Server("http://x"), "ab", [], path)
-
-
-def empty(**other) -> Importance:
-    return importance.empty("demo", [], [3, 4], TRACED).model_copy(deep=True, update=other)
-
-
-@pytest.mark.parametrize("before", range(5))
-def test_a_map_is_continued(before, monkeypatch, tmp_path):
-    """Wherever it ended: no ban is measured twice, and the file is that of one run.
-
-    Every source that a site can do without is banned once, and its change is in its place.
-    """
-    whole, path = tmp_path / "whole.json", tmp_path / "map.json"
-    once, first, second = Meter(), Meter(before), Meter()
-    measured(once, whole, monkeypatch)
-    with pytest.raises(SettingError, match="is gone"):
-        measured(first, path, monkeypatch)
-    measured(second, path, monkeypatch)
-    assert first.asked + second.asked[min(before, 1) :] == once.asked
-    assert path.read_text() == whole.read_text() and not [*tmp_path.glob(".*")]
-    found = importance.read(path, empty())
-    assert once.asked[0] is None and len({*once.asked}) == len(once.asked)
+    with nullcontext() if left == 99 else pytest.raises(SettingError, match="is gone"):
+        measure.write_map(Server("http://x"), "ab", path)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name] * (left > 0)
+    if not left:
+        return
+    found = Importance.model_validate_json(path.read_text())
+    assert (found.model, found.tokens, found.logprob) == ("demo", [3, 4], -1.0)
+    bans = [
+        (one.index, source) for one in found.sites for source in one.sources[1:] and one.sources
+    ]
+    assert [None, *bans][: len(meter.asked)] == meter.asked
+    told = dict.fromkeys(meter.asked)
     for site in found.sites:
-        wanted = [change_of((site.index, source)) for source in site.sources]
-        assert site.change == (wanted if len(wanted) > 1 else [None])
+        each = [(site.index, source) for source in site.sources]
+        assert site.change == [change_of(ban) if ban in told else None for ban in each]
 
 
-@pytest.mark.parametrize(
-    ("other", "sentence"),
-    [
-        ({"model": "other"}, "begun with other model"),
-        ({"flags": ["--dtype=half"]}, "begun with other flags"),
-        ({"tokens": [3, 5]}, "begun with other text"),
-        ({"sites": []}, "has other sites"),
-        ({"sites": [SiteImportance(**TRACED[0].model_dump(), change=[])]}, "has other sites"),
-    ],
-)
-def test_another_map_is_not_continued(other, sentence, tmp_path):
-    path = tmp_path / "map.json"
-    importance.write(empty(**other), path)
-    with pytest.raises(SettingError, match=sentence):
-        importance.read(path, empty())
-
-
-@pytest.mark.parametrize("is_whole", [False, True])
-@pytest.mark.parametrize(("now", "same"), [(-1.0, True), (-1.00001, True), (-1.01, False)])
-def test_a_servers_map_is_continued_by_what_it_measures(now, same, is_whole, monkeypatch, tmp_path):
-    """A server names its model alone, which may have been started anew with other weights."""
-    path = tmp_path / "m.json"
-    if is_whole:
-        measured(Meter(), path, monkeypatch)
-    else:
-        with pytest.raises(SettingError, match="is gone"):
-            measured(Meter(2), path, monkeypatch)
-    before, meter = path.read_text(), Meter(mean=now)
-    if same:
-        measured(meter, path, monkeypatch)
-        assert importance.missing(importance.read(path, empty())) == []
-    else:
-        with pytest.raises(SettingError, match=r"was -1\.000000 and is -1\.010000; name a new"):
-            measured(meter, path, monkeypatch)
-    assert (path.read_text() == before) == (is_whole or not same)
-    assert (len(meter.asked) == 1) == (is_whole or not same)
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": "demo"'])
-def test_another_file_is_not_written_over(content, tmp_path):
+@pytest.mark.parametrize("content", ["", "{}", '{"model": "demo"'])
+def test_a_file_is_not_written_over(content, capsys, tmp_path):
     path = tmp_path / "map.json"
     path.write_text(content)
-    with pytest.raises(SettingError, match="is another file"):
-        importance.read(path, empty())
+    sentence = refused(capsys, "--url", "http://x", "--importance", str(path), *ASK)
+    assert sentence.endswith(f"--importance: {path} exists already; name a new file, or remove it.")
     assert path.read_text() == content
 
 
 def test_a_map_that_cannot_be_written(tmp_path):
+    empty = importance.empty("demo", [3, 4], -1.0, TRACED)
     with pytest.raises(SettingError, match="cannot be written"):
-        importance.write(empty(), tmp_path / "nowhere" / "map.json")
+        importance.write(empty, tmp_path / "nowhere" / "map.json")
 
 
 # The whole, as docs/use/inspect.md has it.
@@ -370,6 +326,3 @@ def test_an_importance_map_of_the_demo(open_server, tmp_path):
             tokens = [*range(len(found.tokens))]
             ban = {"sites": [index], "sources": [source], "tokens": tokens, "ban": True}
             assert change == pytest.approx(mean([ban]) - mean([]), abs=2 * LOGPROBS)
-    before = path.read_text()  # a file that is whole is left as it is
-    run_of_the_page(command, tmp_path, open_server.url)
-    assert path.read_text() == before
