@@ -157,7 +157,11 @@ def test_small_steps_of_compiled_code(tmp_path):
 @pytest.mark.families
 @pytest.mark.parametrize(
     "golden",
-    [GOLDENS / BLOCK, *(FAMILY_GOLDENS / name for name in ("qwen3_moe", "deepseek_v3"))],
+    [
+        GOLDENS / BLOCK,
+        *(FAMILY_GOLDENS / name for name in ("qwen3_moe", "deepseek_v3")),
+        *(FAMILY_GOLDENS / name for name in ("kimi_linear", "alice_ai")),
+    ],
     ids=lambda golden: golden.name,
 )
 def test_sharded_sites_of_a_family(golden, tmp_path):
