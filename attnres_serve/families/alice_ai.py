@@ -9,7 +9,7 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, heads, hugging_face, qwen3_next, rotary
+from attnres_serve.families import checks, delta_net, heads, hugging_face, kda, qwen3_next, rotary
 from attnres_serve.families.family import FURTHER, Config, Shape
 from attnres_serve.families.limits import Limit
 
@@ -77,33 +77,12 @@ def _shapes(config: Config, found: dict[str, Shape]) -> Iterator[tuple[str, Shap
         if not is_linear:
             yield name, shape
         elif leaf == "A_log":  # once a layer
-            for part, own in _delta(config).items():
-                yield f"{layer}linear_attn.{part}", own
+            own = kda.layer(config) | {"A_log": (1, 1, config[kda.HEADS], 1)}
+            del own["g_b_proj.bias"]  # which FLA's layers alone have
+            for part, its_shape in own.items():
+                yield f"{layer}linear_attn.{part}", its_shape
         if name.endswith(".mlp.gate.weight"):
             yield name.replace("weight", "e_score_correction_bias"), (config["num_experts"],)
-
-
-def _delta(config: Config) -> dict[str, Shape]:
-    hidden, heads, head = (
-        config[key] for key in ("hidden_size", "linear_num_key_heads", "linear_key_head_dim")
-    )
-    inner = heads * head
-    return {
-        "A_log": (1, 1, heads, 1),
-        "dt_bias": (inner,),
-        "o_norm.weight": (head,),
-        "o_proj.weight": (hidden, inner),
-        "b_proj.weight": (heads, hidden),
-        **{f"{part}_proj.weight": (inner, hidden) for part in "qkv"},
-        **{f"{part}_conv1d.weight": (inner, 1, config["linear_conv_kernel_dim"]) for part in "qkv"},
-        **{f"{part}_a_proj.weight": (head, hidden) for part in "fg"},
-        **{f"{part}_b_proj.weight": (inner, head) for part in "fg"},
-    }
-
-
-def state(config: Config, width: int) -> int:
-    """vLLM keeps it in float32 unless it is told otherwise."""
-    return int(config["linear_num_key_heads"] * config["linear_key_head_dim"] ** 2 * 4)
 
 
 def cache_elements(config: Config) -> int:
@@ -140,7 +119,8 @@ FAMILY = hugging_face.family(
         checks.stated_heads,
         stated,
         qwen3_next.both_kinds,
-        qwen3_next.linear_heads,
+        delta_net.linear_heads,
+        delta_net.convolution,
         one_size,
         qwen3_next.experts,
     ),
@@ -150,7 +130,7 @@ FAMILY = hugging_face.family(
     is_stock=False,
     stand_in=stand_in,
     adjust=adjust,
-    recurrent_bytes=state,
+    recurrent_bytes=kda.state,
     cache_elements=cache_elements,
     shows_layers=True,
 )

@@ -21,6 +21,15 @@ def linear_heads(name: str, config: Config) -> None:
         )
 
 
+def convolution(name: str, config: Config) -> None:
+    """Raise CheckpointError for short convolutions of one token."""
+    if config[CONVOLUTION] < 2:
+        raise CheckpointError(
+            f"{CONVOLUTION} is 1; vLLM keeps the tokens before the newest, so it must be at "
+            "least 2."
+        )
+
+
 def convolutions(config: Config, channels: Mapping[str, int]) -> dict[str, Shape]:
     """Shapes of short convolutions, of so many channels by the name of a projection."""
     tokens = config[CONVOLUTION]
@@ -57,11 +66,7 @@ def family(
 
     def sizes(_: str, config: Config) -> None:
         checks.require_counts(config, needed)
-        if config[CONVOLUTION] < 2:
-            raise CheckpointError(
-                f"{CONVOLUTION} is 1; vLLM keeps the tokens before the newest, so it must be at "
-                "least 2."
-            )
+        convolution(name, config)
 
     def shapes(config: Config) -> dict[str, Shape]:
         sizes(name, config)

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, heads, hugging_face
+from attnres_serve.families import checks, delta_net, heads, hugging_face
 from attnres_serve.families.family import FURTHER, Config
 from attnres_serve.families.limits import Limit
 
@@ -37,20 +37,6 @@ def both_kinds(name: str, config: Config) -> None:
         raise CheckpointError(
             f"all {layers} layers have {found[0]} by layer_types or {INTERVAL}; {name} needs "
             f"layers of {' and '.join(KINDS)}."
-        )
-
-
-def linear_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError for sizes of linear layers that one of the classes cannot have."""
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    if values % keys:
-        raise CheckpointError(
-            f"linear_num_value_heads {values} is not divisible by linear_num_key_heads {keys}."
-        )
-    if config["linear_conv_kernel_dim"] < 2:
-        raise CheckpointError(
-            "linear_conv_kernel_dim is 1; vLLM keeps the tokens before the newest, so it must be "
-            "at least 2."
         )
 
 
@@ -98,7 +84,14 @@ FAMILY = hugging_face.family(
     also=(INTERVAL, FURTHER),
     # vLLM's class has no biases in attention, and never ties.
     only={"attention_bias": (False,), "tie_word_embeddings": (False,)},
-    more_checks=(checks.unquantized, checks.stated_heads, both_kinds, linear_heads, experts),
+    more_checks=(
+        checks.unquantized,
+        checks.stated_heads,
+        both_kinds,
+        delta_net.linear_heads,
+        delta_net.convolution,
+        experts,
+    ),
     kinds=KINDS,
     rotates_part=True,
     recurrent_bytes=state,

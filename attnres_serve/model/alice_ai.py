@@ -3,7 +3,6 @@ and whose experts are chosen by a sigmoid and a bias, and weighted by the sigmoi
 """
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any, ClassVar
 
 import torch
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
-from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn
 from vllm.model_executor.models import qwen3_next, qwen3_next_mtp
 from vllm.model_executor.models.utils import WeightsMapper
 
-from attnres_serve.model.kda import KDAStates
+from attnres_serve.model import kda
 from attnres_serve.model.made_of import made_of
 
 FUSED = {
@@ -33,15 +31,7 @@ def linear_layer(
     config: PretrainedConfig, vllm_config: VllmConfig, prefix: str, **_: Any
 ) -> nn.Module:
     """vLLM's layer of Kimi Delta Attention, by Qwen3-Next's keys."""
-    own = copy(config)
-    own.linear_attn_config = {
-        "head_dim": config.linear_key_head_dim,
-        "num_heads": config.linear_num_key_heads,
-        "short_conv_kernel_size": config.linear_conv_kernel_dim,
-    }
-    # By its module: on CPU the class may be another, see ``linear_attention``.
-    layer = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention(own, vllm_config, prefix)
-    layer.o_norm.eps = config.rms_norm_eps
+    layer = kda.attention(config, vllm_config, prefix)
     convolution = layer.conv1d.weight
     convolution.weight_loader = _by_place(convolution.weight_loader)
     return layer
@@ -93,7 +83,7 @@ class AliceAIDecoder(qwen3_next.Qwen3NextModel):
     )
 
 
-class AliceAIForCausalLM(KDAStates, qwen3_next.Qwen3NextForCausalLM):
+class AliceAIForCausalLM(kda.KDAStates, qwen3_next.Qwen3NextForCausalLM):
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         **qwen3_next.Qwen3NextForCausalLM.packed_modules_mapping,
         **{whole: list(parts) for whole, parts in FUSED.items()},

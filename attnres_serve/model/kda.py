@@ -1,7 +1,7 @@
 """FLA's Kimi Delta Attention: every layer has vLLM's recurrence, by FLA's names of tensors."""
 
 from copy import copy
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,20 +26,29 @@ FUSED = {
 }
 
 
+def attention(
+    config: PretrainedConfig, vllm_config: VllmConfig, prefix: str, **more: Any
+) -> nn.Module:
+    """vLLM's layer of Kimi Delta Attention, by the keys that linear layers have elsewhere."""
+    own = copy(config)
+    own.linear_attn_config = {
+        "head_dim": config.linear_key_head_dim,
+        "num_heads": config.linear_num_key_heads,
+        "short_conv_kernel_size": config.linear_conv_kernel_dim,
+        **more,
+    }
+    # By its module: on CPU the class may be another, see ``linear_attention``.
+    layer: nn.Module = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention(own, vllm_config, prefix)
+    layer.o_norm.eps = config.rms_norm_eps  # of vLLM's layer for GPUs it is 1e-5 always
+    return layer
+
+
 class KDALayer(delta_net.DeltaNetLayer):
     def recurrence(
         self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str
     ) -> nn.Module:
-        own = copy(config)
-        own.linear_attn_config = {
-            "head_dim": config.linear_key_head_dim,
-            "num_heads": config.linear_num_key_heads,
-            "short_conv_kernel_size": config.linear_conv_kernel_dim,
-            "gate_lower_bound": config.gate_lower_bound,
-        }
-        # By its module: on CPU the class may be another, see ``linear_attention``.
-        layer = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention(own, vllm_config, prefix)
-        layer.o_norm.eps = config.rms_norm_eps  # of vLLM's layer for GPUs it is 1e-5 always
+        bound = config.gate_lower_bound
+        layer = attention(config, vllm_config, prefix, gate_lower_bound=bound)
         layer.g_b_proj = ColumnParallelLinear(  # vLLM's has no bias
             layer.head_dim, layer.projection_size, prefix=f"{prefix}.g_b_proj"
         )

@@ -72,12 +72,8 @@ HEAD = (
 )
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for a person."""
-    return "\n".join([HEAD, *map(line, rows)])
-
-
 def line(row: dict[str, Any]) -> str:
+    """A row for a person, below ``HEAD``."""
     spread = row["block_us"]
     shape = f"{row['tokens']:>6}{row['blocks']:>3}{row['hidden']:>6}{row['sites']:>4}"
     text = f"{shape}  {row['contender']:19}{spread['median']:11.1f} "

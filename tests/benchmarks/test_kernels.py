@@ -308,7 +308,7 @@ def test_the_document_is_whole(pretended_gpu, capsys, tmp_path):
     document, summary = json.loads(out.read_text()), json.loads(last)
     assert document.keys() == DOCUMENT | {"results"} and summary.keys() == DOCUMENT | {"rows"}
     assert summary["rows"] == len(document["results"]) == 6 == len(table) - 1
-    assert "\n".join(table) == kernel_report.table(document["results"])
+    assert table == [kernel_report.HEAD, *map(kernel_report.line, document["results"])]
     assert document["command"].endswith("--out kernels.json")
     assert document["method"] == {
         "dtype": "bfloat16",
