@@ -101,8 +101,8 @@ def on_config(vllm_config) -> None:
     method = engine_config.speculation_method(vllm_config)
     if method is not None and method not in settings.SPECULATION:
         raise SettingError(
-            f"speculative decoding by {method!r} is not supported with AttnRes; supported: "
-            f"{', '.join(settings.SPECULATION)}."
+            f"speculative decoding by {method!r} is not supported with AttnRes"
+            f"{settings.REFUSED.get(method, '')}; supported: {', '.join(settings.SPECULATION)}."
         )
     if method is not None and engine_config.has_stages(vllm_config):
         raise SettingError(

@@ -113,6 +113,11 @@ MTP = "mtp"
 EAGLE = "eagle"
 HEADS = (EAGLE, "eagle3")
 SPECULATION = ("ngram", "draft_model", MTP, *HEADS)
+# Methods that are refused for a reason of their own (vLLM 0.32), as a part of a sentence.
+REFUSED = {
+    "extract_hidden_states": ", as vLLM's ExampleHiddenStatesConnector stores by CUDA streams and "
+    "was not tried on a GPU",
+}
 
 
 def authorization(key: str | None = None) -> dict[str, str]:
