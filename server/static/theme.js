@@ -1,24 +1,13 @@
-// The theme: the system's until the button is pressed.
+// The theme, which is the system's.
 
-const system = matchMedia("(prefers-color-scheme: dark)");
-const root = document.documentElement;
-const button = document.getElementById("theme");
+const dark = matchMedia("(prefers-color-scheme: dark)");
 
 /** ``light`` or ``dark``. */
 export function theme() {
-  return root.dataset.theme ?? (system.matches ? "dark" : "light");
+  return dark.matches ? "dark" : "light";
 }
 
 /** Call a function whenever the theme changes. */
 export function onTheme(act) {
-  function changed() {
-    button.setAttribute("aria-pressed", String(theme() === "dark"));
-    act();
-  }
-  button.addEventListener("click", () => {
-    root.dataset.theme = theme() === "dark" ? "light" : "dark";
-    changed();
-  });
-  system.addEventListener("change", changed);
-  button.setAttribute("aria-pressed", String(theme() === "dark"));
+  dark.addEventListener("change", act);
 }
