@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.limits import Limit
 from tests.end_to_end.test_families import JUDGED, chosen
+from tests.end_to_end.test_parallel import sharded
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
@@ -82,11 +83,12 @@ def test_an_adapter_of_the_embedding(tmp_path):
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_moe"])
 def test_two_workers_share_an_adapter(name, tmp_path):
-    """Latent attention has projections that every worker has whole."""
+    """Latent attention has projections that every worker has whole; sites may be sharded."""
     random.seed()
-    asked = ask(tmp_path, name, **TWO)
-    found = run_engine([asked[1]], tmp_path / "run")
-    check(asked, found["results"][0])
+    merged, whole = ask(tmp_path, name, **TWO)
+    jobs = [whole, sharded(whole)]
+    for job, result in zip(jobs, run_engine(jobs, tmp_path / "run")["results"], strict=True):
+        check((merged, job), result)
 
 
 @pytest.mark.parametrize(
