@@ -15,6 +15,13 @@ export function writeLink(some) {
   waiting ??= setTimeout(write, PAUSE);
 }
 
+/** The whole address, with all that was said. */
+export function link() {
+  clearTimeout(waiting);
+  write();
+  return location.href;
+}
+
 /** Say nothing in the fragment. */
 export function clearLink() {
   clearTimeout(waiting);

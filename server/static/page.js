@@ -1,6 +1,7 @@
 // The page of a server: runs what its form, its examples or its address ask for.
 import { KeyNeeded, Refusal, ask } from "./api.js";
 import { renewEdits } from "./cell_edits.js";
+import { offerLink } from "./copy_link.js";
 import { setEdits } from "./edits.js";
 import { clearLink, writeLink } from "./link.js";
 import { options, recall, remember } from "./options.js";
@@ -94,6 +95,7 @@ function begin() {
 
 onChoice(() => {
   const chosen = choice();
+  offerLink(chosen.isSaved);
   if (chosen.isSaved) return; // an address holds runs alone
   writeLink({
     token: String(chosen.token),

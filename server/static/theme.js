@@ -1,13 +1,24 @@
-// The theme, which is the system's.
+// The theme: the system's until the button is pressed.
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
+const system = matchMedia("(prefers-color-scheme: dark)");
+const root = document.documentElement;
+const button = document.getElementById("theme");
 
 /** ``light`` or ``dark``. */
 export function theme() {
-  return dark.matches ? "dark" : "light";
+  return root.dataset.theme ?? (system.matches ? "dark" : "light");
 }
 
 /** Call a function whenever the theme changes. */
 export function onTheme(act) {
-  dark.addEventListener("change", act);
+  function changed() {
+    button.setAttribute("aria-pressed", String(theme() === "dark"));
+    act();
+  }
+  button.addEventListener("click", () => {
+    root.dataset.theme = theme() === "dark" ? "light" : "dark";
+    changed();
+  });
+  system.addEventListener("change", changed);
+  button.setAttribute("aria-pressed", String(theme() === "dark"));
 }

@@ -677,7 +677,8 @@ def test_a_completion_and_its_trace(opened, server, tmp_path):
         assert texts[0] == tab.locator(f"#{picture} svg").get_attribute("aria-label")
 
     assert opened.brightness(tmp_path / "light.png") > 0.8
-    tab.emulate_media(color_scheme="dark")
+    tab.click("#theme")
+    assert tab.locator("#theme").get_attribute("aria-pressed") == "true"
     tab.locator('#entropy svg[fill="#e4e9f0"]').wait_for()
     assert opened.brightness(tmp_path / "dark.png") < 0.25
     assert opened.errors == []
@@ -825,18 +826,31 @@ def test_other_ways_to_a_trace(opened, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "prompt", ["def f(x):\n    " + "a" * 300, "ü & # % +"], ids=["long", "signs"]
+    ("prompt", "clipboard"),
+    [("def f(x):\n    " + "a" * 300, True), ("ü & # % +", False)],
+    ids=["long", "not offered"],
 )
-def test_an_address(visit, prompt):
-    """It holds prompt, options and what is chosen."""
-    found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
+def test_copy_link(visit, prompt, clipboard):
+    """The address holds prompt, options and what is chosen, at once, over http as well."""
+    found = visit(
+        viewport={"width": 1280, "height": 900},
+        base_url=SITE,
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    if not clipboard:
+        found.tab.add_init_script("delete Navigator.prototype.clipboard")
     MadeUpServer(3, 2).serve(found.tab)
     found.tab.goto("/attn_res#max_tokens=2&prompt=x")
     found.finished()
     found.trace(prompt, 3)
     found.cell(4, 1).click()
-    found.tab.wait_for_url(re.compile(r"max_tokens=3.*&site=4&source=block\+1"))
-    link = found.tab.url
+    found.tab.click("#copy")
+    found.wait("#copied", "The link is copied.")
+    found.tab.fill("#prompt", "")
+    found.tab.focus("#prompt")
+    found.tab.keyboard.press("Control+v")
+    link = found.tab.locator("#prompt").input_value()
+    assert link == found.tab.url
     found.tab.goto("about:blank")
     found.tab.goto(link)
     found.finished()
@@ -847,7 +861,7 @@ def test_an_address(visit, prompt):
 
 
 def test_without_the_key_there_is_an_example(visit):
-    """It is asked for kindly; with the key the page is as usual."""
+    """It is asked for kindly, and the saved run has no link; with the key the page is as usual."""
     found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
     MadeUpServer(3, 2, key=KEY).serve(found.tab)
     found.tab.goto("/attn_res")
@@ -857,7 +871,7 @@ def test_without_the_key_there_is_an_example(visit):
     predicted = found.tab.locator("#lens text").all_text_contents()
     assert "):" in predicted and "U+0019" not in predicted  # at a token that shows something
     assert found.cells() > 40 and found.tab.locator("#lens").is_visible()
-    assert found.tab.locator("#ban").is_disabled() and "#" not in found.tab.url
+    assert found.tab.locator("#copy").is_disabled() and found.tab.locator("#ban").is_disabled()
     found.tab.click("#run")
     found.wait("#status", "This server asks for an API key.")
     for key, said in (
@@ -870,7 +884,7 @@ def test_without_the_key_there_is_an_example(visit):
     found.tab.fill("#key", KEY)
     found.trace("abc", 4)
     assert found.text("#model").startswith("made up: ")
-    assert found.text("#error") == ""
+    assert found.text("#error") == "" and found.tab.locator("#copy").is_enabled()
     stored = "localStorage.length + sessionStorage.length + document.cookie.length"
     assert found.tab.evaluate(stored) == 0
     assert all(KEY not in url for url in found.asked)
