@@ -9,17 +9,14 @@ little.  *Cold*: before each site 8 MiB pass through the caches, which is not ti
 do.  The last line on stdout is one JSON document; the table goes to stderr.
 """
 
-import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.groups import most_sites
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
@@ -27,7 +24,8 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.kernels import backends
 from attnres_serve.kernels.interface import BankBackend, SiteWeights
 from attnres_serve.model.stage import site_contexts
-from benchmarks.common import publish, spread
+from benchmarks.common import spread
+from benchmarks.kernels import one_thread
 from benchmarks.published import tables
 
 LAYERS = 24
@@ -132,7 +130,7 @@ def measure(cell: Cell, rounds: int) -> dict[str, Any]:
     """The row of a cell."""
     passing = torch.zeros(PASSING // 4) if cell.cold else None
     runs = {name: partial(timed, calls(cell, name)[0], passing) for name in ALGORITHMS}
-    found = in_turn(runs, max(1, 256 // cell.tokens), rounds)
+    found = one_thread.in_turn(runs, max(1, 256 // cell.tokens), rounds)
     count = cell.tokens * 2 * LAYERS
     ratios = [one["two_phase"] / one["single_pass"] for one in found]
     return {
@@ -145,35 +143,12 @@ def measure(cell: Cell, rounds: int) -> dict[str, Any]:
     }
 
 
-def in_turn(
-    calls: Mapping[str, Callable[[], float]], repeats: int, rounds: int
-) -> list[dict[str, float]]:
-    """The shortest seconds of each call in every round, in alternating order; each is warm then."""
-    for call in calls.values():
-        call()
-    found = []
-    for number in range(rounds):
-        turns = [*calls.items()][:: -1 if number % 2 else 1]
-        found.append({name: min(call() for _ in range(repeats)) for name, call in turns})
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure every cell and print one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path)
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    own = parser.parse_args(arguments)
-    malloc.keep_freed()
-    torch.set_num_threads(1)
-    results = []
-    for cell in CELLS:
-        results.append(measure(cell, own.rounds))
-        print(tables.stacks(results)[-1], file=sys.stderr)
-    config = {"layers": LAYERS, "rounds": own.rounds, "threads": 1}
-    publish("kernels.cpu_stack", arguments, own.out, config=config, results=results)
-    return 0
+    about = __doc__.partition("\n")[0]
+    return one_thread.run(
+        "kernels.cpu_stack", about, arguments, CELLS, measure, tables.stacks, LAYERS
+    )
 
 
 if __name__ == "__main__":

@@ -43,6 +43,18 @@ def ratios(result: Mapping[str, Any]) -> list[str]:
     return table(["phase", name_of(baseline), *map(name_of, others)], rows)
 
 
+def one_billion(result: Mapping[str, Any]) -> list[str]:
+    """A row for each start of a server, then what ``ratios`` gives."""
+    starts = ["without compiled code", *["with it"] * (len(result["served"]) - 1)]
+    cells = [
+        [name, f"{one['start_s']:.0f} s", f"{one['memory_gib']:.1f} GiB"]
+        + [f"{one[f'{part}_tokens_per_s']:.0f}" for part in ("prompt", "answer")]
+        for name, one in zip(starts, result["served"], strict=True)
+    ]
+    head = ["start", "seconds", "memory", "tokens/s of a prompt", "of an answer"]
+    return [*table(head, cells), "", *ratios(result)]
+
+
 def label(row: Mapping[str, Any]) -> str:
     """The cell; documents on file have one context."""
     cell = cell_of(row)
@@ -104,12 +116,28 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(head, cells)
 
 
+def experts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each shape: microseconds of a layer's experts, and the ratio within rounds."""
+    cells = []
+    for row in rows:
+        shape = [
+            str(row[key]) for key in ("tokens", "experts", "top_k", "latent", "width", "dtype")
+        ]
+        times = [f"{found['median']:.0f}" for found in row["microseconds"].values()]
+        ratio = "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"])
+        cells.append([*shape, *times, ratio])
+    head = ["tokens", "experts", "of a token", "latent", "width", "dtype", "SiTU", "vLLM's SiLU"]
+    return table([*head, "ratio"], cells)
+
+
 MADE = {
     "kernels": sites,
     "latency": ratios,
+    "serving.one_billion": one_billion,
     "serving.load": load.lines,
     "peers": peers,
     "kernels.cpu_stack": stacks,
+    "kernels.experts": experts,
 }
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from attnres_serve.bench.ratios import (
     overheads,
 )
 from attnres_serve.bench.workload import PHASES, Cell
+from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.check import describe
+from attnres_serve.checkpoints.checked import check_folder, check_model
 from benchmarks import common
 from benchmarks.peers import __main__ as peers
 from benchmarks.published import tables
-from benchmarks.serving import latency, regression
+from benchmarks.serving import latency, one_billion, regression
 from benchmarks.serving.families import FAMILY_SHAPES
 from benchmarks.serving.models import models
 
@@ -113,6 +117,15 @@ def check_latency(document: dict[str, Any]) -> None:
             assert ran == ({name} if name in latency.ALGORITHMS else set())
 
 
+def check_one_billion(document: dict[str, Any]) -> None:
+    for result in document["results"].values():
+        results = check_cells(result, document["config"])
+        check_overhead(result, results, latency.BASELINE)
+        assert len(result["served"]) == one_billion.STARTS
+        (lines,) = tables.of(document)
+        assert [line for line in lines if "with it" in line]
+
+
 def check_overhead(shape: dict[str, Any], results: list[Results], baseline: str) -> None:
     assert shape["overhead"].keys() == set(shape["engines"]) - {baseline}
     for name, found in shape["overhead"].items():
@@ -135,6 +148,7 @@ def check_peers(document: dict[str, Any]) -> None:
 CHECKS = {
     "latency": check_latency,
     "peers": check_peers,
+    "serving.one_billion": check_one_billion,
 }
 RESULTS = [
     path
@@ -286,11 +300,44 @@ def test_a_ratio_of_the_documentation_is_on_file(name: str) -> None:
 @pytest.mark.engine
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
-def test_the_quick_measurement_runs_end_to_end(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [("latency", ["--control"]), ("one_billion", ["--starts=1", "--rounds=2"])],
+)
+def test_the_quick_measurement_runs_end_to_end(name, flags, tmp_path):
     out = tmp_path / "quick.json"
-    document = run_benchmark("serving.latency", out, "--quick", "--control")
+    document = run_benchmark(f"serving.{name}", out, "--quick", *flags)
     assert document["quick"]
     check_document(document)
+
+
+def test_the_model_of_a_billion_parameters(tmp_path):
+    """The tiny one of its kind has all its tensors; the whole one has as many as it says."""
+    assert one_billion.write(one_billion.QUICK, tmp_path / "tiny") > 10**6
+    found = describe(check_folder(tmp_path / "tiny"))
+    assert (found["layers"], found["blocks"]) == (13, 4)
+    (tmp_path / "config.json").write_text(json.dumps(one_billion.SHAPE.config()))
+    config = check_model(str(tmp_path), has_weights=False).translated(None).config
+    sizes = map(prod, BaseTensors("kimi_linear", config).needed.values())
+    assert 1.00e9 < sum(sizes) < 1.03e9
+
+
+def test_what_is_told_of_it(tmp_path, monkeypatch, capsys):
+    """A start's row, and the ratios, which are those of another model on file."""
+    (stored,) = json.loads((common.RESULTS / "cpu-latency-kimi_linear-512x9.json").read_text())[
+        "results"
+    ].values()
+    start = {"start_s": 61.2, "memory_gib": 5.9}
+    start |= {"prompt_tokens_per_s": 210.0, "answer_tokens_per_s": 21.0}
+    monkeypatch.setattr(one_billion, "serve", lambda *_: [start] * one_billion.STARTS)
+    monkeypatch.setattr(latency, "measure", lambda *_: stored)
+    out = tmp_path / "out.json"
+    assert one_billion.main(["--quick", "--starts=8", "--rounds=4", f"--out={out}"]) == 0
+    document = json.loads(out.read_text())
+    assert document == json.loads(capsys.readouterr().out)
+    check_document(document)
+    (lines,) = tables.of(document)
+    assert "| without compiled code | 61 s | 5.9 GiB | 210 | 21 |" in lines
 
 
 @pytest.mark.parametrize("name", FAMILY_SHAPES)

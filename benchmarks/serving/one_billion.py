@@ -1,0 +1,222 @@
+"""A model of a billion parameters as Kimi K3's, served on a CPU: start, memory and speed.
+
+    python -m benchmarks.serving.one_billion --out benchmarks/results/cpu-one-billion.json
+    python -m benchmarks.serving.one_billion --write FOLDER        the model alone, to be served
+
+13 layers, 9 of Kimi Delta Attention and 4 of latent attention with output gates; 64 experts on a
+latent of 512, of which a token sees 4, and 2 shared ones; blocks of four layers; random weights in
+bfloat16.  It is served as ``attnres-serve serve`` does, first with no compiled code and then with
+that of the first start: seconds until the server is there, the highest resident memory of all its
+processes together, and tokens a second of a prompt and of an answer.  Then it is compared with the
+same model with standard residuals, as ``benchmarks.serving.latency`` does.
+
+The last line on stdout is one JSON document; the tables go to stderr.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import psutil
+import torch
+
+from attnres_serve.bench import machine
+from attnres_serve.bench.baseline import read
+from attnres_serve.bench.measure import PROCEDURE
+from attnres_serve.bench.workload import STEPS, Cell, draw_prompts
+from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.files import Header
+from attnres_serve.checkpoints.names import expected_parts, tensor_name
+from attnres_serve.checkpoints.write import SafetensorsFile
+from benchmarks.common import add_length, asked_length, publish
+from benchmarks.published import tables
+from benchmarks.serving import latency
+from benchmarks.serving.families import FamilyShape
+from benchmarks.serving.load import NAME, OURS, TOKENIZER, serving
+from benchmarks.serving.models import FLAGS
+
+FULL = [4, 8, 12, 13]
+SHAPE = FamilyShape(
+    "kimi_linear",
+    layers=13,
+    block_size=8,
+    sizes={
+        "activation_situ_beta": 4.0,
+        "activation_situ_linear_beta": 25.0,
+        "first_k_dense_replace": 1,
+        "hidden_act": "situ",
+        "hidden_size": 1024,
+        "intermediate_size": 4864,
+        "kv_lora_rank": 64,
+        "latent_moe_use_norm": True,
+        "linear_attn_config": {
+            "full_attn_layers": FULL,
+            "gate_lower_bound": -5.0,
+            "head_dim": 128,
+            "kda_layers": [layer for layer in range(1, 14) if layer not in FULL],
+            "num_heads": 12,
+            "short_conv_kernel_size": 4,
+            "use_full_rank_gate": True,
+        },
+        "mla_use_nope": True,
+        "mla_use_output_gate": True,
+        "moe_intermediate_size": 448,
+        "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid",
+        "num_attention_heads": 12,
+        "num_expert_group": 1,
+        "num_experts": 64,
+        "num_experts_per_token": 4,
+        "num_key_value_heads": 12,
+        "num_shared_experts": 2,
+        "q_lora_rank": 256,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "routed_expert_hidden_size": 512,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+        "v_head_dim": 128,
+        "vocab_size": 163840,
+    },
+)
+QUICK = replace(
+    SHAPE,
+    sizes=SHAPE.sizes
+    | {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64}
+    | {"num_experts": 8, "routed_expert_hidden_size": 64, "vocab_size": 2048},
+)
+STARTS = 2  # of the server: one that compiles, one that does not
+PROMPT, ANSWER = 512, 64  # tokens
+TIMES = 5  # requests of each kind, of which the median counts
+
+
+def write(shape: FamilyShape, folder: Path) -> int:
+    """Write a model with random weights and a tokenizer into a new folder.
+
+    Returns:
+        The number of its parameters.
+    """
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(shape.config()))
+    for file in TOKENIZER.glob("tokenizer*.json"):
+        shutil.copy(file, folder)
+    parsed = read(str(folder), has_weights=False).parsed
+    base, hidden = BaseTensors(parsed.base, parsed.config), parsed.config["hidden_size"]
+    shapes = dict(base.needed)
+    for site, part in expected_parts(parsed.spec):
+        name = tensor_name(site, part, base.layout)
+        shapes[name] = (1, hidden) if part == "proj" else (hidden,)
+    path = folder / "model.safetensors"
+    headers = {name: Header(found, "BF16", path) for name, found in shapes.items()}
+    torch.manual_seed(0)
+    with SafetensorsFile(path, headers) as file:
+        for name, found in shapes.items():
+            tensor = torch.ones(found, dtype=torch.bfloat16)
+            if len(found) > 1:
+                tensor.normal_(0, found[-1] ** -0.5)
+            file.write(name, tensor, lambda _: None)
+    return sum(map(prod, shapes.values()))
+
+
+def ask(url: str, prompt: list[int], tokens: int) -> float:
+    """Seconds of a request; the end of a sequence is ignored."""
+    own = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    body = json.dumps(own | {"ignore_eos": True}).encode()
+    request = Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    begin = time.perf_counter()
+    with urlopen(request) as answer:
+        found = json.load(answer)
+    assert found["usage"]["completion_tokens"] == tokens
+    return time.perf_counter() - begin
+
+
+def most_memory() -> float:
+    """GiB that the processes below this one had resident when they had most, all together."""
+    found = 0
+    for process in psutil.Process().children(recursive=True):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        found += int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
+    return found / 2**20
+
+
+def serve(folder: Path, vocabulary: int, scratch: Path) -> list[dict[str, float]]:
+    """What is measured of every start of a server."""
+    os.environ["VLLM_CACHE_ROOT"] = str(scratch / "cache")  # without what was compiled before
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # the server takes what the model needs
+    found = []
+    for number in range(STARTS):
+        begin = time.perf_counter()
+        with serving(OURS, folder, FLAGS[1:], scratch) as url:  # the first has no weights read
+            start_s = time.perf_counter() - begin
+            short, long = [], []
+            for turn in range(TIMES):
+                cell = Cell("prefill", 1, PROMPT, 0)
+                (prompt,) = draw_prompts(vocabulary, cell, number * TIMES + turn)
+                short.append(ask(url, prompt, 1))
+                long.append(ask(url, prompt[::-1], 1 + ANSWER))
+            memory = most_memory()
+        prompt_s = sorted(short)[TIMES // 2]
+        found.append(
+            {
+                "start_s": start_s,
+                "memory_gib": memory,
+                "prompt_tokens_per_s": PROMPT / prompt_s,
+                "answer_tokens_per_s": ANSWER / (sorted(long)[TIMES // 2] - prompt_s),
+            }
+        )
+        sys.stderr.write(f"{found[-1]}\n")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what the command line asks for and print one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add_length(parser, 2)
+    parser.add_argument("--quick", action="store_true", help="a tiny model: no evidence")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the model, no more")
+    parser.add_argument("--out", type=Path, help="also write the document there")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(arguments)
+    shape = QUICK if options.quick else SHAPE
+    if options.write:
+        write(shape, options.write)
+        return 0
+    length = asked_length(parser, options, 2)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        parameters = write(shape, folder)
+        served = serve(folder, shape.sizes["vocab_size"], Path(scratch))
+    threads = machine.cores()
+    compared = latency.measure(shape, ["single_pass"], False, length, threads)
+    result = {"parameters": parameters, "served": served, **compared}
+    sys.stderr.write("\n".join(tables.one_billion(result)) + "\n")
+    publish(
+        "serving.one_billion",
+        arguments,
+        options.out,
+        quick=options.quick,
+        config={
+            "flags": list(FLAGS),
+            "threads": threads,
+            "prompt": PROMPT,
+            "answer": ANSWER,
+            "steps": STEPS,
+            **length.told(),
+            "procedure": PROCEDURE,
+        },
+        results={"mini_k3-1024x13": result},
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The benchmark of experts on CPU runs, and what it compares is of the same size and routes."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from attnres_serve.kernels.cpp import backend as cpp
+from benchmarks.kernels import experts
+from benchmarks.published import tables
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_compute_the_same_where_the_bound_is_far(dtype, monkeypatch) -> None:
+    """SiTU is SiLU then."""
+    assert cpp.problem() is None
+    monkeypatch.setattr(experts, "BETAS", (1e4, None))
+    cell = experts.Cell(5, 8, 2, 64, 96, dtype)
+    ours, theirs = (run().float().clone() for run in experts.calls(cell).values())
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    assert float(ours.norm()) > 1
+
+
+def test_the_document_has_what_its_table_tells(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(experts, "CELLS", (experts.Cell(3, 4, 2, 64, 32),))
+    threads = torch.get_num_threads()
+    assert experts.main(["--rounds", "2", "--out", str(tmp_path / "out.json")]) == 0
+    torch.set_num_threads(threads)
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert json.loads(capsys.readouterr().out) == document
+    (lines,) = tables.of(document)
+    assert lines[2].startswith("| 3 | 4 | 2 | 64 | 32 | bfloat16 | ")
