@@ -86,7 +86,7 @@ CHECKPOINTS = {
     ),
     "house_qk_norm_eps": (
         write_house,
-        {"base": "qwen3", "layers": 2, "block_size": 2, "qk_norm_eps": 0.1},
+        {"base": "qwen3", "layers": 2, "block_size": 2, "changes": {"qk_norm_eps": 0.1}},
     ),
     "qwen3_ar": (write_kimi_names, {"layers": 5, "block_layers": 2}),
     "qwen3_ar_no_route_tied": (

@@ -60,10 +60,9 @@ VERSIONS = {
     ("engine", DELTA, "single_pass", "eager", False, "cpp"),
     ("ours", DELTA_FULL, "two_phase", "eager", False, "cpp"),
 }
-# vLLM's server, and every algorithm, backend and kind of stream; the other rows are for
-# `make test-all`.  Our server, of the house format, answers test_trace_server.py, two-phase is in
-# test_families.py, and compiled code in test_parallel.py and test_piecewise.py.
-SHORT = {PAIRWISE[row] for row in (4, 10, 11)}
+# Every way in, format, algorithm and backend, chunked and not; the other rows are for
+# `make test-all`.  Compiled code is in test_parallel.py and test_piecewise.py.
+SHORT = {PAIRWISE[row] for row in (1, 4, 10, 11)}
 ROWS = [
     pytest.param(
         *row,

@@ -154,9 +154,10 @@ def test_it_is_stopped_whatever_happens(error, stand_in):
 def test_it_ends_with_whoever_started_it(name, number, stand_in, tmp_path):
     """Whether it starts or serves, and however that one ends."""
     script = f"""
-import sys, time
+import signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from attnres_serve.lens import own_server
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
 with own_server.running({name!r}, []):
     print("serves", flush=True)
     time.sleep(600)
