@@ -162,7 +162,6 @@ def test_arithmetic_is_of_numbers_alone(whole):
 
 
 def test_netcdf(whole, tmp_path):
-    pytest.importorskip("netCDF4")
     path = tmp_path / "x.nc"
     whole.data.to_netcdf(path)
     with xarray.open_dataset(path) as again:

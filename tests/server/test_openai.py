@@ -122,7 +122,7 @@ def test_responses_whole_and_streamed(client):
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     events = client.responses.create(**ASK_RESPONSES, stream=True)
     pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert len(pieces) > 1 and "".join(pieces) == whole.output_text
+    assert "".join(pieces) == whole.output_text  # a busy server may send several at a time
     more = client.responses.create(**ASK_RESPONSES, instructions="class A:")
     assert more.usage.input_tokens > whole.usage.input_tokens
 

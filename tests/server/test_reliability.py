@@ -30,7 +30,7 @@ from attnres_serve.compat.workarounds import dead_engine
 from attnres_serve.server.lifecycle import AGAIN
 from attnres_serve.server.metrics import OUTCOMES
 from attnres_serve.server.start import preload
-from tests.server.test_start import EAGER, Command, begun, interrupt_group
+from tests.server.test_start import EAGER, Command, begun
 
 pytestmark = pytest.mark.engine
 
@@ -385,7 +385,7 @@ def trace_counts(server: Server) -> Counter[str]:
 # --- the end
 
 
-def test_ctrl_c_lets_requests_end(command, server):
+def test_sigterm_lets_requests_end(command, server):
     """What runs is answered to its end, and nothing else; then the server has gone.
 
     Eight streams, a trace, and a request whose body arrives late, without which the server may end.
@@ -419,7 +419,7 @@ def test_ctrl_c_lets_requests_end(command, server):
         with half_sent(server.url, "/v1/completions", late) as rest:
             for _ in range(5):  # what came before these is read by then
                 assert server.client.get("/health").status_code == 200
-            interrupt_group(server.process.pid)
+            server.process.terminate()
             until(lambda: server.client.get("/ready").status_code == 503, BUSY)
             until(lambda: refused().status_code == 503, BUSY)
             assert server.client.get("/health").status_code == 200

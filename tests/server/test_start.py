@@ -3,6 +3,7 @@
 ``test_reliability`` has a server that became ready.
 """
 
+import json
 import os
 import re
 import shutil
@@ -201,6 +202,26 @@ def test_a_signal_ends_a_start(tmp_path, name, send, text, flags, variables):
         if not variables:
             assert said == ["attnres-serve: interrupted."]
             assert not NOISE.search("\n".join(command.out))
+
+
+@pytest.mark.exhaustive
+def test_ctrl_c_stops_a_ready_server(tmp_path):
+    """Whose key is nowhere to be read, after the request that its last line tells."""
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    with begun(tmp_path, "--api-key-file", str(keys), *EAGER) as command:
+        command.wait_for('"prompt": ')
+        text = "\n".join(command.out)
+        told = text[text.index("curl ") :].replace("YOUR_KEY", KEY)
+        asked = subprocess.run(["bash", "-c", told], capture_output=True, text=True, check=True)
+        assert json.loads(asked.stdout)["choices"]
+        lists = [Path(f"/proc/{command.process.pid}/{name}") for name in ("cmdline", "environ")]
+        assert not [path for path in (*lists, *command.files) if KEY in path.read_text()]
+        before = len(command.err)
+        status, _ = command.end(interrupt_group)
+        assert status == 0
+        (sentence,) = command.err[before:]
+        assert sentence.startswith("attnres-serve: stopping;")
 
 
 @pytest.mark.exhaustive

@@ -65,6 +65,10 @@ class Forked:
 _OWN = {"LD_PRELOAD": ":".join(map(str, preload.libraries())), "KMP_AFFINITY": "none"}
 
 
+# Of the test run, whatever a test changes before the first fork.
+_FIRST = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "VLLM_PLUGINS")}
+
+
 class _Zygote:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -116,7 +120,7 @@ def _connected() -> socket.socket:
                     [sys.executable, str(Path(__file__).with_name("zygote.py")), str(path)],
                     stdin=listening,
                     cwd=ROOT,
-                    env=os.environ | _OWN | LATE | ONE_THREAD,
+                    env=_FIRST | _OWN | LATE | ONE_THREAD,
                 )
             atexit.register(process.wait)
             connection.connect(str(path))

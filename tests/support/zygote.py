@@ -93,7 +93,9 @@ def main() -> None:
                     answer(connection, id=number, status=os.waitstatus_to_exitcode(status))
                 continue
             connection = key.fileobj
-            data = connection.recv(65536)
+            data = b""
+            with suppress(OSError):  # it was killed
+                data = connection.recv(65536)
             if not data:
                 selector.unregister(connection)
                 del rests[connection]
