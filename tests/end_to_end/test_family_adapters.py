@@ -57,8 +57,7 @@ def check(asked: Asked, result: dict[str, Any]) -> None:
         for prompt, answer in zip(job["prompts"], result[kind], strict=True):
             found += check_against(model, prompt, answer, f"{kind}, {len(prompt)} tokens")
     assert not found, "\n".join(found)
-    if job["mode"] == "eager":  # graphs of sharded sites leave some of them to Python
-        check_executed(result, "two_phase", compiled=False)
+    check_executed(result, "two_phase", compiled=False)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,7 @@ def test_two_workers_share_an_adapter(name, tmp_path):
     """Latent attention has projections that every worker has whole; sites may be sharded."""
     random.seed()
     merged, whole = ask(tmp_path, name, **TWO)
-    jobs = [whole, sharded(whole), sharded(whole) | {"mode": "compiled"}]
+    jobs = [whole, sharded(whole)]  # eager, as vLLM runs adapters on a CPU
     for job, result in zip(jobs, run_engine(jobs, tmp_path / "run")["results"], strict=True):
         check((merged, job), result)
 

@@ -60,13 +60,18 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def without_own(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables without those that tests set for themselves."""
+    return {k: v for k, v in variables.items() if k not in ("TRITON_INTERPRET", "VLLM_PLUGINS")}
+
+
 # As `serve` begins again, which a fork cannot; and Intel's OpenMP would bind the first thread of
 # every fork to the first core.
 _OWN = {"LD_PRELOAD": ":".join(map(str, preload.libraries())), "KMP_AFFINITY": "none"}
 
 
 # Of the test run, whatever a test changes before the first fork.
-_FIRST = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "VLLM_PLUGINS")}
+_FIRST = without_own(os.environ)
 
 
 class _Zygote:

@@ -61,7 +61,7 @@ CACHE = tempfile.TemporaryDirectory(prefix="attnres-serve-tests-")
 
 def environment(**extra: str) -> dict[str, str]:
     """The environment of a server: small KV cache, nothing fetched, no interpreter for Triton."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "VLLM_PLUGINS")}
+    kept = forks.without_own(os.environ)
     own = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": CACHE.name}
     return kept | own | forks.ONE_THREAD | extra
 
