@@ -75,6 +75,7 @@ def serving(name: str, folder: Path, flags: Sequence[str], scratch: Path) -> Ite
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # as in a terminal of its own: Linux shares cores by session
         )
     url = f"http://127.0.0.1:{port}"
     try:
