@@ -6,7 +6,6 @@ they write in Python, in C++ or in a child process goes to a log.  The command i
 it has the log's path.
 """
 
-import logging
 import os
 import sys
 import traceback
@@ -24,20 +23,19 @@ if TYPE_CHECKING:
 # Ours, and those that the command line tells of by itself.
 TOLD = (CheckpointError, SettingError, ModuleNotFoundError, BrokenPipeError)
 
-_own: dict[str, TextIO] = {}  # streams of the command's, while libraries are hidden
-_theirs: dict[str, TextIO] = {}  # made once, because a library may keep the one it finds
+_own: dict[int, TextIO] = {}  # streams of the command's, while libraries are hidden
 _log: EngineLog | None = None  # while libraries are hidden
 _verbose = False
 
 
 def out() -> TextIO:
     """The stdout of the command."""
-    return _own.get("stdout", sys.stdout)
+    return _own.get(1, sys.stdout)
 
 
 def err() -> TextIO:
     """The stderr of the command."""
-    return _own.get("stderr", sys.stderr)
+    return _own.get(2, sys.stderr)
 
 
 def is_verbose() -> bool:
@@ -94,15 +92,14 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
     _log = log
     try:
         with log.heard(), _sent_to(log.file):
-            try:
-                yield
-            except TOLD:
-                raise
-            except Exception as error:
-                keep = True
-                traceback.print_exc()
-                why = log.reason or failures.reason_of(error)
-                raise SettingError(f"{name} failed ({why}); its log is {log.path}.") from error
+            yield
+    except TOLD:
+        raise
+    except Exception as error:
+        keep = True
+        log.write(traceback.format_exc().encode(errors="backslashreplace"))
+        why = log.reason or failures.reason_of(error)
+        raise SettingError(f"{name} failed ({why}); its log is {log.path}.") from error
     finally:
         _log = None
         log.close(keep)
@@ -110,37 +107,24 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _sent_to(log: int) -> Iterator[None]:
-    """Let stdout and stderr be a log."""
-    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    """Let the descriptors of stdout and stderr be a log."""
+    streams = {1: sys.stdout, 2: sys.stderr}
     saved = {}
-    for number, name in enumerate(before, 1):
-        before[name].flush()
+    for number, stream in streams.items():
+        stream.flush()
         saved[number] = os.dup(number)
-        _own[name] = _kept(before[name], number)
+        _own[number] = _kept(stream, number)
         os.dup2(log, number)
-        if name not in _theirs:
-            _theirs[name] = open(  # noqa: SIM115
-                number, "w", 1, errors="backslashreplace", closefd=False
-            )
-        setattr(sys, name, _theirs[name])
-    moved = [*_handlers(before)]
-    for handler, name in moved:
-        handler.setStream(_theirs[name])
     try:
         yield
     finally:
-        for handler, name in moved:
-            handler.setStream(before[name])
-        for number, name in enumerate(before, 1):
-            _theirs[name].flush()
+        for number, stream in streams.items():
+            stream.flush()
             os.dup2(saved[number], number)
             os.close(saved[number])
-            setattr(sys, name, before[name])
-        own = [_own.pop(name) for name in before]
+        own = [_own.pop(number) for number in streams]
         for stream in own:
-            if stream in before.values():
-                stream.flush()
-            else:
+            if stream not in streams.values():
                 stream.close()  # which fails where nobody reads it any more
 
 
@@ -152,13 +136,3 @@ def _kept(stream: TextIO, number: int) -> TextIO:
     except OSError:  # of a notebook's there is none
         return stream
     return open(os.dup(number), "w", 1, encoding=stream.encoding, errors=stream.errors)
-
-
-def _handlers(streams: dict[str, TextIO]) -> Iterator[tuple[logging.StreamHandler, str]]:
-    """Handlers of loggers that write to one of some streams, and the name of that stream."""
-    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-    for logger in loggers:
-        for handler in getattr(logger, "handlers", ()):
-            for name, stream in streams.items():
-                if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
-                    yield handler, name

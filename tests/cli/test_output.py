@@ -1,12 +1,12 @@
 """What a command says apart from what libraries write, and what a library's failure leaves."""
 
-import logging
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,19 +27,15 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def logger(capfd: pytest.CaptureFixture) -> Iterator[logging.Logger]:
-    """A logger whose handler was there before libraries were hidden."""
-    found = logging.getLogger("a_library")
-    found.addHandler(logging.StreamHandler(sys.stdout))
-    yield found
-    found.handlers.clear()
-
-
-def log_later() -> None:
-    handler = logging.StreamHandler(sys.stdout)
-    logging.getLogger("another").addHandler(handler)
-    logging.getLogger("another").warning(FOREIGN)
+@contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """``libraries_hidden`` where Python's streams are those of the descriptors, as of a command."""
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        for number, stream in enumerate(("stdout", "stderr"), 1):
+            own = stack.enter_context(open(number, "w", 1, closefd=False))
+            patch.setattr(sys, stream, own)
+        with output.libraries_hidden(name):
+            yield
 
 
 WAYS: dict[str, Callable[[], object]] = {
@@ -47,16 +43,14 @@ WAYS: dict[str, Callable[[], object]] = {
     "stderr": lambda: sys.stderr.write(FOREIGN),
     "descriptor": lambda: os.write(2, FOREIGN.encode()),
     "child": lambda: subprocess.run(["echo", FOREIGN], check=True),
-    "earlier handler": lambda: logging.getLogger("a_library").error(FOREIGN),
-    "later handler": log_later,
 }
 
 
 @pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
 def test_a_library_is_not_heard_and_the_command_is(
-    write: Callable[[], object], logs: Path, logger: logging.Logger, capfd: pytest.CaptureFixture
+    write: Callable[[], object], logs: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    with output.libraries_hidden("verify"):
+    with hidden("verify"):
         write()
         print("the answer", file=output.out())
         print("a remark", file=output.err())
@@ -64,16 +58,8 @@ def test_a_library_is_not_heard_and_the_command_is(
     assert list(logs.iterdir()) == []
     write()
     assert FOREIGN in "".join(capfd.readouterr())
-    logging.getLogger("another").handlers.clear()
-
-
-@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
-def test_verbose_shows_it(write: Callable[[], object], capfd: pytest.CaptureFixture) -> None:
-    logging.getLogger("a_library").addHandler(logging.StreamHandler(sys.stdout))
     with output.libraries_hidden("verify", verbose=True):
         write()
-    logging.getLogger("a_library").handlers.clear()
-    logging.getLogger("another").handlers.clear()
     assert FOREIGN in "".join(capfd.readouterr())
 
 
@@ -112,7 +98,7 @@ def say_and(fail: Callable[[], None]) -> None:
 def test_a_failure_is_its_last_reason_and_a_log(
     fail: Callable[[], None], reason: str, logs: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    with pytest.raises(SettingError) as caught, output.libraries_hidden("inspect"):
+    with pytest.raises(SettingError) as caught, hidden("inspect"):
         say_and(fail)
     said = str(caught.value)
     (log,) = logs.iterdir()
@@ -135,11 +121,9 @@ def test_a_failure_is_its_last_reason_and_a_log(
     ids=repr,
 )
 def test_a_refusal_is_passed_on_and_leaves_no_log(refusal: BaseException, logs: Path) -> None:
-    before = sys.stdout, sys.stderr
-    with pytest.raises(type(refusal)) as caught, output.libraries_hidden("bench"):
+    with pytest.raises(type(refusal)) as caught, hidden("bench"):
         say_and(lambda: failed(refusal))
     assert caught.value is refusal and list(logs.iterdir()) == []
-    assert (sys.stdout, sys.stderr) == before
 
 
 def test_a_bar_is_for_a_terminal(capfd: pytest.CaptureFixture) -> None:
@@ -166,20 +150,21 @@ def shadow(folder: Path, *modules: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("module", ["html", "json", "random"])
-def test_a_file_of_the_working_folder_shadows_no_module(module: str, tmp_path: Path) -> None:
-    done = run(shadow(tmp_path, module), "check", DEMO)
+MODULES = ("html", "json", "random")
+
+
+def test_a_file_of_the_working_folder_shadows_no_module(tmp_path: Path) -> None:
+    done = run(shadow(tmp_path, *MODULES), "check", DEMO)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["html", "json", "random"])
-def test_nor_one_of_a_child(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_one_of_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "")
     monkeypatch.setattr(sys, "argv", ["attnres-serve", "--version"])
     with pytest.raises(SystemExit):
         __main__.main()
-    command = [sys.executable, "-c", f"import {module}"]
-    assert subprocess.run(command, cwd=shadow(tmp_path, module), check=False).returncode == 0
+    command = [sys.executable, "-c", f"import {', '.join(MODULES)}"]
+    assert subprocess.run(command, cwd=shadow(tmp_path, *MODULES), check=False).returncode == 0
 
 
 @pytest.mark.engine
@@ -201,7 +186,7 @@ def test_runs_that_go_well_say_nothing_of_libraries(tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_has_status_2(
-    monkeypatch: pytest.MonkeyPatch, logs: Path, capsys: pytest.CaptureFixture
+    monkeypatch: pytest.MonkeyPatch, logs: Path, capfd: pytest.CaptureFixture
 ) -> None:
     """Of `verify` 1 means that a checkpoint does not hold."""
     rooms = {"inspect": "lens"}
@@ -209,6 +194,6 @@ def test_a_command_that_fails_has_status_2(
         command = __import__(f"attnres_serve.{rooms.get(name, name)}.command", fromlist=["run"])
         monkeypatch.setattr(command, "run", lambda *_: failed(RuntimeError("no room")))
         assert cli.main([name, str(DEMO)]) == 2
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         assert not out and err.count("\n") == 1
         assert err.startswith(f"attnres-serve: {name} failed (RuntimeError: no room); its log is")
