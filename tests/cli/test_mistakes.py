@@ -1,11 +1,9 @@
 """One sentence about the first mistake of what a person wrote."""
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from typing_extensions import TypedDict
 
 from attnres_serve import mistakes
 
@@ -55,47 +53,3 @@ def test_the_first_mistake_is_one_sentence(value: Any, says: str) -> None:
     assert mistakes.first(placed, value, below=1) == mistakes.first(errors, value)
     # The value is not at hand where it is read entry by entry.
     assert mistakes.first(errors).sentence.startswith(says)
-
-
-class Part(TypedDict):
-    type: Literal["text"]
-    text: str
-
-
-class Picture(TypedDict):
-    type: Literal["picture"]
-    url: str
-
-
-class Message(TypedDict, total=False):
-    parts: Iterable[Part | Picture]
-
-
-class Chat(BaseModel):
-    messages: list[Message | First]
-
-
-GOOD: dict[str, Any] = {"type": "text", "text": "a"}
-
-
-@pytest.mark.parametrize(
-    ("parts", "says"),
-    [
-        ([GOOD, {"type": "text"}], "messages[1].parts[1].text is missing; give it."),
-        ([{"type": "text", "text": 3}], "messages[1].parts[0].text: found 3; expected text."),
-        ([GOOD, GOOD, 5], "messages[1].parts[2]: found 5; expected an object."),
-        ([{"type": "x"}], "messages[1].parts[0].type: found \"x\"; expected 'text' or 'picture'."),
-        (
-            [{"type": "picture", "url": None}],
-            "messages[1].parts[0].url: found null; expected text.",
-        ),
-    ],
-)
-def test_what_is_read_later_is_named_by_its_place(parts: list[Any], says: str) -> None:
-    """Pydantic knows no more of it than its number in its own list."""
-    body = {"other": [[GOOD], [GOOD, GOOD, GOOD]], "messages": [{"parts": [GOOD] * 3}]}
-    body["messages"].append({"parts": parts})
-    chat = Chat.model_validate(body)
-    with pytest.raises(ValidationError) as caught:
-        list(chat.messages[1]["parts"])  # type: ignore[index]
-    assert mistakes.first(caught.value.errors(), body).sentence == says

@@ -4,12 +4,8 @@ import argparse
 import re
 from pathlib import Path
 
-import pytest
-
 from attnres_serve import settings
 from attnres_serve.server import launcher, metrics
-from attnres_serve.server.bounds import policy
-from attnres_serve.server.bounds.policy import Policy
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "use" / "operations").glob("*.md"))
 PAGE = "\n".join(path.read_text() for path in PAGES)
@@ -38,14 +34,6 @@ def test_every_flag_is_on_the_page():
 def test_metrics_and_what_is_refused_are_on_the_page():
     for name in [*launcher.UNPROTECTED, *(one.describe()[0].name for one in metrics.SERVED)]:
         assert f"`{name}" in PAGE
-
-
-def test_bounds_of_traces_are_flags():
-    words = ["--max-trace-tokens", "7", "--max-trace-weights", "8"]
-    own = parser().parse_args(words)
-    assert policy.given(own) == Policy(max_trace_tokens=7, max_trace_weights=8)
-    with pytest.raises(SystemExit):
-        parser().parse_args(["--max-trace-weights", "0"])
 
 
 def test_the_keys_for_vllms_own_command_are_on_the_page():

@@ -25,7 +25,7 @@ NAMES = ["demo", "team/demo v2"]
 CONTEXT = 512  # of the open server
 KEY, SECOND = "a-key-of-the-test", "another-key-of-the-test"
 # Bounds of the server with keys.
-KEYED_CONTEXT, BODY, SEQUENCES, AT_A_TIME = 1024, 20_000, 4, 8
+KEYED_CONTEXT, SEQUENCES = 1024, 4
 CHUNK = 64  # tokens
 TRACE_TOKENS = 512
 WEIGHTS = 29000  # 57 sources of all sites together, times 508 tokens
@@ -85,8 +85,6 @@ def keyed_server(tmp_path_factory) -> Iterator[Server]:
     flags = {
         "--api-key-file": keys,
         "--dtype": "float32",
-        "--max-body-bytes": BODY,
-        "--max-concurrent-requests": AT_A_TIME,
         "--max-model-len": KEYED_CONTEXT,
         "--max-num-batched-tokens": CHUNK,
         "--max-num-seqs": 8,
