@@ -7,7 +7,6 @@ costs a second, not a minute.
 import argparse
 import os
 import re
-import signal
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -96,8 +95,6 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
     check_plugin()
     place = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    # Process 1 of a container ignores what it has no handler for; vLLM's comes after its imports.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     log = own.verbose or levels.wants_log(words, os.environ)
     start_events.tell(
         "checked",

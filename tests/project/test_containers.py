@@ -281,34 +281,6 @@ def test_the_server_takes_the_flags_of_the_entrypoint():
     assert parsed.shutdown_timeout == 7
 
 
-START = """
-import sys, time
-from attnres_serve import cli
-from attnres_serve.compat import openai_server
-def run_server(*arguments):
-    print("starting", flush=True)
-    for _ in range(600):  # a signal right before a sleep is heard after it
-        time.sleep(0.1)
-openai_server.run_server = run_server
-sys.exit(cli.main(["serve", sys.argv[1], "--port", "0"]))
-"""
-
-
-def test_sigterm_is_heard_while_the_server_starts():
-    """By a handler of ours: process 1 of a container has no default action."""
-    demo = ROOT / "examples" / "demo" / "checkpoint"
-    process = subprocess.Popen(
-        [sys.executable, "-c", START, str(demo)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "starting\n"
-    process.terminate()
-    _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "attnres-serve: interrupted.\n")
-
-
 # --- the values for production-stack
 
 

@@ -63,14 +63,6 @@ def test_kubectl_finds_a_kind_in_every_file_of_a_folder_that_it_applies():
             assert {"apiVersion", "kind"} <= read(path).keys(), path
 
 
-def test_the_schema_of_kubernetes_would_have_something_to_say():
-    manifest = read(MANIFESTS / "deployment.yaml")
-    (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    container["readinesProbe"] = container.pop("readinessProbe")
-    with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
-        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
-
-
 def test_pods_are_confined_as_compose_yaml_confines():
     pod = read(MANIFESTS / "deployment.yaml")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -368,25 +360,3 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert verify(text) == ""
     assert "KillMod" in verify(text.replace("KillMode=", "KillMod="))
     assert "mxied" in verify(text.replace("KillMode=mixed", "KillMode=mxied"))
-
-
-# Logs.
-
-LOG = """
-import json, logging.config, sys
-with open(sys.argv[1]) as file:
-    logging.config.dictConfig(json.load(file))
-for name in ("vllm.attnres_serve", "uvicorn.access"):
-    logging.getLogger(name).warning("a %s of two\\nlines", "message")
-"""
-
-
-def test_logs_are_json_by_the_file():
-    """By logging's own dictConfig, as vLLM uses the file; test_observability asks a server."""
-    command = [sys.executable, "-c", LOG, DEPLOY / "logging.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["name"] for line in said] == ["vllm.attnres_serve", "uvicorn.access"]
-    assert {line["levelname"] for line in said} == {"WARNING"}
-    assert {line["message"] for line in said} == {"a message of two\nlines"}

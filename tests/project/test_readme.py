@@ -201,24 +201,9 @@ def test_targets_of_make_exist(command):
     assert flags.get("ARGS", "") in done.stdout
 
 
-def test_pip_installs_the_clone(tmp_path):
-    """As a wheel that requires xarray alone, in this environment and without a network."""
-    (command,) = (one for one in COMMANDS if one[0] == "pip")
-    assert command == ["pip", "install", "."]
-    flags = ["--dry-run", "--no-index", "--no-build-isolation", "--no-deps", "--force-reinstall"]
-    report = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, "-m", *command[:2], *flags, "--quiet", "--report", report, *command[2:]],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(report.read_text())["install"]
-    assert found["metadata"]["name"] == "attnres-serve"
-    needed = [one for one in found["metadata"]["requires_dist"] if "extra ==" not in one]
-    assert [re.match(r"[\w-]+", one)[0] for one in needed] == ["xarray"]
+def test_pip_installs_the_clone():
+    """``test_release`` makes the wheel that this makes, and looks at what it requires."""
+    assert [one for one in COMMANDS if one[0] == "pip"] == [["pip", "install", "."]]
 
 
 def run(command: list[str], cwd: Path = ROOT) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import OURS, environment
 
 from attnres_serve import cli
 from attnres_serve.compat import source, start_events
@@ -458,7 +457,6 @@ def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, log, is_given)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "")
     monkeypatch.delenv("VLLM_LOGGING_LEVEL")
     monkeypatch.setattr(launcher, "check_checkpoint", lambda name, words: (name, None))
-    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
     monkeypatch.setattr(launcher.openai_server, "run_server", lambda *_: None)
     own = cli.build_parser().parse_args(["serve"])
     with log.heard():
@@ -742,10 +740,3 @@ def test_a_target_that_raises_ends_as_ever(monkeypatch):
         raise KeyError("nothing")
     except KeyError:
         quick_exit._end_orderly()
-
-
-def test_a_refused_start_is_one_sentence(tmp_path):
-    command = [*OURS, str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("attnres-serve: ") and len(done.stderr.splitlines()) == 1

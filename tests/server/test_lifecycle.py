@@ -232,6 +232,29 @@ def test_an_engine_that_dies_ends_the_delay():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_aborts(monkeypatch, number):
+    """In the delay too, in which new requests are taken."""
+    ended: list[int] = []
+    monkeypatch.setattr(lifecycle, "AGAIN", 0.01)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    started = Started(3600)
+
+    async def main() -> None:
+        await started.begin()
+        loop = asyncio.get_running_loop()
+        stop = loop.run_in_executor(None, started.client.shutdown, 20)
+        await within(5, lambda: number in loop._signal_handlers)
+        assert started.http.get("/work").status_code == 200 and not ended
+        os.kill(os.getpid(), number)
+        await within(5, lambda: ended == [128 + number])
+        started.client.errored = True
+        with pytest.raises(SystemExit):
+            await stop
+
+    asyncio.run(main())
+
+
 def test_it_waits_no_longer_than_it_may():
     started = Started()
 

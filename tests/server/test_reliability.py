@@ -537,6 +537,7 @@ def test_vllms_own_command_lets_requests_end(folder):
         assert server.process.wait(BUSY) == 0, tail(server.log)
 
 
+@pytest.mark.exhaustive
 def test_a_second_sigterm_aborts(folder):
     """And without traces there are none: a server of its own for that would take half a minute.
 
