@@ -4,7 +4,6 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Collection
-from itertools import pairwise
 from pathlib import Path
 
 from attnres_serve.errors import SettingError
@@ -21,29 +20,31 @@ def usual(word: str) -> str:
     return name.replace("_", "-") + word[len(name) :]
 
 
-def value_of(flag: str, words: list[str]) -> str | None:
-    """The value that a flag of vLLM's is given, None where it is not given."""
-    value = None
-    for word, following in pairwise([*words, None]):
-        name, equals, given = usual(word or "").partition("=")
-        if name == flag:
-            value = given if equals else following
-    return value  # of several the last counts, as for vLLM's parser
+def given(words: list[str]) -> list[tuple[str, list[str]]]:
+    """The flags among words as they are usually spelt, each with the words behind it."""
+    found: list[tuple[str, list[str]]] = []
+    is_value = False
+    for word in words:
+        if is_value or not re.match("-{1,2}[A-Za-z]", word) or " " in word:  # as argparse has it
+            if found:
+                found[-1][1].append(word)
+            is_value = False
+            continue
+        flag, equals, value = usual(word).partition("=")
+        found.append((flag, [value] if equals else []))
+        is_value = "." in word and not equals  # --hf-overrides.key VALUE
+    return found
 
 
 def values_of(flag: str, words: list[str]) -> list[str]:
-    """The values of a flag of vLLM's that takes several, up to the next flag."""
-    found: list[str] = []
-    is_value = False
-    for word in words:
-        name, equals, given = usual(word).partition("=")
-        if name == flag:
-            found, is_value = [given] if equals else [], not equals
-        elif word.startswith("-"):
-            is_value = False
-        elif is_value:
-            found.append(word)
-    return found
+    """The values that a flag of vLLM's is given; of several the last counts, as for its parser."""
+    found = [values for name, values in given(words) if name == flag]
+    return found[-1] if found else []
+
+
+def value_of(flag: str, words: list[str]) -> str | None:
+    """The value that a flag of vLLM's is given, None where it is not given."""
+    return next(iter(values_of(flag, words)), None)
 
 
 def names(add_arguments: Callable[[argparse.ArgumentParser], None]) -> frozenset[str]:
@@ -76,11 +77,20 @@ def require_known(
     """
     if known is None:
         return
-    _judge(words, known, own)
     path, from_file = _read_config(words)
-    _judge(from_file, known, (), f" in {path}")
-    _require_choices(words, choices)
-    _require_choices(from_file, choices, f" in {path}")
+    in_file = f" in {path}"
+    places = [(flag, values, "") for flag, values in given(words)]
+    places += [(flag, values, in_file) for flag, values in given(from_file)]
+    for name, values, place in places:
+        flag = name.partition(".")[0]
+        if not (_is_known(flag, known) or flag == CONFIG):
+            there = {*known} if place else {*known, *own}
+            raise SettingError(f"found {flag}{place}, {_advice(flag, there)}")
+        listed = choices(name) if values and name.startswith("--") else None
+        if listed is not None and values[0] not in (*listed, "None", ""):
+            raise SettingError(
+                f"found {name} {values[0]}{place}; expected one of {', '.join(listed)}."
+            )
 
 
 def with_config(words: list[str]) -> list[str]:
@@ -90,30 +100,6 @@ def with_config(words: list[str]) -> list[str]:
         SettingError: the file cannot be read.
     """
     return [*_read_config(words)[1], *words]
-
-
-def _judge(words: list[str], known: Collection[str], own: Collection[str], place: str = "") -> None:
-    is_value = False
-    for word in words:
-        if is_value or not re.match("-{1,2}[A-Za-z]", word) or " " in word:  # as argparse has it
-            is_value = False
-            continue
-        flag = re.split("[.=]", usual(word), maxsplit=1)[0]
-        is_value = "." in word and "=" not in word  # --hf-overrides.key VALUE
-        if not (_is_known(flag, known) or flag == CONFIG):
-            raise SettingError(f"found {flag}{place}, {_advice(flag, {*known, *own})}")
-
-
-def _require_choices(
-    words: list[str], choices: Callable[[str], list[str] | None], place: str = ""
-) -> None:
-    """Raise SettingError for a value that is none of those that its flag takes."""
-    for word, following in pairwise([*words, None]):
-        flag, equals, given = usual(word or "").partition("=")
-        value = given if equals else following
-        listed = choices(flag) if flag.startswith("--") and value is not None else None
-        if listed is not None and value not in (*listed, "None", ""):
-            raise SettingError(f"found {flag} {value}{place}; expected one of {', '.join(listed)}.")
 
 
 def _is_known(flag: str, known: Collection[str]) -> bool:

@@ -3,9 +3,11 @@
 import re
 from contextlib import suppress
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
+
+ENGINE = "engine/arg_utils.py"
+SERVER = ("entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py")  # of 0.28
 
 
 def flags_of_engine() -> frozenset[str] | None:
@@ -14,43 +16,26 @@ def flags_of_engine() -> frozenset[str] | None:
     They are read from its source, because importing it takes seconds.  None where they cannot be
     told: it is not installed, or a platform that is not its own may add some.
     """
-    return _flags("engine/arg_utils.py", without="AsyncEngineArgs")  # the server's
+    return _flags((_source(ENGINE) or "").partition("\nclass AsyncEngineArgs")[0])
 
 
 def flags_of_server() -> frozenset[str] | None:
     """The same of vLLM's server, which are those of its engine and more."""
-    engine = _flags("engine/arg_utils.py")
-    for path in ("entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py"):  # of 0.28
-        more = _flags(path)
-        if engine and more:
-            return engine | more
-    return None
+    engine, more = _source(ENGINE), next(filter(None, map(_source, SERVER)), None)
+    return _flags(engine + more) if engine and more else None
 
 
-def _flags(path: str, without: str = "") -> frozenset[str] | None:
-    """The names that a file of vLLM's adds to a parser, one by one or as fields of a class.
-
-    Args:
-        path: of the file in vLLM's package.
-        without: a class of it that is left out.
-    """
-    import ast
+def _flags(source: str) -> frozenset[str] | None:
+    """The names that a source adds to a parser, one by one or as fields of a class."""
     from importlib.metadata import entry_points
 
-    source = _source(path)
-    if source is None or entry_points(group="vllm.platform_plugins"):
+    if not source or entry_points(group="vllm.platform_plugins"):
         return None
-    body = ast.parse(source).body
-    names = {"-O"}  # vLLM replaces it before its parser sees it
-    kept = [node for node in body if getattr(node, "name", None) != without]
-    for node in chain.from_iterable(map(ast.walk, kept)):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-            given = [str(word.value) for word in node.args if isinstance(word, ast.Constant)]
-            names.update(word for word in given if word.startswith("-"))
-        elif isinstance(node, ast.ClassDef) and node.name.endswith("FrontendArgs"):
-            fields = (line.target for line in node.body if isinstance(line, ast.AnnAssign))
-            names.update("--" + ast.unparse(field).replace("_", "-") for field in fields)
-    return frozenset(names)
+    names = {"-O", *re.findall('"(-(?:-[a-z]|[a-z])[a-z0-9-]*)"', source)}  # vLLM replaces -O
+    for body in re.findall(r"^class \w*FrontendArgs\b.*?(?=^\S|\Z)", source, re.S | re.M):
+        fields = re.findall(r"^    ([a-z]\w*): ", body, re.M)
+        names.update("--" + field.replace("_", "-") for field in fields)
+    return frozenset(names - {"--help"})
 
 
 def choices(flag: str) -> list[str] | None:
@@ -60,7 +45,7 @@ def choices(flag: str) -> list[str] | None:
     """
     import ast
 
-    engine = _source("engine/arg_utils.py")
+    engine = _source(ENGINE)
     name = re.escape(flag)
     given = re.search(rf'"{name}",\s*\*\*(\w+)\["(\w+)"\],?\s*\)', engine or "")
     owner = given and re.search(rf"\b{given[1]} = get_kwargs\((\w+)\)", engine or "")
