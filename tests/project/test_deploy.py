@@ -22,7 +22,7 @@ import vllm
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from attnres_serve.server import launcher, metrics
 
@@ -164,16 +164,6 @@ def test_every_custom_resource_has_a_model():
 @pytest.mark.parametrize("name", RESOURCES)
 def test_custom_resources_follow_their_definitions(name):
     validate(model_of(name), read(MONITORING / f"{name}.yaml"))
-
-
-@pytest.mark.parametrize("name", RESOURCES)
-def test_a_field_that_a_definition_lacks_is_found(name):
-    resource = read(MONITORING / f"{name}.yaml")
-    resource["spec"]["intervall"] = "15s"
-    with pytest.raises(AssertionError):
-        validate(model_of(name), resource)
-    with pytest.raises(ValidationError):
-        validate(model_of(name), {**resource, "spec": "none"})
 
 
 # Queries.

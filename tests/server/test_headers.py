@@ -3,11 +3,12 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import Thread
 
 import pytest
 import uvicorn
+from raw_http import connected, read
 
 pytest.importorskip("vllm")
 
@@ -32,7 +33,7 @@ async def app(scope, receive, send) -> None:
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+def url() -> Iterator[str]:
     options = {"http": BoundedHeaders, "lifespan": "off", "log_level": "error"}
     config = uvicorn.Config(app, host="127.0.0.1", port=0, **options)
     config.h11_max_incomplete_event_size, config.h11_max_header_count = SIZE, NUMBER
@@ -41,16 +42,9 @@ def port() -> Iterator[int]:
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
-
-
-@contextmanager
-def connected(port: int) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield connection
 
 
 def get(headers: bytes = b"", path: bytes = b"/") -> bytes:
@@ -76,21 +70,22 @@ MANY = b"\r\nx: a" * NUMBER
     ids=["value", "name", "sum", "path", "number", "trailer", "trailers", "extension", "second"],
 )
 @pytest.mark.parametrize("piece", [2**16, 1000])
-def test_what_is_too_much_ends_the_connection(port, asked, piece):
+def test_what_is_too_much_ends_the_connection(url, asked, piece):
     sent = 0
-    with connected(port) as connection, suppress(ConnectionError):
+    with connected(url) as connection, suppress(ConnectionError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while sent < len(asked):
             sent += connection.send(asked[sent : sent + piece])
             time.sleep(0.0005)  # so that the server reads pieces, and no heap of them
         connection.shutdown(socket.SHUT_WR)
-        *_, answer = b"".join(iter(lambda: connection.recv(2**16), b"")).split(b"HTTP/1.1 ")
+        *_, answer = read(connection).split(b"HTTP/1.1 ")
         assert answer.startswith(b"400 ") and b"connection: close" in answer
-    with connected(port) as connection:
+    with connected(url) as connection:
         connection.sendall(get())
         assert b" 200 " in connection.recv(2**16)
 
 
-def test_what_is_within_the_bounds_is_served(port):
+def test_what_is_within_the_bounds_is_served(url):
     """One request after the other on a connection, and bodies of any size in any pieces."""
     large = b"a" * 300_000
     pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in large[:30_000])
@@ -101,7 +96,7 @@ def test_what_is_within_the_bounds_is_served(port):
         (CHUNKED + pieces + b"0" + END, b"2 headers, 30000 bytes"),
         (get(), b"1 headers, 0 bytes"),
     ]
-    with connected(port) as connection, connection.makefile("rb") as answers:
+    with connected(url) as connection, connection.makefile("rb") as answers:
         for request, said in asked * 2:
             connection.sendall(request)
             assert b" 200 " in answers.readline()
