@@ -22,7 +22,6 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from pydantic_core import SchemaError
 from serving import GOLDENS
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -630,26 +629,10 @@ def test_an_integer_that_may_be_a_float_stays_one(vllms_app):
     assert not errors and repr(found.vllm_xargs) == repr(given)
 
 
-def test_a_pydantic_that_cannot_end_early_is_told_of(vllms_app, monkeypatch, warned):
+def test_bodies_that_cannot_be_bounded_are_told_of(vllms_app, warned):
+    """Those of a route that reads its body by other means; the others have their bounds."""
     fail_fast.read_to_first_error(vllms_app)
     assert not warned
-
-    def older(schema, **more):
-        raise TypeError(f"unexpected keyword argument {next(iter(more))}")
-
-    def stricter(schema, **more):
-        raise SchemaError("unexpected keyword fail_fast")
-
-    for validator, reason in ((older, "_use_prebuilt"), (stricter, "fail_fast")):
-        warned.clear()
-        with monkeypatch.context() as context:
-            context.setattr(fail_fast, "SchemaValidator", validator)
-            fail_fast.read_to_first_error(vllms_app)
-        assert len(warned) == 1 and reason in warned[0] and "/v1/completions" in warned[0]
-
-
-def test_bodies_that_cannot_be_bounded_are_told_of(warned):
-    """Those of a route that reads its body by other means; the others have their bounds."""
     app = FastAPI()
 
     async def invocations() -> None: ...
