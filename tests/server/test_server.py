@@ -1,4 +1,4 @@
-"""The server on the demo checkpoint: OpenAI's client, our route, and bad requests."""
+"""The server on the demo checkpoint: our route, pages of others, and what the pages have."""
 
 import json
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openai import OpenAI
 from serving import DEMO, run_module
 
 pytestmark = pytest.mark.engine
@@ -19,11 +18,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def server(open_server):
     return open_server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
 
 
 def test_info_describes_the_model(server):
@@ -43,14 +37,6 @@ def test_info_describes_the_model(server):
 
 def info_layers() -> int:
     return int(re.search(r'"num_hidden_layers": (\d+)', (DEMO / "config.json").read_text())[1])
-
-
-def test_the_demo_continues_python(client):
-    """Really trained: a class body goes on as Python, which random weights would not."""
-    answer = client.completions.create(
-        model="demo", prompt="import os\nimport sys\n\n\ndef ", temperature=0, max_tokens=24
-    )
-    assert re.match(r"\w+\(", answer.choices[0].text), answer.choices[0].text
 
 
 CHAT = {"messages": [{"role": "user", "content": "def "}], "max_tokens": 1}
