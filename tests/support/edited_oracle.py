@@ -5,6 +5,7 @@ weights; nothing of what applies edits is imported.  An edit is a dictionary as 
 with all of `sites`, `sources` and `tokens`: indices, names and positions.
 """
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,6 +132,46 @@ def some(model: Model, length: int) -> list[Edit]:
     ]
     every = list(range(length))
     return [{"sites": sites[::2], "sources": ["embedding"], "tokens": every, "ban": True}, *even]
+
+
+def drawn(model: Model, length: int) -> list[Edit]:
+    """An edit of every kind, each of some sites, sources and tokens; a token may have several.
+
+    None takes the last source of a site: a fifth of the draws would be refused.
+    """
+    edits = []
+    for kind in ("scale", "ban", "mean", "weights", "force", "ban", "scale"):
+        readers = [site for site in mixing_sites(model) if len(sources_at(model, site)) > 1]
+        first = random.choice(readers)
+        sources = random.sample(sources_at(model, first), random.randint(1, 2))
+        if kind == "force":
+            sources = sources[:1]
+        able = [
+            site
+            for site in readers
+            if set(sources) <= set(sources_at(model, site))
+            and len(sources) < len(sources_at(model, site))
+        ]
+        if not able:
+            continue
+        sites = sorted(random.sample(able, random.randint(1, min(3, len(able)))))
+        tokens = sorted(random.sample(range(length), random.randint(1, length)))
+        value: Any = True
+        if kind == "weights":
+            value = [0.25, 0.75][: len(sources)] if len(sources) == 2 else [1.0]
+        if kind == "scale":
+            value = random.choice([-1.0, 0.0, 0.5, 2.0])
+        edits.append({"sites": sites, "sources": sources, "tokens": tokens, kind: value})
+    return edits
+
+
+def possible(model: Model, length: int) -> list[Edit]:
+    """Drawn edits that leave every site a source at every token."""
+    while True:
+        edits = drawn(model, length)
+        every, *_ = evaluate(model, [3] * length, edits)
+        if all(weights.isfinite().all() for weights in every):
+            return edits
 
 
 def by_numbers(model: Model, edit: Edit) -> list[Any]:

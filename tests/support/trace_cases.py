@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from checkpoints import EVERY_OPTION, write_fla, write_house, write_kimi_names, write_titan
-from edited_oracle import evaluate
+from edited_oracle import evaluate, mixing_sites
 from in_process import load, vllm_config, with_caches
 from serving import GOLDENS
 from torch import Tensor
@@ -84,28 +85,60 @@ def wanted(model: oracle.Model, ids: Sequence[int]) -> tuple[list[Tensor], list[
     return weights, rms
 
 
-def check(
-    found: dict[int, recording.SiteTrace], model: oracle.Model, ids: Sequence[int], rows: list[int]
-) -> None:
-    """Every traced site gives the float64 model's weights and magnitudes."""
-    weights, rms = wanted(model, ids)
-    for index, (own, size) in found.items():
-        torch.testing.assert_close(own.double(), weights[index][rows], atol=FAR, rtol=0)
-        torch.testing.assert_close(size.double(), rms[index][rows], atol=FAR, rtol=FAR)
+class Replayed(NamedTuple):
+    """All that a replay gives, of all sites and tokens.
+
+    Attributes:
+        traces: by site.
+        predicted: the most probable tokens and their logprobs, ``[tokens, top]`` each, and the
+            logprobs ``[tokens]`` of the tokens that follow.
+        lens: predictions by site and vector, as an answer has them.
+    """
+
+    traces: dict[int, recording.SiteTrace]
+    predicted: tuple[Tensor, Tensor, Tensor]
+    lens: dict[tuple[int | None, str], list[dict]]
+
+
+def replayed(
+    worker: SimpleNamespace, ids: Sequence[int], asked: Sequence[dict] = (), top: int = 5
+) -> Replayed:
+    """All that a replay under edits gives."""
+    every = sites(spec_of(worker.vllm_config.model_config.hf_config))
+    edits = resolve([Edit.model_validate(edit) for edit in asked], every, len(ids))
+    mixing, rows, following = [site for site in every if site.mixes], range(len(ids)), [*ids[1:]]
+    following.append(NONE)
+    predictions = Predictions(rows, following, top)
+    lens = readings.Lens(readings.readings(mixing), following, top)
+    reader = Reader(lens)
+    indices = [site.index for site in every]
+    found = record(worker, ids, rows, indices, edits, predictions, reader)
+    packed = reader.predictions.packed()
+    read = readings.answered(mixing, rows, lens, packed, lambda ids: [None] * len(ids))
+    by_vector = {(one["site"], one["vector"]): one["predictions"] for one in read}
+    return Replayed(found, unpacked(predictions.packed(), len(ids)), by_vector)
+
+
+def check_replay(
+    worker: SimpleNamespace, model: oracle.Model, ids: Sequence[int], edits: Sequence[dict]
+) -> Replayed:
+    """A replay under edits gives the float64 model's weights, magnitudes and logprobs."""
+    weights, rms, logprobs = evaluate(model, ids, edits)
+    found = replayed(worker, ids, edits)
+    assert sorted(found.traces) == mixing_sites(model)
+    for index, (own, size) in found.traces.items():
+        torch.testing.assert_close(own.double(), weights[index], atol=FAR, rtol=0)
+        torch.testing.assert_close(size.double(), rms[index], atol=FAR, rtol=FAR)
         assert (own.sum(-1) - 1).abs().max() < 1e-5
-
-
-def edited_record(
-    worker: SimpleNamespace, ids: Sequence[int], asked: Sequence[dict], top: int = 5
-) -> tuple[dict[int, recording.SiteTrace], tuple[Tensor, Tensor, Tensor]]:
-    """All traces of an edited replay, and what it predicts: `top` tokens and their logprobs,
-    ``[tokens, top]`` each, and the logprobs ``[tokens]`` of the tokens that follow."""
-    spec = spec_of(worker.vllm_config.model_config.hf_config)
-    edits = resolve([Edit.model_validate(edit) for edit in asked], sites(spec), len(ids))
-    predictions = Predictions(range(len(ids)), [*ids[1:], NONE], top)
-    every = range(spec.num_sublayers + 1)
-    found = record(worker, ids, range(len(ids)), every, edits, predictions)
-    return found, unpacked(predictions.packed(), len(ids))
+    top, values, following = found.predicted
+    wanted = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    for own, other in (
+        (values, logprobs.gather(1, top)),
+        (values, logprobs.topk(top.shape[1]).values),
+        (following[:-1], wanted),
+    ):
+        torch.testing.assert_close(own.double(), other, atol=LOGPROBS, rtol=0)
+    return found
 
 
 def unpacked(packed: Sequence[bytes], rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,22 +149,6 @@ def unpacked(packed: Sequence[bytes], rows: int) -> tuple[Tensor, Tensor, Tensor
         for part, kind in zip(packed, kinds, strict=True)
     ]
     return parts[0].view(rows, -1), parts[1].view(rows, -1), parts[2]
-
-
-def lens_record(
-    worker: SimpleNamespace, ids: Sequence[int], asked: Sequence[dict] = (), top: int = 5
-) -> dict[tuple[int | None, str], list[dict]]:
-    """What a lens of all sites and tokens answers: predictions by site and vector."""
-    spec = spec_of(worker.vllm_config.model_config.hf_config)
-    edits = resolve([Edit.model_validate(edit) for edit in asked], sites(spec), len(ids))
-    mixing, rows = [site for site in sites(spec) if site.mixes], range(len(ids))
-    lens = readings.Lens(readings.readings(mixing), [*ids[1:], NONE], top)
-    reader = Reader(lens)
-    every = [site.index for site in mixing]
-    record(worker, ids, rows, every, edits, None, reader)
-    packed = reader.predictions.packed()
-    found = readings.answered(mixing, rows, lens, packed, lambda ids: [None] * len(ids))
-    return {(one["site"], one["vector"]): one["predictions"] for one in found}
 
 
 def check_lens(

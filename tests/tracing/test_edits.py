@@ -1,31 +1,17 @@
 """Edited replays against the float64 model with the same edits; no engine."""
 
-import random
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from edited_oracle import evaluate, mixing_sites, sources_at
 from jobs import fresh_prompts
-from serving import GOLDENS
 
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import (
-    BLOCK,
-    FAR,
-    LOGPROBS,
-    NAMES,
-    RANDOM,
-    edited_record,
-    record,
-    unpacked,
-    worker_of,
-)
+from trace_cases import BLOCK, Replayed, record, replayed, unpacked, worker_of
 
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
@@ -33,13 +19,11 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.config import spec_of
-from attnres_serve.settings import ALGORITHMS
 from attnres_serve.tracing import record as recording
 from attnres_serve.tracing.answer import NONE
 from attnres_serve.tracing.edits import Edit, Resolved, resolve
 from attnres_serve.tracing.intervene import Intervention
 from attnres_serve.tracing.predict import Predictions
-from attnres_serve.verify import oracle
 
 HERE = ("cpp", "torch")
 LENGTH = 37
@@ -47,92 +31,8 @@ LENGTH = 37
 
 @pytest.fixture(scope="module", autouse=True)
 def one_world():
-    random.seed()
     with world(BLOCK):
         yield
-
-
-def drawn(model: oracle.Model, length: int) -> list[dict[str, Any]]:
-    """An edit of every kind, each of some sites, sources and tokens; a token may have several.
-
-    None takes the last source of a site: a fifth of the draws would be refused.
-    """
-    edits = []
-    for kind in ("scale", "ban", "mean", "weights", "force", "ban", "scale"):
-        readers = [site for site in mixing_sites(model) if len(sources_at(model, site)) > 1]
-        first = random.choice(readers)
-        sources = random.sample(sources_at(model, first), random.randint(1, 2))
-        if kind == "force":
-            sources = sources[:1]
-        able = [
-            site
-            for site in readers
-            if set(sources) <= set(sources_at(model, site))
-            and len(sources) < len(sources_at(model, site))
-        ]
-        if not able:
-            continue
-        sites = sorted(random.sample(able, random.randint(1, min(3, len(able)))))
-        tokens = sorted(random.sample(range(length), random.randint(1, length)))
-        value: Any = True
-        if kind == "weights":
-            value = [0.25, 0.75][: len(sources)] if len(sources) == 2 else [1.0]
-        if kind == "scale":
-            value = random.choice([-1.0, 0.0, 0.5, 2.0])
-        edits.append({"sites": sites, "sources": sources, "tokens": tokens, kind: value})
-    return edits
-
-
-def possible(model: oracle.Model, length: int) -> list[dict[str, Any]]:
-    """Drawn edits that leave every site a source at every token."""
-    while True:
-        edits = drawn(model, length)
-        every, *_ = evaluate(model, [3] * length, edits)
-        if all(weights.isfinite().all() for weights in every):
-            return edits
-
-
-def check(folder: Path, algorithm: str, backend: str, chunk: int) -> None:
-    """All sites, tokens and logprobs, of an edited replay and of one that is not."""
-    model = oracle.load(folder)
-    (ids,) = fresh_prompts((LENGTH,))
-    edits = possible(model, LENGTH)
-    worker = worker_of(folder, algorithm, backend, chunk)
-    for chosen in (edits, []):
-        every, rms, logprobs = evaluate(model, ids, chosen)
-        found, predictions = edited_record(worker, ids, chosen)
-        assert sorted(found) == mixing_sites(model)
-        for index, (weights, size) in found.items():
-            torch.testing.assert_close(weights.double(), every[index], atol=FAR, rtol=0)
-            torch.testing.assert_close(size.double(), rms[index], atol=FAR, rtol=FAR)
-        top, values, following = predictions
-        torch.testing.assert_close(
-            values, logprobs.gather(1, top), atol=LOGPROBS, rtol=0, check_dtype=False
-        )
-        best = logprobs.topk(top.shape[1]).values
-        torch.testing.assert_close(values, best, atol=LOGPROBS, rtol=0, check_dtype=False)
-        wanted = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-        torch.testing.assert_close(following[:-1], wanted, atol=LOGPROBS, rtol=0, check_dtype=False)
-
-
-@pytest.mark.parametrize("golden", NAMES)
-def test_every_format(golden):
-    """In chunks, or in one pass, by any algorithm and backend."""
-    chunk = random.choice([16, 64])
-    check(GOLDENS / golden, random.choice(ALGORITHMS), random.choice(HERE), chunk)
-
-
-@pytest.mark.parametrize("backend", HERE)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_and_backend(algorithm, backend):
-    check(BLOCK, algorithm, backend, 16)
-
-
-@pytest.mark.parametrize("name", sorted({*RANDOM} - {"grouped", "llama"}))
-def test_random_checkpoints(name, tmp_path):
-    write, options = RANDOM[name]
-    write(tmp_path / name, seed=random.randrange(10**6), **options)
-    check(tmp_path / name, random.choice(ALGORITHMS), random.choice(HERE), 16)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -140,41 +40,26 @@ def test_an_edit_of_nothing_is_no_edit(dtype):
     """To the bit, by the own kernels of every site that it names."""
     worker = worker_of(BLOCK, "two_phase", HERE[0], 16, dtype=dtype)
     (ids,) = fresh_prompts((LENGTH,))
-    plain = edited_record(worker, ids, [])
+    plain = replayed(worker, ids, [])
     for nothing in ({"scale": 1}, {"sites": [0], "weights": [1]}, {"sites": [0], "mean": True}):
-        assert same(edited_record(worker, ids, [nothing]), plain)
+        assert same(replayed(worker, ids, [nothing]), plain)
     some = {"sites": [3], "sources": ["embedding"], "tokens": [20], "ban": True}
-    other = edited_record(worker, ids, [some])
+    other = replayed(worker, ids, [some])
     assert not same(other, plain)
-    for index, (weights, rms) in other[0].items():  # nothing changes before the site or the token
+    for index, (weights, rms) in other.traces.items():  # nothing before the site or the token
         same_rows = LENGTH if index < 3 else 20
-        assert weights[:same_rows].equal(plain[0][index].weights[:same_rows])
-        assert rms[:same_rows].equal(plain[0][index].rms[:same_rows])
-    assert other[1][1][:20].equal(plain[1][1][:20])
-    assert same(edited_record(worker, ids, []), plain)
+        assert weights[:same_rows].equal(plain.traces[index].weights[:same_rows])
+        assert rms[:same_rows].equal(plain.traces[index].rms[:same_rows])
+    assert other.predicted[1][:20].equal(plain.predicted[1][:20])
+    assert same(replayed(worker, ids, []), plain)
 
 
-def same(one, other) -> bool:
+def same(one: Replayed, other: Replayed) -> bool:
     """Whether two replays found the same bits."""
-    traces = zip(sorted(one[0].items()), sorted(other[0].items()), strict=True)
+    traces = zip(sorted(one.traces.items()), sorted(other.traces.items()), strict=True)
     return all(a.equal(b) for (_, x), (_, y) in traces for a, b in zip(x, y, strict=True)) and all(
-        a[:-1].equal(b[:-1]) for a, b in zip(one[1], other[1], strict=True)
+        a[:-1].equal(b[:-1]) for a, b in zip(one.predicted, other.predicted, strict=True)
     )
-
-
-def test_an_edit_leaves_nothing_behind():
-    """After an edited replay, also one that fails: no hook, and the next trace is as before."""
-    worker = worker_of(BLOCK, "two_phase", HERE[0], 16)
-    model = worker.model_runner.get_model()
-    (ids,) = fresh_prompts((LENGTH,))
-    plain, passes = edited_record(worker, ids, []), model.attn_res_executed()
-    edit = [{"sources": ["embedding"], "ban": True}]
-    edited_record(worker, ids, edit)
-    with pytest.raises(IndexError):
-        edited_record(worker, [*ids, 10**6], edit)
-    assert not any(norm._forward_hooks for norm in model.attn_res_sites.values())
-    assert model.attn_res_executed() == passes
-    assert same(edited_record(worker, ids, []), plain)
 
 
 def test_a_site_is_checked_before_it_is_edited():
@@ -184,7 +69,7 @@ def test_a_site_is_checked_before_it_is_edited():
     site.register_forward_hook(lambda norm, given, output: (output[0].flip(0), output[1]))
     (ids,) = fresh_prompts((20,))
     with pytest.raises(recording.TraceError, match="site 5"):
-        edited_record(worker, ids, [{"sites": [5], "mean": True}])
+        replayed(worker, ids, [{"sites": [5], "mean": True}])
 
 
 def test_logits_that_are_no_numbers_are_no_prediction():
@@ -208,8 +93,8 @@ def test_edits_of_one_token_follow_each_other():
     weights = one | {"sources": ["partial", "embedding"], "weights": [0.8, 0.2]}
 
     def at_six(*edits: dict[str, Any]) -> torch.Tensor:
-        found, _ = edited_record(worker, ids, [one | edit for edit in edits])
-        return found[6].weights.double()
+        found = replayed(worker, ids, [one | edit for edit in edits])
+        return found.traces[6].weights.double()
 
     ban = {"sources": ["embedding"], "ban": True}
     for factor in (0, -2, 3):

@@ -5,23 +5,18 @@ import random
 import pytest
 import tiny_sites
 from checkpoints import write_house
-from edited_oracle import some
 from jobs import fresh_prompts
-from lens_oracle import lens, lens_by_class
-from serving import GOLDENS
+from lens_oracle import lens_by_class
 
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import BLOCK, NAMES, check_lens, edited_record, lens_record, worker_of
+from trace_cases import BLOCK, check_lens, replayed, worker_of
 
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.errors import SettingError
-from attnres_serve.settings import ALGORITHMS
 from attnres_serve.tracing import readings
-from attnres_serve.verify import oracle
 
 LENGTH = 21
 
@@ -31,16 +26,6 @@ def one_world():
     random.seed()
     with world(BLOCK):
         yield
-
-
-@pytest.mark.parametrize("golden", NAMES)
-def test_every_format(golden):
-    """All mixes and sums, in chunks, with edits and without."""
-    model = oracle.load(GOLDENS / golden)
-    (ids,) = fresh_prompts((LENGTH,))
-    worker = worker_of(GOLDENS / golden, random.choice(ALGORITHMS), "cpp", 8)
-    for edits in ([], some(model, LENGTH)):
-        check_lens(lens_record(worker, ids, edits), lens(model, ids, edits), ids)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite"])
@@ -54,7 +39,7 @@ def test_what_stands_behind_the_last_norm(name, tmp_path):
     write_house(tmp_path, name, layers=2, block_size=3, seed=0)
     ids = [(7 * i * i + 3 * i + 5) % 320 for i in range(LENGTH)]
     worker = worker_of(tmp_path, "two_phase", "cpp", 64)
-    check_lens(lens_record(worker, ids), lens_by_class(tiny_sites.load(tmp_path), ids), ids)
+    check_lens(replayed(worker, ids).lens, lens_by_class(tiny_sites.load(tmp_path), ids), ids)
 
 
 def test_the_last_mix_is_what_the_model_predicts():
@@ -62,8 +47,9 @@ def test_the_last_mix_is_what_the_model_predicts():
     worker = worker_of(BLOCK, "single_pass", "torch", 64)
     (ids,) = fresh_prompts((LENGTH,))
     for edits in ([], [{"sites": ["final", 4], "sources": ["embedding"], "ban": True}]):
-        _, (top, values, following) = edited_record(worker, ids, edits)
-        for row, found in enumerate(lens_record(worker, ids, edits)[10, "mix"]):
+        whole = replayed(worker, ids, edits)
+        top, values, following = whole.predicted
+        for row, found in enumerate(whole.lens[10, "mix"]):
             assert [token["id"] for token in found["top"]] == top[row].tolist()
             named = [token["logprob"] for token in found["top"]]
             assert named == pytest.approx(values[row].tolist(), abs=1e-4)
@@ -82,11 +68,3 @@ def test_every_sum_is_read_once():
         (4, mix), (4, 2),
     ]  # fmt: skip
     assert readings.readings(every[4:]) == [(4, mix), (4, 0), (4, 1), (4, 2)]
-
-
-def test_a_lens_of_too_much_is_refused():
-    some_sites = readings.readings(sites(AttnResSpec.uniform(Layout.of(2), 3, 1e-6)))
-    most = readings.MOST // len(some_sites)
-    readings.require_few(some_sites, most)
-    with pytest.raises(SettingError, match=f"{most + 1} tokens x 10 mixes and sums are"):
-        readings.require_few(some_sites, most + 1)

@@ -8,14 +8,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from edited_oracle import possible
 from jobs import fresh_prompts
+from lens_oracle import lens
 from serving import GOLDENS
 from triton_interpreter import RUNNABLE, interpreter  # noqa: F401  # before vLLM
 
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import BLOCK, FAR, NAMES, RANDOM, check, record, wanted, worker_of
+from trace_cases import (
+    BLOCK,
+    FAR,
+    NAMES,
+    RANDOM,
+    check_lens,
+    check_replay,
+    record,
+    replayed,
+    worker_of,
+)
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sequence import IntermediateTensors
@@ -30,6 +42,7 @@ from attnres_serve.verify import oracle
 from attnres_serve.worker import WorkerExtension
 
 HERE = ("cpp", "torch")
+LENGTH = 37
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,25 +53,30 @@ def one_world():
 
 
 @pytest.mark.parametrize(
-    ("backend", "chunk"),
+    ("golden", "algorithm", "backend", "chunk"),
     [
-        pytest.param(backend, chunk, marks=marks)
-        for backend, usual in zip(HERE, (64, 16), strict=True)
-        for chunk, marks in ((usual, []), (80 - usual, [pytest.mark.exhaustive]))
+        pytest.param(
+            *(golden, algorithm, backend, chunk),
+            marks=[pytest.mark.exhaustive] * ((number + turn + at) % 2 + (chunk != usual) > 0),
+        )
+        for number, golden in enumerate(NAMES)
+        for turn, algorithm in enumerate(ALGORITHMS)
+        for at, (backend, usual) in enumerate(zip(HERE, (64, 16), strict=True))
+        for chunk in (64, 16)
     ],
 )
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("golden", NAMES)
 def test_every_format_algorithm_and_backend(golden, algorithm, backend, chunk):
-    """All sites and tokens, in one pass and in chunks that no block of keys falls together with."""
+    """With edits of every kind and without: all sites, tokens and vectors of a lens.
+
+    In one pass and in chunks that no block of keys falls together with.
+    """
     model = oracle.load(GOLDENS / golden)
-    (ids,) = fresh_prompts((37,))
-    every = range(len(wanted(model, ids[:1])[0]))
+    (ids,) = fresh_prompts((LENGTH,))
     worker = worker_of(GOLDENS / golden, algorithm, backend, chunk)
     assert replays.untraceable(worker) is None
-    found = record(worker, ids, range(len(ids)), every)
-    assert sorted(found) == list(every)
-    check(found, model, ids, list(range(len(ids))))
+    for edits in ([], possible(model, LENGTH)):
+        found = check_replay(worker, model, ids, edits)
+        check_lens(found.lens, lens(model, ids, edits), ids)
 
 
 @pytest.mark.exhaustive
@@ -75,7 +93,7 @@ def test_the_triton_backend(algorithm):
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_checkpoints(tmp_path, name):
-    """Windows, grouped heads, every part of a specification; some sites and tokens only.
+    """Windows, grouped heads, every part of a specification; also some sites and tokens only.
 
     A block of the cache has 128 tokens.
     """
@@ -83,13 +101,16 @@ def test_random_checkpoints(tmp_path, name):
     write(tmp_path / name, seed=random.randrange(10**6), **options)
     model = oracle.load(tmp_path / name)
     (ids,) = fresh_prompts((150,))
-    weights, _ = wanted(model, ids[:1])
-    sites = sorted(random.sample(range(len(weights)), 3))
-    rows = sorted(random.sample(range(len(ids)), 7))
     worker = worker_of(tmp_path / name, random.choice(ALGORITHMS), random.choice(HERE), 16)
-    found = record(worker, ids, rows, sites)
-    assert sorted(found) == sites
-    check(found, model, ids, rows)
+    whole = check_replay(worker, model, ids, []).traces
+    chosen = sorted(random.sample(sorted(whole), 3))
+    rows = sorted(random.sample(range(len(ids)), 7))
+    found = record(worker, ids, rows, chosen)
+    assert sorted(found) == chosen
+    for index, part in found.items():
+        for own, other in zip(part, whole[index], strict=True):
+            torch.testing.assert_close(own, other[rows])
+    check_replay(worker, model, ids[:LENGTH], possible(model, LENGTH))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -161,17 +182,18 @@ def test_sources_of_zeros_are_traced():
     assert not distance <= recording.CLOSE[torch.float32]
 
 
-def test_nothing_is_left_behind():
+@pytest.mark.parametrize("edits", [[], [{"sources": ["embedding"], "ban": True}]], ids=len)
+def test_nothing_is_left_behind(edits):
     """After a replay, also one that fails: no hook, vLLM's caches as they were, no pass counted."""
-    worker = worker_of(BLOCK, (HERE[0] == "triton" and "two_phase") or "single_pass", HERE[0], 16)
+    worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
     model = worker.model_runner.get_model()
     before = model.attn_res_executed()
     layers = worker.vllm_config.compilation_config.static_forward_context.values()
     caches = [layer.kv_cache for layer in layers]
     (ids,) = fresh_prompts((20,))
-    record(worker, ids, [0], [0, 16])
+    replayed(worker, ids, edits)
     with pytest.raises(IndexError):
-        record(worker, [*ids, 10**6], [0], [0])
+        replayed(worker, [*ids, 10**6], edits)
     assert model.attn_res_executed() == before
     assert not any(norm._forward_hooks for norm in model.attn_res_sites.values())
     assert caches and all(
