@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from asked_server import asked_server
 from checkpoints import write_standard
-from inspecting import asking, inspect
+from inspecting import asking, inspect, refused
 from matplotlib.figure import Figure
 from serving import DEMO
 
@@ -143,13 +143,6 @@ def test_titles():
 
 
 # What is refused.
-
-
-def refused(capsys, *words: str) -> str:
-    assert cli.main(["inspect", *words]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.splitlines()[-1].startswith("attnres-serve: ") and "Traceback" not in err
-    return err.splitlines()[-1]
 
 
 ASK = ("--prompt", "import os")

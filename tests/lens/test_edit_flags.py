@@ -8,8 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from edited_oracle import evaluate, greedy, mixing_sites, sources_at
-from inspecting import asking, inspect
+from inspecting import asking, inspect, refused
 from serving import DEMO
 
 from attnres_serve import cli
@@ -35,15 +34,6 @@ TRACED = [
 ]
 NUMBER = r"-?\d+\.\d+"
 ROUNDED = 2e-3  # float32 in another order, and four decimals
-
-
-def refused(capsys, *words: str) -> str:
-    assert cli.main(["inspect", *words]) == 2
-    out, err = capsys.readouterr()
-    assert not out and "Traceback" not in err
-    last = err.splitlines()[-1]
-    assert last.startswith("attnres-serve: ") and last.endswith(".")
-    return last
 
 
 @pytest.mark.parametrize(
@@ -244,11 +234,10 @@ def test_a_map_that_cannot_be_written(tmp_path):
 # The whole, as docs/use/inspect.md has it.
 
 
-def run_of_the_page(command: str, folder: Path, url: str) -> tuple[str, list[str]]:
-    """What a command of the page prints, and its words; files lie in `folder`."""
-    words = shlex.split(command.replace("\\\n", ""))
-    words[-1] = str(folder / words[-1])
-    return inspect(*asking(url, words[2:])), words
+def run_of_the_page(command: str, folder: Path, url: str) -> tuple[str, Path]:
+    """What a command of the page prints, and the file in `folder` that it writes."""
+    *words, name = shlex.split(command.replace("\\\n", ""))
+    return inspect(*asking(url, words[2:]), str(folder / name)), folder / name
 
 
 def blocks(flag: str) -> tuple[str, str]:
@@ -260,13 +249,8 @@ def blocks(flag: str) -> tuple[str, str]:
 
 @pytest.mark.engine
 def test_an_edit_of_the_demo(open_server, tmp_path):
-    pytest.importorskip("vllm")
-    from trace_cases import FAR, LOGPROBS
-
-    from attnres_serve.verify.oracle import load
-
     command, told = blocks("--edit")
-    printed, words = run_of_the_page(command, tmp_path, open_server.url)
+    printed, _ = run_of_the_page(command, tmp_path, open_server.url)
     lines = told.splitlines()
     found = printed.splitlines()[-len(lines) - 1 : -1]
     assert [re.sub(NUMBER, "0", line) for line in found] == [
@@ -274,55 +258,16 @@ def test_an_edit_of_the_demo(open_server, tmp_path):
     ]
     numbers = [[float(x) for x in re.findall(NUMBER, "\n".join(text))] for text in (found, lines)]
     assert numbers[0] == pytest.approx(numbers[1], abs=ROUNDED)
-    trace = TraceAnswer.model_validate_json((tmp_path / words[-1]).read_text())
-    ids, model = [token.id for token in trace.tokens], load(DEMO)
-    edits = [{"sites": [9, 16], "sources": ["block 2"], "tokens": [*range(len(ids))], "ban": True}]
-    prompt = ids[: trace.prompt_tokens]
-    assert ids == prompt + greedy(model, prompt, edits, len(ids) - len(prompt))
-    weights, _, edited = evaluate(model, ids, edits)
-    for site in trace.sites:
-        for row, own in zip(site.weights, weights[site.index].tolist(), strict=True):
-            assert row == pytest.approx(own, abs=FAR)
-    both = [(trace.logprobs.edited, edited), (trace.logprobs.unedited, evaluate(model, ids, [])[2])]
-    for rows, table in both:
-        following = [row.next for row in rows[:-1]]
-        wanted = [table[at, token].item() for at, token in enumerate(ids[1:])]
-        assert following == pytest.approx(wanted, abs=LOGPROBS) and rows[-1].next is None
-        for row, own in zip(rows, table, strict=True):
-            assert [token.logprob for token in row.top] == pytest.approx(
-                own.topk(3).values.tolist(), abs=LOGPROBS
-            )
 
 
 @pytest.mark.engine
 def test_an_importance_map_of_the_demo(open_server, tmp_path):
-    pytest.importorskip("vllm")
-    from trace_cases import LOGPROBS
-
-    from attnres_serve.verify.oracle import load
-
     command, told = blocks("--importance")
-    printed, words = run_of_the_page(command, tmp_path, open_server.url)
-    path = tmp_path / words[-1]
+    printed, path = run_of_the_page(command, tmp_path, open_server.url)
     assert printed.splitlines()[-1] == str(path)
-    found, model = Importance.model_validate_json(path.read_text()), load(DEMO)
-    said, every = json.loads(told), {one.index: one for one in found.sites}
+    found, said = Importance.model_validate_json(path.read_text()), json.loads(told)
     assert said["logprob"] == pytest.approx(found.logprob, abs=ROUNDED)
+    every = {one.index: one for one in found.sites}
     for site in said["sites"]:
         own = every[site["index"]]
         assert site == own.model_dump() | {"change": pytest.approx(own.change, abs=ROUNDED)}
-    assert [*every] == mixing_sites(model)
-
-    def mean(edits: list[dict]) -> float:
-        table = evaluate(model, found.tokens, edits)[2]
-        return sum(table[at, token].item() for at, token in enumerate(found.tokens[1:])) / (
-            len(found.tokens) - 1
-        )
-
-    assert found.logprob == pytest.approx(mean([]), abs=LOGPROBS)
-    for index in (1, 7, max(every)):
-        assert every[index].sources == sources_at(model, index)
-        for source, change in zip(every[index].sources, every[index].change, strict=True):
-            tokens = [*range(len(found.tokens))]
-            ban = {"sites": [index], "sources": [source], "tokens": tokens, "ban": True}
-            assert change == pytest.approx(mean([ban]) - mean([]), abs=2 * LOGPROBS)

@@ -268,52 +268,49 @@ def test_an_importance_map_of_a_server(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)
 def test_edits(folder):
-    """Weights and logprobs, with the edits and without, against the float64 model."""
+    """Of some tokens and sites: logprobs with the edits and without, and a lens with them."""
     (ids,) = fresh_prompts((15,))
     app, model = app_of(Client(folder)), oracle.load(folder)
-    found = app.post(URL, json={"prompt": ids, "edits": EDITS, "logprobs": 3, "tokens": [2, 9, 14]})
-    found = found.raise_for_status().json()
-    assert [{k: v for k, v in edit.items() if v is not None} for edit in found["edits"]] == [
-        edit | ({"tokens": {"start": 1, "end": 8}} if "scale" in edit else {}) for edit in EDITS
-    ]
-    weights, rms, logprobs = evaluate(model, ids, written_out(EDITS, len(ids)))
+    asked = {"prompt": ids, "edits": EDITS, "tokens": [2, 9, 14], "sites": [4, 7]}
+    found = app.post(URL, json=asked | {"logprobs": 3, "lens": 2}).raise_for_status().json()
+    assert [{k: v for k, v in edit.items() if v is not None} for edit in found["edits"]] == EDITS
+    edits = written_out(EDITS, len(ids))
+    weights, rms, logprobs = evaluate(model, ids, edits)
+    assert [site["index"] for site in found["sites"]] == [4, 7]
     for site in found["sites"]:
         own = weights[site["index"]][[2, 9, 14]].numpy()
         np.testing.assert_allclose(site["weights"], own, atol=1e-4)
         np.testing.assert_allclose(site["rms"], rms[site["index"]][[2, 9, 14]], rtol=1e-4)
         entropy = -(own * np.log(np.where(own > 0, own, 1))).sum(-1)
         np.testing.assert_allclose(site["entropy"], entropy, atol=1e-4)
-    for name, table in (("edited", logprobs), ("unedited", evaluate(model, ids, [])[2])):
-        rows = found["logprobs"][name]
-        assert [row["position"] for row in rows] == [2, 9, 14]
-        for row in rows:
-            own = table[row["position"]]
-            assert [token["id"] for token in row["top"]] == own.topk(3).indices.tolist()
-            assert [token["text"] for token in row["top"]] == [
-                f"<{token['id']}>" for token in row["top"]
-            ]
-            named = [token["logprob"] for token in row["top"]]
-            np.testing.assert_allclose(named, own.topk(3).values, atol=5e-4)
-            if row["position"] == 14:
-                assert row["next"] is None
-            else:
-                np.testing.assert_allclose(row["next"], own[ids[row["position"] + 1]], atol=5e-4)
+    tables = {"edited": logprobs, "unedited": evaluate(model, ids, [])[2]}
+    for name, table in tables.items():
+        assert [row["position"] for row in found["logprobs"][name]] == [2, 9, 14]
+        check_lens({name: found["logprobs"][name]}, {name: table}, ids)
+        for row in found["logprobs"][name]:
+            top = [(token["id"], token["text"]) for token in row["top"]]
+            best = table[row["position"]].topk(3).indices.tolist()
+            assert top == [(token, f"<{token}>") for token in best]
+    by_key = {(one["site"], one["vector"]): one["predictions"] for one in found["lens"]}
+    names = {
+        (site["index"] if name == "partial" else None, name)
+        for site in found["sites"]
+        for name in site["sources"]
+    }
+    assert by_key.keys() == names | {(4, "mix"), (7, "mix")}
+    read = lens(model, ids, edits)
+    check_lens(by_key, {key: read[key] for key in by_key}, ids)
+    assert [len(row["top"]) for row in by_key[7, "mix"]] == [2, 2, 2]
 
 
-def test_an_edit_of_nothing_is_no_edit(app):
-    """To the bit, and a trace after an edited one is as before."""
-    asked = {"prompt": fresh_prompts((21,))[0], "logprobs": 4}
-    plain = app.post(URL, json=asked).raise_for_status().json()
-    assert plain["edits"] == [] and plain["logprobs"]["edited"] is None
-    for nothing in ({"scale": 1}, {"sites": ["attention 0"], "mean": True}):
-        found = app.post(URL, json=asked | {"edits": [nothing]}).raise_for_status().json()
-        assert found["sites"] == plain["sites"]
-        assert found["logprobs"]["edited"] == found["logprobs"]["unedited"]
-        assert found["logprobs"]["unedited"] == plain["logprobs"]["unedited"]
-    other = app.post(URL, json=asked | {"edits": [{"mean": True}]}).raise_for_status().json()
-    assert other["logprobs"]["edited"] != plain["logprobs"]["unedited"]
-    assert other["logprobs"]["unedited"] == plain["logprobs"]["unedited"]
-    assert app.post(URL, json=asked).json() == plain
+def test_a_lens_of_nothing(app):
+    """It is null where it is not asked for, and empty where no site or token is left."""
+    asked = {"prompt": [3] * 15, "sites": []}
+    assert app.post(URL, json=asked).json()["lens"] is None
+    asked |= {"lens": 1, "max_tokens": 9}
+    assert app.post(URL, json=asked).json()["lens"] == []
+    late = app.post(URL, json=asked | {"sites": [3], "tokens": [23]}).json()  # it ends early
+    assert [one["predictions"] for one in late["lens"]] == [[]] * len(late["lens"]) != []
 
 
 def test_an_answer_under_edits(client):
@@ -338,54 +335,26 @@ def test_an_answer_under_edits(client):
     ]
 
 
-def test_logprobs_are_bounded(app, client):
-    body = {"prompt": [3] * 4, "logprobs": 20, "sites": [0], "edits": [{"scale": 1}]}
+@pytest.mark.parametrize("asked", [{"logprobs": 20, "edits": [{"scale": 1}]}, {"lens": 20}])
+def test_predictions_are_bounded(app, client, asked):
+    name, *_ = asked
+    body = {"prompt": [3] * 4, "sites": [0], **asked}
     app.post(URL, json=body).raise_for_status()
-    assert "at most 20 (--max-logprobs)" in refused(app, 400, **body | {"logprobs": 21})
+    said = f"{name} is 21; expected at most 20 (--max-logprobs)"
+    assert said in refused(app, 400, **body | {name: 21})
     app.app.state.args.attn_res_policy = Policy(max_trace_weights=4 * 41)
     app.post(URL, json=body).raise_for_status()
     said = refused(app, 400, **body | {"prompt": [3] * 5})
     assert "5 tokens x 1 sites and 40 logprobs have 205" in said
     client.vllm_config.model_config.max_logprobs = -1
-    assert "at most 320 (--max-logprobs)" in refused(app, 400, **body | {"logprobs": 321})
-
-
-@pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)
-def test_a_lens(folder):
-    """Of some sites and tokens, under edits, and of an answer; null where it is not asked for."""
-    (ids,) = fresh_prompts((15,))
-    app, model = app_of(Client(folder)), oracle.load(folder)
-    asked = {"prompt": ids, "edits": EDITS, "lens": 2, "tokens": [2, 9, 14], "sites": [4, 7]}
-    found = app.post(URL, json=asked).raise_for_status().json()
-    wanted = lens(model, ids, written_out(EDITS, len(ids)))
-    by_key = {(one["site"], one["vector"]): one["predictions"] for one in found["lens"]}
-    names = {(None, name) for site in found["sites"] for name in site["sources"]}
-    names -= {(None, "partial")}
-    names |= {(site["index"], "partial") for site in found["sites"] if "partial" in site["sources"]}
-    assert by_key.keys() == names | {(4, "mix"), (7, "mix")}
-    check_lens(by_key, {key: wanted[key] for key in by_key}, ids)
-    first = by_key[7, "mix"][0]
-    assert first["position"] == 2 and len(first["top"]) == 2
-    assert first["top"][0]["text"] == f"<{first['top'][0]['id']}>"
-    assert app.post(URL, json={"prompt": ids, "sites": []}).json()["lens"] is None
-    nothing = {"prompt": ids, "lens": 1, "max_tokens": 9}
-    assert app.post(URL, json=nothing | {"sites": []}).json()["lens"] == []
-    late = app.post(URL, json=nothing | {"sites": [3], "tokens": [23]}).json()  # it ends early
-    assert [one["predictions"] for one in late["lens"]] == [[]] * len(late["lens"]) != []
+    assert "at most 320 (--max-logprobs)" in refused(app, 400, **body | {name: 321})
 
 
 def test_a_lens_is_bounded(app, client, monkeypatch):
-    body = {"prompt": [3] * 4, "lens": 20, "sites": [0]}
-    app.post(URL, json=body).raise_for_status()
-    assert "lens is 21; expected at most 20 (--max-log" in refused(app, 400, **body | {"lens": 21})
-    app.app.state.args.attn_res_policy = Policy(max_trace_weights=4 * 41)
+    body = {"prompt": [3] * 4, "lens": 0, "sites": [0]}
+    monkeypatch.setattr(readings, "MOST", 8)
     app.post(URL, json=body).raise_for_status()
     said = refused(app, 400, **body | {"prompt": [3] * 5})
-    assert "5 tokens x 1 sites and 40 logprobs have 205" in said
-    monkeypatch.setattr(readings, "MOST", 8)
-    client.calls.clear()
-    app.post(URL, json=body).raise_for_status()
-    said = refused(app, 400, **body | {"lens": 0, "prompt": [3] * 5})
     assert "5 tokens x 2 mixes and sums are 10" in said
     assert client.calls.count("attn_res_trace") == 1
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+import pytest
 from serving import run_module
+
+from attnres_serve import cli
 
 OF_A_START = ("--dtype", "--served-model-name")  # flags of documented commands, each with a value
 
@@ -23,3 +26,12 @@ def asking(url: str, words: Sequence[str]) -> list[str]:
             at = rest.index(flag)
             del rest[at : at + 2]
     return ["--url", url, *rest]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence by which the command refuses words; lines of its progress are before it."""
+    assert cli.main(["inspect", *words]) == 2
+    out, err = capsys.readouterr()
+    *_, last = err.splitlines()
+    assert not out and last.startswith("attnres-serve: ") and "Traceback" not in err
+    return last
