@@ -19,14 +19,13 @@ from demo_servers import CHUNK, KEY
 from edited_oracle import evaluate, greedy
 from faults import find, metrics, until, value
 from goldens import ASK, expected
+from lens_oracle import lens
 from openai import OpenAI
 from serving import DEMO, GOLDENS, OURS, Server, running, running_demo
-from trace_cases import FAR, LOGPROBS
+from trace_cases import FAR, LOGPROBS, check_lens
 from trace_http import ANSWER, URL, check, check_golden_traces, others, trace
 
 import attnres_serve
-from attnres_serve import cli
-from attnres_serve.errors import SettingError
 from attnres_serve.verify.oracle import load
 from tests.server.test_server import ROOT, at, run
 
@@ -59,10 +58,10 @@ def test_beside_other_requests(server, model):
 
 
 def test_edits_beside_other_requests(server, model):
-    """Weights, logprobs and answer of edited traces; what runs beside them is as ever."""
+    """Weights, logprobs, lens and answer of edited traces; what runs beside them is as ever."""
     ids = [token["id"] for token in trace(server, prompt=TEXT, sites=[])["tokens"]]
     edits = [{"sites": [9, 16], "sources": ["block 1"], "tokens": [*range(4, 90)], "ban": True}]
-    asked = {"prompt": ids, "edits": edits, "logprobs": 2}
+    asked = {"prompt": ids, "edits": edits, "logprobs": 2, "lens": 1}
     prompts = [[3 + number] * (5 + 40 * number) for number in range(3)]
     with others(server, prompts) as answers:
         found = [trace(server, **asked, max_tokens=number) for number in (0, 3)]
@@ -77,6 +76,8 @@ def test_edits_beside_other_requests(server, model):
         weights, _, logprobs = evaluate(model, every, edits)
         for site, own in zip(one["sites"], weights, strict=True):
             np.testing.assert_allclose(site["weights"], own, atol=FAR)
+        read = {(one["site"], one["vector"]): one["predictions"] for one in one["lens"]}
+        check_lens(read, lens(model, every, edits), every)
         for name, table in (("edited", logprobs), ("unedited", model.logprobs(every))):
             rows = one["logprobs"][name][:-1]
             own = table[:-1].gather(1, torch.tensor(every[1:])[:, None])[:, 0]
@@ -119,30 +120,6 @@ def test_a_client_that_goes_away_leaves_nothing(server, model):
         return cancelled() == were_cancelled + 1 and generated() - before < LONG
 
     until(is_aborted, 120)
-
-
-def test_inspect_gets_the_same(server, monkeypatch, tmp_path, capsys):
-    """``attnres-serve inspect --url`` writes the route's answer, or asks for the key."""
-    out = tmp_path / "trace.json"
-    words = ["inspect", "--url", server.url, "--prompt", TEXT, "--max-tokens", "3"]
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert cli.main([*words, "--out", str(out)]) == 2
-    assert "wants an API key" in capsys.readouterr().err
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    assert cli.main([*words, "--out", str(out)]) == 0
-    assert json.loads(out.read_text()) == trace(server, prompt=TEXT, max_tokens=3)
-
-
-def test_python_gets_the_same(server):
-    """``attnres_serve.trace`` gives the route's answer."""
-    asked = {"max_tokens": 2, "sites": [9, 16], "tokens": [2, 5], "logprobs": 2, "lens": 1}
-    edits = [{"sites": ["final"], "sources": ["block 1"], "tokens": [2], "ban": True}, {"scale": 2}]
-    given = ['ban sites=final sources="block 1" tokens=2', edits[1]]
-    found = attnres_serve.trace(server.url, TEXT, key=KEY, edits=given, **asked)
-    wanted = trace(server, prompt=TEXT, edits=edits, **asked)
-    assert found.answer.model_dump(mode="json") == wanted
-    with pytest.raises(SettingError, match="wants an API key; `key` is another"):
-        attnres_serve.trace(server.url, TEXT, key="another")
 
 
 @pytest.mark.parametrize("path", cells.FILES, ids=lambda path: path.name)

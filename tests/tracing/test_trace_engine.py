@@ -17,7 +17,7 @@ from trace_cases import FAR, LOGPROBS, wanted
 
 from attnres_serve.verify.oracle import Model, load
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.exhaustive]
 
 CHUNK = 32
 LENGTH = 150  # of the prompt that is traced
@@ -27,9 +27,8 @@ TWO = {"distributed_executor_backend": "mp"}
 
 # Every algorithm and backend, eager and compiled, on three formats.  The single pass compiled has a
 # test for every version of vLLM; eager it is also traced in a server that is asked meanwhile.
-SHORT = ("qwen3_attnres_cumulative_block", "two_phase", "cpp", "eager")
 JOBS = [
-    SHORT,
+    ("qwen3_attnres_cumulative_block", "two_phase", "cpp", "eager"),
     (BLOCK, "two_phase", "torch", "eager"),
     (BLOCK, "single_pass", "cpp", "eager"),
     ("nanogpt_block", "two_phase", "cpp", "eager"),
@@ -98,34 +97,25 @@ def close(traces: list, weights: list[torch.Tensor], rms: list[torch.Tensor]) ->
             torch.testing.assert_close(torch.tensor(size).double(), rms[index], atol=FAR, rtol=FAR)
 
 
-def test_beside_other_requests(tmp_path):
-    check([job(*SHORT)], tmp_path)
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
-def test_beside_other_requests_in_every_way(mode, tmp_path):
+def test_beside_other_requests(mode, tmp_path):
     check([job(*ways) for ways in JOBS if ways[-1] == mode], tmp_path)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.versions
 def test_compiled_in_every_version(tmp_path):
     check([job(BLOCK, "single_pass", "cpp", "compiled")], tmp_path)
 
 
-@pytest.mark.exhaustive
 def test_compiled_with_gates(tmp_path):
     check([job("nanogpt_block", "single_pass", "cpp", "compiled")], tmp_path)
 
 
-@pytest.mark.exhaustive
 def test_two_workers_share_the_heads(tmp_path):
     ways = job(BLOCK, "two_phase", "cpp", "eager", tensor_parallel_size=2, **TWO)
     check([ways], tmp_path)
 
 
-@pytest.mark.exhaustive
 def test_a_stage_that_starts_inside_a_block(tmp_path):
     """What travels between the stages in a replay does not mix with what steps send."""
     env = {"VLLM_PP_LAYER_PARTITION": f"{IN_MID_BLOCK},{LAYERS - IN_MID_BLOCK}"}
