@@ -51,6 +51,12 @@ class Site:
         return self.num_blocks + self.reads_partial
 
     @property
+    def sources(self) -> list[str]:
+        """What its sources are called, in the order in which it reads them."""
+        blocks = [f"block {number}" for number in range(1, self.num_blocks)]
+        return ["embedding", *blocks, *([PARTIAL] if self.reads_partial else [])]
+
+    @property
     def name(self) -> str:
         """How a person calls it, for example ``the attention of layer 3``."""
         return site_name(self.kind, self.layer)
@@ -89,9 +95,3 @@ def _first_that_shares(index: int, block_start: int, spec: AttnResSpec) -> int:
         return block_start
     starts = spec.layout.layer_starts
     return starts[bisect_right(starts, index) - 1]
-
-
-def source_names(site: Site) -> list[str]:
-    """What the sources of a site are called, in the order in which it reads them."""
-    blocks = [f"block {number}" for number in range(1, site.num_blocks)]
-    return ["embedding", *blocks, *([PARTIAL] if site.reads_partial else [])]

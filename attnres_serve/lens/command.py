@@ -293,12 +293,12 @@ def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) 
         raise SettingError(f"--importance: {path} exists already; name a new file, or remove it.")
     _require_only(("importance", "prompt", "prompt_file", "url", "max_model_len"), own)
     _check(checkpoint, own, flags)
-    from attnres_serve.lens import measure
+    from attnres_serve.lens import importance
 
     with (
         output.bar(total=2, unit="step") as bar,
         _server(checkpoint, own, flags, bar) as server,
     ):
-        measure.write_map(server, own.prompt, path)
+        importance.write_map(server, own.prompt, path)
     print(path, file=output.out())
     return 0

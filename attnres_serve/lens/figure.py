@@ -8,7 +8,7 @@ from the left, and what does not exist yet is left empty.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from matplotlib import style
@@ -19,7 +19,8 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from attnres_serve.depth.sites import PARTIAL
+from attnres_serve.depth.sites import PARTIAL, Site
+from attnres_serve.tracing.answer import TracedSite
 
 # Of Okabe and Ito's colours, which are told apart in every kind of colour blindness.
 KINDS = {
@@ -40,14 +41,7 @@ MOST_LAYERS, MOST_BLOCKS = 26, 24  # that are labelled or marked one by one
 FEW_SOURCES = 32  # for which a square root shows small weights
 
 
-class Row(Protocol):
-    """A site."""
-
-    layer: int | None
-    kind: str
-    sources: list[str]
-
-
+Row = Site | TracedSite
 Panels = Mapping[str, Sequence[np.ndarray]]  # by their titles
 
 

@@ -1,10 +1,7 @@
 """``attnres-serve inspect --queries``: what the sites of a checkpoint have learned."""
 
-import csv
-import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from attnres_serve import output
 from attnres_serve.errors import SettingError
@@ -44,19 +41,25 @@ def queries(checkpoint: str | None, out: str, width: float | None, flags: list[s
 
 
 def _write_table(found: learned.Queries, path: Path) -> None:
-    table = learned.table(found)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(table)
-        lines.writerows(map(_fields, zip(*table.values(), strict=True)))
+    """A row for each site, and its cosines to all of them; the final one has no layer."""
+    import pandas
 
-
-def _fields(row: tuple[Any, ...]) -> list[Any]:
-    """The row with nine digits, which tell any two float32 numbers apart, and nothing for NaN."""
-    return [
-        ("" if math.isnan(value) else f"{value:.9g}") if isinstance(value, float) else value
-        for value in row
-    ]
+    table = pandas.DataFrame(
+        {
+            "site": [site.index for site in found.sites],
+            "layer": pandas.array([site.layer for site in found.sites], "Int64"),
+            "kind": [site.kind for site in found.sites],
+            "query": found.query,
+            "key_norm": found.key_norm,
+            "effective": found.effective,
+        }
+    )
+    if found.bias is not None:
+        table["bias"] = found.bias
+    names = [f"cosine {site.index}" for site in found.sites]
+    table = table.join(pandas.DataFrame(found.cosine, columns=names))
+    # Nine digits tell any two float32 numbers apart.
+    table.to_csv(path, index=False, float_format="%.9g", lineterminator="\n")
 
 
 def _draw(checkpoint: str, found: learned.Queries, path: Path, width: float | None) -> None:
@@ -69,5 +72,5 @@ def _draw(checkpoint: str, found: learned.Queries, path: Path, width: float | No
     if found.bias is not None:
         sizes["recency\nbias"] = found.bias
     title = f"{Path(checkpoint).name or checkpoint}: what the sites have learned"
-    drawn = partial(figure.queries, title, found.rows, found.cosine, sizes)
+    drawn = partial(figure.queries, title, found.sites, found.cosine, sizes)
     figure.write(path, drawn, width or figure.WIDTH)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field
 
-from attnres_serve.depth.sites import Site, source_names
+from attnres_serve.depth.sites import Site
 from attnres_serve.tracing.edits import Edit
 
 DIGITS = 6  # significant ones of every number
@@ -21,13 +21,18 @@ class TracedToken(BaseModel):
     text: str | None = Field(description="null on a server without a tokenizer")
 
 
-class TracedSite(BaseModel):
-    """What one site attends to; the rows are the traced tokens."""
+class ReadingSite(BaseModel):
+    """A site, and what it reads."""
 
     index: int
     layer: int | None = Field(description="null for the final site")
     kind: str = Field(description="attention, mlp or final")
     sources: list[str] = Field(description="embedding, block 1, ..., partial")
+
+
+class TracedSite(ReadingSite):
+    """What one site attends to; the rows are the traced tokens."""
+
     weights: list[list[float]] = Field(description="tokens x sources; rows sum to 1")
     rms: list[list[float]] = Field(description="root mean square of every source")
     entropy: list[float] = Field(description="of every row of weights, in nats")
@@ -205,7 +210,7 @@ def traced_site(site: Site, weights: bytes, rms: bytes, rows: int) -> dict[str, 
         "index": site.index,
         "layer": site.layer,
         "kind": site.kind,
-        "sources": source_names(site),
+        "sources": site.sources,
         "weights": short(shares),
         "rms": short(sizes),
         "entropy": short(entropy),

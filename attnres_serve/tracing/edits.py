@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from attnres_serve.depth.layout import FINAL
-from attnres_serve.depth.sites import Site, source_names
+from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
 
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -144,7 +144,7 @@ class _Table:
             for name in _names(site):
                 self.named[name].append(site)
         self.numbers = {
-            site.index: {name: number for number, name in enumerate(source_names(site))}
+            site.index: {name: number for number, name in enumerate(site.sources)}
             for site in self.mixing
         }
         self.sources = {name for numbers in self.numbers.values() for name in numbers}

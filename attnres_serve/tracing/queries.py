@@ -6,40 +6,22 @@ length of this effective query, times the root of the hidden size, bounds a sour
 a query of zeros a site takes the mean of its sources.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder, read_tensor
 from attnres_serve.checkpoints.names import PARTS, tensor_name
-from attnres_serve.depth.sites import sites, source_names
+from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import CheckpointError
-
-
-@dataclass
-class Row:
-    """A site that mixes.
-
-    Attributes:
-        index: its number.
-        layer: None for the final site.
-        kind: of the sublayer that it feeds, or ``final``.
-        sources: the names of its sources.
-    """
-
-    index: int
-    layer: int | None
-    kind: str
-    sources: list[str]
 
 
 class Queries(NamedTuple):
     """What ``S`` sites have learned; NaN where a checkpoint stores nothing for a site.
 
     Attributes:
-        rows: the sites that mix.
+        sites: those that mix.
         query: ``[S]`` float64, length of the stored pseudo-query.
         key_norm: ``[S]`` float64, root mean square of the key norm's weight.
         effective: ``[S]`` float64, length of the effective query.
@@ -47,7 +29,7 @@ class Queries(NamedTuple):
         cosine: ``[S, S]`` float64, between effective queries; NaN for one of zeros.
     """
 
-    rows: list[Row]
+    sites: list[Site]
     query: np.ndarray
     key_norm: np.ndarray
     effective: np.ndarray
@@ -80,7 +62,7 @@ def read(name: str) -> Queries:
     length = np.linalg.norm(folded, axis=1)
     unit = folded / np.where(length == 0, np.nan, length)[:, None]
     return Queries(
-        [Row(site.index, site.layer, site.kind, source_names(site)) for site in mixing],
+        mixing,
         np.linalg.norm(query, axis=1),
         np.sqrt(np.mean(key_norm**2, axis=1)),
         length,
@@ -103,20 +85,3 @@ def _stored(checkpoint: Checkpoint, site: int, part: str) -> np.ndarray:
             "numbers that are not finite; copy or download the checkpoint again."
         )
     return values
-
-
-def table(found: Queries) -> dict[str, list[Any]]:
-    """Columns with a row for each site, and its cosines to all of them; the final has no layer."""
-    rows = found.rows
-    columns: dict[str, list[Any]] = {
-        "site": [row.index for row in rows],
-        "layer": [row.layer for row in rows],
-        "kind": [row.kind for row in rows],
-        "query": list(found.query),
-        "key_norm": list(found.key_norm),
-        "effective": list(found.effective),
-    }
-    if found.bias is not None:
-        columns["bias"] = list(found.bias)
-    pairs = zip(rows, found.cosine.T, strict=True)
-    return columns | {f"cosine {row.index}": list(column) for row, column in pairs}

@@ -7,7 +7,7 @@ model's own last norm and head, as if it were the last mix.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from attnres_serve.depth.sites import PARTIAL, Site, source_names
+from attnres_serve.depth.sites import PARTIAL, Site
 from attnres_serve.errors import SettingError
 from attnres_serve.tracing import answer
 
@@ -54,7 +54,7 @@ def readings(sites: Sequence[Site]) -> list[Reading]:
     found, known = [], set()
     for site in sites:
         found.append(Reading(site.index, MIX))
-        for column, name in enumerate(source_names(site)):
+        for column, name in enumerate(site.sources):
             if name == PARTIAL or name not in known:
                 found.append(Reading(site.index, column))
                 known.add(name)
@@ -98,7 +98,7 @@ def answered(
     found = [] if packed is None else answer.predictions(packed, *whole, texts_of)
     result = []
     for number, (index, column) in enumerate(asked.readings):
-        vector = WHOLE if column == MIX else source_names(by_index[index])[column]
+        vector = WHOLE if column == MIX else by_index[index].sources[column]
         result.append(
             {
                 "site": index if vector in (WHOLE, PARTIAL) else None,

@@ -13,10 +13,10 @@ from serving import DEMO
 
 from attnres_serve import cli
 from attnres_serve.depth.layout import Layout
-from attnres_serve.depth.sites import sites, source_names
+from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import ask, given, importance, measure
+from attnres_serve.lens import ask, given, importance
 from attnres_serve.lens.ask import Server
 from attnres_serve.lens.importance import Importance
 from attnres_serve.tracing import answer as trace_answer
@@ -191,7 +191,7 @@ def change_of(ban: tuple[int, str] | None) -> float:
     if ban is None:
         return 0.0
     site, source = ban
-    return float(-1 - site - 100 * source_names(sites(BLOCKS)[site]).index(source))
+    return float(-1 - site - 100 * sites(BLOCKS)[site].sources.index(source))
 
 
 @pytest.mark.parametrize("left", [99, 3, 1, 0])
@@ -200,7 +200,7 @@ def test_a_map_has_what_was_measured(left, monkeypatch, tmp_path):
     path, meter = tmp_path / "map.json", Meter(left)
     monkeypatch.setattr(ask, "post", meter)
     with nullcontext() if left == 99 else pytest.raises(SettingError, match="is gone"):
-        measure.write_map(Server("http://x"), "ab", path)
+        importance.write_map(Server("http://x"), "ab", path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name] * (left > 0)
     if not left:
         return
@@ -225,10 +225,10 @@ def test_a_file_is_not_written_over(content, capsys, tmp_path):
     assert path.read_text() == content
 
 
-def test_a_map_that_cannot_be_written(tmp_path):
-    empty = importance.empty("demo", [3, 4], -1.0, TRACED)
+def test_a_map_that_cannot_be_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(ask, "post", Meter())
     with pytest.raises(SettingError, match="cannot be written"):
-        importance.write(empty, tmp_path / "nowhere" / "map.json")
+        importance.write_map(Server("http://x"), "ab", tmp_path / "nowhere" / "map.json")
 
 
 # The whole, as docs/use/inspect.md has it.

@@ -78,8 +78,8 @@ def test_equals_the_raw_tensors(folder, table, tmp_path, capsys):
         table = list(csv.DictReader(file))
     assert [int(row["site"]) for row in table] == list(range(len(query)))
     kinds = ["attention", "mlp"] * (len(query) // 2) + ["final"] * (len(query) % 2)
-    assert [row["kind"] for row in table] == kinds == [row.kind for row in found.rows]
-    layers = ["" if row.layer is None else str(row.layer) for row in found.rows]
+    assert [row["kind"] for row in table] == kinds == [row.kind for row in found.sites]
+    layers = ["" if row.layer is None else str(row.layer) for row in found.sites]
     assert [row["layer"] for row in table] == layers
     for name in ("query", "key_norm", "effective", *(["bias"] if found.bias is not None else [])):
         of_csv = [float(row[name] or "nan") for row in table]
@@ -97,7 +97,7 @@ def test_recency_biases():
     found = queries.read(str(folder))
     wanted = [
         stored[f"model.layers.{row.layer}.{'attn' if row.kind == 'attention' else 'mlp'}_res_bias"]
-        for row in found.rows
+        for row in found.sites
     ]
     assert found.bias is not None and list(found.bias) == [bias.item() for bias in wanted]
 
@@ -108,7 +108,7 @@ def test_scale_and_shared_queries(tmp_path):
     folder = write_house(tmp_path / "x", block_size=4, attn_res=spec)
     found = queries.read(str(folder))
     stored = load_file(tmp_path / "x" / "model.safetensors")
-    for row, length in zip(found.rows, found.effective, strict=True):
+    for row, length in zip(found.sites, found.effective, strict=True):
         stem = "output_attn" if row.layer is None else f"layers.{row.layer}.self_attention"
         parts = (stored[f"model.{stem}_res_{part}.weight"].double() for part in ("proj", "norm"))
         query, key = (part.flatten() for part in parts)
