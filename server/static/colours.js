@@ -58,7 +58,7 @@ function between(colours, share) {
 
 /**
  * The scale of weights from 0 to 1: a square root, or a cube root for many sources, fixed so that
- * figures compare.
+ * figures compare.  ``place`` of a value is from 0 to 1, and ``at`` a place stands that value.
  */
 export function weightScale(sources) {
   const root = sources <= FEW_SOURCES ? 2 : 3;
@@ -66,6 +66,7 @@ export function weightScale(sources) {
   return {
     name: "weight",
     place,
+    at: (share) => share ** root,
     colour: (weight) => between(VIRIDIS, place(weight)),
     ticks: WEIGHT_TICKS,
   };
@@ -77,6 +78,7 @@ export function differenceScale(most) {
   return {
     name: "change",
     place,
+    at: (share) => (2 * share - 1) * most,
     colour: (value) => between(RED_BLUE, place(value)),
     ticks: [-most, -most / 2, 0, most / 2, most],
   };

@@ -46,14 +46,14 @@ export function depthMap(summary, { width, rowHeight, ink, hasLayers, scale, ...
     /** Put a sign on cells ``{ row, column, sign }``. */
     mark(found) {
       const size = Math.max(8, Math.min(rowHeight, cell.width, 16));
-      const looks = { "text-anchor": "middle", "font-size": size, "font-weight": "bold" };
+      const looks = { "font-size": size, "font-weight": "bold" };
       const halo = { fill: "#fff", stroke: "#000", "stroke-width": 2.5, "paint-order": "stroke" };
       const at = ({ row, column }) => [
         left + (column + 0.5) * cell.width,
         TOP + (row + 0.5) * rowHeight,
       ];
       signs.replaceChildren(
-        ...found.map((one) => label(one.sign, ...at(one), { ...looks, ...halo })),
+        ...found.map((one) => label(one.sign, ...at(one), "middle", { ...looks, ...halo })),
       );
     },
   };
@@ -93,12 +93,10 @@ export function layers(sites, rowHeight, ink) {
     ])
     .filter(([, y]) => !isFinal || last - y > 12);
   if (isFinal) at.push(["final", last]);
-  const title = label("layer", 8, TOP + (sites.length * rowHeight) / 2, {
-    "text-anchor": "middle",
-    fill: ink.faint,
-  });
-  title.setAttribute("transform", `rotate(-90 8 ${TOP + (sites.length * rowHeight) / 2})`);
-  return [title, ...at.map(([text, y]) => label(text, AXIS, y, { "text-anchor": "end" }))];
+  const half = TOP + (sites.length * rowHeight) / 2;
+  const turned = { fill: ink.faint, transform: `rotate(-90 8 ${half})` };
+  const title = label("layer", 8, half, "middle", turned);
+  return [title, ...at.map(([text, y]) => label(text, AXIS, y, "end"))];
 }
 
 /** A line between blocks, and a frame around every open sum. */
@@ -128,6 +126,7 @@ function columns({ sites, widest, isFull }, left, { width }, height, ink) {
   const kinds = isFull ? "sublayers by layer" : "blocks";
   const text = `source: embedding, ${kinds}`;
   const middle = left + (widest * width) / 2;
+  const isShort = text.length * LETTER > widest * width + 30;
   const all = Array.from({ length: widest }, (_, column) => column);
   const labels = isFull ? layersOf(sites) : new Map(all.slice(1).map((column) => [column, column]));
   const room = Math.max(16, String(widest - 1).length * LETTER + 6); // for a number and a gap
@@ -137,14 +136,9 @@ function columns({ sites, widest, isFull }, left, { width }, height, ink) {
   );
   return [
     ...[[0, "emb"], ...at].map(([column, said]) =>
-      label(String(said), left + (column + 0.5) * width, height - BOTTOM + 11, {
-        "text-anchor": "middle",
-      }),
+      label(String(said), left + (column + 0.5) * width, height - BOTTOM + 11, "middle"),
     ),
-    label(text.length * LETTER > widest * width + 30 ? "source" : text, middle, height - 8, {
-      "text-anchor": "middle",
-      fill: ink.faint,
-    }),
+    label(isShort ? "source" : text, middle, height - 8, "middle", { fill: ink.faint }),
   ];
 }
 
@@ -159,39 +153,26 @@ function layersOf(sites) {
 /** The colours of a scale, from its lowest value at the bottom. */
 export function bar(scale, x, height, ink) {
   const steps = 60;
-  const [low, high] = [scale.ticks[0], scale.ticks.at(-1)];
-  const share = (value) =>
-    (scale.place(value) - scale.place(low)) / (scale.place(high) - scale.place(low));
-  // Between even places of the scale, the value is found by bisection: scales only say where one stands.
-  const valueAt = (wanted) => {
-    let [from, to] = [low, high];
-    for (let at = 0; at < 30; at++) {
-      const middle = (from + to) / 2;
-      if (share(middle) < wanted) from = middle;
-      else to = middle;
-    }
-    return (from + to) / 2;
-  };
+  const [low, high] = [scale.ticks[0], scale.ticks.at(-1)]; // at the places 0 and 1
   const rects = Array.from({ length: steps }, (_, at) =>
     svg("rect", {
       x,
       y: TOP + height * (1 - (at + 1) / steps),
       width: 8,
       height: height / steps + 0.5,
-      fill: scale.colour(valueAt((at + 0.5) / steps)),
+      fill: scale.colour(scale.at((at + 0.5) / steps)),
     }),
   );
-  const yOf = (value) => TOP + height * (1 - share(value));
+  const yOf = (value) => TOP + height * (1 - scale.place(value));
   let free = Infinity;
   const numbers = [...scale.ticks].flatMap((value) => {
     const y = yOf(value);
     const isEnd = value === low || value === high;
     if (!isEnd && (free - y < 12 || y - yOf(high) < 12)) return [];
     free = y;
-    return [
-      label(String(Number(value.toPrecision(2))), x + 12, y, { "font-size": 10, fill: ink.text }),
-    ];
+    const looks = { "font-size": 10, fill: ink.text };
+    return [label(String(Number(value.toPrecision(2))), x + 12, y, "start", looks)];
   });
-  const below = { "text-anchor": "end", fill: ink.faint };
-  return [...rects, ...numbers, label(scale.name, x + BAR - 10, TOP + height + BOTTOM - 8, below)];
+  const [end, below] = [x + BAR - 10, TOP + height + BOTTOM - 8];
+  return [...rects, ...numbers, label(scale.name, end, below, "end", { fill: ink.faint })];
 }

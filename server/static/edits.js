@@ -1,5 +1,6 @@
 // Edits of what sites read: the list that the next run sends.
 import { spokenEdit } from "./sentences.js";
+import { html } from "./svg.js";
 import { nameOfSource } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
@@ -32,16 +33,11 @@ export function toggleEdit(edit) {
 }
 
 function item(edit) {
-  const entry = document.createElement("li");
   const said = spokenEdit(edit, nameOfSource);
-  const remove = document.createElement("button");
-  remove.type = "button";
-  remove.textContent = "Remove";
-  remove.setAttribute("aria-label", `Remove: ${said}`);
+  const remove = html("button", { type: "button", "aria-label": `Remove: ${said}` }, "Remove");
   remove.addEventListener("click", () => {
     setEdits(list.filter((one) => one !== edit));
     byId("run").focus();
   });
-  entry.append(said, " ", remove);
-  return entry;
+  return html("li", {}, said, " ", remove);
 }

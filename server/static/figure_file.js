@@ -28,7 +28,7 @@ export function figureFile(figure, { name, summary, rowHeight, ink, hasAxis, sca
     ink,
     { role: "img", "aria-label": title },
     svg("rect", { width, height, fill: ink.background }),
-    label(title, 8, top / 2, { "font-size": TITLE.size, "font-weight": "bold" }),
+    label(title, 8, top / 2, "start", { "font-size": TITLE.size, "font-weight": "bold" }),
     ...(hasAxis ? [moved(0, top, layers(summary.sites, rowHeight, ink))] : []),
     moved(left, top, figure.cloneNode(true).childNodes),
     ...(scale ? [moved(0, top, bar(scale, left + right + 8, high, ink))] : []),

@@ -26,22 +26,9 @@ export function grid({ rows, x, y, width, height, name, point, pick }) {
       }),
     ),
   );
-  const ring = svg("rect", {
-    class: "ring",
-    width,
-    height,
-    fill: "none",
-    "pointer-events": "none",
-  });
-  const picked = svg("rect", {
-    class: "ring picked",
-    width,
-    height,
-    fill: "none",
-    "pointer-events": "none",
-  });
-  ring.setAttribute("visibility", "hidden");
-  picked.setAttribute("visibility", "hidden");
+  const hidden = { width, height, fill: "none", "pointer-events": "none", visibility: "hidden" };
+  const ring = svg("rect", { class: "ring", ...hidden });
+  const picked = svg("rect", { class: "ring picked", ...hidden });
   const lines = cells.map((row) => svg("g", { role: "row" }, ...row));
   // An SVG element that listens for the focus would be a stop of the Tab key, but for its tabindex.
   const node = svg("g", { tabindex: -1 }, ...lines);
@@ -99,17 +86,14 @@ export function grid({ rows, x, y, width, height, name, point, pick }) {
   node.addEventListener("focusin", (event) => {
     if (event.target !== node) reach(event.target);
   });
-  node.addEventListener("focusout", () => {
-    put(ring, null);
-    point(null);
-  });
   node.addEventListener("pointerover", (event) => {
     if (event.target.dataset.row !== undefined) reach(event.target);
   });
-  node.addEventListener("pointerleave", () => {
-    put(ring, null);
-    point(null);
-  });
+  for (const end of ["focusout", "pointerleave"])
+    node.addEventListener(end, () => {
+      put(ring, null);
+      point(null);
+    });
   node.addEventListener("click", (event) => {
     if (event.target.dataset.row === undefined) return;
     stopAt(event.target);

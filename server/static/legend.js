@@ -1,13 +1,8 @@
 // What the marks of the figures mean, as a figure of its own.
 import { LETTER, label, root, svg } from "./svg.js";
-import { cross, symbol } from "./profile.js";
+import { MARKS, cross, symbol } from "./profile.js";
+import { KINDS } from "./trace.js";
 
-const MARKS = [
-  ["attention", "attention", "circle"],
-  ["mlp", "MLP", "square"],
-  ["mixer", "sublayer", "circle"],
-  ["final", "final norm", "diamond"],
-];
 const LINE = 18; // pixels
 
 /**
@@ -33,6 +28,7 @@ export function legend(summary, width, ink, figure = null) {
 function marks(summary, ink) {
   const { sites, isFull, areMarked } = summary;
   const kinds = new Set(sites.map(({ kind }) => kind));
+  const ordered = Object.keys(KINDS).filter((kind) => kinds.has(kind));
   const maps = ["weights", "second"];
   const profiles = ["magnitude", "entropy"];
   const box = { x: 4, y: -5, width: 10, height: 10, fill: "none", stroke: ink.text };
@@ -40,9 +36,9 @@ function marks(summary, ink) {
   const band = svg("rect", { ...wide, fill: ink.neutral, "fill-opacity": 0.25 });
   const newest = isFull ? "embedding" : "finished block";
   return [
-    ...MARKS.filter(([kind]) => kinds.has(kind)).map(([kind, text, mark]) => [
-      text,
-      [stroke(ink[kind]), symbol(mark, 9, 0, 3, ink[kind])],
+    ...ordered.map((kind) => [
+      KINDS[kind],
+      [stroke(ink[kind]), symbol(MARKS[kind], 9, 0, 3, ink[kind])],
       ...maps,
       "entropy",
       ...(isFull && kind !== "final" ? ["magnitude"] : []),

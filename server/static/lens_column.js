@@ -8,6 +8,7 @@ export function lensColumn(summary, { width, rowHeight, ink }) {
   const { sites } = summary;
   const [left, across] = [6, width - 12];
   const height = frame.top + sites.length * rowHeight + frame.bottom;
+  const name = across < 110 ? "top token" : "top token of the mix";
   const rows = svg("g", {});
   const step = Math.ceil(12 / rowHeight); // rows between two texts
   const node = root(
@@ -16,10 +17,7 @@ export function lensColumn(summary, { width, rowHeight, ink }) {
     ink,
     { role: "img" },
     rows,
-    label(across < 110 ? "top token" : "top token of the mix", left + across / 2, height - 8, {
-      "text-anchor": "middle",
-      fill: ink.faint,
-    }),
+    label(name, left + across / 2, height - 8, "middle", { fill: ink.faint }),
   );
   return {
     node,
@@ -43,10 +41,7 @@ export function lensColumn(summary, { width, rowHeight, ink }) {
       });
       const isRead = sites.some(({ lens }) => lens?.[token]);
       const none = ["not read for", "this token"].map((text, line) =>
-        label(text, width / 2, frame.top + 12 + 14 * line, {
-          "text-anchor": "middle",
-          fill: ink.faint,
-        }),
+        label(text, width / 2, frame.top + 12 + 14 * line, "middle", { fill: ink.faint }),
       );
       rows.replaceChildren(...(isRead ? texts : none));
     },

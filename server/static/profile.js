@@ -3,12 +3,11 @@ import { frame } from "./depth_map.js";
 import { PARTIAL, mean, spread } from "./trace.js";
 import { LETTER, label, root, svg, ticks } from "./svg.js";
 
-const MARKS = {
+export const MARKS = {
   attention: "circle",
   mlp: "square",
   mixer: "circle",
   final: "diamond",
-  finished: "triangle",
 };
 
 /** Root mean square of the newest source of every site: the open sum, or the block just finished. */
@@ -94,6 +93,7 @@ function profile(
   const y = (row) => frame.top + (row + 0.5) * rowHeight;
   const marked = isLog ? decades(least, most) : ticks(most, Math.max(2, across / 40));
   const size = rowHeight < 8 ? 1.5 : 3;
+  const name = title.find((text) => text.length * LETTER < across + 20) ?? title[1];
   const crosses = svg("g", {});
   const node = root(
     width,
@@ -109,16 +109,9 @@ function profile(
       fill: "none",
     }),
     ...marked.map((value) =>
-      label(String(Number(value.toPrecision(2))), place(value), bottom + 11, {
-        "text-anchor": "middle",
-      }),
+      label(String(Number(value.toPrecision(2))), place(value), bottom + 11, "middle"),
     ),
-    label(
-      title.find((text) => text.length * LETTER < across + 20) ?? title[1],
-      left + across / 2,
-      height - 8,
-      { "text-anchor": "middle", fill: ink.faint },
-    ),
+    label(name, left + across / 2, height - 8, "middle", { fill: ink.faint }),
     ...(bound ? [edge(bound, place, rowHeight, ink)] : []),
     ...lines.flatMap((line) => drawn(line, place, y, size)),
     crosses,
@@ -147,11 +140,8 @@ function bands(blocks, left, across, rowHeight, edge, ink) {
   return blocks.flatMap(({ number, first, last }) => {
     const [top, height] = [frame.top + first * rowHeight, (last - first + 1) * rowHeight];
     const band = svg("rect", { x: left, y: top, width: across, height, fill: ink.band });
-    const name = label(`block ${number}`, edge - 4, top + height / 2, {
-      "text-anchor": "end",
-      fill: ink.faint,
-      "font-size": 10,
-    });
+    const looks = { fill: ink.faint, "font-size": 10 };
+    const name = label(`block ${number}`, edge - 4, top + height / 2, "end", looks);
     return [...(number % 2 ? [band] : []), ...(edge && height > 10 ? [name] : [])];
   });
 }

@@ -1,27 +1,21 @@
-// The numbers of one cell as small tables.
-import { number } from "./svg.js";
+// The numbers of one cell: as small tables, and for who hears them.
+import { html, number } from "./svg.js";
 import { quoted } from "./text.js";
 import { mean, spread } from "./trace.js";
 
-/** The title and the tables of a cell at a token; ``comparison`` as of ``spokenCell``, or null. */
-export function readout(summary, { row, column }, token, comparison) {
+/**
+ * The title of a cell at a token; its numbers, each with a name, the token's, the mean and the
+ * range; and the most probable tokens by the mix and by the source alone, or null.
+ *
+ * comparison: with a kept run, as of ``difference``, or null.
+ */
+function read(summary, { row, column }, token, comparison) {
   const site = summary.sites[row];
-  const title = document.createElement("p");
-  const source = summary.nameOf(site.sources[column]);
-  title.textContent = `Site ${site.index}, ${site.name}, reads ${source}`;
-  const lens = site.lens?.[token]?.top.length ? [predictions(site, column, token)] : [];
-  const tables = document.createElement("div");
-  tables.className = "tables";
-  tables.append(numbers(site, row, column, token, comparison), ...lens);
-  return [title, tables];
-}
-
-function numbers(site, row, column, token, comparison) {
   const most = number(Math.log(site.sources.length));
   const measures = [
     ["weight", site.weights.map((weights) => weights[column])],
     ["rms", site.rms.map((rms) => rms[column])],
-    [`entropy, at most ${most}`, site.entropy],
+    [`entropy (at most ${most})`, site.entropy],
   ];
   const lines = measures.map(([name, values]) => [
     name,
@@ -34,11 +28,37 @@ function numbers(site, row, column, token, comparison) {
     const change = here ? number(here[row][column]) : "another token";
     lines.push(["weight less the kept run's", change, number(comparison.mean[row][column]), ""]);
   }
-  return table(["", "this token", "mean", "10 to 90 %"], lines);
+  const isRead = site.lens?.[token]?.top.length;
+  return {
+    title: `Site ${site.index}, ${site.name}, reads ${summary.nameOf(site.sources[column])}`,
+    lines,
+    lens: isRead ? [site.lens, site.sourceLens[column]].map((lens) => lens[token].top) : null,
+  };
 }
 
-function predictions(site, column, token) {
-  const [mix, source] = [site.lens, site.sourceLens[column]].map((lens) => lens[token].top);
+/** The title and the tables of a cell at a token. */
+export function readout(...cell) {
+  const { title, lines, lens } = read(...cell);
+  const tables = html("div", { class: "tables" });
+  tables.append(table(["", "this token", "mean", "10 to 90 %"], lines));
+  if (lens) tables.append(predictions(...lens));
+  return [html("p", {}, title), tables];
+}
+
+/** The same in words. */
+export function spokenCell(...cell) {
+  const { title, lines, lens } = read(...cell);
+  const numbers = lines.map(([name, here, over, range]) => {
+    const most = range && ` (10 to 90 %: ${range})`;
+    return `${name} ${here}, mean ${over}${most}`;
+  });
+  const named = (top) => top.map((one) => likely(one).join(" ")).join(", ");
+  const [mix, source] = lens?.map(named) ?? [];
+  const predicted = lens ? [`its mix predicts ${mix}`, `the source alone ${source}`] : [];
+  return `${[title, ...numbers, ...predicted].join("; ")}.`;
+}
+
+function predictions(mix, source) {
   const lines = mix.map((one, rank) => [...likely(one), ...likely(source[rank])]);
   const made = table(["its mix predicts", "", "the source alone", ""], lines);
   for (const one of made.querySelectorAll("tbody :is(th, td:nth-child(3))"))
@@ -51,17 +71,10 @@ function likely(one) {
 }
 
 function table(heads, lines) {
-  const made = document.createElement("table");
-  const first = made.createTHead().insertRow();
-  for (const head of heads) first.append(cell("th", head));
+  const made = html("table");
+  made.createTHead().insertRow().append(...heads.map((head) => html("th", {}, head)));
   const body = made.createTBody();
   for (const [head, ...rest] of lines)
-    body.insertRow().append(cell("th", head), ...rest.map((text) => cell("td", text)));
-  return made;
-}
-
-function cell(name, text) {
-  const made = document.createElement(name);
-  made.textContent = text;
+    body.insertRow().append(html("th", {}, head), ...rest.map((text) => html("td", {}, text)));
   return made;
 }

@@ -1,6 +1,7 @@
 // A run: an answer, the trace of exactly the tokens that were shown, and what follows each.
 import { Refusal, answer, trace } from "./api.js";
 import { fitting, leftOut } from "./fit.js";
+import { html } from "./svg.js";
 import { show } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
@@ -77,8 +78,7 @@ async function lastOf(count, length, body, signal) {
 /** A function that shows an answer as it grows. */
 function streamed(prompt) {
   const shown = byId("stream");
-  const text = document.createElement("span");
-  text.className = "answer";
+  const text = html("span", { class: "answer" });
   shown.replaceChildren(prompt, text);
   shown.hidden = false;
   return (more) => {
@@ -94,8 +94,7 @@ function showAnswers(before, after) {
   let same = 0; // characters
   while (same < texts[0].length && texts[0][same] === texts[1][same]) same++;
   for (const [at, id] of ["answer-before", "answer-after"].entries()) {
-    const rest = document.createElement("mark");
-    rest.textContent = texts[at].slice(same);
+    const rest = html("mark", {}, texts[at].slice(same));
     byId(id).replaceChildren(texts[at].slice(0, same), rest);
   }
   byId("answers").scrollIntoView({ block: "nearest" });

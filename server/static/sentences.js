@@ -1,7 +1,6 @@
-// Cells and edits in words: on the page, and for who hears it.
-import { mean, sourceName, spread } from "./trace.js";
-import { number } from "./svg.js";
-import { quoted, short } from "./text.js";
+// Edits and runs in words: on the page, and for who hears it.
+import { short } from "./text.js";
+import { sourceName } from "./trace.js";
 
 const BEGINNING = 8; // tokens
 const WORDS = {
@@ -37,37 +36,4 @@ export function spokenRun({ trace: { tokens, edits }, nameOf }) {
     ? edits.map((edit) => spokenEdit(edit, nameOf)).join(", ")
     : "without edits";
   return `${text.join("")}… (${tokens.length} tokens, ${said})`;
-}
-
-function likely({ top }) {
-  return top.map((one) => `${quoted(one)} ${number(Math.exp(one.logprob))}`).join(", ");
-}
-
-/** A cell of a token, with what the mean over tokens is and how a kept run differs. */
-export function spokenCell(summary, { row, column }, token, comparison) {
-  const site = summary.sites[row];
-  const [low, high] = spread(site.weights.map((weights) => weights[column])).map(number);
-  const most = number(Math.log(site.sources.length));
-  const means = {
-    rms: number(mean(site.rms.map((rms) => rms[column]))),
-    entropy: number(mean(site.entropy)),
-  };
-  const parts = [
-    `Site ${site.index}, ${site.name}, reads ${summary.nameOf(site.sources[column])}`,
-    `weight ${number(site.weights[token][column])}, mean ${number(site.mean[column])} (10 to 90 %: ${low} to ${high})`,
-    `rms ${number(site.rms[token][column])}, mean ${means.rms}`,
-    `entropy of the site ${number(site.entropy[token])}, mean ${means.entropy}, at most ${most}`,
-  ];
-  if (site.lens?.[token]?.top.length) {
-    parts.push(`its mix predicts ${likely(site.lens[token])}`);
-    parts.push(`the source alone ${likely(site.sourceLens[column][token])}`);
-  }
-  if (comparison) {
-    parts.push(`mean less the kept run's ${number(comparison.mean[row][column])}`);
-    const own = comparison.token(token);
-    parts.push(
-      own ? `this token's ${number(own[row][column])}` : "the kept run has another token here",
-    );
-  }
-  return `${parts.join("; ")}.`;
 }

@@ -1,4 +1,4 @@
-// SVG elements and axes: what every figure is made of.
+// Elements of HTML and SVG, and axes: what every figure is made of.
 
 const NS = "http://www.w3.org/2000/svg";
 export const FONT = 11; // pixels
@@ -6,7 +6,15 @@ export const LETTER = 0.6 * FONT; // about the width of one
 
 /** An SVG element with attributes and children. */
 export function svg(name, attributes = {}, ...children) {
-  const element = document.createElementNS(NS, name);
+  return filled(document.createElementNS(NS, name), attributes, children);
+}
+
+/** The same of HTML. */
+export function html(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+function filled(element, attributes, children) {
   for (const [key, value] of Object.entries(attributes))
     if (value !== null) element.setAttribute(key, value);
   element.append(...children);
@@ -14,8 +22,9 @@ export function svg(name, attributes = {}, ...children) {
 }
 
 /** A text; ``x`` and ``y`` are where its anchor and its middle are. */
-export function label(text, x, y, attributes = {}) {
-  return svg("text", { x, y, "dominant-baseline": "central", ...attributes }, text);
+export function label(text, x, y, anchor = "start", attributes = {}) {
+  const place = { x, y, "dominant-baseline": "central", "text-anchor": anchor };
+  return svg("text", { ...place, ...attributes }, text);
 }
 
 /** The root of a figure. */

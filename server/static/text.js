@@ -1,4 +1,5 @@
 // Tokens as text: what has no shape gets a sign.
+import { html } from "./svg.js";
 
 const MARKS = { " ": "·", "\t": "⇥", "\n": "↵" };
 const SHAPELESS = /([\p{C}\p{Z}])/u;
@@ -25,13 +26,9 @@ function codePoint(character) {
 
 /** A token as nodes; signs have a class of their own. */
 export function visible(token) {
-  return parts(token).map(([text, isMark]) => {
-    if (!isMark) return text;
-    const span = document.createElement("span");
-    span.className = "mark";
-    span.textContent = text;
-    return span;
-  });
+  return parts(token).map(([text, isMark]) =>
+    isMark ? html("span", { class: "mark" }, text) : text,
+  );
 }
 
 /** A token as a plain string of at most so many characters. */

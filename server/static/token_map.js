@@ -27,20 +27,11 @@ export function tokenMap(site, tokens, { width, ink, scale, nameOf, ...acts }) {
   const cells = grid({ rows: sources.map(() => tokens.length), x: left, y: 4, ...cell, ...acts });
   const step = Math.ceil(12 / cell.height);
   const names = said.flatMap((name, row) =>
-    row % step
-      ? []
-      : [
-          label(name, left - 6, 4 + (row + 0.5) * cell.height, {
-            "text-anchor": "end",
-          }),
-        ],
+    row % step ? [] : [label(name, left - 6, 4 + (row + 0.5) * cell.height, "end")],
   );
   const under = tokens.map((token, column) => {
     const [x, y] = [left + (column + 0.5) * cell.width, bottom + 6];
-    return label(short(token, 9), x, y, {
-      transform: `rotate(-90 ${x} ${y})`,
-      "text-anchor": "end",
-    });
+    return label(short(token, 9), x, y, "end", { transform: `rotate(-90 ${x} ${y})` });
   });
   const now = svg("rect", {
     y: 2,
@@ -51,7 +42,7 @@ export function tokenMap(site, tokens, { width, ink, scale, nameOf, ...acts }) {
     "stroke-width": 1.5,
     "pointer-events": "none",
   });
-  const order = label("tokens in their order", left, bottom + 10, { fill: ink.faint });
+  const order = label("tokens in their order", left, bottom + 10, "start", { fill: ink.faint });
   const node = root(
     width,
     height,

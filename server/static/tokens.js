@@ -1,5 +1,6 @@
 // The tokens of a trace as a list to choose from, coloured by one cell's weight.
 import { inkOn } from "./colours.js";
+import { html } from "./svg.js";
 import { spoken, visible } from "./text.js";
 
 const list = document.getElementById("tokens");
@@ -17,15 +18,16 @@ export function showTokens(tokens, answerStart, onChoose) {
 
 /** A token that can be chosen, and a line break where its text has one. */
 function chip(token, index, answerStart) {
-  const span = document.createElement("span");
-  span.setAttribute("role", "option");
-  span.setAttribute("aria-label", spoken(token));
-  span.className = token.position < answerStart ? "prompt" : "answer";
-  span.setAttribute("aria-selected", "false");
-  span.tabIndex = -1;
-  span.dataset.index = index;
-  span.append(...visible(token));
-  return token.text?.includes("\n") ? [span, document.createElement("br")] : [span];
+  const attributes = {
+    role: "option",
+    "aria-label": spoken(token),
+    "aria-selected": "false",
+    class: token.position < answerStart ? "prompt" : "answer",
+    tabindex: -1,
+    "data-index": index,
+  };
+  const span = html("span", attributes, ...visible(token));
+  return token.text?.includes("\n") ? [span, html("br")] : [span];
 }
 
 /** Mark a token as chosen, and bring it into view within the list. */

@@ -1,7 +1,13 @@
 // A trace, and what its figures and sentences share.
 
 export const PARTIAL = "partial"; // name of the sum of the open block
-const SUBLAYERS = { attention: "attention", mlp: "MLP", mixer: "sublayer" };
+/** What the kinds of sites are called. */
+export const KINDS = {
+  attention: "attention",
+  mlp: "MLP",
+  mixer: "sublayer",
+  final: "final norm",
+};
 const MOST_BLOCKS = 24; // that are marked one by one
 const [LOW, HIGH] = [0.1, 0.9]; // quantiles over tokens
 
@@ -75,7 +81,8 @@ function blocksOf(sites) {
 }
 
 function siteName({ kind, layer }) {
-  return kind === "final" ? "final norm" : `${SUBLAYERS[kind] ?? kind} of layer ${layer}`;
+  const name = KINDS[kind] ?? kind;
+  return kind === "final" ? name : `${name} of layer ${layer}`;
 }
 
 /** What the sources of a Full model are called: its blocks are the outputs of single sublayers. */

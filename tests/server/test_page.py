@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import io
 import json
 import math
 import random
@@ -23,7 +22,6 @@ from fastapi import FastAPI
 from made_up import SITE, MadeUpServer, made_up_trace
 from matplotlib import colormaps
 from matplotlib.colors import PowerNorm
-from matplotlib.image import imread
 from serving import ROOT, Server
 from starlette.testclient import TestClient
 
@@ -129,17 +127,10 @@ def test_a_slash_at_the_end(app):
     [
         "..%2fpage.py",
         "%2e%2e/%2e%2e/trace.py",
-        "vendor%2f..%2f..%2fpage.py",
-        "vendor%2f..%2fpage.css",
+        "static%2f..%2fpage.css",
         "%2fetc%2fpasswd",
-        "..%5cpage.py",
         "page.css%00",
-        "page.css/",
         "PAGE.CSS",
-        "vendor",
-        "vendor/",
-        "vendor/README.md",
-        "page",
     ],
 )
 def test_no_other_path_is_a_file(app, path):
@@ -315,12 +306,6 @@ class Visit:
             self.tab.click(selector)
         return waiting.value.suggested_filename, Path(waiting.value.path()).read_text()
 
-    def brightness(self, path: Path | None = None) -> float:
-        """Of the whole page, 0 to 1, as a picture shows it."""
-        return float(
-            imread(io.BytesIO(self.tab.screenshot(full_page=True, path=path)))[..., :3].mean()
-        )
-
     def overflows(self) -> bool:
         root = "document.documentElement"
         return self.tab.evaluate(f"{root}.scrollWidth > {root}.clientWidth")
@@ -396,47 +381,34 @@ def test_sources_have_names(visit, tmp_path, layers, block, site, names):
 
 
 def test_tokens_are_quoted_so_that_blanks_are_seen(visit, tmp_path):
-    texts = [" ", "\n\n", "\t", '"', "\u202e", "\xa0", None, "é", "a b", "\u200bx"]
+    """In tables and where one is chosen: with all of its blanks as the browser lays them out."""
+    texts = [" ", "\n\n", "\t", '"', "\u202e", "\xa0", None, "é", "a  b", "\u200bx", "\ufffd", ""]
     shown = ['" "', r'"\n\n"', r'"\t"', r'"\""', r'"\u{202E}"', r'"\u{00A0}"', "id 6"]
-    shown += ['"é"', '"a b"', r'"\u{200B}x"']
+    shown += ['"é"', '"a  b"', r'"\u{200B}x"', "id 10", "id 11"]
     likely = [{"id": at, "text": text, "logprob": -1.0} for at, text in enumerate(texts)]
-    trace = made_up_trace(1, 2, ["a"])
+    trace = made_up_trace(1, 2, texts)
     rows = [{"position": 0, "next": None, "top": likely}]
     trace["lens"] = [
         {"site": site, "vector": name, "predictions": rows}
         for site in (None, 0, 1, 2)
         for name in ("mix", "embedding", "block 1", "partial")
     ]
+    for token in trace["tokens"]:
+        token["id"] = token["position"]
     file = tmp_path / "trace.html"
     file.write_text(inspect_page.html(trace))
     found = visit()
     found.tab.goto(file.as_uri())
+    found.drawn()
+    for at, quoted in enumerate(shown):
+        found.tab.locator("#tokens [role=option]").nth(at).click()
+        said = f"{quoted} (id {at})" if quoted[0] == '"' else quoted
+        text = found.tab.locator("#chosen").inner_text()
+        assert text.startswith(f"Chosen: token {at}, {said}, of ")
+    found.tab.locator("#tokens [role=option]").first.click()
     found.cell(1, 0).click()
     assert found.tab.locator("#readout tbody th.token").all_text_contents() == shown
     assert found.errors == []
-
-
-def test_a_chosen_token_is_said_whole(visit, tmp_path):
-    """With all of its blanks as the browser lays them out, or by its id, once."""
-    texts = {
-        "\n    ": r'"\n    "',
-        "   ": '"   "',
-        "a  b": '"a  b"',
-        None: "",
-        "\ufffd": "",
-        "": "",
-    }
-    file = tmp_path / "trace.html"
-    file.write_text(inspect_page.html(made_up_trace(1, 2, ["a", *texts])))
-    found = visit()
-    found.tab.goto(file.as_uri())
-    found.drawn()
-    for at, quoted in enumerate(texts.values(), 1):
-        found.tab.locator("#tokens [role=option]").nth(at).click()
-        said = f"{quoted} (id {3 + at})" if quoted else f"id {3 + at}"
-        assert (
-            found.tab.locator("#chosen").inner_text().startswith(f"Chosen: token {at}, {said}, of ")
-        )
 
 
 def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
@@ -614,7 +586,7 @@ def test_the_first_screen(opened):
 
 
 @pytest.mark.engine
-def test_a_completion_and_its_trace(opened, server, tmp_path):
+def test_a_completion_and_its_trace(opened, server):
     """Streamed, traced as shown, chosen by click and keys, pointed at, saved, light and dark."""
     tab = opened.tab
     tab.evaluate(
@@ -669,18 +641,12 @@ def test_a_completion_and_its_trace(opened, server, tmp_path):
     assert opened.text("#readout p") == "Site 1, MLP of layer 0, reads embedding"
     numbers = [site["weights"][opened.chosen()][0] for site in trace["sites"][1:2]]
     assert float(opened.text("#readout tbody td >> nth=0")) == pytest.approx(numbers[0], rel=0.01)
-    for picture in (*PICTURES, "lens", "over-tokens"):
-        name, text = opened.download(f"#{picture} figcaption > button")
-        assert name == f"attn-res-{picture}.svg"
-        texts = texts_of(text)
-        assert "var(" not in text and 'class="ring' not in text
-        assert texts[0] == tab.locator(f"#{picture} svg").get_attribute("aria-label")
-
-    assert opened.brightness(tmp_path / "light.png") > 0.8
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert tab.evaluate(background) == "rgb(243, 245, 248)"
     tab.click("#theme")
     assert tab.locator("#theme").get_attribute("aria-pressed") == "true"
     tab.locator('#entropy svg[fill="#e4e9f0"]').wait_for()
-    assert opened.brightness(tmp_path / "dark.png") < 0.25
+    assert tab.evaluate(background) == "rgb(14, 17, 22)"
     assert opened.errors == []
     assert {urlsplit(url).netloc for url in opened.asked if not url.startswith("blob:")} == {
         urlsplit(server.url).netloc
