@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import HTTPException
 
 from attnres_serve.compat import requests
-from attnres_serve.depth.sites import Site
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing.edits import Resolved
-from attnres_serve.tracing.readings import Lens, answered, readings
+from attnres_serve.tracing.readings import Lens
 
 NOTHING = [b"", b"", b""]  # predicted of no token
 
@@ -31,17 +30,6 @@ class Asked(NamedTuple):
     sites: list[int]
     top: int | None = None
     lens: Lens | None = None
-
-
-def asked(
-    ids: list[int], positions: list[int], sites: Sequence[Site], top: int | None, lens: int | None
-) -> Asked:
-    """What a replay is to give, of these sites; ``lens`` as ``top``."""
-    wanted = None
-    if lens is not None:
-        following = trace_answer.following(ids, positions)
-        wanted = Lens(readings(sites), following, lens)
-    return Asked(ids, positions, [site.index for site in sites], top, wanted)
 
 
 async def replay(state, client, asked: Asked, edits: Sequence[Resolved]) -> trace_answer.Found:
@@ -83,28 +71,3 @@ async def generate(
         if sequence[-1] in stops:
             break
     return sequence[len(ids) :]
-
-
-def predictions(client, asked: Asked, found: trace_answer.Found) -> list[dict[str, Any]]:
-    """A ``Prediction`` for every traced token."""
-    assert asked.top is not None and found.predicted is not None, "they were asked for"
-    return trace_answer.predictions(
-        found.predicted,
-        asked.positions,
-        trace_answer.following(asked.ids, asked.positions),
-        lambda ids: requests.token_texts(client, ids),
-    )
-
-
-def lens(
-    client, asked: Asked, sites: Sequence[Site], found: trace_answer.Found
-) -> list[dict[str, Any]]:
-    """A ``LensReading`` for every reading."""
-    assert asked.lens is not None, "it was asked for"
-    return answered(
-        sites,
-        asked.positions,
-        asked.lens,
-        found.lens,
-        lambda ids: requests.token_texts(client, ids),
-    )

@@ -103,6 +103,8 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     _check_length(client, policy, body, len(given))
     length = len(given) + body.max_tokens
     try:
+        if body.edits:
+            edit_lists.require_few_tokens(body.max_tokens, "max_tokens", "edits")
         positions = edit_lists.positions(body.tokens, length)
         edits = await asyncio.to_thread(edit_lists.resolve, body.edits, places, length)
         engine_config.require_few_logprobs(client.vllm_config, "logprobs", body.logprobs)
@@ -123,21 +125,28 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         )
         ids = given + answer
     positions = [position for position in positions if position < len(ids)]  # it may end early
-    asked = replays.asked(ids, positions, chosen, body.logprobs, body.lens)
+    following = trace_answer.following(ids, positions)
+    lens = None
+    if body.lens is not None:
+        lens = readings.Lens(readings.readings(chosen), following, body.lens)
+    asked = replays.Asked(ids, positions, [site.index for site in chosen], body.logprobs, lens)
     found = await replays.replay(state, client, asked, edits)
-    texts = requests.token_texts(client, [ids[at] for at in positions])
+    texts_of = partial(requests.token_texts, client)
+    texts = texts_of([ids[at] for at in positions])
     head = trace_answer.head(body.model or names[0], ids, len(given), positions, texts)
     head["edits"] = [edit.model_dump() for edit in body.edits]
     if body.logprobs is not None:
         plain = found
         if edits:
             plain = await replays.replay(state, client, asked._replace(sites=[], lens=None), [])
-        head["logprobs"] = {
-            "unedited": replays.predictions(client, asked, plain),
-            "edited": replays.predictions(client, asked, found) if edits else None,
-        }
-    if asked.lens is not None:
-        head["lens"] = replays.lens(client, asked, chosen, found)
+
+        def named(run: trace_answer.Found) -> list[dict[str, Any]]:
+            assert run.predicted is not None, "they were asked for"
+            return trace_answer.predictions(run.predicted, positions, following, texts_of)
+
+        head["logprobs"] = {"unedited": named(plain), "edited": named(found) if edits else None}
+    if lens is not None:
+        head["lens"] = readings.answered(chosen, positions, lens, found.lens, texts_of)
     pieces = [(site, *found.sites[site.index]) for site in chosen]
     content = await asyncio.to_thread(_encode, head, pieces, len(positions))
     return Response(content, media_type="application/json")
@@ -201,12 +210,6 @@ def _check_length(client, policy: Policy, body: TraceRequest, given: int) -> Non
             400,
             f"A traced sequence has at most {limit} tokens ({flag}); this one has {given} and "
             f"max_tokens {body.max_tokens}.",
-        )
-    if body.edits and body.max_tokens > edit_lists.MOST_TOKENS:
-        raise HTTPException(
-            400,
-            f"With `edits`, max_tokens is at most {edit_lists.MOST_TOKENS}, because every token is "
-            f"a replay of its own; it is {body.max_tokens}.",
         )
 
 

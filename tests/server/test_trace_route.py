@@ -470,7 +470,7 @@ def edit(**fields: Any) -> dict[str, Any]:
         ),
         (
             {"prompt": [3], "edits": [{"mean": True}], "max_tokens": 65},
-            "With `edits`, max_tokens is at most 64",
+            "max_tokens is 65; with edits expected at most 64",
         ),
     ],
     ids=str,
