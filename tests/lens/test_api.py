@@ -15,13 +15,13 @@ import httpx
 import numpy as np
 import pytest
 from asked_server import asked_server
+from made_up import made_up
 from serving import DEMO, free_port
 
 import attnres_serve
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import own_server
 from attnres_serve.lens.ask import Server
-from tests.lens.test_command import made_up
 
 URL = "http://127.0.0.1:8000/"
 PROMPT = "import os"

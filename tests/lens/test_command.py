@@ -16,35 +16,14 @@ import pytest
 from asked_server import asked_server
 from checkpoints import write_standard
 from inspecting import asking, inspect, refused
+from made_up import made_up
 from matplotlib.figure import Figure
 from serving import DEMO
 
 from attnres_serve import cli
-from attnres_serve.depth.layout import Layout
-from attnres_serve.depth.sites import sites
-from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.lens import depth_map, figure, own_server, pictures
 from attnres_serve.lens.ask import Server
-from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing.answer import TraceAnswer
-
-TEXTS = ("import", " os", "\n", "def", " $x$", "\t", "你", "é")
-TOKENS = len(TEXTS)
-
-
-def made_up(layers: int, block_size: int, model: str = "folder/demo", **options) -> TraceAnswer:
-    """A trace with random numbers, through what makes the route's answer."""
-    random = np.random.default_rng(0)
-    spec = AttnResSpec.uniform(Layout.of(layers), block_size, 1e-6, **options)
-    mixing = [site for site in sites(spec) if site.mixes]
-    content = trace_answer.head(model, range(100, 100 + TOKENS), TOKENS, range(TOKENS), TEXTS)
-    content["sites"] = []
-    for site in mixing:
-        weights = random.dirichlet(np.ones(site.num_sources), TOKENS).astype(np.float32)
-        rms = random.uniform(1, 2, (TOKENS, site.num_sources)).astype(np.float32)
-        both = weights.tobytes(), rms.tobytes()
-        content["sites"].append(trace_answer.traced_site(site, *both, TOKENS))
-    return TraceAnswer.model_validate(content)
 
 
 def heat_map(drawn: Figure, panel: int) -> np.ma.MaskedArray:
@@ -295,10 +274,9 @@ def test_a_trace_is_drawn_again(tmp_path, capsys):
     assert "expected one of the 2 tokens that are traced" in refused(capsys, *words)
 
 
-@pytest.mark.parametrize(("shape", "width"), [("block", 3.25), ("full", 6.75)])
-def test_a_width_for_a_column(width, shape, tmp_path):
+def test_a_width_for_a_column(tmp_path):
     """Text stays text in SVG and PDF, and the same trace gives the same bytes."""
-    trace = SHAPES[shape][0]
+    trace, width = SHAPES["block"][0], 3.25
     for name in ("a.svg", "b.svg", "a.pdf", "b.pdf"):
         depth_map.write(trace, 1, tmp_path / name, width)
     for suffix in ("svg", "pdf"):
@@ -325,17 +303,20 @@ def test_a_figure_is_of_all_sites(chosen, tmp_path, capsys):
     assert cli.main(["inspect", *words, str(tmp_path / "x.html")]) == 0
 
 
-def test_a_trace_is_drawn_without_an_engine(tmp_path):
-    """And without what engines are made of."""
+def test_what_needs_no_engine_imports_none(tmp_path):
+    """Nor what engines are made of; torch reads the queries of a checkpoint."""
     (tmp_path / "trace.json").write_text(made_up(3, 2).model_dump_json())
-    script = """
+    script = f"""
 import sys
 from attnres_serve import cli
-status = cli.main(["inspect", "--from", "trace.json", "--out", "x.svg"])
-sys.exit(status or len({"torch", "vllm", "transformers"} & set(sys.modules)))
+def imported(*words):
+    assert cli.main(["inspect", *words]) == 0
+    return {{"torch", "vllm", "transformers"}} & set(sys.modules)
+assert not imported("--from", "trace.json", "--out", "x.svg")
+assert imported({str(DEMO)!r}, "--queries", "--out", "x.csv") <= {{"torch"}}
 """
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    assert (tmp_path / "x.svg").is_file()
+    assert (tmp_path / "x.svg").is_file() and (tmp_path / "x.csv").is_file()
 
 
 @pytest.mark.parametrize("part", ["tokens", "sites"])
@@ -392,13 +373,13 @@ def test_a_server_is_asked(key, server, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.engine
-def test_the_figure_of_the_documentation(open_server, tmp_path):
+def test_the_figure_of_the_documentation(open_server, tmp_path, capsys):
     """Its command, word for word but for the name of the file, of a server that runs already."""
     page = (DEMO.parents[2] / "docs" / "use" / "inspect.md").read_text()
     command, *_ = re.findall(r"```bash\nattnres-serve (inspect .*?)```", page, re.DOTALL)
     *words, committed = shlex.split(command.replace("\\\n", ""))
     out = tmp_path / "demo.png"
-    inspect(*asking(open_server.url, words[1:]), str(out))
+    inspect(capsys, *asking(open_server.url, words[1:]), str(out))
     for path in (out, DEMO.parents[2] / committed):
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) < 200_000

@@ -234,10 +234,10 @@ def test_a_map_that_cannot_be_written(monkeypatch, tmp_path):
 # The whole, as docs/use/inspect.md has it.
 
 
-def run_of_the_page(command: str, folder: Path, url: str) -> tuple[str, Path]:
+def run_of_the_page(capsys, command: str, folder: Path, url: str) -> tuple[str, Path]:
     """What a command of the page prints, and the file in `folder` that it writes."""
     *words, name = shlex.split(command.replace("\\\n", ""))
-    return inspect(*asking(url, words[2:]), str(folder / name)), folder / name
+    return inspect(capsys, *asking(url, words[2:]), str(folder / name)), folder / name
 
 
 def blocks(flag: str) -> tuple[str, str]:
@@ -248,9 +248,9 @@ def blocks(flag: str) -> tuple[str, str]:
 
 
 @pytest.mark.engine
-def test_an_edit_of_the_demo(open_server, tmp_path):
+def test_an_edit_of_the_demo(open_server, tmp_path, capsys):
     command, told = blocks("--edit")
-    printed, _ = run_of_the_page(command, tmp_path, open_server.url)
+    printed, _ = run_of_the_page(capsys, command, tmp_path, open_server.url)
     lines = told.splitlines()
     found = printed.splitlines()[-len(lines) - 1 : -1]
     assert [re.sub(NUMBER, "0", line) for line in found] == [
@@ -261,9 +261,9 @@ def test_an_edit_of_the_demo(open_server, tmp_path):
 
 
 @pytest.mark.engine
-def test_an_importance_map_of_the_demo(open_server, tmp_path):
+def test_an_importance_map_of_the_demo(open_server, tmp_path, capsys):
     command, told = blocks("--importance")
-    printed, path = run_of_the_page(command, tmp_path, open_server.url)
+    printed, path = run_of_the_page(capsys, command, tmp_path, open_server.url)
     assert printed.splitlines()[-1] == str(path)
     found, said = Importance.model_validate_json(path.read_text()), json.loads(told)
     assert said["logprob"] == pytest.approx(found.logprob, abs=ROUNDED)

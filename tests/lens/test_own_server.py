@@ -149,8 +149,15 @@ def test_it_is_stopped_whatever_happens(error, stand_in):
     assert logs_of(stand_in) == []
 
 
-@pytest.mark.parametrize("name", ["starts", "serves"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("starts", signal.SIGINT),
+        ("serves", signal.SIGINT),
+        ("serves", signal.SIGTERM),
+        ("starts", signal.SIGKILL),
+    ],
+)
 def test_it_ends_with_whoever_started_it(name, number, stand_in, tmp_path):
     """Whether it starts or serves, and however that one ends."""
     script = f"""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray
+from made_up import TEXTS, made_up
 from serving import ROOT
 
 import attnres_serve
@@ -20,8 +21,9 @@ from attnres_serve.lens.traced import Trace
 from attnres_serve.tracing import answer
 from attnres_serve.tracing.edits import Edit
 from attnres_serve.tracing.readings import WHOLE
-from tests.lens.test_command import SHAPES, TOKENS, made_up
+from tests.lens.test_command import SHAPES
 
+TOKENS = len(TEXTS)
 WORDS = ("a", " b", "c\0", "\n", "你", '"<&')  # NumPy's own strings lose a NUL at their end
 ROUNDED = 1e-5  # up to a hundred weights, of float32 and with six digits
 

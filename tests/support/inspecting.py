@@ -1,18 +1,18 @@
-"""``attnres-serve inspect`` as a command of its own, of a server that runs already."""
+"""``attnres-serve inspect`` of a server that runs already, and what it refuses."""
 
 from collections.abc import Sequence
 
 import pytest
-from serving import run_module
 
 from attnres_serve import cli
 
 OF_A_START = ("--dtype", "--served-model-name")  # flags of documented commands, each with a value
 
 
-def inspect(*words: str) -> str:
+def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What the command prints."""
-    return run_module("attnres_serve", "inspect", *words, timeout=300)
+    assert cli.main(["inspect", *words]) == 0
+    return capsys.readouterr().out
 
 
 def asking(url: str, words: Sequence[str]) -> list[str]:

@@ -1,53 +1,58 @@
-"""A made-up server of a model with many sites, for a page in a browser, without an engine."""
+"""Made-up traces, and a made-up server of them for a page in a browser, without an engine."""
 
 import json
-import math
-import random
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.testclient import TestClient
 
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.server.routes import page
+from attnres_serve.tracing import answer as trace_answer
+from attnres_serve.tracing.answer import TraceAnswer
 
+TEXTS = ("import", " os", "\n", "def", " $x$", "\t", "你", "é")
 SITE = "http://localhost"  # which browsers trust as they trust https
 ANSWER_ID = 900  # of the first token of an answer
 
 
-def made_up_trace(layers: int, block: int, texts: list[str | None]) -> dict:
-    """A trace of a model with that many layers and sublayers per block."""
-    draw = random.Random(0).random
-    sites = []
-    for index in range(2 * layers + 1):
-        finished = [f"block {number}" for number in range(1, index // block + 1)]
-        sources = ["embedding", *finished, *(["partial"] if index % block else [])]
-        weights = []
-        for _ in texts:
-            row = [math.exp(5 * draw()) for _ in sources]
-            weights.append([size / sum(row) for size in row])
-        final = index == 2 * layers
-        sites.append(
-            {
-                "index": index,
-                "layer": None if final else index // 2,
-                "kind": "final" if final else ("attention", "mlp")[index % 2],
-                "sources": sources,
-                "weights": weights,
-                "rms": [[0.5 + draw() + 0.1 * at for at in range(len(sources))] for _ in texts],
-                "entropy": [-sum(w * math.log(w) for w in row) for row in weights],
-            }
-        )
-    tokens = [{"position": at, "id": at + 3, "text": text} for at, text in enumerate(texts)]
-    count = len(texts)
-    return {
-        "model": "made up",
-        "prompt_tokens": count // 2,
-        "total_tokens": count,
-        "tokens": tokens,
-        "sites": sites,
-    }
+def made_up(
+    layers: int,
+    block: int,
+    texts: Sequence[str | None] = TEXTS,
+    model: str = "folder/demo",
+    **options: Any,
+) -> TraceAnswer:
+    """A trace with random numbers, through what makes the route's answer.
+
+    Args:
+        layers: of the model, of two sublayers each.
+        block: sublayers of a block.
+        texts: of the tokens; None for one that has none alone.
+        model: its name.
+        options: further parts of a specification.
+    """
+    draw, count = np.random.default_rng(0), len(texts)
+    spec = AttnResSpec.uniform(Layout.of(layers), block, 1e-6, **options)
+    content = trace_answer.head(model, range(100, 100 + count), count, range(count), texts)
+    content["sites"] = []
+    for site in [site for site in sites(spec) if site.mixes]:
+        weights = draw.dirichlet(np.ones(site.num_sources), count).astype(np.float32)
+        rms = draw.uniform(1, 2, (count, site.num_sources)).astype(np.float32)
+        both = weights.tobytes(), rms.tobytes()
+        content["sites"].append(trace_answer.traced_site(site, *both, count))
+    return TraceAnswer.model_validate(content)
+
+
+def made_up_trace(layers: int, block: int, texts: Sequence[str | None]) -> dict[str, Any]:
+    """The same as JSON has it, of a model that is called so."""
+    return made_up(layers, block, texts, "made up").model_dump()
 
 
 class MadeUpServer:
@@ -64,13 +69,13 @@ class MadeUpServer:
         self.layers, self.block, self.key = layers, block, key
         self.asked: list[dict[str, Any]] = []
         self.ends_at = 10**6
-        sites = made_up_trace(layers, block, ["a"])["sites"]
-        names = {(None if name != "partial" else site["index"], name) for site in sites
+        traced = made_up_trace(layers, block, ["a"])["sites"]
+        names = {(None if name != "partial" else site["index"], name) for site in traced
                  for name in site["sources"]}  # fmt: skip
-        self.vectors = [*sorted(names, key=str), *((site["index"], "mix") for site in sites)]
+        self.vectors = [*sorted(names, key=str), *((site["index"], "mix") for site in traced)]
         self.limits = {
             "weights": weights,
-            "weights_per_token": sum(len(site["sources"]) for site in sites),
+            "weights_per_token": sum(len(site["sources"]) for site in traced),
             "lens": 2**14,
             "lens_per_token": len(self.vectors),
         }
@@ -129,8 +134,9 @@ class MadeUpServer:
         if body.get("sites") != [] and (end - start) * each > self.limits["weights"]:
             said = f"A trace has at most {self.limits['weights']} weights, logprobs among them."
             return JSONResponse({"error": {"message": said}}, 400)
-        layers = 0 if body.get("sites") == [] else self.layers
-        found = made_up_trace(layers, self.block, ["a"] * len(places))
+        found = made_up_trace(self.layers, self.block, ["a"] * len(places))
+        if body.get("sites") == []:
+            found["sites"] = []
         found["tokens"] = [
             {"position": at, "id": ids[at], "text": chr(ids[at])} for at in places
         ]  # fmt: skip
