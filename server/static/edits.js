@@ -1,35 +1,34 @@
-// Edits of what sites read: the list that the next run sends.
+// Edits of what sites read, which the next run sends: their list, the buttons of the chosen cell,
+// and signs on the cells that are edited.
 import { spokenEdit } from "./sentences.js";
 import { html } from "./svg.js";
-import { nameOfSource } from "./viewer.js";
+import { cellOf, choice, mark, nameOfSource, onChoice, shownTrace } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
+const SIGNS = { ban: "✕", force: "●" };
 let list = [];
-const listeners = [];
 
 /** The edits of the next run. */
 export function edits() {
   return list;
 }
 
-/** Call a function whenever the edits change. */
-export function onEdits(act) {
-  listeners.push(act);
-}
-
-/** Replace the edits of the next run. */
-export function setEdits(next) {
+/** Replace the edits of the next run, or name and mark them as in the trace that is shown. */
+export function setEdits(next = list) {
   list = next;
   byId("edit-list").replaceChildren(...list.map(item));
   byId("edits-none").hidden = list.length > 0;
   byId("clear-edits").hidden = list.length === 0;
-  listeners.forEach((act) => act());
+  markEdits();
+  buttons();
 }
 
+const isSame = (edit) => (one) => JSON.stringify(one) === JSON.stringify(edit);
+
 /** Add an edit, or take it away if it is there. */
-export function toggleEdit(edit) {
-  const same = (one) => JSON.stringify(one) === JSON.stringify(edit);
-  setEdits(list.some(same) ? list.filter((one) => !same(one)) : [...list, edit]);
+function toggleEdit(edit) {
+  const others = list.filter((one) => !isSame(edit)(one));
+  setEdits(others.length < list.length ? others : [...list, edit]);
 }
 
 function item(edit) {
@@ -41,3 +40,66 @@ function item(edit) {
   });
   return html("li", {}, said, " ", remove);
 }
+
+function editOf(kind) {
+  const { token, site, source } = choice();
+  const tokens = byId("scope").value === "token" ? { tokens: [token] } : {};
+  return { sites: [site], sources: [source], ...tokens, [kind]: true };
+}
+
+/** Say which edits of the chosen cell are among those of the next run. */
+function buttons() {
+  const chosen = choice();
+  const isChosen = chosen !== null && chosen.site !== null && !chosen.isSaved;
+  for (const kind of ["ban", "force"]) {
+    const button = byId(kind);
+    const there = isChosen && list.some(isSame(editOf(kind)));
+    const isNeeded = isChosen && chosen.isOnly && kind === "ban";
+    button.disabled = !isChosen || (isNeeded && !there);
+    button.title = isNeeded ? "The site has no other source." : "";
+    button.setAttribute("aria-pressed", String(there));
+  }
+  runs(chosen);
+}
+
+/** Say what the next run does: with the edits, or without those of the run that is shown. */
+function runs(chosen) {
+  const isEdited = list.length > 0;
+  const isShownEdited = chosen !== null && !chosen.isSaved && shownTrace().edits?.length > 0;
+  const button = byId("run-edits");
+  const isLeft = document.activeElement === button;
+  byId("run").textContent = isEdited ? "Complete with edits" : "Complete and trace";
+  button.textContent = isEdited ? "Run with the edits" : "Run without edits";
+  button.hidden = !isEdited && !isShownEdited;
+  if (isLeft && button.hidden) byId("ban").focus();
+  byId("edits-hint").textContent = chosen?.isSaved
+    ? "This trace is from a file; edits need a run."
+    : isShownEdited && !isEdited
+      ? "The figures are still those of the edited run. “Run without edits” goes back."
+      : "";
+}
+
+/** Put signs on the cells that are edited. */
+function markEdits() {
+  const found = list.flatMap((edit) =>
+    Object.keys(SIGNS)
+      .filter((kind) => edit[kind])
+      .flatMap((kind) => {
+        const cells = (edit.sites ?? []).flatMap((site) =>
+          (edit.sources ?? []).map((source) => cellOf(site, source)),
+        );
+        return cells.filter((cell) => cell).map((cell) => ({ ...cell, sign: SIGNS[kind] }));
+      }),
+  );
+  mark(found);
+}
+
+for (const kind of ["ban", "force"])
+  byId(kind).addEventListener("click", () => toggleEdit(editOf(kind)));
+byId("scope").addEventListener("change", buttons);
+byId("clear-edits").addEventListener("click", () => {
+  setEdits([]);
+  byId("run").focus();
+});
+
+onChoice(buttons);

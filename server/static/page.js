@@ -1,6 +1,5 @@
 // The page of a server: runs what its form, its examples or its address ask for.
 import { KeyNeeded, Refusal, ask } from "./api.js";
-import { renewEdits } from "./cell_edits.js";
 import { offerLink } from "./copy_link.js";
 import { setEdits } from "./edits.js";
 import { clearLink, writeLink } from "./link.js";
@@ -46,7 +45,7 @@ async function start(wanted) {
     remember(asked);
     const { signal } = running;
     say(await run(asked, { info, wanted: wanted ?? again(asked), signal, say }));
-    renewEdits();
+    setEdits(); // named and marked as in this trace
     shownPrompt = asked.prompt;
   } catch (error) {
     const isCancelled = error.name === "AbortError";
