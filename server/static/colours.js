@@ -10,7 +10,7 @@ const RED_BLUE = stops(
   "053061 2065ab 4393c3 90c4dd d1e5f0 f7f6f6 fddbc7 f3a481 d6604d b1182b 67001f",
 );
 const FEW_SOURCES = 32; // for which a square root shows small weights
-export const WEIGHT_TICKS = [0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1];
+const WEIGHT_TICKS = [0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1];
 
 // Of Okabe and Ito's colours, which are told apart in every kind of colour blindness.
 const INKS = {

@@ -42,7 +42,6 @@ export function depthMap(summary, { width, rowHeight, ink, hasLayers, scale, ...
     node,
     paint: cells.paint,
     choose: cells.choose,
-    focus: cells.focus,
     /** Put a sign on cells ``{ row, column, sign }``. */
     mark(found) {
       const size = Math.max(8, Math.min(rowHeight, cell.width, 16));

@@ -119,11 +119,5 @@ export function grid({ rows, x, y, width, height, name, point, pick }) {
       cell?.setAttribute("aria-selected", "true");
       if (cell && !node.contains(document.activeElement)) stopAt(cell);
     },
-    /** Give the focus to a cell. */
-    focus({ row, column }) {
-      const cell = cells[row]?.[column];
-      if (cell) stopAt(cell);
-      cell?.focus({ preventScroll: true });
-    },
   };
 }

@@ -1,7 +1,7 @@
 // Elements of HTML and SVG, and axes: what every figure is made of.
 
 const NS = "http://www.w3.org/2000/svg";
-export const FONT = 11; // pixels
+const FONT = 11; // pixels
 export const LETTER = 0.6 * FONT; // about the width of one
 
 /** An SVG element with attributes and children. */

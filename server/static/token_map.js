@@ -57,7 +57,6 @@ export function tokenMap(site, tokens, { width, ink, scale, nameOf, ...acts }) {
   cells.paint((row, column) => scale.colour(weights[column][row]));
   return {
     node,
-    focus: cells.focus,
     choose: cells.choose,
     /** Frame the column of a token. */
     show(token) {

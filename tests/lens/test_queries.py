@@ -1,10 +1,10 @@
 """``inspect --queries``: what sites have learned, against the raw safetensors of every format."""
 
-import csv
 import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from checkpoints import write_fla, write_house, write_standard
 from refusals import refused
@@ -52,52 +52,43 @@ def raw(folder: Path, table: dict[str, str]) -> tuple[list[np.ndarray], list[np.
     return query, key
 
 
-@pytest.mark.parametrize(("folder", "table"), CASES, ids=lambda case: getattr(case, "name", ""))
-def test_equals_the_raw_tensors(folder, table, tmp_path, capsys):
-    """Among the numbers of a table, which is written instead of a figure."""
+@pytest.mark.parametrize(("folder", "names"), CASES, ids=lambda case: getattr(case, "name", ""))
+def test_equals_the_raw_tensors(folder, names, tmp_path, capsys):
+    """The table, which is written instead of a figure: a row for each site."""
     path = tmp_path / "q.csv"
     assert cli.main(["inspect", str(folder), "--queries", "--out", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}\n"
-    query, key = raw(folder, table)
-    folded = [q * k for q, k in zip(query, key, strict=True)]
-    found = queries.read(str(folder))
-    close = {"rtol": 1e-12, "atol": 1e-15}  # float64 in another order
-    np.testing.assert_allclose(found.query, [np.sqrt(q @ q) for q in query], **close)
-    np.testing.assert_allclose(found.key_norm, [np.sqrt((k**2).mean()) for k in key], **close)
-    np.testing.assert_allclose(found.effective, [np.sqrt(f @ f) for f in folded], **close)
-    for row, own in zip(found.cosine, folded, strict=True):
-        for value, other in zip(row, folded, strict=True):
-            lengths = np.sqrt((own @ own) * (other @ other))
-            if lengths > 0:
-                assert value == pytest.approx(own @ other / lengths, abs=1e-12)
-            else:  # of zeros, or not stored
-                assert np.isnan(value)
-    with path.open(newline="") as file:
-        table = list(csv.DictReader(file))
-    assert [int(row["site"]) for row in table] == list(range(len(query)))
-    kinds = ["attention", "mlp"] * (len(query) // 2) + ["final"] * (len(query) % 2)
-    assert [row["kind"] for row in table] == kinds == [row.kind for row in found.sites]
-    layers = ["" if row.layer is None else str(row.layer) for row in found.sites]
-    assert [row["layer"] for row in table] == layers
-    for name in ("query", "key_norm", "effective", *(["bias"] if found.bias is not None else [])):
-        of_csv = [float(row[name] or "nan") for row in table]
-        np.testing.assert_allclose(of_csv, getattr(found, name), rtol=1e-8)  # nine digits
-    of_csv = [[row[f"cosine {at}"] for at in range(len(query))] for row in table]
-    assert {""} >= {text for row in of_csv for text in row if not re.fullmatch(r"-?[\d.e-]+", text)}
-    np.testing.assert_allclose(
-        [[float(text or "nan") for text in row] for row in of_csv], found.cosine, rtol=1e-8
+    table, (query, key) = pandas.read_csv(path), raw(folder, names)
+    folded = np.stack([q * k for q, k in zip(query, key, strict=True)])
+    lengths = np.linalg.norm(folded, axis=1)
+    wanted = {
+        "query": [np.sqrt(q @ q) for q in query],
+        "key_norm": [np.sqrt((k**2).mean()) for k in key],
+        "effective": lengths,
+    }
+    for name, values in wanted.items():
+        np.testing.assert_allclose(table[name], values, rtol=1e-8)  # nine digits
+    unit = folded / np.where(lengths > 0, lengths, np.nan)[:, None]  # of zeros, or not stored
+    cosines = table[[f"cosine {site}" for site in range(len(query))]]
+    np.testing.assert_allclose(cosines, unit @ unit.T, rtol=1e-8, atol=1e-12)
+    assert table["site"].tolist() == list(range(len(query)))
+    assert table["kind"].tolist() == (
+        ["attention", "mlp"] * (len(query) // 2) + ["final"] * (len(query) % 2)
     )
+    layers = [None if layer is pandas.NA else layer for layer in table["layer"].astype("Int64")]
+    assert layers == [at // 2 for at in range(len(query) // 2 * 2)] + [None] * (len(query) % 2)
 
 
-def test_recency_biases():
-    folder = GOLDENS / "qwen3_attnres_cumulative_block"
+def test_recency_biases(tmp_path):
+    folder, path = GOLDENS / "qwen3_attnres_cumulative_block", tmp_path / "q.csv"
     stored = load_file(folder / "model.safetensors")
-    found = queries.read(str(folder))
+    assert cli.main(["inspect", str(folder), "--queries", "--out", str(path)]) == 0
+    table = pandas.read_csv(path)
     wanted = [
-        stored[f"model.layers.{row.layer}.{'attn' if row.kind == 'attention' else 'mlp'}_res_bias"]
-        for row in found.sites
+        stored[f"model.layers.{layer}.{'attn' if kind == 'attention' else 'mlp'}_res_bias"].item()
+        for layer, kind in zip(table["layer"], table["kind"], strict=True)
     ]
-    assert found.bias is not None and list(found.bias) == [bias.item() for bias in wanted]
+    np.testing.assert_allclose(table["bias"], wanted, rtol=1e-8)
 
 
 def test_scale_and_shared_queries(tmp_path):

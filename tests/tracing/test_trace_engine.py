@@ -33,6 +33,7 @@ JOBS = [
     (BLOCK, "single_pass", "cpp", "eager"),
     ("nanogpt_block", "two_phase", "cpp", "eager"),
     (BLOCK, "two_phase", "cpp", "compiled"),
+    ("nanogpt_block", "single_pass", "cpp", "compiled"),
     ("qwen3_attnres_full", "two_phase", "torch", "compiled"),
 ]
 
@@ -105,10 +106,6 @@ def test_beside_other_requests(mode, tmp_path):
 @pytest.mark.versions
 def test_compiled_in_every_version(tmp_path):
     check([job(BLOCK, "single_pass", "cpp", "compiled")], tmp_path)
-
-
-def test_compiled_with_gates(tmp_path):
-    check([job("nanogpt_block", "single_pass", "cpp", "compiled")], tmp_path)
 
 
 def test_two_workers_share_the_heads(tmp_path):
