@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import struct
 import subprocess
@@ -226,46 +227,36 @@ def _locked(library: Path) -> Iterator[None]:
 
 
 def _compile(library: Path) -> None:
-    """Compile in a process of its own (torch's loader also loads what it builds) and move it here.
+    """Compile and move it here.
 
     Raises:
         BackendError: there is no C++ compiler, or it failed; with its own reason.
     """
-    scripts = sysconfig.get_path("scripts")
-    # The loader looks for ninja on the path, where a virtual environment need not be.
-    path = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
-    compiler = os.environ.get("CXX", "c++")  # the loader's choice; it may have a wrapper before it
-    if not shutil.which(compiler.partition(" ")[0], path=path):
+    compiler = os.environ.get("CXX", "c++")
+    words = shlex.split(compiler)  # it may have a wrapper before it, and flags behind
+    if not words or not shutil.which(words[0]):
         raise BackendError(
             f"the C++ backend could not be compiled, there is no {compiler!r} on the path; install "
             "a C++ compiler such as g++, or choose the torch backend."
         )
+    torchs = Path(torch.__file__).parent
+    headers = torchs / "include", sysconfig.get_path("include", "posix_prefix")
+    sources = *(f"-I{folder}" for folder in headers), str(SOURCE)
+    links = f"-L{torchs / 'lib'}", "-ltorch_cpu", "-lc10"
     with tempfile.TemporaryDirectory(dir=library.parent) as build:
-        arguments = [library.stem, str(SOURCE), build, *FLAGS]
+        built = Path(build) / library.name
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _BUILD, *arguments],
-            env=os.environ | {"PATH": path, "LC_ALL": "C"},
+            [*words, *FLAGS, "-shared", "-fPIC", *sources, *links, "-o", str(built)],
+            env=os.environ | {"LC_ALL": "C"},
             capture_output=True,
             text=True,
             check=False,
         )
-        built = Path(build) / f"{library.stem}.so"
-        if done.returncode or not built.exists():
+        if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            # What the compiler says stands among the lines of the loader and of ninja.
             reason = next((line for line in lines if " error: " in line), lines[-1])
             raise BackendError(
                 f"the C++ backend could not be compiled by {compiler!r} ({reason.strip()}); mend "
                 "that or set CXX to another C++ compiler, or choose the torch backend."
             )
         os.replace(built, library)
-
-
-_BUILD = """
-import sys
-from torch.utils import cpp_extension
-name, source, folder, *flags = sys.argv[1:]
-cpp_extension.load(
-    name, [source], extra_cflags=flags, build_directory=folder, is_python_module=False
-)
-"""

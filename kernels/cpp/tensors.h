@@ -77,12 +77,6 @@ struct State {
   }
 };
 
-template <class D>
-Rows<D> rows_of(const Tensor& tensor) {
-  auto* data = static_cast<typename D::Element*>(tensor.data_ptr());
-  return {data, tensor.stride(0), tensor.stride(1)};
-}
-
 void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
   STD_TORCH_CHECK(
       vector.numel() == hidden && vector.is_contiguous() &&
