@@ -18,8 +18,8 @@ once (``traffic.py``); the floor is the time in which a copy, measured in the sa
 moves as many.  ``launch_us`` is what the method gives for a kernel that does next to nothing: it is
 in every site's time and not in the floor.
 
-The table is on stdout, what is left out and why on stderr.  The last line on stdout is one JSON
-document without the rows; the file that ``--out`` names holds them too.
+A line for each cell and contender is on stdout, what is left out and why on stderr.  The last line
+on stdout is one JSON document without the rows; the file that ``--out`` names holds them too.
 """
 
 import argparse
@@ -244,6 +244,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.gate_only:
 
         def finish(cell: Cell, passed: dict, errors: dict) -> tuple[list[dict], dict]:
+            for name, off in errors.items():
+                told = f"{cell} {name}: right, {off:.3f} of what it may be off"
+                tqdm.write(told, file=sys.stdout)
             return [{**cell._asdict(), "contender": n, "gate": e} for n, e in errors.items()], {}
     else:
         from benchmarks.kernels import timing as kernel_timing
@@ -261,13 +264,14 @@ def main(arguments: list[str] | None = None) -> int:
             "copy_bytes_per_s": bandwidth,
             "launch_us": kernel_timing.launch_time(stopwatch, device),
         }
-        print(kernel_report.HEAD, flush=True)
 
         def finish(cell: Cell, passed: dict, errors: dict) -> tuple[list[dict], dict]:
             samples, failed = kernel_timing.measure(passed, options.rounds, stopwatch)
             rows = kernel_report.summarise(cell, samples, contenders, errors, dtype, bandwidth)
             for row in rows:
-                tqdm.write(kernel_report.line(row), file=sys.stdout)
+                us, share = row["block_us"]["median"], row["floor_share"]
+                told = f"{cell} {row['contender']}: {us:.1f} us, {share:.0%} of a copy's speed"
+                tqdm.write(told, file=sys.stdout)
             return rows, failed
 
     rows, failures, too_late = run_cells(cells, contenders, device, dtype, options.minutes, finish)
@@ -275,10 +279,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"left out, --minutes is over: {_listed(too_late)}", file=sys.stderr)
     if method["timed"]:
         method["copy_bytes_per_s_at_end"] = kernel_timing.copy_bandwidth(stopwatch, device)
-    if options.gate_only:
-        for row in rows:
-            shape = " ".join(f"{key}={row[key]}" for key in Cell._fields)
-            print(f"{shape} {row['contender']}: right, {row['gate']:.3f} of what it may be off")
     document = {
         "benchmark": "kernels",
         "command": command_line(["python", "-m", "benchmarks.kernels", *arguments]),

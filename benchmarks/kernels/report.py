@@ -1,4 +1,4 @@
-"""Rows of the document and the table, made of the times."""
+"""Rows of the document, made of the times."""
 
 from collections.abc import Sequence
 from statistics import median, quantiles
@@ -64,22 +64,3 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
         quantiles(values, method="inclusive") if len(values) > 1 else 3 * [values[0]]
     )
     return {"median": middle, "q1": low, "q3": high}
-
-
-HEAD = (
-    f"{'T':>6}{'n':>3}{'d':>6}{'S':>4}  {'contender':19}{'block us':>11} {'quartiles':>21}"
-    f"{'site us':>10}{'floor us':>10}{'of copy':>9}{'/add+norm':>10}{'/single':>9}"
-)
-
-
-def line(row: dict[str, Any]) -> str:
-    """A row for a person, below ``HEAD``."""
-    spread = row["block_us"]
-    shape = f"{row['tokens']:>6}{row['blocks']:>3}{row['hidden']:>6}{row['sites']:>4}"
-    text = f"{shape}  {row['contender']:19}{spread['median']:11.1f} "
-    text += f"{spread['q1']:10.1f}{spread['q3']:11.1f}{row['site_us']:10.2f}"
-    text += f"{row['floor_us']:10.1f}{row['floor_share']:9.0%}"
-    for other, width in zip(AGAINST, (10, 9), strict=True):
-        ratio = row["ratios"].get(other)
-        text += f"{ratio:{width}.2f}" if ratio is not None else " " * width
-    return text.rstrip()

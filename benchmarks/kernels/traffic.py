@@ -36,27 +36,11 @@ def single_pass(tokens: int, blocks: int, hidden: int, dtype: torch.dtype, *, fr
     return _bytes(vectors, tokens, hidden, dtype) + _query_and_weight(hidden, dtype)
 
 
-def add_to_row(tokens: int, hidden: int, dtype: torch.dtype, *, fresh: bool) -> int:
-    """The launch that adds to a row in front of an ``phase_1`` of few tokens."""
-    return _bytes(2 if fresh else 3, tokens, hidden, dtype)  # delta, old sum (not fresh); new sum
-
-
 def phase_1(
-    tokens: int,
-    blocks: int,
-    sites: int,
-    hidden: int,
-    dtype: torch.dtype,
-    *,
-    fresh: bool,
-    added: bool = False,
+    tokens: int, blocks: int, sites: int, hidden: int, dtype: torch.dtype, *, fresh: bool
 ) -> int:
-    """The first site on top of ``blocks`` rows, and phase 1 of the ``sites - 1`` later ones.
-
-    ``added``: a launch before it added to the row, which this one only reads.
-    """
-    vectors = blocks + sites
-    vectors += 1 if added else 2 if fresh else 3  # the sum; or delta, old sum (not fresh); new sum
+    """The first site on top of ``blocks`` rows, and phase 1 of the ``sites - 1`` later ones."""
+    vectors = blocks + sites + (2 if fresh else 3)  # delta, old sum (not fresh); new sum
     small = (sites * hidden + (sites - 1) * tokens) * _FLOAT32 + _bytes(1, 1, hidden, dtype)
     return _bytes(vectors, tokens, hidden, dtype) + small
 
