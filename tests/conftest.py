@@ -17,6 +17,7 @@ import torch
 from demo_servers import collector, keyed_server, open_server  # noqa: F401  # fixtures
 from family_results import pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401  # hooks
 from torch import Tensor
+from triton_interpreter import interpreter  # noqa: F401  # before anything imports Triton
 from xdist.scheduler import LoadFileScheduling
 
 from attnres_serve.compat import host

@@ -3,7 +3,6 @@
 import json
 
 import torch
-import triton_interpreter  # noqa: F401  # before Triton is imported without its interpreter
 
 from benchmarks.kernels import cpu_stack
 from benchmarks.published import tables

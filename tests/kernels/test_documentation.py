@@ -10,11 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from triton_interpreter import (
-    RUNNABLE,
-    alone,
-    interpreter,  # noqa: F401
-)
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "docs" / "build"
@@ -89,7 +84,3 @@ def test_importing_the_package_imports_neither_triton_nor_torch_nor_vllm():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-if not RUNNABLE:
-    test_in_a_process_of_its_own = alone(globals())

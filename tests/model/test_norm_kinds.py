@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from triton_interpreter import RUNNABLE, interpreter  # noqa: F401  # before vLLM
 
 pytest.importorskip("vllm")
 
@@ -27,8 +26,7 @@ from attnres_serve.settings import ALGORITHMS
 from tests.model.test_site_norm import modules
 
 pytestmark = pytest.mark.usefixtures("interpreter")
-TRITON = [pytest.param("triton", marks=pytest.mark.exhaustive)] if RUNNABLE else []
-HERE = ["cpp", "torch", *TRITON]
+HERE = ["cpp", "torch", pytest.param("triton", marks=pytest.mark.exhaustive)]
 LAYERS, TOKENS, EPS, KEY_EPS = 3, 5, 1e-5, 1e-3
 # A site's result is rounded once; half a unit in the last place, and float32 sums before it.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-8 * 1.01, torch.float16: 2**-11 * 1.01}

@@ -15,11 +15,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from triton_interpreter import (  # before vLLM, which imports Triton
-    RUNNABLE,
-    interpreter,  # noqa: F401
-    passes_in_a_process_of_its_own,
-)
 
 from attnres_serve.verify.oracle import HOUSE_NAMES, Model, Spec, alike, rms_norm, site_role
 
@@ -44,7 +39,7 @@ HIDDEN, TOKENS, EPS, KEY_EPS = 24, 5, 1e-5, 1e-3
 # Of a step; with the others, no two sites share a phase 1, or two or three do.
 MOST_TOKENS = st.sampled_from([TOKENS, 1 << 40, site_groups.SCRATCH_BYTES // (2 * 4 * HIDDEN)])
 pytestmark = pytest.mark.usefixtures("interpreter")
-HERE = ("cpp", "torch", *(("triton",) if RUNNABLE else ()))
+HERE = ("cpp", "torch", "triton")
 
 
 @st.composite
@@ -346,10 +341,3 @@ def test_drawn_weights_leave_key_norms_neutral() -> None:
     _, installed = stage(definition(spec, 0), spec, "single_pass", "cpp", 0, 2)
     drawn = [norm.key_norm.dummy_weight_value for norm in installed.values() if norm.site.mixes]
     assert drawn == [1.0] * len(drawn) and len(drawn) == 5
-
-
-if not RUNNABLE:
-
-    def test_the_triton_backend_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        """Triton was imported here without the interpreter."""
-        passes_in_a_process_of_its_own(__file__, pytestconfig)

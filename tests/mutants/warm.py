@@ -2,7 +2,7 @@
 
 Importing torch and the like takes longer than most tests.  Nothing of the package or its tests is
 imported here, so that each trial imports what the copied tree holds then; nor is vLLM, because with
-it comes Triton, for which a test chooses the interpreter before its import.
+it comes Triton, for which conftest.py chooses the interpreter before its import.
 """
 
 import importlib

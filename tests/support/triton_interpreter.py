@@ -1,16 +1,12 @@
 """Triton's interpreter for the tests of Triton kernels, and tensors to run them on.
 
-Without a GPU the kernels run in the interpreter, which has to be chosen before Triton is imported.
-The variable is set around that import, of all kernels at once, and while the fixture is in use, so
-that no process another test starts inherits it.
+Without a GPU the kernels run in the interpreter, which has to be chosen before Triton is imported:
+conftest.py imports this first.  The variable is set around the import, of all kernels at once, and
+while the fixture is in use, so that no process another test starts inherits it.
 """
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,33 +14,25 @@ import torch
 from torch import Tensor
 
 ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
 _VARIABLE = "TRITON_INTERPRET"
 _before = os.environ.get(_VARIABLE)
-if not ON_GPU and "triton" not in sys.modules:
+assert "triton" not in sys.modules
+if not ON_GPU:
     os.environ[_VARIABLE] = "1"
 
 import triton  # noqa: E402  (the variable above comes first)
 
-from attnres_serve.kernels.triton import (  # noqa: E402
-    common,
-    phase_1,  # noqa: F401
-    phase_2,  # noqa: F401
-    single_pass,  # noqa: F401
-)
+from attnres_serve.kernels.triton import phase_1, phase_2  # noqa: E402, F401
 
 if _before is None:
     os.environ.pop(_VARIABLE, None)
-
-# False if another module of this test run imported Triton without the interpreter.
-INTERPRETED = common.INTERPRETED and not isinstance(triton.language.sum, triton.JITFunction)
-RUNNABLE = ON_GPU or INTERPRETED
-DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the variable set while a test runs, and the interpreter's arithmetic like a GPU's."""
-    if RUNNABLE and not ON_GPU:
+    if not ON_GPU:
         monkeypatch.setenv(_VARIABLE, "1")
         round_bf16_to_nearest(monkeypatch)
         _sum_pairwise(monkeypatch)
@@ -80,39 +68,6 @@ def _sum_pairwise(monkeypatch: pytest.MonkeyPatch) -> None:
         return self.to_tensor(data, operand.dtype)
 
     monkeypatch.setattr(interpreter.ReduceOps, "sum", add)
-
-
-def alone(module: dict[str, Any]) -> Callable[[pytest.Config], None]:
-    """A test in the place of those of a module, where Triton was imported without the interpreter.
-
-    It runs them in a process of its own.
-    """
-    for name in [name for name in module if name.startswith("test_")]:
-        del module[name]
-
-    def test_in_a_process_of_its_own(pytestconfig: pytest.Config) -> None:
-        passes_in_a_process_of_its_own(module["__file__"], pytestconfig)
-
-    return test_in_a_process_of_its_own
-
-
-def passes_in_a_process_of_its_own(file: str, config: pytest.Config) -> None:
-    """Run a test file with the interpreter, where Triton was imported here without it.
-
-    Of its tests those that were chosen here by their marks.
-    """
-    assert _VARIABLE not in os.environ, "the interpreter was asked for and is not in use"
-    chosen = "-p", "no:cacheprovider", "-m", config.option.markexpr
-    child = subprocess.run(
-        [*(sys.executable, "-m", "pytest", "-q", "--maxfail=3"), *chosen, file],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {_VARIABLE: "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
-    assert "passed" in child.stdout
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from edited_oracle import possible
 from jobs import fresh_prompts
 from lens_oracle import lens
 from serving import GOLDENS
-from triton_interpreter import RUNNABLE, interpreter  # noqa: F401  # before vLLM
 
 pytest.importorskip("vllm")
 
@@ -80,7 +79,6 @@ def test_every_format_algorithm_and_backend(golden, algorithm, backend, chunk):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not RUNNABLE, reason="Triton was imported here without its interpreter")
 @pytest.mark.usefixtures("interpreter")
 # A model runs dry before it is loaded: NumPy, by which Triton is interpreted, warns of its NaN.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")

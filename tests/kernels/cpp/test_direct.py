@@ -26,10 +26,9 @@ DIRECT = [f"attnres_{name}(" for name in cpp_direct.NAMES]
 OPERATORS = [f"{cpp_direct.operator(name)}(" for name in cpp_direct.NAMES]
 
 
-@pytest.fixture(autouse=True)
-def _compiled_anew() -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
     backends.load("cpp")
-    reset_compiler()
 
 
 def site(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
@@ -50,6 +49,7 @@ def three_sites(x: Tensor, bank: Tensor, weights: SiteWeights) -> Tensor:
 
 def compile_and_run(graph: Callable, x: Tensor, bank: Tensor, weights: SiteWeights):
     """The compiled graph, what it made of the arguments, and how its code calls the sites."""
+    reset_compiler()
     for tensor in (x, bank):
         torch._dynamo.mark_dynamic(tensor, 0)
     with lowered_anew():
@@ -98,9 +98,9 @@ def test_the_same_bits_as_the_operator(
             assert tokens == 0 or not torch.equal(found[1], given[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_compiled_graph_calls_it(dtype: torch.dtype) -> None:
+def test_a_compiled_graph_calls_it() -> None:
     """For any number of tokens, by one graph."""
+    dtype = torch.bfloat16
     x, bank, (weights, *_) = in_place.inputs(5, "cpu", 66, dtype)
     compiled, _, calls = compile_and_run(site, x, bank, weights)
     assert calls == DIRECT
@@ -138,20 +138,17 @@ def test_what_the_call_cannot_read_goes_to_the_operator(graph: Callable) -> None
     ("missing", "named"), [("ENTRY", "of_another_library"), ("TORCH", "2.12.")]
 )
 def test_without_direct_calls(missing: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As compiled without Python's headers, or with another torch, operators are called as before.
+    """As compiled without Python's headers, or with another torch, no code is generated for them.
 
-    So they are by code that was generated elsewhere, for direct calls.
+    Code that was generated elsewhere for direct calls calls the operators.
     """
-    x, bank, (weights, *_) = in_place.inputs(5, "cpu")
     for name in cpp_direct.NAMES:
         monkeypatch.delitem(CUSTOM_EXTERN_KERNEL_CODEGEN, cpp_direct.operator(name))
         monkeypatch.setitem(cpp_direct.calls, name, partial(cpp_direct._by_operator, name))
     monkeypatch.setattr(cpp_direct, missing, named)
     library = next(Path(path) for path in torch.ops.loaded_libraries if "cpp_backend" in path)
     cpp_direct.install(library)
-    _, _, calls = compile_and_run(site, x, bank.clone(), weights)
-    assert calls == OPERATORS
-
+    assert not CUSTOM_EXTERN_KERNEL_CODEGEN.keys() & {*map(cpp_direct.operator, cpp_direct.NAMES)}
     layout = cpp_direct.layout(in_place.HIDDEN, in_place.SLOTS, torch.float32, torch.float32)
     for name, given in arguments(5, in_place.HIDDEN, torch.float32).items():
         found, wanted = copied(given), copied(given)

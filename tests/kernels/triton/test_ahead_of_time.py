@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from attnres_serve.kernels.triton import common
+from benchmarks.kernels import compile_ahead
+
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[3]
@@ -20,17 +23,8 @@ IN_BOTH = [pytest.param("sm_80", marks=pytest.mark.exhaustive), "sm_90"]
 HIDDEN = (1024, 4096, 7168)
 SIZES = [*(pytest.param(size, marks=pytest.mark.exhaustive) for size in HIDDEN[:-1]), HIDDEN[-1]]
 BEGINNINGS = {
-    "single_pass": (False, True),
-    "single_pass_few": (False, True),
-    "phase_1": (False, True),
-    "score_group": (False, True),
-    "score_group_few": (False, True),
-    "score_group_most": (False, True),
-    "weigh_group": (None,),
-    "mix_group": (None,),
-    "phase_2": (False, True),
-    "phase_2_rows": (False, True),
-    "phase_2_rows_few": (False, True),
+    name: (False, True) if name in compile_ahead.BEGINNING else (None,)
+    for name in compile_ahead.KERNELS
 }
 # Kernels with a binary for each power of two of sites (from 8), or of sixteens of them: a model has
 # a few, and its first step, of as many tokens as there may be, launches all.
@@ -49,12 +43,18 @@ Shape = tuple[str, str, int, bool | None]
 # other config was measured.
 SPILLS = {("score_group", "sm_90"): (104, 78), ("score_group_most", "sm_90"): (72, 39)}
 
+
+def _few(kernel: str, *shape: object) -> bool:
+    """Whether it is another config of a kernel."""
+    return kernel.endswith(("_few", "_most"))
+
+
 every_shape = pytest.mark.parametrize(
     "shape",
     [
         pytest.param(
             shape,
-            marks=[pytest.mark.exhaustive] if shape[1] != "sm_90" or shape[2] != HIDDEN[-1] else [],
+            marks=[pytest.mark.exhaustive] * (shape[1:3] != ("sm_90", HIDDEN[-1]) or _few(*shape)),
         )
         for shape in SHAPES
     ],
@@ -63,16 +63,17 @@ every_shape = pytest.mark.parametrize(
 
 
 def _compiled(shape: Shape) -> dict[str, Any]:
-    return _all_of(shape[1], shape[2])[shape]
+    return _all_of(shape[1], shape[2], _few(*shape))[shape]
 
 
 @cache
-def _all_of(arch: str, hidden: int) -> dict[Shape, dict[str, Any]]:
+def _all_of(arch: str, hidden: int, few: bool) -> dict[Shape, dict[str, Any]]:
     """Everything compiled once, in a process where Triton is not interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.kernels.compile_ahead"]
     command += ["--arch", arch.removeprefix("sm_"), "--kernel"]
-    command += [name for name in BEGINNINGS if any(s[:3] == (name, arch, hidden) for s in SHAPES)]
+    asked = {shape[0] for shape in SHAPES if shape[1:3] == (arch, hidden) and _few(*shape) == few}
+    command += [*asked]
     done = subprocess.run(
         [*command, "--hidden", str(hidden), "--dtype", "bfloat16"],
         cwd=ROOT,
@@ -195,15 +196,12 @@ def test_phase_1_spends_few_instructions_on_a_row(hidden: int, arch: str) -> Non
     assert kernel["shared_bytes"] <= 4 * kernel["sites"] * kernel["num_warps"]
 
 
-def test_the_interpreter_is_refused() -> None:
+def test_the_interpreter_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Numbers of a kernel that is not compiled would be no numbers."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kernels.compile_ahead"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2 and not done.stdout
-    assert "TRITON_INTERPRET is set" in done.stderr
+    monkeypatch.setattr(common, "INTERPRETED", True)
+    monkeypatch.setattr(sys, "argv", ["compile_ahead"])
+    with pytest.raises(SystemExit):
+        compile_ahead.main()
+    assert "TRITON_INTERPRET is set" in capsys.readouterr().err

@@ -11,16 +11,14 @@ from in_place import check_compiled, inputs
 from kernel_cases import DTYPES, ROWS, WIDE_ROWS, Case, identify
 from torch import Tensor
 from triton_cases import poison  # noqa: F401
-from triton_interpreter import (
-    DEVICE,
-    RUNNABLE,
-    alone,
-    interpreter,  # noqa: F401
-)
+from triton_interpreter import DEVICE
 
 from attnres_serve.kernels import backends
 from attnres_serve.kernels.interface import slot_of
 from attnres_serve.kernels.triton import backend as triton_backend
+from attnres_serve.kernels.triton import phase_1 as triton_phase_1
+from attnres_serve.kernels.triton.common import MAX_HIDDEN
+from attnres_serve.kernels.triton.phase_1 import Least
 from tests.kernels import test_backends as every_backend
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -65,15 +63,26 @@ def test_rows(case: Case, dtype: torch.dtype, layout: every_backend.Layout) -> N
 
 
 @pytest.mark.usefixtures("poison")
-@settings(max_examples=4, deadline=None)
-@given(drawn=every_backend.cases(), sites=st.integers(1, 3), layout=every_backend.layouts)
+@settings(max_examples=6, deadline=None)
+@given(
+    drawn=every_backend.cases(),
+    sites=st.integers(1, 3),
+    layout=every_backend.layouts,
+    many=st.booleans(),
+)
 def test_any_shape_magnitude_and_layout(
-    drawn: tuple[Case, torch.dtype], sites: int, layout: every_backend.Layout
+    drawn: tuple[Case, torch.dtype], sites: int, layout: every_backend.Layout, many: bool
 ) -> None:
-    """With few sources, each of which is the last of a group once; ``test_rows`` has many."""
+    """With few sources, each of which is the last of a group once; ``test_rows`` has many.
+
+    ``many``: a group is scored by a product, as that of many tokens is.
+    """
     case, dtype = drawn
     case = replace(few(case), count=min(case.count, 5))
-    every_backend.check_all(case, dtype, sites, functions(layout))
+    with pytest.MonkeyPatch.context() as patch:  # hypothesis has no fixture for each example
+        if many:
+            patch.setattr(triton_phase_1, "LEAST", {MAX_HIDDEN: Least(logits=1, sites=2)})
+        every_backend.check_all(case, dtype, sites, functions(layout))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +126,3 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype, hidden: int) -> N
 )  # False is vLLM's choice
 def test_a_compiled_graph_writes_the_bank_in_place(second_version: bool) -> None:
     check_compiled(backends.load("triton"), DEVICE, second_version)
-
-
-if not RUNNABLE:
-    test_in_a_process_of_its_own = alone(globals())

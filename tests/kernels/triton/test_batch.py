@@ -6,14 +6,7 @@ import pytest
 import torch
 from kernel_cases import DTYPES, KEY_EPS, NORM_EPS
 from torch import Tensor
-from triton_interpreter import (
-    DEVICE,
-    ON_GPU,
-    RUNNABLE,
-    alone,
-    bits,
-    interpreter,  # noqa: F401
-)
+from triton_interpreter import DEVICE, ON_GPU, bits
 
 from attnres_serve.kernels.triton import answers
 from attnres_serve.kernels.triton import phase_1 as phase_1_module
@@ -139,7 +132,3 @@ def test_programs_may_run_in_any_order(dtype: torch.dtype, monkeypatch: pytest.M
     monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", from_the_end)
     _same(_launch_all(*inputs), forwards)
     assert (3, 2, 1) in ran  # two turns of a token, side by side
-
-
-if not RUNNABLE:
-    test_in_a_process_of_its_own = alone(globals())

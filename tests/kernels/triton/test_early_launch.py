@@ -6,7 +6,6 @@ That a kernel waits before it touches memory is read off its machine code in
 
 import pytest
 import torch
-import triton_interpreter  # noqa: F401  (it chooses the interpreter before Triton is imported)
 from triton.backends.nvidia.compiler import CUDAOptions
 
 from attnres_serve.kernels.triton import common

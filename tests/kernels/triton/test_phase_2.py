@@ -8,12 +8,7 @@ import torch
 from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, ROUNDINGS, Case, half_ulp
 from torch import Tensor
 from triton_cases import Spy, close, floats, zeros
-from triton_interpreter import (
-    DEVICE,
-    RUNNABLE,
-    alone,
-    interpreter,  # noqa: F401
-)
+from triton_interpreter import DEVICE
 
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.triton import single_pass as triton_single_pass
@@ -160,7 +155,3 @@ def test_refusals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*KERNEL, None)
     with pytest.raises((TypeError, ValueError), match=sentence):
         call()
-
-
-if not RUNNABLE:
-    test_in_a_process_of_its_own = alone(globals())

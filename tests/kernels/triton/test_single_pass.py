@@ -7,13 +7,7 @@ import pytest
 import torch
 from kernel_cases import KEY_EPS, NORM_EPS
 from triton_cases import Spy, zeros
-from triton_interpreter import (
-    DEVICE,
-    ON_GPU,
-    RUNNABLE,
-    alone,
-    interpreter,  # noqa: F401
-)
+from triton_interpreter import DEVICE, ON_GPU
 
 from attnres_serve.kernels.triton import common
 from attnres_serve.kernels.triton import single_pass as triton_single_pass
@@ -192,7 +186,3 @@ def test_refuses_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(common, "INTERPRETED", False)
     with pytest.raises(ValueError, match="torch path, or set TRITON_INTERPRET=1 before"):
         single_pass(**_arguments())
-
-
-if not RUNNABLE:
-    test_in_a_process_of_its_own = alone(globals())

@@ -7,12 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from triton_interpreter import (
-    ON_GPU,
-    RUNNABLE,
-    alone,
-    interpreter,  # noqa: F401
-)
+from triton_interpreter import ON_GPU
 
 from attnres_serve.kernels.triton import mix_group, score_group
 from attnres_serve.kernels.triton import phase_1 as triton_phase_1
@@ -22,7 +17,7 @@ from attnres_serve.kernels.triton.phase_2 import phase_2
 from attnres_serve.kernels.triton.single_pass import single_pass
 from benchmarks.kernels import traffic
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)  # of both sizes of an element
 TOKENS, HIDDEN, SLOTS = 3, 257, 8
 EPS = {"key_eps": 1e-6, "norm_eps": 1e-5}
 
@@ -30,7 +25,7 @@ watched = pytest.mark.skipif(ON_GPU, reason="only the interpreter shows every ad
 
 
 @pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch, interpreter: None) -> Callable[..., int]:  # noqa: F811
+def moved(monkeypatch: pytest.MonkeyPatch, interpreter: None) -> Callable[..., int]:
     """Call a function and count its launch's bytes: what is read once, and what is written once.
 
     With ``reads_back``, what a program reads of what it wrote itself is not counted.
@@ -86,7 +81,7 @@ def test_single_pass_moves_what_is_stated(moved, dtype, row, fresh) -> None:
 
 
 @watched
-@pytest.mark.parametrize(("count", "sites"), [(1, 1), (3, 4), (5, 9)])
+@pytest.mark.parametrize(("count", "sites"), [(1, 1), (3, 4)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_merge_moves_what_is_stated(moved, dtype, count, sites) -> None:
     """One answer and one number of each token, and the rows finished since phase 1."""
@@ -101,7 +96,7 @@ def test_merge_moves_what_is_stated(moved, dtype, count, sites) -> None:
 @watched
 @pytest.mark.parametrize("few", [0, 128], ids=["in turns", "side by side"])
 @pytest.mark.parametrize(("completes", "fresh"), [(False, True), (True, False), (True, True)])
-@pytest.mark.parametrize(("row", "sites"), [(0, 1), (1, 4), (5, 9)])
+@pytest.mark.parametrize(("row", "sites"), [(0, 1), (3, 5)])
 def test_phase_1_moves_what_is_stated(
     moved, row, sites, fresh, completes, few, monkeypatch
 ) -> None:
@@ -197,7 +192,3 @@ def test_where_two_phase_moves_fewer_bytes() -> None:
 def test_ratios_of_the_documentation(blocks: int, sites: int, ratio: float) -> None:
     """Two-phase over single pass."""
     assert round(_two_phase_over_single_pass(blocks, sites), 2) == ratio
-
-
-if not RUNNABLE:
-    test_in_a_process_of_its_own = alone(globals())
