@@ -7,7 +7,7 @@ of a token run side by side: the first that wants a row reads it from HBM, the o
 Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -151,79 +151,6 @@ def config_for(hidden_size: int) -> PartConfig:
     return entry(CONFIGS, hidden_size)
 
 
-def weigh_group_arguments(
-    scores: Tensor,
-    bias: Tensor | None,
-    log_sums: Tensor,
-    *,
-    row: int,
-    completes: bool,
-    slots: int,
-) -> dict[str, Any]:
-    """Everything a launch passes to the kernel."""
-    sites = 1 + log_sums.shape[0]
-    padded = triton.next_power_of_2(slots), triton.next_power_of_2(scores.shape[2])
-    return {
-        "p_scores": scores,
-        "p_bias": bias,
-        "p_log_sums": log_sums,
-        "token_stride": scores.stride(0),
-        "row_stride": scores.stride(1),
-        "sum_site_stride": log_sums.stride(0),
-        "sum_stride": log_sums.stride(1),
-        "row": row,
-        "sites": sites,
-        "COMPLETES": completes,
-        "SLOTS": padded[0],
-        "SITES": padded[1],
-        "num_warps": min(8, max(1, padded[0] * padded[1] // 1024)),  # a thread has 32 or fewer
-        **launch_options(starts_early(scores.device)),
-    }
-
-
-def mix_group_arguments(
-    bank: Tensor,
-    weights: Tensor,
-    norm_weight: Tensor,
-    out: Tensor,
-    answers: Tensor,
-    *,
-    row: int,
-    completes: bool,
-    norm_eps: float,
-) -> dict[str, Any]:
-    """Everything a launch passes to the kernel."""
-    later, hidden = answers.shape[0], bank.shape[2]
-    group, chunk, num_warps = config_for(hidden)
-    chunks = -(-hidden // chunk)
-    return {
-        "p_bank": bank,
-        "p_weights": weights,
-        "p_norm": norm_weight,
-        "p_out": out,
-        "p_answers": answers,
-        "bank_stride": bank.stride(0),
-        "slot_stride": bank.stride(1),
-        "token_stride": weights.stride(0),
-        "row_stride": weights.stride(1),
-        "out_stride": out.stride(0),
-        "site_stride": answers.stride(0),
-        "answer_stride": answers.stride(1),
-        "row": row,
-        "later": later,
-        "parts": 1 + chunks * -(-later // group),
-        "chunks": chunks,
-        "norm_eps": float(norm_eps),
-        "COMPLETES": completes,
-        "HIDDEN": hidden,
-        "BLOCK": triton.next_power_of_2(hidden),
-        "CHUNK": chunk,
-        "SITES": group,
-        "num_warps": num_warps,
-        **launch_options(starts_early(bank.device)),
-    }
-
-
 def mix_group(
     bank: Tensor,
     scores: Tensor,
@@ -243,8 +170,53 @@ def mix_group(
         scores: of ``score_group``; afterwards the weights of the rows.
     """
     out, answers, log_sums = results
-    at: dict[str, Any] = {"row": row, "completes": completes}
-    weigh = weigh_group_arguments(scores, bias, log_sums, slots=bank.shape[1], **at)
-    mix = mix_group_arguments(bank, scores, norm_weight, out, answers, norm_eps=norm_eps, **at)
-    weigh_group_kernel[(bank.shape[0],)](**weigh)
-    mix_group_kernel[(bank.shape[0] * mix["parts"],)](**mix)
+    tokens, later, hidden = bank.shape[0], answers.shape[0], bank.shape[2]
+    padded = triton.next_power_of_2(bank.shape[1]), triton.next_power_of_2(scores.shape[2])
+    options = launch_options(starts_early(bank.device))
+    weigh = {
+        "p_scores": scores,
+        "p_bias": bias,
+        "p_log_sums": log_sums,
+        "token_stride": scores.stride(0),
+        "row_stride": scores.stride(1),
+        "sum_site_stride": log_sums.stride(0),
+        "sum_stride": log_sums.stride(1),
+        "row": row,
+        "sites": 1 + later,
+        "COMPLETES": completes,
+        "SLOTS": padded[0],
+        "SITES": padded[1],
+        "num_warps": min(8, max(1, padded[0] * padded[1] // 1024)),  # a thread has 32 or fewer
+        **options,
+    }
+    config = config_for(hidden)
+    chunks = -(-hidden // config.chunk)
+    parts = 1 + chunks * -(-later // config.sites)
+    mix = {
+        "p_bank": bank,
+        "p_weights": scores,
+        "p_norm": norm_weight,
+        "p_out": out,
+        "p_answers": answers,
+        "bank_stride": bank.stride(0),
+        "slot_stride": bank.stride(1),
+        "token_stride": scores.stride(0),
+        "row_stride": scores.stride(1),
+        "out_stride": out.stride(0),
+        "site_stride": answers.stride(0),
+        "answer_stride": answers.stride(1),
+        "row": row,
+        "later": later,
+        "parts": parts,
+        "chunks": chunks,
+        "norm_eps": float(norm_eps),
+        "COMPLETES": completes,
+        "HIDDEN": hidden,
+        "BLOCK": triton.next_power_of_2(hidden),
+        "CHUNK": config.chunk,
+        "SITES": config.sites,
+        "num_warps": config.num_warps,
+        **options,
+    }
+    weigh_group_kernel[(tokens,)](**weigh)
+    mix_group_kernel[(tokens * parts,)](**mix)

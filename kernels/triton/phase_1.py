@@ -184,58 +184,6 @@ def phase_1_kernel(
         )
 
 
-def phase_1_arguments(
-    delta: Tensor,
-    bank: Tensor,
-    queries: Tensor,
-    norm_weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    answers: Tensor,
-    log_sums: Tensor,
-    *,
-    row: int,
-    fresh: bool,
-    completes: bool,
-    key_eps: float,
-    norm_eps: float,
-) -> dict[str, Any]:
-    """Everything a launch passes to the kernel."""
-    hidden = delta.shape[1]
-    sites, num_warps = group_config_for(hidden)
-    return {
-        "p_delta": delta,
-        "p_bank": bank,
-        "p_queries": queries,
-        "p_weight": norm_weight,
-        "p_bias": bias,
-        "p_out": out,
-        "p_answers": answers,
-        "p_log_sums": log_sums,
-        "delta_stride": delta.stride(0),
-        "bank_stride": bank.stride(0),
-        "slot_stride": bank.stride(1),
-        "query_stride": queries.stride(0),
-        "out_stride": out.stride(0),
-        "site_stride": answers.stride(0),
-        "answer_stride": answers.stride(1),
-        "sum_site_stride": log_sums.stride(0),
-        "sum_stride": log_sums.stride(1),
-        "row": row,
-        "sites": queries.shape[0],
-        "adds": 1,
-        "key_eps": float(key_eps),
-        "norm_eps": float(norm_eps),
-        "FRESH": fresh,
-        "COMPLETES": completes,
-        "HIDDEN": hidden,
-        "BLOCK": triton.next_power_of_2(hidden),
-        "SITES": sites,
-        "num_warps": num_warps,
-        **launch_options(starts_early(delta.device)),
-    }
-
-
 def turns_of(tokens: int, sites: int, hidden: int) -> int:
     """The programs of a token: one for each turn if tokens are few, else one for all of them."""
     turns = -(-sites // group_config_for(hidden).sites)
@@ -316,20 +264,50 @@ def phase_1(
     results = normed, answers, log_sums
     if not tokens:
         return results
-    state: dict[str, Any] = {"row": row, "fresh": fresh, "key_eps": key_eps}
-    rest: dict[str, Any] = {"completes": completes, "norm_eps": norm_eps}
 
     def arguments() -> dict[str, Any]:
-        given = delta, bank, queries, norm_weight, bias, *results
-        return phase_1_arguments(*given, **(state | rest))
+        turn, num_warps = group_config_for(hidden)
+        return {
+            "p_delta": delta,
+            "p_bank": bank,
+            "p_queries": queries,
+            "p_weight": norm_weight,
+            "p_bias": bias,
+            "p_out": normed,
+            "p_answers": answers,
+            "p_log_sums": log_sums,
+            "delta_stride": delta.stride(0),
+            "bank_stride": bank.stride(0),
+            "slot_stride": bank.stride(1),
+            "query_stride": queries.stride(0),
+            "out_stride": normed.stride(0),
+            "site_stride": answers.stride(0),
+            "answer_stride": answers.stride(1),
+            "sum_site_stride": log_sums.stride(0),
+            "sum_stride": log_sums.stride(1),
+            "row": row,
+            "sites": queries.shape[0],
+            "adds": 1,
+            "key_eps": float(key_eps),
+            "norm_eps": float(norm_eps),
+            "FRESH": fresh,
+            "COMPLETES": completes,
+            "HIDDEN": hidden,
+            "BLOCK": triton.next_power_of_2(hidden),
+            "SITES": turn,
+            "num_warps": num_warps,
+            **launch_options(starts_early(delta.device)),
+        }
 
     with torch.cuda.device_of(delta):
         if by_product(tokens, row + 1, later + 1, hidden, delta.dtype):
             constants = hidden, fresh, completes, bias is None, starts_early(delta.device)
             kind = "phase_1", delta.device, norm_weight.dtype, *constants
             compile_once(phase_1_kernel, kind, arguments)
-            scores = score_group.score_group(delta, bank, queries, **state)
-            mix_group.mix_group(bank, scores, norm_weight, bias, results, row=row, **rest)
+            given: dict[str, Any] = {"row": row, "fresh": fresh, "key_eps": key_eps}
+            scores = score_group.score_group(delta, bank, queries, **given)
+            given = {"row": row, "completes": completes, "norm_eps": norm_eps}
+            mix_group.mix_group(bank, scores, norm_weight, bias, results, **given)
             return results
         own, parts = arguments(), turns_of(tokens, later + 1, hidden)
         if parts > 1:

@@ -82,8 +82,8 @@ def phase_2(
     if shape[0]:
         given = delta, bank, query, norm_weight, bias, out
         state: dict[str, Any] = {"row": row, "fresh": fresh, "first": first}
-        eps = {"key_eps": key_eps, "norm_eps": norm_eps}
-        launch(*given, **state, **eps, answers=(answers, log_sums), position=position)
+        state |= {"key_eps": key_eps, "norm_eps": norm_eps}
+        launch(*given, **state, answers=(answers, log_sums), position=position)
     return out
 
 

@@ -10,7 +10,7 @@ of 8 bits each; the sums are in float32.
 Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -161,44 +161,6 @@ def score_group_kernel(
     tl.store(p_score, b_dot * b_scale[:, None], mask=m_token[:, None] & m_site[None, :])
 
 
-def score_group_arguments(
-    delta: Tensor,
-    bank: Tensor,
-    queries: Tensor,
-    scores: Tensor,
-    *,
-    row: int,
-    fresh: bool,
-    key_eps: float,
-) -> dict[str, Any]:
-    """Everything a launch passes to the kernel."""
-    sites = queries.shape[0]
-    tokens, chunk, num_warps = config_for(sites, capability(delta.device))
-    return {
-        "p_delta": delta,
-        "p_bank": bank,
-        "p_queries": queries,
-        "p_scores": scores,
-        "delta_stride": delta.stride(0),
-        "bank_stride": bank.stride(0),
-        "slot_stride": bank.stride(1),
-        "query_stride": queries.stride(0),
-        "token_stride": scores.stride(0),
-        "row_stride": scores.stride(1),
-        "row": row,
-        "tokens": delta.shape[0],
-        "sites": sites,
-        "key_eps": float(key_eps),
-        "FRESH": fresh,
-        "HIDDEN": delta.shape[1],
-        "TOKENS": tokens,
-        "CHUNK": chunk,
-        "SITES": padded_sites(sites),
-        "num_warps": num_warps,
-        **launch_options(starts_early(delta.device)),
-    }
-
-
 def score_group(
     delta: Tensor,
     bank: Tensor,
@@ -216,10 +178,31 @@ def score_group(
         Logits ``[T, row + 1, R]`` in float32, without the bias; the first site's are the last of
         ``S``.  ``R`` is ``room_for(S)``; nothing is written behind ``S``.
     """
-    tokens = delta.shape[0]
-    scores = queries.new_empty((tokens, row + 1, room_for(queries.shape[0])))
-    arguments = score_group_arguments(
-        *(delta, bank, queries, scores), row=row, fresh=fresh, key_eps=key_eps
-    )
-    score_group_kernel[(row + 1, -(-tokens // arguments["TOKENS"]))](**arguments)
+    tokens, sites = delta.shape[0], queries.shape[0]
+    scores = queries.new_empty((tokens, row + 1, room_for(sites)))
+    config = config_for(sites, capability(delta.device))
+    arguments = {
+        "p_delta": delta,
+        "p_bank": bank,
+        "p_queries": queries,
+        "p_scores": scores,
+        "delta_stride": delta.stride(0),
+        "bank_stride": bank.stride(0),
+        "slot_stride": bank.stride(1),
+        "query_stride": queries.stride(0),
+        "token_stride": scores.stride(0),
+        "row_stride": scores.stride(1),
+        "row": row,
+        "tokens": tokens,
+        "sites": sites,
+        "key_eps": float(key_eps),
+        "FRESH": fresh,
+        "HIDDEN": delta.shape[1],
+        "TOKENS": config.tokens,
+        "CHUNK": config.chunk,
+        "SITES": padded_sites(sites),
+        "num_warps": config.num_warps,
+        **launch_options(starts_early(delta.device)),
+    }
+    score_group_kernel[(row + 1, -(-tokens // config.tokens))](**arguments)
     return scores

@@ -9,9 +9,6 @@ Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program ho
 ``TRITON_INTERPRET=1``, set before Triton is imported, runs it on CPU.
 """
 
-from functools import partial
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -171,7 +168,7 @@ def site_config(hidden: int, tokens: int, loop: bool) -> Config:
     return entry(FEW_CONFIGS, hidden) if few else config_for(hidden)
 
 
-def launch_arguments(
+def launch(
     delta: Tensor,
     bank: Tensor,
     query: Tensor,
@@ -186,14 +183,16 @@ def launch_arguments(
     answers: tuple[Tensor, Tensor] | None = None,
     position: int = 0,
     first: int = 0,
-    config: Config | None = None,
-) -> dict[str, Any]:
-    """Everything a launch passes to the kernel."""
+) -> None:
+    """Launch the kernel, on the device of the first argument.
+
+    The first launch of many tokens compiles that of few as well.
+    """
     tokens, hidden = delta.shape
     vectors, log_sums = answers or (None, None)
     loop = vectors is None or first < row
-    tile, num_warps = config or site_config(hidden, tokens, loop)
-    return {
+    config, few = (site_config(hidden, count, loop) for count in (tokens, FEW))
+    own = {
         "p_delta": delta,
         "p_bank": bank,
         "p_answers": vectors,
@@ -220,29 +219,18 @@ def launch_arguments(
         "ONCE": not loop and hidden <= ONE_REDUCTION,
         "HIDDEN": hidden,
         "BLOCK": triton.next_power_of_2(hidden),
-        "TILE": tile,
-        "num_warps": num_warps,
+        "TILE": config.tile,
+        "num_warps": config.num_warps,
         **launch_options(starts_early(delta.device)),
     }
-
-
-def launch(*given: Any, **rest: Any) -> None:
-    """Launch the kernel, by the arguments of ``launch_arguments``, on the device of the first.
-
-    The first launch of many tokens compiles that of few as well.
-    """
-    delta = given[0]
-    tokens, hidden = delta.shape
     with torch.cuda.device_of(delta):
-        own = launch_arguments(*given, **rest)
-        few = site_config(hidden, FEW, own["LOOP"])
-        if tokens > FEW and few != (own["TILE"], own["num_warps"]):
+        if tokens > FEW and few != config:
             kind = (
-                *("site", delta.device, delta.dtype, own["p_weight"].dtype, hidden),
-                *(own["p_answers"] is None, own["p_bias"] is None, own["FRESH"], own["EARLY"]),
+                *("site", delta.device, delta.dtype, norm_weight.dtype, hidden),
+                *(vectors is None, bias is None, fresh, own["EARLY"]),
             )
-            arguments = partial(launch_arguments, *given, **(rest | {"config": few}))
-            compile_once(site_kernel, kind, arguments)
+            other = {"TILE": few.tile, "num_warps": few.num_warps}
+            compile_once(site_kernel, kind, lambda: own | other)
         site_kernel[(tokens,)](**own)
 
 

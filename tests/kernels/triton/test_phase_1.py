@@ -27,6 +27,7 @@ from attnres_serve.kernels.triton import common, mix_group, score_group
 from attnres_serve.kernels.triton import phase_1 as triton_phase_1
 from attnres_serve.kernels.triton.common import MAX_HIDDEN
 from attnres_serve.kernels.triton.phase_1 import Least, phase_1
+from benchmarks.kernels.compile_ahead import Recorder
 from tests.kernels import test_backends as every_backend
 from tests.kernels.test_backends import Layout
 
@@ -265,23 +266,15 @@ def test_a_product_spills_where_it_was_measured(
     """The config of 17 to 32 sites is another one on a Hopper GPU; the others are the same."""
     asked = []
     monkeypatch.setattr(score_group, "capability", lambda device: asked.append(device) or at)
-    shared = [score_group.CONFIGS[16], score_group.CONFIGS[64]]
-    found = {
-        sites: score_group.score_group_arguments(
-            *(zeros(4, 96), zeros(4, 5, 96), floats(sites, 96), floats(4, 4, 64)),
-            **{"row": 3, "fresh": False, "key_eps": KEY_EPS},
-        )
-        for sites in (1, 16, 17, 32, 33, 64)
-    }
-    of_32 = score_group.CONFIGS[32] if at == (9, 0) else shared[1]
-    for sites, config in ((1, shared[0]), (16, shared[0]), (17, of_32), (32, of_32)):
-        assert _product_config(found[sites]) == config
-    assert _product_config(found[33]) == _product_config(found[64]) == shared[1]
+    monkeypatch.setattr(score_group, "score_group_kernel", launched := Recorder())
+    where = {"row": 3, "fresh": False, "key_eps": KEY_EPS}
+    for sites in (1, 16, 17, 32, 33, 64):
+        score_group.score_group(zeros(4, 96), zeros(4, 5, 96), floats(sites, 96), **where)
+    found = [(one["TOKENS"], one["CHUNK"], one["num_warps"]) for one in launched.found]
+    few, most = score_group.CONFIGS[16], score_group.CONFIGS[64]
+    of_32 = score_group.CONFIGS[32] if at == (9, 0) else most
+    assert found == [few, few, of_32, of_32, most, most]
     assert {device.type for device in asked} == {torch.device(DEVICE).type}
-
-
-def _product_config(arguments: dict[str, object]) -> tuple[object, ...]:
-    return arguments["TOKENS"], arguments["CHUNK"], arguments["num_warps"]
 
 
 @pytest.mark.parametrize(
