@@ -1,11 +1,12 @@
 """What the tests of the Triton kernels share: comparisons, poisoned memory, spied launches."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from kernel_cases import KEY_EPS, NORM_EPS
 from torch import Tensor
 from triton_interpreter import DEVICE
 
@@ -56,3 +57,20 @@ def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def floats(*shape: int) -> Tensor:
     return zeros(*shape, dtype=torch.float32)
+
+
+def valid(function: Callable, tokens: int = 4, **changes: object) -> dict[str, Any]:
+    """Arguments of a function of the Triton kernels, with changes."""
+    own = {
+        "single_pass": {"query": floats(96)},
+        "phase_1": {"queries": floats(3, 96), "completes": True},
+        "phase_2": {
+            "query": floats(96),
+            "answers": zeros(2, tokens, 96),
+            "log_sums": floats(2, tokens),
+            "position": 1,
+        },
+    }[function.__name__]
+    state = {"delta": zeros(tokens, 96), "bank": zeros(tokens, 5, 96), "row": 3, "fresh": False}
+    norm = {"norm_weight": zeros(96), "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
+    return state | norm | own | changes
