@@ -117,14 +117,11 @@ class TensorBackend(Protocol):
             The answers of the sites.
         """
 
-    def norm_answer(
-        self, answers: Any, position: int, weights: SiteWeights, like: Tensor
-    ) -> Tensor:
-        """Norm the answer of a site whose sources are the blocks of phase 1 only.
+    def norm_answer(self, answers: Any, weights: SiteWeights, like: Tensor) -> Tensor:
+        """Norm the answer of a group's first site, whose sources are the blocks of phase 1 only.
 
         Args:
             answers: of the group.
-            position: of the site in the group.
             weights: of the site.
             like: a tensor in the activations' dtype.
 

@@ -121,7 +121,7 @@ class DepthState(NamedTuple):
             updated = self.add(delta)
             answers = _phase_1(context, ahead, (*self.blocks, updated))
             if weights.bias is None:
-                normed = backend.norm_answer(answers.values, 0, weights, delta)
+                normed = backend.norm_answer(answers.values, weights, delta)
             else:  # phase 1 knows no bias, which is the completed block's here
                 normed, updated = backend.single_pass(self.blocks, self.partial, delta, weights)
             return normed, updated, self._replace(answers=answers)

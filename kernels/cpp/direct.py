@@ -11,6 +11,7 @@ operator.
 import ctypes
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,5 @@ def _answers_fit(given: dict[str, Any], tokens: Any, hidden: Any) -> bool:
 
 def _dense(tensor: Any, *shape: Any) -> bool:
     """Whether a tensor of inductor's is of this shape and contiguous."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * size
-    return list(tensor.get_size()) == list(shape) and list(tensor.get_stride()) == strides[::-1]
+    strides = [prod(shape[at + 1 :]) for at in range(len(shape))]
+    return list(tensor.get_size()) == list(shape) and list(tensor.get_stride()) == strides

@@ -35,8 +35,8 @@ def phase_1(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
     return torch_functions.phase_1(blocks, [_folded(site) for site in sites], sites[0].key_eps)
 
 
-def norm_answer(answers: Answers, position: int, weights: SiteWeights, like: Tensor) -> Tensor:
-    answer, _ = answers[position]
+def norm_answer(answers: Answers, weights: SiteWeights, like: Tensor) -> Tensor:
+    answer, _ = answers[0]
     return torch_functions.rms_norm(answer, weights.norm_weight, weights.norm_eps, like.dtype)
 
 

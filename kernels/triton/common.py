@@ -142,14 +142,17 @@ def check_site(
     tokens, hidden = delta.shape
     if bank.shape[0] != tokens or bank.shape[2] != hidden:
         raise ValueError(f"bank {list(bank.shape)} does not fit delta {list(delta.shape)}")
-    check_hidden(hidden)
+    if not 1 <= hidden <= MAX_HIDDEN:
+        raise ValueError(f"hidden size {hidden} is outside 1..{MAX_HIDDEN}")
     if not 0 <= row < bank.shape[1]:
         raise ValueError(f"row {row} is outside the {bank.shape[1]} slots of the bank")
     check_activations("delta", delta)
     if bank.dtype != delta.dtype:
         raise TypeError(f"bank is {bank.dtype} but delta is {delta.dtype}")
     check_query("query", query, hidden)
-    check_norm_weight(norm_weight, hidden)
+    check_activations("norm_weight", norm_weight)
+    if norm_weight.shape != (hidden,):
+        raise ValueError(f"norm_weight is {list(norm_weight.shape)}, not [{hidden}]")
     given = {"delta": delta, "query": query, "norm_weight": norm_weight, "bank": bank, **read}
     if bias is not None:
         check_like("bias", bias, (1,), torch.float32)
@@ -157,12 +160,6 @@ def check_site(
     check_memory(given)
     if _overlaps_itself(bank):
         raise ValueError("bank is written and its rows overlap in memory")
-
-
-def check_hidden(hidden: int) -> None:
-    """Refuse a hidden size no config is for."""
-    if not 1 <= hidden <= MAX_HIDDEN:
-        raise ValueError(f"hidden size {hidden} is outside 1..{MAX_HIDDEN}")
 
 
 def check_activations(name: str, tensor: Tensor) -> None:
@@ -177,13 +174,6 @@ def check_query(name: str, query: Tensor, *shape: int) -> None:
         raise TypeError(f"{name} is {query.dtype}; it is folded with the key norm in float32")
     if query.shape != shape:
         raise ValueError(f"{name} is {list(query.shape)}, not {list(shape)}")
-
-
-def check_norm_weight(norm_weight: Tensor, hidden: int) -> None:
-    """Refuse a weight of the output norm of another shape or dtype."""
-    check_activations("norm_weight", norm_weight)
-    if norm_weight.shape != (hidden,):
-        raise ValueError(f"norm_weight is {list(norm_weight.shape)}, not [{hidden}]")
 
 
 def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -139,17 +139,7 @@ class Release:
         return None
 
 
-KINDS = {
-    griffe.ParameterKind.positional_only: Parameter.POSITIONAL_ONLY,
-    griffe.ParameterKind.positional_or_keyword: Parameter.POSITIONAL_OR_KEYWORD,
-    griffe.ParameterKind.var_positional: Parameter.VAR_POSITIONAL,
-    griffe.ParameterKind.keyword_only: Parameter.KEYWORD_ONLY,
-    griffe.ParameterKind.var_keyword: Parameter.VAR_KEYWORD,
-}
-
-
 def _parameter(found: griffe.Parameter) -> Parameter:
     has_default = found.default is not None and not found.kind.name.startswith("var")
-    return Parameter(
-        found.name, KINDS[found.kind], default=None if has_default else Parameter.empty
-    )
+    kind = getattr(Parameter, found.kind.name.upper())
+    return Parameter(found.name, kind, default=None if has_default else Parameter.empty)

@@ -84,7 +84,7 @@ class Functions:
         """Blocks read, answers of the sites, and the normed answer of the first of them."""
         if not self.module.IN_PLACE:
             answers = self.module.phase_1(blocks, sites)
-            normed = self.module.norm_answer(answers, 0, sites[0], blocks[0])
+            normed = self.module.norm_answer(answers, sites[0], blocks[0])
             return len(blocks), answers, normed
         *earlier, last = blocks
         first = sites[0]._replace(bias=None)  # as if no row were its own
