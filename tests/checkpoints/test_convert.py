@@ -8,10 +8,7 @@ import json
 import os
 import pickle
 import random
-import resource
 import signal
-import subprocess
-import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
@@ -20,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 import scaled_eps
 import torch
@@ -656,65 +654,60 @@ def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 SCRIPT = """
-import os, signal, sys
+import os, resource, signal, sys
 from attnres_serve import cli
 from attnres_serve.checkpoints.write import SafetensorsFile
+number, limit = map(int, sys.argv[1:3])
 original, count = SafetensorsFile.write, 0
 def write(self, *arguments):
     global count
     count += 1
-    if count == 5 and sys.argv[1] != "0":
-        os.kill(os.getpid(), int(sys.argv[1]))
+    if count == 5 and number:
+        os.kill(os.getpid(), number)
     original(self, *arguments)
 SafetensorsFile.write = write
-sys.exit(cli.main(sys.argv[2:]))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+status = cli.main(sys.argv[3:])
+sys.stdout.flush()
+os._exit(status)  # what is imported besides may write at the end
 """
 
 
-def in_a_process(
-    tmp_path: Path, number: int, limit: int | None = None
-) -> subprocess.CompletedProcess:
-    """Convert in a process that gets a signal while it writes, or may not write large files."""
+def in_a_process(folder: Path, number: int = 0, limit: int = -1) -> tuple[int, str, str]:
+    """Convert in a process that gets a signal while it writes, or may not write large files.
 
-    def restrict() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    source, target = GOLDENS / "fla_transformer_block", tmp_path / "target"
-    arguments = [str(number), "convert", str(source), str(target), "--to", "house"]
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        capture_output=True,
-        text=True,
-        preexec_fn=restrict,
-        timeout=120,
-        check=False,
-    )
+    Returns:
+        Its status, and what it wrote to stdout and stderr; the target is in ``folder / "place"``.
+    """
+    script, out, err = (folder / name for name in ("convert.py", "out", "err"))
+    script.write_text(SCRIPT)
+    (folder / "place").mkdir()
+    places = GOLDENS / "fla_transformer_block", folder / "place" / "target"
+    words = map(str, (script, number, limit, "convert", *places, "--to", "house"))
+    status = forks.python(*words, log=out, env={**os.environ}, err=err).wait(120)
+    return status, out.read_text(), err.read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_nothing(number: int, tmp_path: Path) -> None:
-    child = in_a_process(tmp_path, number)
-    assert (child.returncode, child.stdout) == (130, "")
-    assert child.stderr == "attnres-serve: interrupted.\n"
-    assert not list(tmp_path.iterdir())
+    assert in_a_process(tmp_path, number) == (130, "", "attnres-serve: interrupted.\n")
+    assert not list((tmp_path / "place").iterdir())
 
 
 def test_without_an_interruption_the_same_process_converts(tmp_path: Path) -> None:
     """The two tests beside this one prove something only if the rest of their script works."""
-    child = in_a_process(tmp_path, 0)
-    assert (child.returncode, child.stderr) == (0, "")
-    assert_served(tmp_path / "target")
+    status, _, err = in_a_process(tmp_path)
+    assert (status, err) == (0, "")
+    assert_served(tmp_path / "place" / "target")
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     """The kernel refuses to let a file grow, as it does on a full disk."""
-    child = in_a_process(tmp_path, 0, limit=200_000)
-    assert (child.returncode, child.stdout) == (2, "")
-    assert f"{tmp_path / 'target'} cannot be written" in child.stderr
-    assert child.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    status, out, err = in_a_process(tmp_path, limit=200_000)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"{tmp_path / 'place' / 'target'} cannot be written" in err
+    assert not list((tmp_path / "place").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_not_removed(

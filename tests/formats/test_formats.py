@@ -55,32 +55,6 @@ QWEN3 = {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausal
 # --- FLA
 
 
-def test_fla_golden_in_full() -> None:
-    """Every field that decides the numbers arrives under the base family's name."""
-    parsed = resolve(golden())
-    assert parsed is not None
-    assert (parsed.format, parsed.base) == ("fla", "llama")
-    assert parsed.spec == AttnResSpec(Layout.of(5), (0, 4, 8), 1e-6, final_mix=True)
-    assert parsed.qk_norm_eps is None
-    wanted = {
-        "hidden_size": 64,
-        "num_hidden_layers": 5,
-        "vocab_size": 320,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "intermediate_size": 96,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 256,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-    }
-    assert parsed.config.items() >= wanted.items()
-    assert "sliding_window" not in parsed.config
-
-
 @pytest.mark.parametrize(
     ("hidden", "ratio", "wanted"),
     [

@@ -7,27 +7,20 @@ import pytest
 import scaled_eps
 import tiny_sites
 import torch
-from checkpoints import (
-    GOLDENS,
-    edit,
-    write_fla,
-    write_house,
-    write_kimi_names,
-    write_mode,
-    write_standard,
-    write_titan,
-)
+from checkpoints import GOLDENS, edit, write_fla, write_house, write_standard
 from goldens import expected, oracle_differences
-from safetensors.torch import load_file, save_file
 
 from attnres_serve.verify import oracle
 from attnres_serve.verify.oracle import (
     Model,
+    Place,
+    Spec,
     load,
     site_role,
     source_spans,
     starts_of,
 )
+from attnres_serve.verify.oracle.spec import starts_by_layers
 
 BASES = ("llama", "mistral", "qwen2", "qwen3")
 IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(40)]
@@ -127,36 +120,6 @@ def test_options_in_both_forms(options: dict, tmp_path: Path) -> None:
     assert changed == (options != {"final_mix": True})
 
 
-@pytest.mark.parametrize(
-    ("write", "house"),
-    [
-        (lambda f: write_kimi_names(f, layers=5, block_layers=2), {"block_size": 4}),
-        (
-            lambda f: write_kimi_names(f, layers=5, block_layers=1, output_route=False),
-            {"block_size": 2, "final_mix": False},
-        ),
-        (lambda f: write_mode(f, layers=5, num_blocks=3), {"block_size": 4}),
-        (lambda f: write_mode(f, layers=5, num_blocks=9), {"block_size": 2}),
-        (lambda f: write_mode(f, layers=5, mode="full"), {"block_size": 1}),
-        (
-            lambda f: write_mode(f, layers=5, num_blocks=2, cumulative=True),
-            {
-                "block_size": 6,
-                "attn_res": {"cumulative": True, "recency_bias": True, "final_mix": False},
-            },
-        ),
-        (lambda f: write_titan(f, layers=5, num_blocks=3), {"block_size": 2}),
-        (lambda f: write_titan(f, layers=5, num_blocks=2), {"block_size": 4}),
-        (lambda f: write_titan(f, layers=5, num_blocks=9), {"block_size": 2}),
-    ],
-)
-def test_other_formats_equal_their_house_twins(write, house: dict, tmp_path: Path) -> None:
-    """Five layers: layers a block, blocks by ceiling, blocks by floor, in sublayers by hand."""
-    other = load(write(tmp_path / "other"))
-    twin = load(write_house(tmp_path / "house", "qwen3", layers=5, **house))
-    torch.testing.assert_close(other.logprobs(IDS), twin.logprobs(IDS), atol=0, rtol=0)
-
-
 def test_source_spans_by_hand() -> None:
     assert source_spans((0, 3, 5), 0) == []
     assert source_spans((0, 3, 5), 2) == [(0, 2)]
@@ -166,11 +129,26 @@ def test_source_spans_by_hand() -> None:
     assert starts_of(4, 10) == (0, 4, 8)
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("blocks", [b for n, b in SHAPES if n != 1], ids=str)
-def test_zero_queries_are_ordinary_residuals(base: str, blocks: dict, tmp_path: Path) -> None:
+def test_blocks_and_queries_by_layer() -> None:
+    """Of layers with one sublayer, or others from layer to layer."""
+    kinds = (("windowed",), ("attention", "mlp"), ("attention", "mlp", "windowed"))
+    mixed = tuple(Place(layer, kind) for layer, own in enumerate(kinds) for kind in own)
+    assert starts_by_layers(1, mixed) == (0, 1, 3)
+    assert starts_by_layers(2, mixed) == (0, 3)
+    spec = Spec({}, mixed, {}, 16, 8, 1e-5, tied=True, block_starts=(0, 2), shared_queries="layer")
+    roles = [site_role(spec, site) for site in range(7)]
+    assert roles[3:] == [("attention", 2)] * 3 + [("final", None)]
+    spec.shared_queries = "block"
+    assert [site_role(spec, site) for site in (1, 2, 5)] == [("windowed", 0), *2 * [("mlp", 1)]]
+    assert spec.layers == 3 and spec.final == 6
+
+
+@pytest.mark.parametrize(
+    ("number", "blocks"), [*enumerate(b for layers, b in SHAPES if layers != 1)], ids=str
+)
+def test_zero_queries_are_ordinary_residuals(number: int, blocks: dict, tmp_path: Path) -> None:
     """Every mix is then a mean, and RMSNorm(x / n, eps) = RMSNorm(x, n^2 eps)."""
-    layers = 4 if "block_starts" in blocks else 3
+    base, layers = BASES[number % 4], 4 if "block_starts" in blocks else 3
     # a stream near sqrt(eps), so that the factor n^2 shows
     options = {"layers": layers, "scale": 0.01, "rms_norm_eps": 1e-5}
     plain = write_standard(tmp_path / "plain", base, **options)
@@ -235,19 +213,6 @@ def test_a_window_sees_no_further(tmp_path: Path) -> None:
         changed = list(IDS)
         changed[-1 - back] = (changed[-1 - back] + 1) % 320
         assert ((model.logprobs(changed)[-1] - base).abs().max() > 1e-6) == seen
-
-
-def test_several_files(tmp_path: Path) -> None:
-    whole = load(write_house(tmp_path, block_size=2))
-    tensors = load_file(tmp_path / "model.safetensors")
-    (tmp_path / "model.safetensors").unlink()
-    names = sorted(tensors)
-    save_file({n: tensors[n] for n in names[::2]}, tmp_path / "a.safetensors")
-    save_file({n: tensors[n] for n in names[1::2]}, tmp_path / "b.safetensors")
-    assert torch.equal(load(tmp_path).logprobs(IDS), whole.logprobs(IDS))
-    (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(ValueError, match="tensors"):
-        load(tmp_path)
 
 
 REFUSED = [
