@@ -49,8 +49,8 @@ amount = pytest.mark.parametrize("most", [FEW, pytest.param(ALL, marks=pytest.ma
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "house_llama": lambda f: write_house(f, block_starts=[0, 3], key_norm_eps=1e-5),
-    "house_gated_llama": lambda f: write_house(
-        f, "gated_llama", block_size=2, attention_bias=True, mlp_bias=True
+    "house_gated_llama": lambda f: write_house(  # the gate is wider than the model
+        f, "gated_llama", block_size=2, attention_bias=True, mlp_bias=True, heads=4, kv_heads=2
     ),
     "house_qwen2": lambda f: write_house(f, "qwen2", block_size=1, final_mix=False, scale=1e-3),
     "house_qwen3": lambda f: write_house(

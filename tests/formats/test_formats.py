@@ -240,18 +240,9 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"model_type": "inkling2", "n_layers_per_attnres_block": 6},
         ("'inkling2'", "normed rows", "the code that it was released with"),
     ),
-    "layers of Inkling 2 under another model type": (
-        PLAIN | {"n_layers_per_attnres_block": 6},
-        ("n_layers_per_attnres_block: 6", "'llama'"),
-    ),
-    "the same in another spelling": (
-        PLAIN | {"n_layers_per_attn_res_block": 6},
-        ("n_layers_per_attn_res_block: 6", "'llama'"),
-    ),
-    "AliceAI's key under another model type": (
-        PLAIN | {"block_attn_res_block_size": 4},
-        ("block_attn_res_block_size: 4", "'llama'"),
-    ),
+    **{
+        key: (PLAIN | {key: 6}, (f"{key}: 6", "ambiguous", "'llama'")) for key in refused.BLOCK_KEYS
+    },
     "an architecture that is no list, of another": (
         {"model_type": "qwen3", "architectures": "Qwen3ARForCausalLM"},
         ("Qwen3AR", "'Qwen3ARForCausalLM'"),
@@ -278,10 +269,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "auto_map": {"AutoConfig": "configuration_nanogpt.NanoGPTConfig"},
         },
         ("attn_res_block_size: 4", "ambiguous", "'nanogpt'"),
-    ),
-    "number of blocks": (
-        PLAIN | {"attn_res_num_blocks": 2},
-        ("attn_res_num_blocks: 2", "ambiguous"),
     ),
     "house dictionary on a plain llama": (
         PLAIN | {"attn_res": {"block_size": 4}},

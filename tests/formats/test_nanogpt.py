@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import GOLDENS, edit, write_house
-from goldens import check_all_against, check_executed, check_job, expected
-from jobs import engine_job, fresh_prompts, run_engine
+from checkpoints import GOLDENS, edit
+from goldens import check_executed, check_job, expected
+from jobs import engine_job, run_engine
 
 from attnres_serve.checkpoints import checked
 from attnres_serve.checkpoints.names import expected_parts
@@ -19,7 +19,6 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.resolve import resolve
-from attnres_serve.verify.oracle import load
 
 BLOCK, SMALL = "nanogpt_block", "nanogpt_bias_small_scale"
 WEIGHTS = "model.safetensors"
@@ -213,14 +212,3 @@ def test_goldens_served(name: str, algorithm: str, tmp_path: Path) -> None:
     (result,) = run_engine([engine_job(GOLDENS / name, asked, algorithm)], tmp_path)["results"]
     check_job(result, expected(GOLDENS / name))
     check_executed(result, algorithm, compiled=False)
-
-
-@pytest.mark.engine
-@pytest.mark.exhaustive
-def test_a_gate_wider_than_the_model_served(tmp_path: Path) -> None:
-    """With grouped queries, which no nanoGPT has: the oracle's numbers."""
-    options = {"layers": 3, "block_size": 3, "heads": 4, "head_dim": 32, "kv_heads": 2}
-    folder = write_house(tmp_path / "m", "gated_llama", seed=32, attention_bias=True, **options)
-    job = engine_job(folder, fresh_prompts((7, 190)), "single_pass")
-    (result,) = run_engine([job], tmp_path / "run")["results"]
-    check_all_against(load(folder), job, result)

@@ -1,11 +1,6 @@
 """What AttnRes loses in bfloat16, where the engine stores activations and nothing else.
 
-With zero queries a site takes a plain mean, whose scale the norm behind it removes, so at unit
-scale AttnRes and standard residuals are the same function and their losses can be compared.
-
-With random queries there is no such twin: depth weights are uneven, and the function itself is more
-sensitive (about five times the divergence of standard residuals with the same weights).  The judge
-is then the float64 model rounded where an engine stores (``rounded.py``).
+The judge is the float64 model rounded where an engine stores (``rounded.py``).
 """
 
 import math
@@ -14,15 +9,14 @@ from statistics import fmean
 
 import pytest
 import torch
-from checkpoints import write_house, write_standard
+from checkpoints import write_house
 from jobs import VOCABULARY, run_verify
 from rounded import divergence, rounded_model
 
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify import oracle
 
-SEEDS = (0, 1)
-UNEVEN_SEEDS = (0,)
+SEEDS = (0,)
 SHAPE = {"layers": 6, "hidden": 128, "heads": 4, "kv_heads": 2, "intermediate": 192}
 
 on_each_backend = pytest.mark.parametrize(
@@ -54,7 +48,7 @@ def job(served: Path, chosen: dict[str, str], prompts: list[list[int]]) -> dict:
 
 def uneven(folder: Path) -> tuple[list[Path], list[list[int]]]:
     """Checkpoints whose largest depth weight is 0.7 on average, by random queries, and prompts."""
-    served = [write_house(folder / f"{s}", block_size=3, seed=s, **SHAPE) for s in UNEVEN_SEEDS]
+    served = [write_house(folder / f"{s}", block_size=3, seed=s, **SHAPE) for s in SEEDS]
     generator = torch.Generator().manual_seed(5)
     return served, torch.randint(3, VOCABULARY, (3, 200), generator=generator).tolist()
 
@@ -76,28 +70,6 @@ def least_distance(served: list[Path], prompts: list[list[int]]) -> float:
         distance(divergence(model, prompts, map(judge.logprobs, prompts)))
         for model, judge in zip(models, judges, strict=True)
     )
-
-
-@pytest.mark.engine
-@pytest.mark.exhaustive
-@on_each_backend
-def test_divergence_from_float64(backend, tmp_path):
-    """The mean KL divergence is at most 1.2 times that of the twin, served by plain vLLM."""
-    prompts = [[(7 * i + i * i + shift) % 320 for i in range(60)] for shift in (1, 2)]
-    chosen_ways, jobs = choices(backend), []
-    for seed in SEEDS:
-        twin = write_standard(tmp_path / f"twin{seed}", seed=seed, **SHAPE)
-        served = write_house(
-            tmp_path / f"attnres{seed}", block_size=3, seed=seed, zero_queries=True, **SHAPE
-        )
-        jobs += [(twin, {}), *((served, chosen) for chosen in chosen_ways)]
-    results = run_verify([job(*way, prompts) for way in jobs], tmp_path / "run")
-    kl = [fmean(result["kl"]) for result in results]
-    per_seed = 1 + len(chosen_ways)
-    twin = sum(kl[::per_seed])
-    assert twin > 0
-    for number, chosen in enumerate(chosen_ways, 1):
-        assert sum(kl[number::per_seed]) <= 1.2 * twin, (chosen, kl)
 
 
 @pytest.mark.engine
