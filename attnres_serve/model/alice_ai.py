@@ -2,7 +2,6 @@
 and whose experts are chosen by a sigmoid and a bias, and weighted by the sigmoid alone.
 """
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -13,33 +12,21 @@ from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.models import qwen3_next, qwen3_next_mtp
 from vllm.model_executor.models.utils import WeightsMapper
 
-from attnres_serve.model import kda
+from attnres_serve.model import delta_net, kda
 from attnres_serve.model.made_of import made_of
 
 FUSED = {
     "in_proj_qkvgfab": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"),
     "conv1d": ("q_conv1d", "k_conv1d", "v_conv1d"),
 }
-STACKED = {
-    f".linear_attn.{part}": (f".linear_attn.{whole}", place)
-    for whole, parts in FUSED.items()
-    for place, part in enumerate(parts)
-}
+STACKED = delta_net.stacked(FUSED, ".linear_attn")
 
 
 def linear_layer(
     config: PretrainedConfig, vllm_config: VllmConfig, prefix: str, **_: Any
 ) -> nn.Module:
     """vLLM's layer of Kimi Delta Attention, by Qwen3-Next's keys."""
-    layer = kda.attention(config, vllm_config, prefix)
-    convolution = layer.conv1d.weight
-    convolution.weight_loader = _by_place(convolution.weight_loader)
-    return layer
-
-
-def _by_place(load: Callable[[Tensor, Tensor, int], None]) -> Callable[[Tensor, Any], None]:
-    """A loader of one of several fused weights, as vLLM's mapper of names calls it."""
-    return lambda whole, part: load(whole, part, part.shard_id)
+    return kda.attention(config, vllm_config, prefix)
 
 
 def experts(*, gate: nn.Module, num_experts: int, **rest: Any) -> nn.Module:

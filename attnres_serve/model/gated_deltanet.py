@@ -2,17 +2,11 @@
 
 from typing import ClassVar
 
-import torch
 from torch import nn
 from transformers import PretrainedConfig
-from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn
-from vllm.model_executor.layers.mamba.mamba_utils import (
-    MambaStateCopyFuncCalculator,
-    MambaStateDtypeCalculator,
-    MambaStateShapeCalculator,
-)
+from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn, qwen_gdn_linear_attn
+from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
 from vllm.model_executor.models.utils import WeightsMapper
 
 from attnres_serve.model import delta_net
@@ -33,51 +27,22 @@ class GatedDeltaNetLayer(delta_net.DeltaNetLayer):
         layer = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention(
             config, vllm_config, prefix, gqa_interleaved_layout=False
         )
-        channels = (layer.key_dim, layer.key_dim, layer.value_dim)
-        rows = tuple(size // layer.tp_size for size in channels)
-        delta_net.load_by_place(layer.conv1d, rows, layer.tp_rank)
+        channels = [layer.key_dim, layer.key_dim, layer.value_dim]
+        load = kimi_gdn_linear_attn._make_fused_conv1d_weight_loader(
+            channels, layer.tp_size, layer.tp_rank
+        )
+        layer.conv1d.weight.weight_loader = delta_net.by_place(load)
         return layer
 
 
-@support_torch_compile
-class GatedDeltaNetDecoder(delta_net.DeltaNetDecoder):
-    layer = GatedDeltaNetLayer
-
-
 class GatedDeltaNetForCausalLM(delta_net.DeltaNetForCausalLM):
-    decoder = GatedDeltaNetDecoder
+    layer = GatedDeltaNetLayer
     packed_modules_mapping: ClassVar = {whole: list(parts) for whole, parts in FUSED.items()}
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_substr={".o_norm.": ".norm.", ".o_proj.": ".out_proj."},
         orig_to_new_stacked=delta_net.stacked(FUSED),
     )
-
-    @classmethod
-    def get_mamba_state_dtype_from_config(
-        cls, vllm_config: VllmConfig
-    ) -> tuple[torch.dtype, torch.dtype]:
-        cache = vllm_config.cache_config
-        dtypes: tuple[torch.dtype, torch.dtype]
-        dtypes = MambaStateDtypeCalculator.gated_delta_net_state_dtype(
-            vllm_config.model_config.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
-        )
-        return dtypes
-
-    @classmethod
-    def get_mamba_state_shape_from_config(
-        cls, vllm_config: VllmConfig
-    ) -> tuple[tuple[int, int], tuple[int, int, int]]:
-        config = vllm_config.model_config.hf_config
-        shapes: tuple[tuple[int, int], tuple[int, int, int]]
-        shapes = MambaStateShapeCalculator.gated_delta_net_state_shape(
-            vllm_config.parallel_config.tensor_parallel_size,
-            config.linear_num_key_heads,
-            config.linear_num_value_heads,
-            config.linear_key_head_dim,
-            config.linear_value_head_dim,
-            config.linear_conv_kernel_dim,
-            vllm_config.num_speculative_tokens,
-        )
-        return shapes
-
-    get_mamba_state_copy_func = MambaStateCopyFuncCalculator.gated_delta_net_state_copy_func
+    # What vLLM keeps of a sequence, as for the same recurrence by the same keys.
+    get_mamba_state_dtype_from_config = Qwen3NextForCausalLM.get_mamba_state_dtype_from_config
+    get_mamba_state_shape_from_config = Qwen3NextForCausalLM.get_mamba_state_shape_from_config
+    get_mamba_state_copy_func = Qwen3NextForCausalLM.get_mamba_state_copy_func

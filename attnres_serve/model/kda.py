@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import ColumnParallelLinear
 from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn
@@ -40,6 +39,8 @@ def attention(
     # By its module: on CPU the class may be another, see ``linear_attention``.
     layer: nn.Module = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention(own, vllm_config, prefix)
     layer.o_norm.eps = config.rms_norm_eps  # of vLLM's layer for GPUs it is 1e-5 always
+    convolution = layer.conv1d.weight
+    convolution.weight_loader = delta_net.by_place(convolution.weight_loader)
     return layer
 
 
@@ -52,18 +53,11 @@ class KDALayer(delta_net.DeltaNetLayer):
         layer.g_b_proj = ColumnParallelLinear(  # vLLM's has no bias
             layer.head_dim, layer.projection_size, prefix=f"{prefix}.g_b_proj"
         )
-        rows = (layer.local_projection_size,) * 3
-        delta_net.load_by_place(layer.conv1d, rows, layer.tp_rank)
         return layer
 
     def mix(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
         mixed: Tensor = self.self_attn(hidden_states=hidden_states, positions=positions)
         return mixed
-
-
-@support_torch_compile
-class KDADecoder(delta_net.DeltaNetDecoder):
-    layer = KDALayer
 
 
 class KDAStates:
@@ -96,7 +90,7 @@ class KDAStates:
 
 
 class KDAForCausalLM(KDAStates, delta_net.DeltaNetForCausalLM):
-    decoder = KDADecoder
+    layer = KDALayer
     packed_modules_mapping: ClassVar = {whole: list(parts) for whole, parts in FUSED.items()}
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked=delta_net.stacked(FUSED))
     get_mamba_state_copy_func = MambaStateCopyFuncCalculator.kda_state_copy_func
