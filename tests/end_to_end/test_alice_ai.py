@@ -1,7 +1,7 @@
 """AliceAI, of which neither Hugging Face nor vLLM for CPU has a class, in its own format."""
 
 import random
-from itertools import cycle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,11 @@ import pytest
 import tiny_sites
 from checkpoints import write_alice_ai, write_standard
 from facts import FACTS
-from goldens import bound, check_all_against, check_executed
-from jobs import engine_job, fresh_prompts, run_engine, run_named, run_verify
+from goldens import check_alike, check_all_against, check_executed
+from jobs import engine_job, fresh_prompts, run_engine, run_random, run_verify
 from serving import FAMILY_GOLDENS
 
 from attnres_serve.checkpoints.convert.command import convert
-from attnres_serve.settings import ALGORITHMS
 from tests.end_to_end.test_families import CHUNK, check_trace
 from tests.end_to_end.test_family_ways import check_every_way
 
@@ -33,24 +32,18 @@ SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Every shape, served in one process: folder, job and result by its name."""
-    random.seed()
-    root, jobs = tmp_path_factory.mktemp("shapes"), {}
-    for (name, (layers, per_block, changes)), algorithm in zip(
-        SHAPES.items(), cycle(ALGORITHMS), strict=False
-    ):
-        seed = random.randrange(10**6)
-        folder = write_alice_ai(root / name, layers, per_block, seed=seed, changes=changes)
-        prompts = fresh_prompts((7, 190, 1))
-        jobs[name] = engine_job(folder, prompts, algorithm, chunk=CHUNK, trace=True)
-    return root, run_named(jobs, root / "run")
+    writers = {
+        name: partial(write_alice_ai, layers=layers, per_block=per_block, changes=changes)
+        for name, (layers, per_block, changes) in SHAPES.items()
+    }
+    root = tmp_path_factory.mktemp("shapes")
+    return run_random(root, writers, (7, 190, 1), chunk=CHUNK, trace=True)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_its_own_format_equals_transformers_mixers_with_mixes(runs, name):
-    root, results = runs
-    job, result = results[name]
-    model = tiny_sites.load(root / name)
+    folder, job, result = runs[name]
+    model = tiny_sites.load(folder)
     check_all_against(model, job, result)
     check_executed(result, job["algorithm"], compiled=False)
     check_trace(model, max(job["prompts"], key=len), result["trace"])
@@ -68,11 +61,7 @@ def test_zero_queries_equal_the_same_class_without(tmp_path: Path) -> None:
     prompts = fresh_prompts((5, 40, 180))
     jobs = [engine_job(plain, prompts, None), engine_job(tmp_path / "zero", prompts, "two_phase")]
     wanted, found = run_engine(jobs, tmp_path / "run")["results"]
-    for one, other in zip(wanted["alone"], found["alone"], strict=True):
-        assert one["tokens"] == other["tokens"]
-        for key in ("prompt_logprobs", "logprobs"):
-            for a, b in zip(one[key], other[key], strict=True):
-                assert abs(a - b) <= 2 * bound(b)  # each of the two may be off by one bound
+    check_alike(wanted, found)
     check_executed(found, "two_phase", compiled=False)
 
 

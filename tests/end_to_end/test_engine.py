@@ -20,7 +20,7 @@ from checkpoints import (
     write_standard,
     write_titan,
 )
-from goldens import check_against, check_all_against, check_executed
+from goldens import check_against, check_all_against, check_executed, judge_of
 from jobs import engine_job, fresh_prompts, run_named
 from safetensors.torch import load_file, save_file
 from serving import DEMO
@@ -189,10 +189,9 @@ def test_a_pass_equals_the_float64_model(world, name, tmp_path):
     folder = write(tmp_path, name)
     algorithm = algorithm_of(name) or "auto"
     options = {"attnres_backend": "torch", "attnres_algorithm": algorithm}
-    model = load(folder)
+    judge = judge_of(load(folder))
     for prompt in fresh_prompts((7, 190)):
-        answer = pass_over(folder, prompt, options)
-        assert not check_against(model, prompt, answer, name)
+        assert not check_against(judge, prompt, pass_over(folder, prompt, options), name)
 
 
 def test_zero_queries_at_small_scale_equal_the_scaled_eps_model(world, tmp_path):
@@ -204,10 +203,11 @@ def test_zero_queries_at_small_scale_equal_the_scaled_eps_model(world, tmp_path)
     plain = load(tmp_path / "base")
     shift = (scaled.logprobs(prompts[1]) - plain.logprobs(prompts[1])).abs().max()
     assert shift > 1e-2, "the scale hides the eps, so this test would prove nothing"
+    judge = judge_of(scaled)
     for algorithm, prompt in itertools.product(ALGORITHMS, prompts):
         options = {"attnres_backend": "torch", "attnres_algorithm": algorithm}
         answer = pass_over(tmp_path / "zero", prompt, options)
-        assert not check_against(scaled, prompt, answer, algorithm)
+        assert not check_against(judge, prompt, answer, algorithm)
 
 
 @pytest.mark.usefixtures("world")

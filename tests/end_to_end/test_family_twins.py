@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from checkpoints import write_standard
 from facts import FACTS
-from goldens import bound, check_executed
+from goldens import check_alike, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
 
 from attnres_serve.checkpoints.convert.command import convert
@@ -46,11 +46,7 @@ def twins(request, tmp_path_factory):
 
 def check_twin(run: Run, name: str) -> None:
     plain, ours = run[name]
-    for wanted, found in zip(plain["alone"], ours["alone"], strict=True):
-        assert found["tokens"] == wanted["tokens"]
-        for key in ("prompt_logprobs", "logprobs"):
-            for a, b in zip(found[key], wanted[key], strict=True):
-                assert abs(a - b) <= 2 * bound(b)  # each of the two may be off by one bound
+    check_alike(plain, ours)
     check_executed(ours, CHOSEN[first_case(name)], compiled=False)
 
 

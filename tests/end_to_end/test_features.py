@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 from adapters import WEIGHTS, linear_layers, write_merged
 from checkpoints import GOLDENS, quantised, write_house
-from goldens import check_against, check_job, expected
+from goldens import check_answers, check_job, expected
 from jobs import engine_job, fresh_prompts, run_engine, run_verify
 from safetensors.torch import load_file
 from serving import FAMILY_GOLDENS
@@ -27,9 +27,7 @@ SHAPE = {"layers": 4, "block_size": 3, "seed": 21}
 def check_results(jobs: list[dict], results: list[dict], checkpoint: Path) -> None:
     model = load(checkpoint)
     for job, result in zip(jobs, results, strict=True):
-        for kind in ("alone", "batch"):
-            for prompt, answer in zip(job["prompts"], result[kind], strict=True):
-                assert not check_against(model, prompt, answer, f"{job['options']}, {kind}")
+        check_answers(model, job, result)
 
 
 @pytest.mark.versions
@@ -122,13 +120,8 @@ def test_sites_of_a_quantised_model(algorithms, tmp_path):
 INT8_BOUND = 0.2
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fla_transformer_block",
-        pytest.param("qwen3_attnres_cumulative_block", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["fla_transformer_block", "qwen3_attnres_cumulative_block"])
 def test_answers_of_quantised_models(name, tmp_path):
     """An intact INT8 checkpoint loads and answers as its float model does."""
     source = GOLDENS / name

@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Iterable
-from itertools import cycle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fla_models
 import pytest
-from goldens import bound, check_all_against, check_executed, rounded
-from jobs import engine_job, fresh_prompts, run_engine, run_named
+from goldens import check_alike, check_all_against, check_executed, rounded
+from jobs import engine_job, fresh_prompts, run_engine, run_random
 
 from attnres_serve.checkpoints.convert.command import convert
 from tests.end_to_end.test_families import CHUNK, check_traced, chosen
@@ -51,28 +51,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kda, a bound without safe_gate": ("kda", {"attnres_block_size": 2, "lower_bound": -0.5}),
 }
-CHOSEN = dict(zip(CASES, cycle(("two_phase", "single_pass")), strict=False))
 
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """Cases, served in one process: job and result by their names."""
-    random.seed()
-    root, jobs = tmp_path_factory.mktemp("fla"), {}
-    for name in chosen(request, "name"):
-        model_type, options = CASES[name]
-        folder = fla_models.write(root / name, model_type, random.randrange(10**6), **options)
-        prompts = fresh_prompts((7, 190, 1))
-        jobs[name] = engine_job(folder, prompts, CHOSEN[name], chunk=CHUNK, trace=True)
-    return root, run_named(jobs, root / "run")
+    """Cases, served in one process."""
+    writers = {
+        name: partial(fla_models.write, model_type=CASES[name][0], **CASES[name][1])
+        for name in chosen(request, "name")
+    }
+    root = tmp_path_factory.mktemp("fla")
+    return run_random(root, writers, (7, 190, 1), chunk=CHUNK, trace=True)
 
 
 @pytest.mark.families
 @pytest.mark.parametrize("name", CASES)
-def test_it_equals_its_own_class(runs: tuple[Path, Any], name: str) -> None:
-    root, results = runs
-    job, result = results[name]
-    check(fla_models.load(root / name), job, result)
+def test_it_equals_its_own_class(runs: dict[str, Any], name: str) -> None:
+    folder, job, result = runs[name]
+    check(fla_models.load(folder), job, result)
 
 
 def check(model: fla_models.FlaModel, job: dict[str, Any], result: dict[str, Any]) -> None:
@@ -128,9 +124,5 @@ def test_zero_queries_equal_the_same_class_without(model_type: str, tmp_path: Pa
     prompts = fresh_prompts((5, 40, 180))
     jobs = [engine_job(plain, prompts, None), engine_job(tmp_path / "zero", prompts, "two_phase")]
     wanted, found = run_engine(jobs, tmp_path / "run")["results"]
-    for one, other in zip(wanted["alone"], found["alone"], strict=True):
-        assert one["tokens"] == other["tokens"]
-        for key in ("prompt_logprobs", "logprobs"):
-            for a, b in zip(one[key], other[key], strict=True):
-                assert abs(a - b) <= 2 * bound(b)  # each of the two may be off by one bound
+    check_alike(wanted, found)
     check_executed(found, "two_phase", compiled=False)

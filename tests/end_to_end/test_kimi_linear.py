@@ -1,8 +1,7 @@
 """Kimi Linear in its own format, whose key counts layers, in shapes of its own."""
 
 import json
-import random
-from itertools import cycle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from checkpoints import write_house
 from checkpoints.kimi import write_with_more
 from facts.kimi_linear import KIMI_LAYERS
 from goldens import check_all_against, check_executed
-from jobs import engine_job, fresh_prompts, run_named, run_verify
+from jobs import engine_job, fresh_prompts, run_named, run_random, run_verify
 from safetensors.torch import load_file, save_file
 from serving import FAMILY_GOLDENS
 
@@ -80,7 +79,7 @@ def layers_of(count: int, full: list[int]) -> dict[str, Any]:
 
 
 def write_own(
-    folder: Path, layers: int, block_layers: int, full: list[int], experts: int, seed: int
+    folder: Path, *, layers: int, block_layers: int, full: list[int], experts: int, seed: int
 ) -> Path:
     """A checkpoint of the house format in Kimi Linear's own. Returns its folder."""
     changes = layers_of(layers, full) | {"num_experts_per_token": experts}
@@ -120,41 +119,36 @@ def damp(file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Every shape, served in one process: folder, job and result by its name."""
-    random.seed()
-    root, jobs = tmp_path_factory.mktemp("shapes"), {}
-    for (name, shape), algorithm in zip(SHAPES.items(), cycle(ALGORITHMS), strict=False):
-        folder = write_own(root / name, *shape, seed=random.randrange(10**6))
-        jobs[name] = engine_job(folder, fresh_prompts((7, 100, 1)), algorithm)
-    return root, run_named(jobs, root / "run")
+    sizes = ("layers", "block_layers", "full", "experts")
+    writers = {
+        name: partial(write_own, **dict(zip(sizes, shape, strict=True)))
+        for name, shape in SHAPES.items()
+    }
+    return run_random(tmp_path_factory.mktemp("shapes"), writers, (7, 100, 1))
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_its_own_format_equals_hugging_faces_class_with_mixes(runs, name):
-    root, results = runs
-    job, result = results[name]
-    check_all_against(tiny_sites.load(root / name), job, result, caches_prefixes=False)
+    check(*runs[name])
+
+
+def check(folder: Path, job: dict[str, Any], result: dict[str, Any]) -> None:
+    check_all_against(tiny_sites.load(folder), job, result, caches_prefixes=False)
     check_executed(result, job["algorithm"], compiled=False)
 
 
 @pytest.fixture(scope="module")
 def k3(tmp_path_factory):
-    random.seed()
-    root, jobs = tmp_path_factory.mktemp("k3"), {}
-    for (name, changes), algorithm in zip(K3.items(), cycle(ALGORITHMS), strict=False):
-        folder = root / name
-        seed = random.randrange(10**6)
-        write_house(folder, "kimi_linear", layers=4, block_size=3, seed=seed, changes=changes)
-        jobs[name] = engine_job(folder, fresh_prompts((7, 100, 1)), algorithm)
-    return root, run_named(jobs, root / "run")
+    writers = {
+        name: partial(write_house, base="kimi_linear", layers=4, block_size=3, changes=changes)
+        for name, changes in K3.items()
+    }
+    return run_random(tmp_path_factory.mktemp("k3"), writers, (7, 100, 1))
 
 
 @pytest.mark.parametrize("name", K3)
 def test_what_kimi_k3_has_beside(k3, name):
-    root, results = k3
-    job, result = results[name]
-    check_all_against(tiny_sites.load(root / name), job, result, caches_prefixes=False)
-    check_executed(result, job["algorithm"], compiled=False)
+    check(*k3[name])
 
 
 TWO = {"distributed_executor_backend": "mp"}

@@ -1,8 +1,9 @@
 """Compare answers with what a golden, or the float64 model, expects."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +141,23 @@ def check_job(
     assert not found, "\n".join(found)
 
 
-def check_against(model, prompt: list[int], answer: dict, where: str) -> list[str]:
+Judge = Callable[[tuple[int, ...]], tuple[torch.Tensor, list[float]]]
+
+
+def judge_of(model) -> Judge:
+    """What a float64 model says of tokens: their logprobs, and how far float32 may lie off."""
+
+    def judge(ids: tuple[int, ...]) -> tuple[torch.Tensor, list[float]]:
+        logprobs = model.logprobs(ids)
+        return logprobs, rounding(model, ids, logprobs)
+
+    return cache(judge)
+
+
+def check_against(judge: Judge, prompt: list[int], answer: dict, where: str) -> list[str]:
     """Compare an answer with a float64 model: prompt, and the served tokens given themselves."""
     tokens = answer["tokens"]
-    ids = [*prompt, *tokens]
-    logprobs = model.logprobs(ids)
-    reach = rounding(model, ids, logprobs)
+    logprobs, reach = judge((*prompt, *tokens))
     found = []
     given = answer["prompt_logprobs"]
     for position, token in enumerate(prompt[1:] if given else ()):
@@ -163,21 +175,38 @@ def check_against(model, prompt: list[int], answer: dict, where: str) -> list[st
     return found
 
 
+def check_answers(model, job: dict[str, Any], result: dict[str, Any], cached: bool = False) -> None:
+    """Compare every answer of a job with a float64 model: alone, in a batch, and once more."""
+    judge, prompts = judge_of(model), job["prompts"]
+    rows = [
+        (kind, *pair)
+        for kind in ("alone", "batch")
+        for pair in zip(prompts, result[kind], strict=True)
+    ]
+    if cached:
+        rows.append(("cached", max(prompts, key=len), result["cached"]))
+    found = []
+    for kind, prompt, answer in rows:
+        where = f"{job['algorithm']}, {job['options']}, {kind}, {len(prompt)} tokens"
+        found += check_against(judge, prompt, answer, where)
+    assert not found, "\n".join(found)
+
+
 def check_all_against(
     model, job: dict[str, Any], result: dict[str, Any], caches_prefixes: bool = True
 ) -> None:
-    """Compare every answer of a job with a float64 model: alone, in a batch and once more.
-
-    The last one comes from the prefix cache, if vLLM has one for the model.
-    """
-    longest = max(job["prompts"], key=len)
+    """The same, the last answer being from the prefix cache, if vLLM has one for the model."""
     assert result["cached"]["cached"] > 0 or not caches_prefixes
-    found = check_against(model, longest, result["cached"], f"{job['algorithm']}, cached")
-    for kind in ("alone", "batch"):
-        for prompt, answer in zip(job["prompts"], result[kind], strict=True):
-            where = f"{job['algorithm']}, {kind}, {len(prompt)} tokens"
-            found += check_against(model, prompt, answer, where)
-    assert not found, "\n".join(found)
+    check_answers(model, job, result, cached=True)
+
+
+def check_alike(wanted: dict[str, Any], found: dict[str, Any]) -> None:
+    """Compare the answers alone of two engines that compute one function."""
+    for one, other in zip(wanted["alone"], found["alone"], strict=True):
+        assert one["tokens"] == other["tokens"]
+        for key in ("prompt_logprobs", "logprobs"):
+            for a, b in zip(one[key], other[key], strict=True):
+                assert abs(a - b) <= 2 * bound(b)  # each of the two may be off by one bound
 
 
 def rounding(model, ids: Sequence[int], logprobs: torch.Tensor) -> list[float]:

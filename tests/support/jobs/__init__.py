@@ -3,12 +3,15 @@
 import json
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import forks
 from serving import TESTS, environment, tail
+
+from attnres_serve.settings import ALGORITHMS
 
 VOCABULARY = 320  # of the checkpoints that tests write
 
@@ -69,6 +72,28 @@ def run_named(
     """Run jobs as ``run_engine`` does: each with its result, by its name."""
     results = run_engine([*jobs.values()], folder, **env)["results"]
     return dict(zip(jobs, zip(jobs.values(), results, strict=True), strict=True))
+
+
+def run_random(
+    root: Path, writers: Mapping[str, Callable[..., Any]], lengths: tuple[int, ...], **options: Any
+) -> dict[str, tuple[Path, dict[str, Any], dict[str, Any]]]:
+    """Write random checkpoints and serve them, by the algorithms in turn.
+
+    Args:
+        root: for their folders.
+        writers: write a checkpoint into a folder by a ``seed``, by its name.
+        lengths: of the prompts.
+        options: see ``engine_job``.
+
+    Returns:
+        Folder, job and result by name.
+    """
+    random.seed()  # fresh prompts; a failure prints what it needs
+    jobs = {}
+    for (name, write), algorithm in zip(writers.items(), cycle(ALGORITHMS), strict=False):
+        write(root / name, seed=random.randrange(10**6))
+        jobs[name] = engine_job(root / name, fresh_prompts(lengths), algorithm, **options)
+    return {name: (root / name, *found) for name, found in run_named(jobs, root / "run").items()}
 
 
 def run_verify(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
