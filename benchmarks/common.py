@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnres_serve.bench.machine import command_line, hardware, versions
+from attnres_serve.bench.machine import repeatable
 from attnres_serve.bench.workload import rounds_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,17 +61,6 @@ def asked_length(
     return Length(starts, rounds)
 
 
-def describe(name: str, arguments: Sequence[str], **content: Any) -> dict[str, Any]:
-    """The document of a benchmark: what was run and where, and its content."""
-    return {
-        "benchmark": name,
-        "command": command_line(["python", "-m", f"benchmarks.{name}", *arguments]),
-        "versions": versions(),
-        "hardware": hardware(),
-        **content,
-    }
-
-
 def json_text(value: Any, indent: str = "") -> str:
     """JSON that a person and ``git diff`` can read: an item of a list of objects is one line.
 
@@ -95,7 +84,8 @@ def write(document: dict[str, Any], out: Path) -> None:
 
 def publish(name: str, arguments: Sequence[str], out: Path | None, **content: Any) -> None:
     """Print the document of a benchmark as one line; with ``out`` also write it there."""
-    document = describe(name, arguments, **content)
+    command = ["python", "-m", f"benchmarks.{name}", *arguments]
+    document = {"benchmark": name, **repeatable(command), **content}
     if out is not None:
         write(document, out)
     sys.stdout.write(json.dumps(document) + "\n")

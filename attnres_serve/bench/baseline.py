@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from attnres_serve import output
-from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints.check import amount
-from attnres_serve.checkpoints.checked import check_model
+from attnres_serve.checkpoints.checked import Checkpoint
 from attnres_serve.checkpoints.convert.source import Source, Stream
 from attnres_serve.checkpoints.names import is_left_over, site_of
 from attnres_serve.checkpoints.read import header
@@ -22,22 +21,6 @@ from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
-
-
-def read(checkpoint: str, has_weights: bool) -> Source:
-    """Validate a checkpoint.
-
-    Args:
-        checkpoint: folder, or a model id whose files are in the Hugging Face cache.
-        has_weights: whether they will be read; otherwise config.json alone must fit, and the
-            source has no tensors.
-
-    Raises:
-        CheckpointError: it cannot be served exactly as it was trained.
-    """
-    folder = hub.on_this_machine(checkpoint)
-    found = check_model(str(folder), has_weights=has_weights)
-    return Source(folder, found.config, found.translated(checkpoint), found.headers)
 
 
 def twin_config(parsed: ParsedConfig) -> dict[str, Any]:
@@ -55,16 +38,18 @@ def is_ours(family: Family) -> bool:
     return not family.is_stock or (family.needs_gpu and vllm_source.is_cpu_build())
 
 
-def write_twin(source: Source, target: Path) -> None:
-    """Write the twin of a checkpoint into the new folder ``target``.
+def write_twin(folder: Path, checkpoint: Checkpoint, target: Path) -> None:
+    """Write the twin of an AttnRes checkpoint into the new folder ``target``.
 
-    The weights, if it has any, are copied bit for bit under the base family's names, without those
-    of AttnRes; the epsilon of per-head norms, where it is one of its own, is the base family's.
+    The weights, if it was checked with any, are copied bit for bit under the base family's names,
+    without those of AttnRes; the epsilon of per-head norms, where it is one of its own, is the base
+    family's.
 
     Raises:
         SettingError: it cannot be written.
     """
-    config = twin_config(source.parsed)
+    parsed = checkpoint.translated(str(folder))
+    source = Source(folder, checkpoint.config, parsed, checkpoint.headers)
     stream = _of_the_base(source, source.without_values())
     headers = {name: header(name, tensor, path) for path, name, tensor in stream}
     size, room = sum(h.stored_bytes for h in headers.values()), shutil.disk_usage(target.parent)
@@ -77,7 +62,7 @@ def write_twin(source: Source, target: Path) -> None:
     tensors = ((name, tensor) for _, name, tensor in _of_the_base(source, source.tensors()))
     try:
         target.mkdir()
-        (target / "config.json").write_text(json.dumps(config))
+        (target / "config.json").write_text(json.dumps(twin_config(parsed)))
         with output.bar(total=size, unit="B", unit_scale=True, desc="baseline's weights") as bar:
             write_shards(target, shards(headers), tensors, bar.update)
     except OSError as error:

@@ -5,7 +5,7 @@ import json
 import tempfile
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnres_serve import output, settings
 from attnres_serve.bench import drafts, over_http
@@ -24,9 +24,6 @@ from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.flags import names, require_known, usual, value_of
 from attnres_serve.model import backend as backend_choice
-
-if TYPE_CHECKING:
-    from attnres_serve.checkpoints.convert.source import Source
 
 ATTNRES, BASELINE, DRAFTS = "attnres", "baseline", "drafts"
 MINUTES = 10
@@ -90,7 +87,7 @@ def run(
     if not own.http:
         own_flags = names(add_arguments)
         require_known(flags, vllm_source.flags_of_engine(), own_flags, vllm_source.choices)
-    flags = [usual(word) for word in flags]
+    flags, command = [usual(word) for word in flags], ["attnres-serve", *command]
     if own.starts is not None and own.starts < 1:
         raise SettingError(f"--starts is {own.starts}; expected at least 1.")
     if own.budget is not None and not 0 < own.budget < inf:
@@ -112,6 +109,7 @@ def _over_http(
 ) -> tuple[dict[str, Any], str]:
     """The document and the report of a running server."""
     from attnres_serve.bench.document import HttpDocument
+    from attnres_serve.bench.machine import repeatable
 
     for name in OF_ENGINES:
         if getattr(own, name):
@@ -121,14 +119,12 @@ def _over_http(
             )
     served = over_http.check_there(own.http, value_of("--model", flags), flags)
     loads = over_http.measure(folder, served, own, flags)
-    document = HttpDocument.model_validate({**_repeatable(command), "loads": loads})
+    document = HttpDocument.model_validate({**repeatable(command), "loads": loads})
     return document.model_dump(), over_http.render(loads)
 
 
-def _in_engines(
-    checkpoint: str, folder: Path, own: argparse.Namespace, flags: list[str], command: list[str]
-) -> tuple[dict[str, Any], str]:
-    """The document and the report of engines, refused early: torch is imported only afterwards."""
+def _refuse_uncomparable(flags: list[str]) -> None:
+    """Raise SettingError for a flag with which engines would not be alike, or not timed whole."""
     given = {word.partition("=")[0].partition(".")[0] for word in flags}
     for flag, why in REFUSED.items():
         if flag in given:
@@ -139,6 +135,13 @@ def _in_engines(
             "norm is one, so that AttnRes would seem faster than no AttnRes; leave it out to "
             "measure compiled engines, as `serve` starts them."
         )
+
+
+def _in_engines(
+    checkpoint: str, folder: Path, own: argparse.Namespace, flags: list[str], command: list[str]
+) -> tuple[dict[str, Any], str]:
+    """The document and the report of engines, refused early: torch is imported only afterwards."""
+    _refuse_uncomparable(flags)
     drafted = drafts.asked(flags)
     backend_choice.require(own.attnres_backend)
     has_weights = value_of("--load-format", flags) != "dummy"
@@ -147,42 +150,14 @@ def _in_engines(
     needs.check_heads(checkpoint, parsed)
     needs.check_context(checkpoint, parsed, flags)
     compiler.require(flags)
-    from attnres_serve.bench import report
-    from attnres_serve.checkpoints.convert.source import Source
-
-    source = Source(folder, found.config, parsed, found.headers)
-    document = measure(source, own, flags, command, drafted)
-    return document, report.render(document)
-
-
-def measure(
-    source: "Source",
-    own: argparse.Namespace,
-    flags: list[str],
-    command: list[str],
-    drafted: int = 0,
-) -> dict[str, Any]:
-    """The document of a measurement in engines on this machine.
-
-    Args:
-        source: the checkpoint; without weights it has no headers.
-        own: what ``add_arguments`` defines.
-        flags: of vLLM's engine.
-        command: the whole command line.
-        drafted: tokens that ``flags`` have drafted for a step.
-
-    Raises:
-        CheckpointError, SettingError: with one sentence.
-    """
-    from attnres_serve.bench import baseline, document, machine, process, session, text
+    from attnres_serve.bench import baseline, document, machine, process, report, session, text
     from attnres_serve.bench.measure import PROCEDURE
     from attnres_serve.bench.ratios import overheads
 
-    parsed = source.parsed
     longest = needs.number(value_of("--max-model-len", flags))
     steps = QUICK_STEPS if own.quick else STEPS
     context = longest or needs.context(parsed.config)
-    read = text.Text(source.folder) if drafted else None
+    read = text.Text(folder) if drafted else None
     if read:
         context = min(context, len(read.tokens))
     cells = make_cells(context, own.prompt_lengths, own.batches, steps, drafted)
@@ -192,28 +167,28 @@ def measure(
     if not vllm_source.is_cpu_build() and value_of("--gpu-memory-utilization", flags) is None:
         flags = [*flags, "--gpu-memory-utilization=0.45"]  # both stay up
     starts = own.starts or (1 if own.quick else STARTS)
-    rounds, threads = rounds_of(starts), machine.cores()
+    rounds = rounds_of(starts)
     budget = 60 * (own.budget or (inf if own.starts else MINUTES))
     chosen = settings.given(own)
     with tempfile.TemporaryDirectory() as scratch:
         if drafted:
             compared, kind = DRAFTS, "the same engine without drafts"
-            base = process.attnres(BASELINE, source.folder, flags, chosen, drafts=0)
+            base = process.attnres(BASELINE, folder, flags, chosen, drafts=0)
         else:
             is_ours = baseline.is_ours(FAMILIES[parsed.base])
             compared, kind = ATTNRES, "attnres-serve without sites" if is_ours else "stock vLLM"
             twin = Path(scratch) / "twin"
-            baseline.write_twin(source, twin)
+            baseline.write_twin(folder, found, twin)
             base = process.plain(BASELINE, twin, flags, has_plugin=is_ours)
-        other = process.attnres(compared, source.folder, flags, chosen, drafted or None)
-        asked = [base, other], cells, starts, rounds, threads
-        found = session.run(*asked, budget=budget, draw=read.draw if read else None)
-    facts = found.engines[compared]
-    made = len(found.results)
+        other = process.attnres(compared, folder, flags, chosen, drafted or None)
+        draw = read.draw if read else None
+        outcome = session.run([base, other], cells, starts, rounds, budget, draw)
+    facts = outcome.engines[compared]
+    made = len(outcome.results)
     content = {
-        **_repeatable(command, facts["gpu"]),
+        **machine.repeatable(command, facts["gpu"]),
         "config": {
-            "checkpoint": source.folder.name,
+            "checkpoint": folder.name,
             "format": parsed.format,
             "backbone": parsed.base,
             "layers": parsed.config["num_hidden_layers"],
@@ -221,27 +196,17 @@ def measure(
             "blocks": parsed.spec.num_blocks if parsed.spec else 0,
             "baseline": kind,
             **{key: facts[key] for key in ("dtype", "compiled", "backend", "algorithm")},
-            "threads": threads,
+            "threads": machine.cores(),
             "flags": machine.shown(flags),
             "starts": made,
             "rounds": rounds,
             "procedure": PROCEDURE,
         },
-        "took_s": found.took_s,
+        "took_s": outcome.took_s,
         "ended_by": "starts" if made == starts else "budget",
-        "overhead": overheads(found.results, compared, BASELINE),
-        **document.content(found, BASELINE),
-        "drafts": drafts.told([one[compared]["drafted"] for one in found.facts]),
+        "overhead": overheads(outcome.results, compared, BASELINE),
+        **document.content(outcome, BASELINE),
+        "drafts": drafts.told([one[compared]["drafted"] for one in outcome.facts]),
     }
-    return document.Document.model_validate(content).model_dump()
-
-
-def _repeatable(command: list[str], gpu: str | None = None) -> dict[str, Any]:
-    """Content of a document by which somebody else measures the same."""
-    from attnres_serve.bench import machine
-
-    return {
-        "command": machine.command_line(["attnres-serve", *command]),
-        "versions": machine.versions(),
-        "hardware": machine.hardware() | ({"gpu": gpu} if gpu else {}),
-    }
+    made_of = document.Document.model_validate(content).model_dump()
+    return made_of, report.render(made_of)

@@ -44,6 +44,15 @@ def versions() -> dict[str, str]:
     }
 
 
+def repeatable(words: Sequence[str], gpu: str | None = None) -> dict[str, Any]:
+    """Content of a document by which somebody else measures the same."""
+    return {
+        "command": command_line(words),
+        "versions": versions(),
+        "hardware": hardware() | ({"gpu": gpu} if gpu else {}),
+    }
+
+
 def command_line(words: Sequence[str]) -> str:
     """The command to repeat a measurement, as a document may show it."""
     return shlex.join(shown(words))

@@ -1,6 +1,6 @@
 """Engines asked in turn, cell by cell, all with the same fresh prompts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from statistics import fmean, median
@@ -27,7 +27,7 @@ def measure(
     start: int,
     step: Callable[[], object],
     draw: Callable[[Cell, int], list[list[int]]] | None = None,
-) -> Iterator[Results]:
+) -> Results:
     """Ask engines in turn, in another order from turn to turn and from cell to cell.
 
     Args:
@@ -38,9 +38,6 @@ def measure(
             are moved by one, because those of a start may be as many as there are.
         step: called before each prompt or batch of an engine.
         draw: gives the prompts of a cell's turn; None for random tokens.
-
-    Yields:
-        The same results after every round that counts.
 
     Raises:
         SettingError: the engines are not alike, or a batch did not run together.
@@ -69,8 +66,7 @@ def measure(
                 given = fmean([tokens for _, tokens in steps] or [1])
                 turns = [median(seconds for seconds, _ in timed) / given for timed in slices[name]]
                 samples.turns.append(turns or first[name])
-        if count >= DISCARDED:
-            yield results
+    return results
 
 
 def _decode(engines: Sequence[Engine], cell: Cell, turn: int) -> dict[str, list[Steps]]:

@@ -111,32 +111,43 @@ def measure(
     loads = []
     with past_proxies(own.http):
         for length, batch in product(lengths, dict.fromkeys(own.batches)):
-            asked = {"max-concurrency": batch, "random-input-len": length}
-            _ask(asked | {"num-prompts": batch}, [*words, *flags])  # to warm up
-            loads.append(_ask(asked | {"num-prompts": REQUESTS * batch}, [*words, *flags]))
+            asked = {
+                "max-concurrency": batch,
+                "random-input-len": length,
+                "random-output-len": 1 + STEPS,
+            }
+            for number in (batch, REQUESTS * batch):  # the first to warm up
+                seed = SystemRandom().randrange(2**31)
+                found = ask(asked | {"num-prompts": number, "seed": seed}, [*words, *flags])
+            loads.append(found)
     return loads
 
 
-def _ask(asked: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+def ask(asked: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """What the client finds, run once.
 
-    No prompt may come twice, because the server may keep what it has computed of it: no run has
-    the seed of another, and what the client would ask before, which is its first prompt, is not
-    asked.
+    No prompt may come twice, because the server may keep what it has computed of it: no run is to
+    have the seed of another, and what the client would ask before, which is its first prompt, is
+    not asked.
+
+    Args:
+        asked: values of the client's flags, by their names; they differ from run to run.
+        words: its other flags.
+
+    Raises:
+        SettingError: a request failed.
     """
     from attnres_serve.bench.document import Load  # numpy and pydantic, which other commands spare
 
-    asked |= {
+    flags = asked | {
         "dataset-name": "random",
-        "random-output-len": 1 + STEPS,
-        "seed": SystemRandom().randrange(2**31),
         "num-warmups": 0,
         "ready-check-timeout-sec": 0,
         "percentile-metrics": ",".join(METRICS),
         "metric-percentiles": ",".join(map(str, PERCENTILES)),
     }
-    flags = [f"--{flag}={value}" for flag, value in asked.items()]
-    found = bench_client.ask_over_http(["--ignore-eos", *flags, *words])
+    given = [f"--{flag}={value}" for flag, value in flags.items()]
+    found = bench_client.ask_over_http(["--ignore-eos", *given, *words])
     if found["completed"] < asked["num-prompts"]:
         raise SettingError(
             f"{found['completed']} of {asked['num-prompts']} requests succeeded, "

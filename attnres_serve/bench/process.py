@@ -118,22 +118,22 @@ class Engine:
 
 
 @contextmanager
-def running(contender: Contender, log: Path, cache: Path, threads: int) -> Iterator[Engine]:
+def running(contender: Contender, folder: Path) -> Iterator[Engine]:
     """An engine, started and stopped.
 
     Args:
         contender: what to start.
-        log: where its output goes.
-        cache: folder for what is compiled.
-        threads: of the engine on CPU.
+        folder: for its log and what it compiles; one that is started there again loads that.
 
     Raises:
         SettingError: it did not start; the sentence has vLLM's reason.
     """
+    log = folder / f"{contender.name}.log"
     with log.open("w") as written:
         process = subprocess.Popen(
             [sys.executable, "-P", str(contender.script), *contender.flags],
-            env=environment(contender, cache, threads),
+            # A cache of its own, not to start faster by another's code.
+            env=environment(contender, folder / "cache" / contender.name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=written,
@@ -161,8 +161,8 @@ def running(contender: Contender, log: Path, cache: Path, threads: int) -> Itera
         process.stdout.close()
 
 
-def environment(contender: Contender, cache: Path, threads: int) -> dict[str, str]:
-    """The environment of an engine: caches apart from serving's and, on CPU, equal threads.
+def environment(contender: Contender, cache: Path) -> dict[str, str]:
+    """The environment of an engine: caches apart from serving's and, on CPU, all cores.
 
     On CPU every engine keeps the memory that it frees, as a served model does: the faults by which
     it comes back differ from process to process.  vLLM binds threads and preloads OpenMP in worker
@@ -186,9 +186,10 @@ def environment(contender: Contender, cache: Path, threads: int) -> dict[str, st
     if not any(word.partition("=")[0] in PARALLEL for word in contender.flags):
         torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
         openmp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
+        cores = os.sched_getaffinity(0)
         own |= {
-            "OMP_NUM_THREADS": str(threads),
-            "GOMP_CPU_AFFINITY": " ".join(map(str, sorted(os.sched_getaffinity(0))[:threads])),
+            "OMP_NUM_THREADS": str(len(cores)),
+            "GOMP_CPU_AFFINITY": " ".join(map(str, sorted(cores))),
             "LD_PRELOAD": ":".join([*map(str, openmp[:1]), os.environ.get("LD_PRELOAD", "")]),
         }
     return os.environ | own

@@ -45,27 +45,24 @@ def run(
     cells: Sequence[Cell],
     starts: int,
     rounds: int,
-    threads: int,
     budget: float = inf,
     draw: Callable[[Cell, int], list[list[int]]] | None = None,
 ) -> Outcome:
     """Start every contender, ask them in turn, and stop them, again and again.
 
-    A terminal shows a bar with the ratios and their intervals as they narrow.
+    A terminal shows a bar with the ratios and their intervals of the starts so far.
 
     Args:
         contenders: the first is the baseline.
         cells: what to ask for.
         starts: as many as there is time for; the first is always finished.
         rounds: of each start, beside those discarded.
-        threads: of each engine on CPU.
         budget: seconds that no start but the first may overrun, by the longest so far.
         draw: as of ``measure``.
 
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
     """
-    baseline = contenders[0].name
     steps = len(contenders) * (1 + sum(cell.turns for cell in cells) * (rounds + DISCARDED))
     results: list[Results] = []
     told_of: list[dict[str, dict[str, Any]]] = []
@@ -74,14 +71,6 @@ def run(
         tempfile.TemporaryDirectory() as folder,
         output.bar(total=starts * steps, bar_format=BAR) as bar,
     ):
-
-        def show(found: Sequence[Results]) -> None:
-            ratios = (overheads(found, one.name, baseline) for one in contenders[1:])
-            bar.set_postfix_str(
-                ", ".join(f"{TIMES[key]} {told(one[key])}" for one in ratios for key in one)
-            )
-
-        compiled = Path(folder) / "cache"  # which the starts share
         for number in range(starts):
             # The first start compiled, so it is an estimate only while there is no other.
             if number and sum(took) + MARGIN * max(took[1:] or took) > budget:
@@ -92,24 +81,22 @@ def run(
                 named = {}
                 # In another order each time: the first finds other free memory than the last.
                 for contender in order(contenders, number):
-                    if not number:
-                        bar.set_postfix_str(f"starting {contender.name}")
-                    own = compiled / contender.name  # not to start faster by another's code
-                    named[contender.name] = stack.enter_context(
-                        running(contender, Path(folder) / contender.name, own, threads)
-                    )
+                    started = running(contender, Path(folder))
+                    named[contender.name] = stack.enter_context(started)
                     bar.update()
                 engines = [named[contender.name] for contender in contenders]
-                turns = measure(engines, cells, rounds, number, bar.update, draw)
-                for made, found in enumerate(turns):
-                    if number == 0 and made:  # one round has no interval
-                        show([found])
-                facts = {engine.name: engine.ask("facts") for engine in engines}
+                results.append(measure(engines, cells, rounds, number, bar.update, draw))
+                told_of.append({engine.name: engine.ask("facts") for engine in engines})
                 for engine in engines:
-                    check_ran(engine, facts[engine.name])
-            told_of.append(facts)
-            results.append(found)
+                    check_ran(engine, told_of[-1][engine.name])
             took.append(time.monotonic() - begin)
-            if number or rounds > 1:
-                show(results)
+            if number or rounds > 1:  # one round has no interval
+                bar.set_postfix_str(_so_far(results, contenders))
     return Outcome(told_of, results, sum(took))
+
+
+def _so_far(results: Sequence[Results], contenders: Sequence[Contender]) -> str:
+    """The ratios and their intervals."""
+    baseline, *others = (contender.name for contender in contenders)
+    ratios = (overheads(results, name, baseline) for name in others)
+    return ", ".join(f"{TIMES[key]} {told(one[key])}" for one in ratios for key in one)

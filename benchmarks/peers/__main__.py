@@ -46,6 +46,7 @@ from attnres_serve.bench.ratios import paired_ratios
 from benchmarks.common import median_interval, publish
 from benchmarks.peers.models import STYLES, write_checkpoints
 from benchmarks.peers.process import CONCURRENT, Requests
+from benchmarks.published import tables
 
 HF, VLLM = REFERENCES = ("hf_open_attnres", "vllm")
 SCRIPT = Path(__file__).with_name("process.py")
@@ -201,8 +202,7 @@ def measure(
         engines = []
         for peer in peers:
             progress.set_postfix_str(f"starting {peer.name}")
-            contender, log = peer.contender(folder, dtype), folder / f"{peer.name}.log"
-            started = running(contender, log, folder / "cache", cores())
+            started = running(peer.contender(folder, dtype), folder)
             engines.append(stack.enter_context(started))
             progress.update()
         before = []
@@ -243,19 +243,6 @@ def summarise(shape: str, samples: Samples) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for a person; a ratio has its 95 % interval."""
-    head = f"{'shape':11}{'workload':9}{'peer':25}{'seconds':>8}{'tokens/s':>10}"
-    lines = [head + "".join(f"   over {name:19}" for name in REFERENCES)]
-    for row in rows:
-        line = f"{row['shape']:11}{row['workload']:9}{row['peer']:25}"
-        line += f"{row['median_s']:8.3f}{row['tokens_per_s']:10.1f}"
-        for over in (row[f"over_{reference}"] for reference in REFERENCES):
-            line += "   {:6.3f} {:.3f} to {:.3f}".format(over["ratio"], *over["ci95"]).ljust(27)
-        lines.append(line)
-    return "\n".join(lines)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -280,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
             if stage in reported:
                 facts[name] = found
                 rows += summarise(name, samples)
-    sys.stderr.write(table(rows) + "\n")
+    sys.stderr.write("\n".join(tables.peers(rows)) + "\n")
     publish(
         "peers",
         arguments,

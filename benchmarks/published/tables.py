@@ -15,10 +15,23 @@ from attnres_serve.bench.ratios import told as told_by
 from attnres_serve.bench.workload import PHASES, cell_of
 from benchmarks.common import RESULTS
 from benchmarks.kernels.contenders import BASELINE
-from benchmarks.published.markdown import table
-from benchmarks.serving import load
 
 Cell = tuple[int, int, int, int]  # d, S, n, T
+# Of ``serving.load``, by the names of vLLM's client.
+FIGURES = {"request_throughput": "requests/s"} | {
+    f"p{percent}_{what}_ms": f"{what.upper()}, p{percent}"
+    for what in ("ttft", "itl")
+    for percent in (50, 99)
+}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown: the head, and a line for each row."""
+    return [
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 def told(found: Mapping[str, Any]) -> str:
@@ -59,6 +72,15 @@ def label(row: Mapping[str, Any]) -> str:
     """The cell; documents on file have one context."""
     cell = cell_of(row)
     return cell.label if cell.phase == "prefill" else f"decode, batch {cell.batch}"
+
+
+def load(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each number of requests at a time, with the ratios of all figures."""
+    cells: dict[int, list[str]] = {}
+    for row in rows:
+        cells.setdefault(row["at_a_time"], []).append(told(row))
+    named = [[str(at_a_time), *ratios] for at_a_time, ratios in cells.items()]
+    return table(["requests at a time", *FIGURES.values()], named)
 
 
 def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -134,7 +156,7 @@ MADE = {
     "kernels": sites,
     "latency": ratios,
     "serving.one_billion": one_billion,
-    "serving.load": load.lines,
+    "serving.load": load,
     "peers": peers,
     "kernels.cpu_stack": stacks,
     "kernels.experts": experts,

@@ -14,7 +14,6 @@ The last line on stdout is one JSON document; the table goes to stderr.
 
 import argparse
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,19 +28,13 @@ from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
 from benchmarks.common import EIGHT, Length, add_length, asked_length, publish
-from benchmarks.serving.families import FAMILY_SHAPES
-from benchmarks.serving.models import CONTROL, FLAGS, LONGEST, QUICK, SHAPES, Measured, models
+from benchmarks.serving.models import FLAGS, models
+from benchmarks.serving.shapes import LLAMAS, LONGEST, QUICK, SHAPES, Shape
 
-ALL: dict[str, Measured] = {**SHAPES, **FAMILY_SHAPES}
+CONTROL = "control"  # the name of a second baseline, whose ratio should be 1
 
 
-def measure(
-    shape: Measured,
-    algorithms: list[str],
-    control: bool,
-    length: Length,
-    threads: int,
-) -> dict[str, Any]:
+def measure(shape: Shape, algorithms: list[str], control: bool, length: Length) -> dict[str, Any]:
     """Measure one shape: engines, cells, overheads by algorithm and phase."""
     with models(shape) as (folder, twin, parsed):
         ours = is_ours(FAMILIES[parsed.base])
@@ -50,7 +43,7 @@ def measure(
         if control:
             contenders.append(plain(CONTROL, twin, FLAGS, ours))
         cells = make_cells(LONGEST, None, BATCHES, STEPS)
-        found = session.run(contenders, cells, length.starts, length.rounds, threads)
+        found = session.run(contenders, cells, length.starts, length.rounds)
     overhead = {
         contender.name: overheads(found.results, contender.name, BASELINE)
         for contender in contenders[1:]
@@ -61,23 +54,19 @@ def measure(
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=ALL, nargs="+", default=list(SHAPES))
+    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(LLAMAS))
     parser.add_argument("--algorithms", choices=ALGORITHMS, nargs="+", default=list(ALGORITHMS))
     add_length(parser, EIGHT)
-    parser.add_argument("--threads", type=int, default=machine.cores(), help="default: all cores")
     parser.add_argument("--control", action="store_true", help="add a second baseline")
     parser.add_argument("--quick", action="store_true", help="tiny model, one start: no evidence")
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
-    shapes: Mapping[str, Measured] = (
-        QUICK if options.quick else {name: ALL[name] for name in options.shape}
-    )
+    shapes = QUICK if options.quick else {name: SHAPES[name] for name in options.shape}
     length = asked_length(parser, options, 1 if options.quick else EIGHT)
-    asked = options.algorithms, options.control, length, options.threads
     results = {}
     for name, shape in shapes.items():
-        results[name] = measure(shape, *asked)
+        results[name] = measure(shape, options.algorithms, options.control, length)
         sys.stderr.write(f"{name}\n{report.tables(results[name])}\n\n")
     publish(
         "latency",
@@ -87,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         config={
             "compiled": True,
             "flags": list(FLAGS),
-            "threads": options.threads,
+            "threads": machine.cores(),
             **length.told(),
             "steps": STEPS,
             "procedure": PROCEDURE,

@@ -22,27 +22,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.bench.over_http import check_there
+from attnres_serve.bench.over_http import ask, check_there
 from attnres_serve.bench.ratios import paired_ratios, summary
-from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
 from benchmarks.common import EIGHT, ROOT, Length, add_length, asked_length, publish
-from benchmarks.published.markdown import table
-from benchmarks.serving.models import FLAGS, QUICK, SHAPES, Measured, models
+from benchmarks.published import tables
+from benchmarks.published.tables import FIGURES
+from benchmarks.serving.models import FLAGS, models
+from benchmarks.serving.shapes import LLAMAS, QUICK, Shape
 
 BASELINE, OURS = "vllm", "attnres_serve"
 NAME = "load"  # that both serve the model by
 AT_A_TIME = (1, 8, 32)
 PROMPT, ANSWER = 128, 32  # tokens
 REQUESTS = {1: 16, 8: 64, 32: 128}  # of a round
-TIMES = {f"p{p}_{what}_ms": f"{what.upper()}, p{p}" for what in ("ttft", "itl") for p in (50, 99)}
-FIGURES = {"request_throughput": "requests/s", **TIMES}
 TOKENIZER = ROOT / "examples" / "demo" / "checkpoint"  # of 2048 tokens, which every shape has
 COMMANDS = {
     BASELINE: ("vllm.entrypoints.openai.api_server", "--model"),
@@ -108,21 +106,20 @@ def load(url: str, at_a_time: int, seed: int) -> dict[str, float]:
     Raises:
         SettingError: a request failed.
     """
-    words = [
-        *(f"--base-url={url}", f"--model={NAME}", f"--tokenizer={TOKENIZER}", f"--seed={seed}"),
-        *("--dataset-name=random", f"--random-input-len={PROMPT}", f"--random-output-len={ANSWER}"),
-        *(f"--num-prompts={REQUESTS[at_a_time]}", f"--max-concurrency={at_a_time}"),
-        *("--percentile-metrics=ttft,itl", "--metric-percentiles=50,99", "--num-warmups=0"),
-        *("--ignore-eos", "--disable-tqdm"),
-    ]
+    asked = {
+        "max-concurrency": at_a_time,
+        "num-prompts": REQUESTS[at_a_time],
+        "random-input-len": PROMPT,
+        "random-output-len": ANSWER,
+        "seed": seed,
+    }
+    words = [f"--base-url={url}", f"--model={NAME}", f"--tokenizer={TOKENIZER}", "--disable-tqdm"]
     with redirect_stdout(sys.stderr):
-        found = bench_client.ask_over_http(words)
-    if found["completed"] != REQUESTS[at_a_time]:
-        raise SettingError(f"{found['completed']} of {REQUESTS[at_a_time]} requests succeeded.")
+        found = ask(asked, words)
     return {figure: found[figure] for figure in FIGURES}
 
 
-def start(shape: Measured, rounds: int, flags: Sequence[str], first: int) -> list[Round]:
+def start(shape: Shape, rounds: int, flags: Sequence[str], first: int) -> list[Round]:
     """The rounds of one start of both servers; ``first`` is the seed of its first round."""
     found = []
     with ExitStack() as stack:
@@ -159,23 +156,10 @@ def compare(starts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
     return rows
 
 
-def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The ratios as a table."""
-    cells: dict[int, list[str]] = {}
-    for row in rows:
-        low, high = row["ci95"]
-        told = f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"
-        cells.setdefault(row["at_a_time"], []).append(told)
-    return table(
-        ["requests at a time", *FIGURES.values()],
-        [[str(at_a_time), *told] for at_a_time, told in cells.items()],
-    )
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, default="768x12")
+    parser.add_argument("--shape", choices=LLAMAS, default="768x12")
     add_length(parser, EIGHT)
     parser.add_argument("--quick", action="store_true", help="tiny, eager, one start: no evidence")
     parser.add_argument("--out", type=Path, help="also write the document there")
@@ -183,16 +167,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     length = asked_length(parser, options, EIGHT)
     flags = [*FLAGS, f"--max-num-seqs={max(AT_A_TIME)}", "--no-enable-prefix-caching"]
-    name, shape = options.shape, SHAPES[options.shape]
+    name, shape = options.shape, LLAMAS[options.shape]
     if options.quick:
         name, length, flags = "128x4", Length(1, 2), [*flags, "--enforce-eager"]
-        shape = replace(QUICK[name], vocab=2048)
+        shape = QUICK[name]
     starts = [
         start(shape, length.rounds, flags, (length.rounds + 1) * number)
         for number in range(length.starts)
     ]
     rows = compare(starts)
-    sys.stderr.write("\n".join(lines(rows)) + "\n")
+    sys.stderr.write("\n".join(tables.load(rows)) + "\n")
     config = {"shape": name, "prompt": PROMPT, "answer": ANSWER, "flags": flags, **length.told()}
     publish(
         "serving.load", arguments, options.out, quick=options.quick, config=config, results=rows

@@ -30,22 +30,22 @@ import psutil
 import torch
 
 from attnres_serve.bench import machine
-from attnres_serve.bench.baseline import read
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.workload import STEPS, Cell, draw_prompts
 from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import expected_parts, tensor_name
 from attnres_serve.checkpoints.write import SafetensorsFile
 from benchmarks.common import add_length, asked_length, publish
 from benchmarks.published import tables
 from benchmarks.serving import latency
-from benchmarks.serving.families import FamilyShape
 from benchmarks.serving.load import NAME, OURS, TOKENIZER, serving
 from benchmarks.serving.models import FLAGS
+from benchmarks.serving.shapes import Shape
 
 FULL = [4, 8, 12, 13]
-SHAPE = FamilyShape(
+SHAPE = Shape(
     "kimi_linear",
     layers=13,
     block_size=8,
@@ -99,7 +99,7 @@ PROMPT, ANSWER = 512, 64  # tokens
 TIMES = 5  # requests of each kind, of which the median counts
 
 
-def write(shape: FamilyShape, folder: Path) -> int:
+def write(shape: Shape, folder: Path) -> int:
     """Write a model with random weights and a tokenizer into a new folder.
 
     Returns:
@@ -109,7 +109,7 @@ def write(shape: FamilyShape, folder: Path) -> int:
     (folder / "config.json").write_text(json.dumps(shape.config()))
     for file in TOKENIZER.glob("tokenizer*.json"):
         shutil.copy(file, folder)
-    parsed = read(str(folder), has_weights=False).parsed
+    parsed = check_model(str(folder), has_weights=False).translated(str(folder))
     base, hidden = BaseTensors(parsed.base, parsed.config), parsed.config["hidden_size"]
     shapes = dict(base.needed)
     for site, part in expected_parts(parsed.spec):
@@ -195,8 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(scratch) / "model"
         parameters = write(shape, folder)
         served = serve(folder, shape.sizes["vocab_size"], Path(scratch))
-    threads = machine.cores()
-    compared = latency.measure(shape, ["single_pass"], False, length, threads)
+    compared = latency.measure(shape, ["single_pass"], False, length)
     result = {"parameters": parameters, "served": served, **compared}
     sys.stderr.write("\n".join(tables.one_billion(result)) + "\n")
     publish(
@@ -206,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
         quick=options.quick,
         config={
             "flags": list(FLAGS),
-            "threads": threads,
+            "threads": machine.cores(),
             "prompt": PROMPT,
             "answer": ANSWER,
             "steps": STEPS,

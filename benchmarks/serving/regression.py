@@ -22,13 +22,12 @@ from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.workload import PHASES
 from benchmarks.common import RESULTS, Length
 from benchmarks.serving import latency
-from benchmarks.serving import models as shapes
+from benchmarks.serving.models import FLAGS
+from benchmarks.serving.shapes import LLAMAS
 
 ON_FILE = RESULTS / "cpu-latency-768x12.json"
 ALGORITHM = "single_pass"
 LOSS = 0.03
-
-
 SAME, WORSE, UNDECIDED = 0, 1, 2  # also the statuses
 WORDS = {SAME: "no loss", WORSE: "a loss", UNDECIDED: "not decided, the interval is too wide"}
 
@@ -54,26 +53,26 @@ def usable(path: Path) -> dict[str, Any]:
     """The document of a file, if it can be measured again.
 
     Raises:
-        ValueError: saying why not.
+        ValueError: saying what it should be.
     """
     try:
         document = json.loads(path.read_text())
-        is_latency = document["benchmark"] == "latency" and not document["quick"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} cannot be read as a document of benchmarks.serving.latency"
-        ) from error
-    if not is_latency:
-        raise ValueError(
-            f"{path} is not a measurement of benchmarks.serving.latency without --quick"
-        )
-    config = document["config"]
-    if config.get("procedure") != PROCEDURE or config["flags"] != list(shapes.FLAGS):
-        raise ValueError(f"{path} was measured by another procedure; measure it again first")
-    for name, result in document["results"].items():
-        if ALGORITHM not in result["overhead"] or name not in shapes.SHAPES:
-            raise ValueError(f"{path} has no {ALGORITHM} for {name}; measure it again first")
-    return document
+        config = document["config"]
+        if (
+            document["benchmark"] == "latency"
+            and not document["quick"]
+            and (config["procedure"], config["flags"]) == (PROCEDURE, list(FLAGS))
+            and all(ALGORITHM in one["overhead"] for one in document["results"].values())
+            and document["results"].keys() <= LLAMAS.keys()
+        ):
+            return document
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(
+        f"{path} is no measurement that can be made again; expected a document of "
+        f"benchmarks.serving.latency of {ALGORITHM}, without --quick and by procedure {PROCEDURE}; "
+        "measure it first."
+    )
 
 
 def differences(document: dict[str, Any]) -> list[str]:
@@ -94,10 +93,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, default=ON_FILE, help="default: 768 x 12")
     parser.add_argument("--loss", type=float, default=LOSS, help="allowed (default: %(default)s)")
     options = parser.parse_args(arguments)
-    if not options.against.is_file():
-        parser.error(
-            f"{options.against} is not there; measure it with benchmarks.serving.latency first"
-        )
     try:
         document = usable(options.against)
     except ValueError as error:
@@ -106,10 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"not alike: {difference}\n")
     config, verdicts = document["config"], set()
     for name, before in document["results"].items():
-        shape = shapes.SHAPES[name]
         length = Length(config["starts"], config["rounds"])
-        asked = [ALGORITHM], False, length, config["threads"]
-        now = latency.measure(shape, *asked)
+        now = latency.measure(LLAMAS[name], [ALGORITHM], False, length)
         sys.stderr.write(f"{name}\n{report.tables(now)}\n")
         for phase in PHASES:
             then = before["overhead"][ALGORITHM][phase]["ratio"]

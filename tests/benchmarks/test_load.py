@@ -2,13 +2,15 @@
 
 import json
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 
+from attnres_serve.bench.document import Load
+from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
+from benchmarks.published import tables
 from benchmarks.serving import load
-from benchmarks.serving.models import QUICK
+from benchmarks.serving.shapes import QUICK
 
 SHAPE = QUICK["128x4"]
 
@@ -17,7 +19,7 @@ def round_of(ours: float, theirs: float) -> load.Round:
     """A round in which every figure of a server is the same one."""
     figures = {load.OURS: ours, load.BASELINE: theirs}
     return {
-        name: {count: dict.fromkeys(load.FIGURES, value) for count in load.AT_A_TIME}
+        name: {count: dict.fromkeys(tables.FIGURES, value) for count in load.AT_A_TIME}
         for name, value in figures.items()
     }
 
@@ -31,7 +33,7 @@ def test_a_ratio_is_ours_to_stock_vllms_in_a_round():
             [round_of(3, 1)] * 3,
         ]
     )
-    assert len(rows) == len(load.AT_A_TIME) * len(load.FIGURES)
+    assert len(rows) == len(load.AT_A_TIME) * len(tables.FIGURES)
     for row in rows:
         assert row["start_ratios"] == [3, 3, 3] and row["ratio"] == pytest.approx(3)
         assert row["ci95"] == pytest.approx([3, 3])
@@ -44,8 +46,8 @@ def test_one_start_has_the_interval_of_its_rounds():
 
 
 def test_the_table_has_a_row_for_each_number_of_requests():
-    head, _, *rows = load.lines(load.compare([[round_of(1, 1)], [round_of(1, 1)]]))
-    assert head.count("|") == len(load.FIGURES) + 2 and "TTFT, p99" in head
+    head, _, *rows = tables.load(load.compare([[round_of(1, 1)], [round_of(1, 1)]]))
+    assert head.count("|") == len(tables.FIGURES) + 2 and "TTFT, p99" in head
     assert [row.split("|")[1].strip() for row in rows] == ["1", "8", "32"]
     assert "1.000 (1.000 to 1.000)" in rows[0]
 
@@ -65,7 +67,7 @@ def asked(monkeypatch) -> list[tuple[str, int, int]]:
 
     def ask(url, at_a_time, seed):
         found.append((url, at_a_time, seed))
-        return dict.fromkeys(load.FIGURES, len(found))
+        return dict.fromkeys(tables.FIGURES, len(found))
 
     monkeypatch.setattr(load, "serving", serving)
     monkeypatch.setattr(load, "load", ask)
@@ -90,20 +92,19 @@ def test_no_prompt_comes_twice_in_a_measurement(asked, capsys, tmp_path):
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document == json.loads(out.read_text())
     assert document["benchmark"] == "serving.load" and not document["quick"]
-    assert len(document["results"]) == len(load.AT_A_TIME) * len(load.FIGURES)
+    assert len(document["results"]) == len(load.AT_A_TIME) * len(tables.FIGURES)
 
 
-def test_a_load_with_failed_requests_is_no_figure(monkeypatch):
-    words: list[str] = []
+def test_the_client_is_asked_for_the_figures(monkeypatch):
+    asked: list[str] = []
 
     def ask(arguments):
-        words.extend(arguments)
-        return dict.fromkeys(load.FIGURES, 1.0) | {"completed": load.REQUESTS[8] - 1}
+        asked.extend(arguments)
+        return dict.fromkeys(Load.model_fields, 64)
 
-    monkeypatch.setattr(load, "bench_client", SimpleNamespace(ask_over_http=ask))
-    with pytest.raises(SettingError, match="63 of 64 requests succeeded"):
-        load.load("http://x", 8, seed=5)
-    assert {"--max-concurrency=8", "--seed=5", "--num-prompts=64"} <= {*words}
+    monkeypatch.setattr(bench_client, "ask_over_http", ask)
+    assert load.load("http://x", 8, seed=5) == dict.fromkeys(tables.FIGURES, 64)
+    assert {"--max-concurrency=8", "--seed=5", "--num-prompts=64", "--model=load"} <= {*asked}
 
 
 def test_stock_vllm_is_served_without_the_plugin(tmp_path, monkeypatch):

@@ -1,11 +1,11 @@
-"""Small models of other families than Llama, each with eight blocks or nine."""
+"""The shapes of models, of Llamas and of other families, each with eight blocks or nine."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from attnres_serve.families import FAMILIES
-from benchmarks.serving.models import LONGEST
 
+LONGEST = 1024  # tokens of a prompt and its answer
 COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "dtype": "bfloat16",
@@ -30,7 +30,7 @@ LATENT = {
 
 
 @dataclass(frozen=True)
-class FamilyShape:
+class Shape:
     """A model of a family; ``block_size`` in sublayers, ``sizes`` beside those in common."""
 
     family: str
@@ -46,8 +46,38 @@ class FamilyShape:
         return {**own, **depth, **COMMON, **self.sizes}
 
 
-FAMILY_SHAPES = {
-    "mixtral-512x8": FamilyShape(
+def llama(
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    intermediate: int,
+    block_size: int,
+    vocab: int = 32000,
+) -> Shape:
+    sizes = {
+        "attention_bias": False,
+        "head_dim": hidden // heads,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "mlp_bias": False,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "vocab_size": vocab,
+    }
+    return Shape("llama", layers, block_size, sizes)
+
+
+LLAMAS = {
+    "768x12": llama(768, 12, heads=12, kv_heads=12, intermediate=2048, block_size=3),
+    "1024x28": llama(1024, 28, heads=16, kv_heads=8, intermediate=3072, block_size=7),
+    # Full AttnRes where it is dearest: narrow and deep.
+    "full-256x24": llama(256, 24, 4, kv_heads=2, intermediate=768, block_size=1, vocab=4096),
+}
+QUICK = {"128x4": llama(128, 4, 2, kv_heads=1, intermediate=256, block_size=1, vocab=2048)}
+SHAPES = LLAMAS | {
+    "mixtral-512x8": Shape(
         "mixtral",
         layers=8,
         block_size=2,
@@ -60,7 +90,7 @@ FAMILY_SHAPES = {
             "sliding_window": None,
         },
     ),
-    "deepseek_v2-512x8": FamilyShape(
+    "deepseek_v2-512x8": Shape(
         "deepseek_v2",
         layers=8,
         block_size=2,
@@ -80,7 +110,7 @@ FAMILY_SHAPES = {
             "topk_method": "greedy",
         },
     ),
-    "kimi_linear-512x9": FamilyShape(
+    "kimi_linear-512x9": Shape(
         "kimi_linear",
         layers=9,
         block_size=2,
