@@ -37,6 +37,6 @@ def test_results_are_written_compactly(path):
 
 
 def test_the_interval_of_a_median_is_that_of_95_percent():
-    """By its order statistics: the median of a sample lies below the 4th of 15 values in 0.4 %, and
-    at most there in 3 %."""
-    assert median_interval(range(1, 16)) == (4, 12)
+    """By order: the median of a sample of 27 values is above the 8th of them in 98.7 %, and above
+    the 9th in 96.4 %."""
+    assert median_interval(range(1, 28)) == (9, 19)
