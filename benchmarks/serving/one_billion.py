@@ -24,8 +24,8 @@ import time
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from urllib.request import Request, urlopen
 
+import httpx
 import psutil
 import torch
 
@@ -130,13 +130,11 @@ def write(shape: Shape, folder: Path) -> int:
 def ask(url: str, prompt: list[int], tokens: int) -> float:
     """Seconds of a request; the end of a sequence is ignored."""
     own = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-    body = json.dumps(own | {"ignore_eos": True}).encode()
-    request = Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
     begin = time.perf_counter()
-    with urlopen(request) as answer:
-        found = json.load(answer)
-    assert found["usage"]["completion_tokens"] == tokens
-    return time.perf_counter() - begin
+    answer = httpx.post(f"{url}/v1/completions", json=own | {"ignore_eos": True}, timeout=None)
+    took = time.perf_counter() - begin
+    assert answer.json()["usage"]["completion_tokens"] == tokens
+    return took
 
 
 def most_memory() -> float:

@@ -32,6 +32,7 @@ from attnres_serve.bench import (
     measure,
     process,
     session,
+    text,
     workload,
 )
 from attnres_serve.bench import document as documents
@@ -48,7 +49,6 @@ from attnres_serve.bench.ratios import (
     summary,
     told,
 )
-from attnres_serve.bench.text import Text
 from attnres_serve.bench.workload import Cell, make_cells
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.cli import main
@@ -125,9 +125,10 @@ def test_answers_have_room_for_every_drafted_token(drafts, longest):
         make_cells(1024, [longest + 1], (1,), workload.STEPS, drafts)
 
 
-def test_prompts_of_text_begin_as_the_tokenizer_begins_them():
+def test_prompts_of_text_begin_as_the_tokenizer_begins_them(monkeypatch):
     """As a sequence of the tokenizer's does, somewhere in a text, elsewhere in every turn."""
-    read_text = Text(DEMO)
+    monkeypatch.setattr(text, "MOST", 2**14)
+    read_text = text.Text(DEMO)
     for cell in (DECODE, PREFILL):
         drawn = [prompt for turn in range(3) for prompt in read_text.draw(cell, turn)]
         assert len(drawn) == 3 * cell.batch == len(set(map(tuple, drawn)))
@@ -744,7 +745,8 @@ def test_a_report_has_80_columns_and_begins_with_the_ratio(ratios, told, documen
 DRAFTS = {"method": "draft_model", "model": "/home/x/draft", "num_speculative_tokens": 2}
 
 
-def test_the_same_engine_is_measured_with_drafts_and_without(document):
+def test_the_same_engine_is_measured_with_drafts_and_without(document, monkeypatch):
+    monkeypatch.setattr(text, "MOST", 2**14)
     counted = {"drafts": 100, "draft_tokens": 200, "accepted_tokens": 90}
     made = document(
         0.8, 0.82, drafts=DRAFTS, drafted=counted | {"accepted_tokens_per_pos": [60, 30]}
