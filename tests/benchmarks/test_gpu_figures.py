@@ -30,13 +30,6 @@ def test_a_document_says_where_it_was_measured(name: str) -> None:
         assert all(row["gate"] <= 1 for row in document["results"])
 
 
-def test_the_documentation_has_the_figures_on_file() -> None:
-    """The table of a block of sites, whole."""
-    (found,) = tables.of(ON_FILE["kernels"])
-    assert len(found) > 10
-    assert "\n".join(found) in (RESULTS / "README.md").read_text()
-
-
 def test_the_documentation_has_the_rule_of_auto() -> None:
     docs = ROOT / "docs"
     plan = f"{backend.BLOCKS_ON_GPU} blocks of {backend.SUBLAYERS_ON_GPU} sublayers on"
