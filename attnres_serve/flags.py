@@ -25,7 +25,8 @@ def given(words: list[str]) -> list[tuple[str, list[str]]]:
     found: list[tuple[str, list[str]]] = []
     is_value = False
     for word in words:
-        if is_value or not re.match("-{1,2}[A-Za-z]", word) or " " in word:  # as argparse has it
+        name = word.partition("=")[0]
+        if is_value or not re.match("-{1,2}[A-Za-z]", word) or " " in name:  # as argparse has it
             if found:
                 found[-1][1].append(word)
             is_value = False

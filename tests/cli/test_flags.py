@@ -152,3 +152,12 @@ def test_a_mistyped_flag_costs_no_start(which: str) -> None:
     expected = "found --max-num-seqz, which is no flag; did you mean --max-num-seqs?"
     assert (status, said) == (2, f"attnres-serve: {expected}\n")
     assert seconds < of_a_start()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['{"method": "ngram", "num_speculative_tokens": 3}', "a folder/with spaces", "-x y", "a=b c"],
+)
+def test_a_value_behind_an_equals_sign_may_have_spaces(value):
+    """As for argparse, which takes a word with a space for no flag only if it has no such sign."""
+    assert flags.value_of("--one-of-vllm", ["--before", f"--one_of_vllm={value}"]) == value
