@@ -4,6 +4,7 @@ import json
 
 import pytest
 from demo_servers import CONTEXT, NAMES
+from faults import until
 from openai import NotFoundError, OpenAI
 from serving import DEMO
 
@@ -81,6 +82,8 @@ def test_fields_that_are_not_read_are_ignored_and_told_of_once(client, server, g
     for _ in range(2):
         answer = client.completions.create(**ASK, best_of=2, extra_body=dropped)
         assert answer.choices[0].text == greedy
+    client.completions.create(**ASK, extra_body={"the_last_one": 4})
+    until(lambda: "has the field 'the_last_one'" in server.log.read_text(), 60)
     lines = server.log.read_text().splitlines()
     for name in ("best_of", *dropped):
         assert len([line for line in lines if f"has the field '{name}'" in line]) == 1
