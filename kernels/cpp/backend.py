@@ -233,8 +233,13 @@ def _compile(library: Path) -> None:
         BackendError: there is no C++ compiler, or it failed; with its own reason.
     """
     compiler = os.environ.get("CXX", "c++")
-    words = shlex.split(compiler)  # it may have a wrapper before it, and flags behind
-    if not words or not shutil.which(words[0]):
+    try:
+        words = shlex.split(compiler)  # it may have a wrapper before it, and flags behind
+    except ValueError:  # a quotation without an end
+        words = []
+    # An environment that is not activated may have a compiler of its own.
+    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+    if not words or not shutil.which(words[0], path=path):
         raise BackendError(
             f"the C++ backend could not be compiled, there is no {compiler!r} on the path; install "
             "a C++ compiler such as g++, or choose the torch backend."
@@ -247,12 +252,12 @@ def _compile(library: Path) -> None:
         built = Path(build) / library.name
         done = subprocess.run(
             [*words, *FLAGS, "-shared", "-fPIC", *sources, *links, "-o", str(built)],
-            env=os.environ | {"LC_ALL": "C"},
+            env=os.environ | {"PATH": path, "LC_ALL": "C"},
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode:
+        if done.returncode or not built.exists():
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             reason = next((line for line in lines if " error: " in line), lines[-1])
             raise BackendError(

@@ -746,6 +746,8 @@ def test_what_keeps_the_backend_from_running(
     said = refused(CXX=str(compiler))
     assert f"by '{compiler}' (cc1plus: error: bad value 'native'); mend that or set CXX" in said
     assert "install" not in said
+    assert "could not be compiled by 'true' (exit status 0)" in refused(CXX="true")  # no library
+    assert 'there is no "g++ \'" on the path' in refused(CXX="g++ '")
     assert not list((tmp_path / "attnres_serve").glob("*.so"))
     file = tmp_path / "file"
     file.touch()
