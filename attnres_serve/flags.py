@@ -87,11 +87,10 @@ def require_known(
         if not (_is_known(flag, known) or flag == CONFIG):
             there = {*known} if place else {*known, *own}
             raise SettingError(f"found {flag}{place}, {_advice(flag, there)}")
-        listed = choices(name) if values and name.startswith("--") else None
-        if listed is not None and values[0] not in (*listed, "None", ""):
-            raise SettingError(
-                f"found {name} {values[0]}{place}; expected one of {', '.join(listed)}."
-            )
+        listed = choices(name) if name.startswith("--") else None
+        if listed is not None and (not values or values[0] not in (*listed, "None", "")):
+            found = f"{name} {values[0]}{place}" if values else f"{name}{place} without a value"
+            raise SettingError(f"found {found}; expected one of {', '.join(listed)}.")
 
 
 def with_config(words: list[str]) -> list[str]:

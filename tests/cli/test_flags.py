@@ -84,6 +84,7 @@ def test_a_flag_that_there_is_not(words: list[str], said: str) -> None:
         (["--dtype", "float17"], "found --dtype float17; expected one of auto, bfloat16, float, "),
         (["--enforce-eager", "--kv_cache_dtype=fp9"], "found --kv-cache-dtype fp9; expected one"),
         (["--load-format=a", "--tokenizer-mode", "x", "--dtype=int8"], "found --dtype int8; "),
+        (["--dtype", "--load-format=auto"], "found --dtype without a value; expected one of auto"),
     ],
 )
 def test_a_value_that_a_flag_does_not_take(words: list[str], said: str) -> None:
