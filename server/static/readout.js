@@ -25,7 +25,7 @@ function read(summary, { row, column }, token, comparison) {
   ]);
   if (comparison) {
     const here = comparison.token(token);
-    const change = here ? number(here[row][column]) : "another token";
+    const change = here && number(here[row][column]); // null where the kept run has another
     lines.push(["weight less the kept run's", change, number(comparison.mean[row][column]), ""]);
   }
   const isRead = site.lens?.[token]?.top.length;
@@ -50,7 +50,8 @@ export function spokenCell(...cell) {
   const { title, lines, lens } = read(...cell);
   const numbers = lines.map(([name, here, over, range]) => {
     const most = range && ` (10 to 90 %: ${range})`;
-    return `${name} ${here}, mean ${over}${most}`;
+    const change = here ? ` ${here}` : ": the kept run has another token here";
+    return `${name}${change}, mean ${over}${most}`;
   });
   const named = (top) => top.map((one) => likely(one).join(" ")).join(", ");
   const [mix, source] = lens?.map(named) ?? [];
@@ -75,6 +76,6 @@ function table(heads, lines) {
   made.createTHead().insertRow().append(...heads.map((head) => html("th", {}, head)));
   const body = made.createTBody();
   for (const [head, ...rest] of lines)
-    body.insertRow().append(html("th", {}, head), ...rest.map((text) => html("td", {}, text)));
+    body.insertRow().append(html("th", {}, head), ...rest.map((text) => html("td", {}, text ?? "another token")));
   return made;
 }
