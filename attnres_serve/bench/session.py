@@ -76,14 +76,15 @@ def run(
             if number and sum(took) + MARGIN * max(took[1:] or took) > budget:
                 break
             begin = time.monotonic()
-            bar.set_description_str(f"start {number + 1}/{starts}")
             with ExitStack() as stack:
                 named = {}
                 # In another order each time: the first finds other free memory than the last.
                 for contender in order(contenders, number):
+                    bar.set_description_str(f"start {number + 1}/{starts}, {contender.name}")
                     started = running(contender, Path(folder))
                     named[contender.name] = stack.enter_context(started)
                     bar.update()
+                bar.set_description_str(f"start {number + 1}/{starts}")
                 engines = [named[contender.name] for contender in contenders]
                 results.append(measure(engines, cells, rounds, number, bar.update, draw))
                 told_of.append({engine.name: engine.ask("facts") for engine in engines})

@@ -133,7 +133,7 @@ def ask(url: str, prompt: list[int], tokens: int) -> float:
     begin = time.perf_counter()
     answer = httpx.post(f"{url}/v1/completions", json=own | {"ignore_eos": True}, timeout=None)
     took = time.perf_counter() - begin
-    assert answer.json()["usage"]["completion_tokens"] == tokens
+    assert answer.raise_for_status().json()["usage"]["completion_tokens"] == tokens
     return took
 
 

@@ -56,7 +56,11 @@ def usable(path: Path) -> dict[str, Any]:
         ValueError: saying what it should be.
     """
     try:
-        document = json.loads(path.read_text())
+        text = path.read_text()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); measure it first.") from None
+    try:
+        document = json.loads(text)
         config = document["config"]
         if (
             document["benchmark"] == "latency"
@@ -66,7 +70,7 @@ def usable(path: Path) -> dict[str, Any]:
             and document["results"].keys() <= LLAMAS.keys()
         ):
             return document
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         pass
     raise ValueError(
         f"{path} is no measurement that can be made again; expected a document of "
@@ -78,7 +82,8 @@ def usable(path: Path) -> dict[str, Any]:
 def differences(document: dict[str, Any]) -> list[str]:
     """Differences, except in the code, between this machine and the one of a document."""
     here = machine.hardware() | machine.versions()
-    there = document["hardware"] | document["versions"]
+    here["threads"] = machine.cores()
+    there = document["hardware"] | document["versions"] | document["config"]
     ignored = ("attnres_serve", "attnres_serve_source", "memory_gib")
     return [
         f"{key}: {there.get(key)} on file, {here[key]} here"

@@ -213,6 +213,10 @@ def test_a_figure_that_cannot_be_compared_is_one_sentence(changes, capsys, tmp_p
         regression.main(["--against", str(path)])
     last = capsys.readouterr().err.splitlines()[-1]
     assert "figure.json is no measurement that can be made again; expected a document of" in last
+    path.unlink()
+    with pytest.raises(SystemExit):
+        regression.main(["--against", str(path)])
+    assert "figure.json cannot be read (No such file" in capsys.readouterr().err
 
 
 def test_a_length_is_what_was_asked_for_or_usual():
