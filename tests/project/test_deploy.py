@@ -45,7 +45,10 @@ def read(path: Path) -> dict:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_manifests_follow_the_schema_of_kubernetes(path, version):
-    kubernetes_validate.validate(read(path), version, strict=True)
+    manifest = read(path)
+    kubernetes_validate.validate(manifest, version, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError, match="intervall"):
+        kubernetes_validate.validate(manifest | {"intervall": "15s"}, version, strict=True)
 
 
 def applied() -> list[Path]:
@@ -162,7 +165,11 @@ def test_every_custom_resource_has_a_model():
 
 @pytest.mark.parametrize("name", RESOURCES)
 def test_custom_resources_follow_their_definitions(name):
-    validate(model_of(name), read(MONITORING / f"{name}.yaml"))
+    resource = read(MONITORING / f"{name}.yaml")
+    validate(model_of(name), resource)
+    resource["spec"]["intervall"] = "15s"
+    with pytest.raises(AssertionError):
+        validate(model_of(name), resource)
 
 
 # Queries.
