@@ -26,6 +26,7 @@ from trace_cases import FAR, LOGPROBS, check_lens
 from trace_http import ANSWER, URL, check, check_golden_traces, others, trace
 
 import attnres_serve
+from attnres_serve import cli
 from attnres_serve.verify.oracle import load
 from tests.server.test_server import ROOT, at, run
 
@@ -92,6 +93,20 @@ def test_chat(server, model):
     asked = client.chat.completions.create(model="demo", messages=messages, max_tokens=1)
     assert found["prompt_tokens"] == asked.usage.prompt_tokens
     check(found, model)
+
+
+def test_the_command_and_python_give_the_routes_answer(server, monkeypatch, tmp_path):
+    asked = {"max_tokens": 2, "logprobs": 3, "lens": 2}
+    edit = 'ban sites=final sources="block 1" tokens=2'
+    edits = [{"sites": ["final"], "sources": ["block 1"], "tokens": [2], "ban": True}]
+    wanted = trace(server, prompt=TEXT, edits=edits, **asked)
+    found = attnres_serve.trace(server.url, TEXT, key=KEY, edits=edit, **asked)
+    assert found.answer.model_dump(mode="json") == wanted
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    out = tmp_path / "trace.json"
+    words = ["--url", server.url, "--prompt", TEXT, "--edit", edit, "--max-tokens", "2"]
+    assert cli.main(["inspect", *words, "--lens", "2", "--out", str(out)]) == 0
+    assert json.loads(out.read_text()) == wanted
 
 
 def test_a_client_that_goes_away_leaves_nothing(server, model):
