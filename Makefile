@@ -49,7 +49,7 @@ serve: setup ## serve MODEL on 127.0.0.1:8000; without one, the bundled demo
 test: setup-test ## all tests but the slowest
 	$(VENV)/bin/python $(PYTEST) -m "not exhaustive and not families and not soak" $(ARGS_TEST)
 
-test-families: setup-test ## every family of backbones; `test` has one of each kind
+test-families: setup-test ## every family of backbones
 	$(VENV)/bin/python $(PYTEST) -m "families and not exhaustive" $(ARGS_TEST)
 
 test-all: setup-test ## every combination

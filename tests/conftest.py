@@ -32,8 +32,12 @@ gc.disable()  # what collection makes, stays: looking for garbage in it takes a 
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage again, and only in what tests make."""
+    """Look for garbage again, and only in what tests make.
+
+    And seldom in all of that: what is imported later would be most of it.
+    """
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], 200)
     gc.enable()
 
 

@@ -48,8 +48,6 @@ def first_case(name: str) -> str:
 # Its rows are of no size that vLLM has a kernel for, so our latent attention runs on every CPU.
 NARROW = "deepseek_v3 narrow rows"
 OF_KINDS = [*map(first_case, KINDS), NARROW]
-# Goldens and random checkpoints of other tests are Llamas, and have keys and values in full.
-WITH_FAMILIES = {"llama", first_case("deepseek_v3")}
 BLOCKS = 24  # of the cache: too few for all requests, so that they get blocks which others had
 EDITED = [first_case(name) for name in ("qwen3_moe", "kimi_linear")]
 JUDGED = [name for name in STOCK if FAMILIES[name].has_hf_class]
@@ -171,13 +169,8 @@ def record_exact(record_property, case: str) -> None:
             record_property("shows", (name, column))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.families if case in WITH_FAMILIES else ())
-        for case in OF_KINDS
-    ],
-)
+@pytest.mark.families
+@pytest.mark.parametrize("case", OF_KINDS)
 def test_a_kind_equals_hugging_faces_class_with_mixes(kinds_with_mixes, case, record_property):
     check_mixes(*kinds_with_mixes, case)
     record_exact(record_property, case)

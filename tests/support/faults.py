@@ -48,11 +48,12 @@ def shared(processes: list[psutil.Process]) -> set[Path]:
     return {Path(name) for name in found if not name.endswith(" (deleted)")}
 
 
-def until(condition: Callable[[], bool], seconds: float) -> None:
+def until(condition: Callable[[], bool], seconds: float, pause: float = 0.05) -> None:
+    """Wait for at most so many seconds, and look again after each pause."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"it did not happen in {seconds} s"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def metrics(server: Server) -> str:

@@ -111,7 +111,8 @@ async def _traced(client: httpx.AsyncClient, leaves: bool) -> None:
 async def _posted(client: httpx.AsyncClient, leaves: bool, path: str, body: dict) -> None:
     asked = client.post(path, json=body)
     if leaves:
-        asked = asyncio.wait_for(asked, random.uniform(0.01, 0.3))
+        # An idle server may answer within hundredths of a second, a busy one needs tenths.
+        asked = asyncio.wait_for(asked, 0.003 + 0.3 * random.random() ** 3)
     try:
         answer = await asked
     except TimeoutError:
