@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from demo_servers import KEY
 from fastapi import FastAPI
+from faults import until
 from made_up import SITE, MadeUpServer, made_up_trace
 from matplotlib import colormaps
 from matplotlib.colors import PowerNorm
@@ -882,7 +883,7 @@ def test_cancel(opened, server):
     )
     opened.tab.route("**/v1/attn_res/trace", lambda _: None)
     opened.ask(tokens=900)
-    opened.tab.wait_for_function("growing.size > 4")
+    until(lambda: opened.tab.evaluate("growing.size") > 4, 120)
     opened.tab.click("#cancel")
     opened.wait("#status", "Cancelled.")
     opened.tab.unroute("**/v1/attn_res/trace")
