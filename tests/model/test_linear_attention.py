@@ -4,7 +4,6 @@ Three sequences come in chunks and steps of decode, in batches as a scheduler mi
 Kimi Delta Attention is compared with FLA's own class.
 """
 
-import importlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -206,7 +205,7 @@ def test_kimi_delta_attention_of_flas(replaced: Path, lower_bound: float | None)
         gate_lower_bound=lower_bound,
     )
     layer, engine = built(replaced, partial(kda.KDALayer.recurrence, None), config)
-    fla = importlib.import_module("fla.layers.kda")
+    fla = fla_models.imported("fla.layers.kda")
     judge = fla.KimiDeltaAttention(
         hidden_size=HIDDEN,
         head_dim=SIZE,
