@@ -162,9 +162,9 @@ def on_cpu(mix: Callable[..., Any] | None = None) -> Iterator[pytest.MonkeyPatch
     Args:
         mix: of a site and of the norm that follows it, where it is not FLA's naive function.
     """
-    mix = mix or naive_mix()
     for model_type in CLASSES:
         classes(model_type)
+    mix = mix or naive_mix()
     module = imported
     with pytest.MonkeyPatch.context() as patch:
         for package, _ in CLASSES.values():
