@@ -282,10 +282,10 @@ def tokens_after_leaving(server, stream) -> float:
     with httpx.Client(base_url=server.url, timeout=patience) as client:
         if stream:
             with client.stream("POST", "/v1/completions", json=body) as answer:
-                next(answer.iter_lines())
+                next(answer.raise_for_status().iter_lines())
         else:
             with suppress(httpx.ReadTimeout):  # a client on a busy machine may see the answer
-                client.post("/v1/completions", json=body)
+                client.post("/v1/completions", json=body).raise_for_status()
     until(lambda: idle(server), BUSY)
     return value(metrics(server), "vllm:generation_tokens_total") - before
 
