@@ -108,8 +108,7 @@ else
 fi
 if [ "$what" != soak ]; then
   pip install --quiet --no-deps --no-build-isolation -e .
-  "$venv/bin/python" -W ignore -m attnres_serve.warmup AttnResLlamaForCausalLM >/dev/null \
-    2>"$venv/warmup.log" ||
-    echo "setup: the caches could not be warmed: $(tail -n 1 "$venv/warmup.log")" >&2
+  "$venv/bin/python" -W ignore -m attnres_serve.warmup >/dev/null 2>"$venv/warmup.log" ||
+    echo "setup: the cache could not be warmed: $(tail -n 1 "$venv/warmup.log")" >&2
 fi
 echo "$sum" > "$stamp"

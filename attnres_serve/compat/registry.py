@@ -120,6 +120,25 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
         if base in names:
             setattr(sys.modules[module], name, names | {architecture})
     ModelRegistry.register_model(architecture, target)
+    if host.on_cpu():
+        _inspect_here(architecture)
+
+
+def _inspect_here(architecture: str) -> None:
+    """Let vLLM see what a model class can do without a process for it.
+
+    That process imports vLLM anew, which takes 8 s, lest CUDA be initialised here.  What it found
+    is kept in a file for as long as the class's own file is the same, whatever vLLM's is.
+    """
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.registry import _LazyRegisteredModel, _ModelInfo
+
+    class InspectedHere(_LazyRegisteredModel):
+        def inspect_model_cls(self):
+            return _ModelInfo.from_model_cls(self.load_model_cls())
+
+    model = ModelRegistry.models[architecture]
+    ModelRegistry.models[architecture] = InspectedHere(model.module_name, model.class_name)
 
 
 def register_head(architecture: str, target: str) -> None:
@@ -127,10 +146,3 @@ def register_head(architecture: str, target: str) -> None:
     from vllm import ModelRegistry
 
     ModelRegistry.register_model(architecture, target)
-
-
-def inspect_model_class(architecture: str) -> None:
-    """Fill vLLM's cache of what model classes can do; a start without it takes 8 s more."""
-    from vllm import ModelRegistry
-
-    ModelRegistry.models[architecture].inspect_model_cls()

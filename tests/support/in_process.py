@@ -27,16 +27,12 @@ from vllm.model_executor.model_loader.utils import (
     initialize_model,
     process_weights_after_loading,
 )
-from vllm.model_executor.models import registry
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.worker.utils import AttentionGroup
 
 from attnres_serve import plugin
 from attnres_serve.compat.workarounds.amx import permit_amx
-
-# vLLM looks at a model's class in a subprocess, which imports vLLM anew: eight seconds.
-registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def vllm_config(folder: Path, **options: Any) -> VllmConfig:

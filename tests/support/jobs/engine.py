@@ -255,7 +255,4 @@ def main(jobs: str, results: str) -> None:
 
 if __name__ == "__main__":
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm.model_executor.models import registry
-
-    registry._run_in_subprocess = lambda inspect: inspect()  # as in the zygote, if this is no fork
     main(*sys.argv[1:])
