@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import setproctitle
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm.model_executor.models import registry
 from vllm.platforms import cpu
 from vllm.utils import system_utils
@@ -51,6 +52,11 @@ def main() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()  # a subprocess would import vLLM anew
     # Every process that answers with logprobs would compile it for seconds, if eager as well.
     logprobs.batched_count_greater_than = logprobs.batched_count_greater_than.__wrapped__
+    if hasattr(shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS"):
+        # Whoever waits for another process spins for a second, on a core that a test needs.
+        # Earlier it misses notifications, so it looks again by itself.
+        shm_broadcast.SpinCondition.__init__.__defaults__ = (0.0005,)  # seconds
+        shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = 1
     cpu.GiB_bytes = 1 << 26  # of VLLM_CPU_KVCACHE_SPACE: to clear a gigabyte is a tenth of a start
     for name in IMPORTED:
         importlib.import_module(name)
