@@ -47,7 +47,7 @@ def _register() -> None:
         registry.register_architecture(family.architecture, treated_as, target, on_config)
         if family.draft is not None and family.draft.architecture is not None:
             head = f"{family.module}:{family.draft.cls}"
-            registry.register_head(family.draft.architecture, head)
+            registry.register_class(family.draft.architecture, head)
 
 
 def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:

@@ -1,5 +1,6 @@
 """vLLM's tables of configuration formats, architectures and model classes."""
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -101,7 +102,6 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
         target: module and name of the class.
         on_config: what to run when a VllmConfig for it is made.
     """
-    from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
 
     of_base = MODELS_CONFIG_MAP.get(base)
@@ -119,30 +119,29 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
         names: frozenset[str] = getattr(importlib.import_module(module), name, frozenset())
         if base in names:
             setattr(sys.modules[module], name, names | {architecture})
-    ModelRegistry.register_model(architecture, target)
-    if host.on_cpu():
-        _inspect_here(architecture)
+    register_class(architecture, target)
 
 
-def _inspect_here(architecture: str) -> None:
-    """Let vLLM see what a model class can do without a process for it.
+def register_class(architecture: str, target: str) -> None:
+    """Register a class by name, as module:class; on a CPU vLLM inspects it in its own process.
 
-    That process imports vLLM anew, which takes 8 s, lest CUDA be initialised here.  What it found
-    is kept in a file for as long as the class's own file is the same, whatever vLLM's is.
+    Elsewhere vLLM starts a process for that, so that CUDA is not initialised here.  Importing vLLM
+    there takes 8 s, and the result is kept in a file that outlives an upgrade of vLLM.
     """
     from vllm import ModelRegistry
+
+    if host.on_cpu():
+        ModelRegistry.models[architecture] = _inspected_here()(*target.split(":"))
+    else:
+        ModelRegistry.register_model(architecture, target)
+
+
+@functools.cache
+def _inspected_here() -> type:
     from vllm.model_executor.models.registry import _LazyRegisteredModel, _ModelInfo
 
     class InspectedHere(_LazyRegisteredModel):
         def inspect_model_cls(self):
             return _ModelInfo.from_model_cls(self.load_model_cls())
 
-    model = ModelRegistry.models[architecture]
-    ModelRegistry.models[architecture] = InspectedHere(model.module_name, model.class_name)
-
-
-def register_head(architecture: str, target: str) -> None:
-    """Register the class of a draft head by name, as module:class."""
-    from vllm import ModelRegistry
-
-    ModelRegistry.register_model(architecture, target)
+    return InspectedHere

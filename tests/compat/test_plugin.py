@@ -75,26 +75,27 @@ def test_registering_twice_changes_nothing_more(warnings: list[str]) -> None:
     assert warnings == []
 
 
+@pytest.mark.parametrize(
+    ("family", "is_hybrid"), [("Llama", False), ("KimiLinear", True)], ids=lambda given: str(given)
+)
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["CPU", "GPU"])
 def test_a_class_is_inspected_here_where_that_cannot_initialise_cuda(
-    on_cpu: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    on_cpu: bool, family: str, is_hybrid: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from vllm import ModelRegistry
     from vllm.model_executor.models import registry as vllms
-    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     elsewhere = []
-    for table in (ModelRegistry.models, MODELS_CONFIG_MAP):
-        monkeypatch.setitem(table, "MadeUp", None)
+    monkeypatch.setitem(ModelRegistry.models, "MadeUp", None)
     monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
     monkeypatch.setattr(
         vllms, "_run_in_subprocess", lambda inspect: elsewhere.append(inspect) or inspect()
     )
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    target = "attnres_serve.model.causal_lm:AttnResLlamaForCausalLM"
-    registry.register_architecture("MadeUp", "LlamaForCausalLM", target, plugin.on_config)
+    target = f"attnres_serve.model.causal_lm:AttnRes{family}ForCausalLM"
+    registry.register_class("MadeUp", target)
     info = ModelRegistry.models["MadeUp"].inspect_model_cls()
-    assert info.supports_pp and not info.is_hybrid
+    assert (info.supports_pp, info.is_hybrid) == (True, is_hybrid)
     assert len(elsewhere) == (0 if on_cpu else 1)
     assert any(tmp_path.iterdir()) is not on_cpu
 

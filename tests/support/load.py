@@ -102,9 +102,9 @@ async def _whole(client: httpx.AsyncClient, leaves: bool) -> None:
 
 
 async def _traced(client: httpx.AsyncClient, leaves: bool) -> None:
-    """A trace, of an answer or of a prompt alone; who leaves does not see a long one's end."""
+    """A trace, of an answer or of a prompt alone; who leaves a long one does not see its end."""
     prompt = [random.randrange(3, 2000) for _ in range(random.randrange(1, 200))]
-    answer = 400 if leaves else random.randrange(32)
+    answer = random.choice([0, 400]) if leaves else random.randrange(32)
     body = {"prompt": prompt, "max_tokens": answer, "sites": random.sample(SITES, 3)}
     await _posted(client, leaves, "/v1/attn_res/trace", body)
 

@@ -54,7 +54,7 @@ def main() -> None:
     logprobs.batched_count_greater_than = logprobs.batched_count_greater_than.__wrapped__
     if hasattr(shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS"):
         # Whoever waits for another process spins for a second, on a core that a test needs.
-        # Earlier it misses notifications, so it looks again by itself.
+        # One that sleeps earlier can miss a notification, so it looks again by itself.
         shm_broadcast.SpinCondition.__init__.__defaults__ = (0.0005,)  # seconds
         shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = 1
     cpu.GiB_bytes = 1 << 26  # of VLLM_CPU_KVCACHE_SPACE: to clear a gigabyte is a tenth of a start
