@@ -66,7 +66,10 @@ def check(jobs: list[dict], golden: str, folder, **env: str) -> list[dict]:
 
 @pytest.mark.versions
 def test_a_stage_that_starts_inside_a_block(tmp_path):
-    check([pipeline(BLOCK, IN_MID_BLOCK, "two_phase")], BLOCK, tmp_path)
+    """Its sites are traced, too, although the code that answers is compiled."""
+    asked = pipeline(BLOCK, IN_MID_BLOCK, "two_phase") | {"trace": True}
+    (result,) = check([asked], BLOCK, tmp_path)
+    check_trace(GOLDENS / BLOCK, max(asked["prompts"], key=len), result["trace"])
 
 
 @pytest.mark.exhaustive
