@@ -3,9 +3,9 @@ folded.
 
 The judge is Hugging Face's class in float64 with the mixes, with the weights that the INT8 ones
 stand for. What is left are the activations, which vLLM rounds to INT8 by tokens, and bfloat16.
-The bound is that of ``test_features``, of the median here: where two experts are nearly as good, or
-sources cancel, a token or two of a random model are answered otherwise.
-Found were medians below 0.01, and 0.3 to 1.3 where the scale of one projection was doubled.
+The bound is one of the median: where two experts are nearly as good, or sources cancel, a token of
+a random model is answered otherwise, and those behind it in its prompt may be.  So prompts are
+many.  Found were medians below 0.02, and 0.2 to 0.6 where the scale of one projection was doubled.
 """
 
 import random
@@ -25,7 +25,6 @@ from safetensors.torch import load_file
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from tests.end_to_end.test_families import JUDGED, chosen
-from tests.end_to_end.test_features import INT8_BOUND
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
@@ -41,6 +40,7 @@ def takes_int8(name: str) -> bool:
 
 TAKES = [name for name in JUDGED if not FACTS[name].is_tiny or takes_int8(name)]
 EXPERTS = "re:.*[.]experts([.].*)?$"
+BOUND = 0.05  # of a KL divergence, in nats
 
 
 def ask(root: Path, name: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def ask(root: Path, name: str) -> dict[str, Any]:
     return {
         "served": str(served),
         "reference": str(meant),
-        "prompts": fresh_prompts((9, 40)),
+        "prompts": fresh_prompts((40, *[9] * 8)),
         "chosen": {"attnres_algorithm": "two_phase"},
         "dtype": "bfloat16",
         "judge": "family",
@@ -73,5 +73,5 @@ def divergences(request, tmp_path_factory) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("name", TAKES)
 def test_int8_answers_as_what_it_stands_for(divergences, name, record_property):
-    assert median(divergences[name]) < INT8_BOUND, divergences[name]
+    assert median(divergences[name]) < BOUND, divergences[name]
     record_property("shows", (name, "INT8"))
