@@ -123,9 +123,9 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
 
 
 def register_class(architecture: str, target: str) -> None:
-    """Register a class by name, as module:class; on a CPU vLLM inspects it in its own process.
+    """Register a class by name, as module:class; on a CPU the process that asks inspects it.
 
-    Elsewhere vLLM starts a process for that, so that CUDA is not initialised here.  Importing vLLM
+    Elsewhere vLLM starts another one, so that CUDA is not initialised in this one.  Importing vLLM
     there takes 8 s, and the result is kept in a file that outlives an upgrade of vLLM.
     """
     from vllm import ModelRegistry
