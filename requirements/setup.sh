@@ -56,7 +56,7 @@ fi
 
 # An unchanged tree costs nothing: one stamp for each purpose, a checksum of what went in.
 stamp="$venv/.installed-$what"
-sum=$(cat requirements/setup.sh pyproject.toml "${lists[@]}" | sha256sum; echo "$device $PWD")
+sum=$(cat requirements/setup.sh requirements/install.py pyproject.toml "${lists[@]}" | sha256sum; echo "$device $PWD")
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
 
 # Both builds of vLLM own the same folder, so one environment holds one of them.
@@ -79,36 +79,29 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 echo "$device" > "$venv/.device"
 echo "$vllm" > "$venv/.vllm"
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-# A gigabyte comes over the network: bars on a terminal, a line for every package in a log.
-progress=(--progress-bar off)
-if [ -t 1 ]; then progress=(); fi
+install() { "$venv/bin/python" requirements/install.py "$@"; }
 
 if [ "$device" = cpu ]; then
   torch=$(grep '^torch==' "${lists[0]}")
-  if ! pip install --quiet --dry-run --no-deps "$torch" >/dev/null 2>&1; then
+  if ! install --dry-run --no-deps "$torch"; then
     [ -n "$torch_index" ] || fail "pip's sources have no $torch, and TORCH_INDEX is empty; set" \
       "TORCH_INDEX to an index with CPU wheels of torch, or add one to pip's configuration."
     # Nothing but torch is looked for there.
-    pip install "${progress[@]}" --no-deps --index-url "$torch_index" "$torch"
+    install --no-deps --index-url "$torch_index" "$torch"
   fi
-  echo "setup: installing the pinned packages of ${lists[*]} into $venv (a few minutes)"
+  echo "setup: installing the pinned packages of ${lists[*]} into $venv"
   # --no-deps: the list is complete, and torchvision and its like must stay out (see cpu.in).
   pins > "$venv/pins.txt"
-  pip install "${progress[@]}" --no-deps -r "$venv/pins.txt"
+  install --no-deps -r "$venv/pins.txt"
 else
   echo "setup: installing vLLM for CUDA into $venv (several minutes)"
-  pip install "${progress[@]}" -r requirements/cuda.txt
-  [ "$what" = test ] && pip install "${progress[@]}" --no-deps -r requirements/test.txt
+  install -r requirements/cuda.txt
+  [ "$what" = test ] && install --no-deps -r requirements/test.txt
   torch=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))')
   case $torch in
     *+cpu) fail "pip's sources gave torch $torch, a build for CPU, and DEVICE is cuda; take the index of CPU" \
       "wheels out of pip's configuration (pip config list, PIP_EXTRA_INDEX_URL), run 'make clean' and try again." ;;
   esac
 fi
-if [ "$what" != soak ]; then
-  pip install --quiet --no-deps --no-build-isolation -e .
-  "$venv/bin/python" -W ignore -m attnres_serve.warmup >/dev/null 2>"$venv/warmup.log" ||
-    echo "setup: the cache could not be warmed: $(tail -n 1 "$venv/warmup.log")" >&2
-fi
+if [ "$what" != soak ]; then install --no-deps --no-build-isolation -e .; fi
 echo "$sum" > "$stamp"

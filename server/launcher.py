@@ -16,9 +16,10 @@ from attnres_serve import formats, settings
 from attnres_serve.checkpoints import cache, hub, needs
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
-from attnres_serve.compat import compiler, openai_server, start_events
+from attnres_serve.compat import compiler, openai_server, source, start_events
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
+from attnres_serve.kernels.cpp import library
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.server import adapters
 from attnres_serve.server.bounds import policy
@@ -111,6 +112,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         )
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
+    if source.is_cpu_build() and own.attnres_backend != "torch":
+        library.compile_ahead()
     openai_server.run_server(
         model,
         DEFAULTS

@@ -6,32 +6,18 @@ full of other weights: so it takes few arguments, and a site returns no new tens
 ``interface`` describes the functions, ``sites.cpp`` is their code.
 """
 
-import fcntl
-import hashlib
-import os
-import platform
-import shlex
-import shutil
 import struct
-import subprocess
-import sys
-import sysconfig
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels import fingerprint
 from attnres_serve.kernels.cpp import direct as cpp_direct
+from attnres_serve.kernels.cpp import library
 from attnres_serve.kernels.interface import BackendError, BankSlot, SiteWeights
 
-SOURCE = Path(__file__).with_name("sites.cpp")
 IN_PLACE: Final = True
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-fno-math-errno")
 
 Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
 _ops = torch.ops.attnres_serve
@@ -51,15 +37,15 @@ def prepare() -> None:
     if _ready:
         return
     try:
-        library = _cache() / f"cpp_backend-{_fingerprint()}.so"
-        _load(library)
+        compiled = library.path()
+        library.load(compiled)
     except OSError as error:
         raise BackendError(
             f"the C++ backend has no place for its library ({error}); set XDG_CACHE_HOME to a "
             "folder that can be written, or choose the torch backend."
         ) from error
     _register_fakes()
-    cpp_direct.install(library)
+    cpp_direct.install(compiled)
     _ready = True
 
 
@@ -169,99 +155,3 @@ def _register_fakes() -> None:
     nothing = ("single_pass", "phase_1", "phase_2", "add_to_row", "recurrence", "situ_experts")
     for name in nothing:
         torch.library.register_fake(f"attnres_serve::cpp_{name}", lambda *_: None)
-
-
-def _fingerprint() -> str:
-    """Source, flags, torch, Python and processor: what the compiled library depends on."""
-    python = str(sys.implementation.cache_tag)
-    texts = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
-    parts = [*texts, *FLAGS, torch.__version__, python, platform.machine()]
-    parts.append(
-        fingerprint.processor()
-    )  # -march=native: a shared cache has a library for each kind
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _cache() -> Path:
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        folder = (given if given.is_absolute() else Path.home() / ".cache") / "attnres_serve"
-    except RuntimeError as error:  # a user without a home
-        raise OSError(str(error)) from None
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def _load(library: Path) -> None:
-    """Load the library, compiling it where there is none that can be loaded.
-
-    Only that takes the lock.  A library moves to its place in one piece, and one that can be loaded
-    is never replaced: a process that loaded a copy of what it has loaded already would crash.
-    """
-    if _loads(library):
-        return
-    with _locked(library):
-        if _loads(library):  # another process has just made it
-            return
-        _compile(library)
-        torch.ops.load_library(str(library))
-
-
-def _loads(library: Path) -> bool:
-    """Load the library, unless it is missing, damaged or made for other system libraries."""
-    if not library.exists():
-        return False
-    try:
-        torch.ops.load_library(str(library))
-    except OSError:
-        return False
-    return True
-
-
-@contextmanager
-def _locked(library: Path) -> Iterator[None]:
-    """One process at a time: workers that start together compile once."""
-    with library.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _compile(library: Path) -> None:
-    """Compile and move it here.
-
-    Raises:
-        BackendError: there is no C++ compiler, or it failed; with its own reason.
-    """
-    compiler = os.environ.get("CXX", "c++")
-    try:
-        words = shlex.split(compiler)  # it may have a wrapper before it, and flags behind
-    except ValueError:  # a quotation without an end
-        words = []
-    # An environment that is not activated may have a compiler of its own.
-    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
-    if not words or not shutil.which(words[0], path=path):
-        raise BackendError(
-            f"the C++ backend could not be compiled, there is no {compiler!r} on the path; install "
-            "a C++ compiler such as g++, or choose the torch backend."
-        )
-    torchs = Path(torch.__file__).parent
-    headers = torchs / "include", sysconfig.get_path("include", "posix_prefix")
-    sources = *(f"-I{folder}" for folder in headers), str(SOURCE)
-    links = f"-L{torchs / 'lib'}", "-ltorch_cpu", "-lc10"
-    with tempfile.TemporaryDirectory(dir=library.parent) as build:
-        built = Path(build) / library.name
-        done = subprocess.run(
-            [*words, *FLAGS, "-shared", "-fPIC", *sources, *links, "-o", str(built)],
-            env=os.environ | {"PATH": path, "LC_ALL": "C"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode or not built.exists():
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            reason = next((line for line in lines if " error: " in line), lines[-1])
-            raise BackendError(
-                f"the C++ backend could not be compiled by {compiler!r} ({reason.strip()}); mend "
-                "that or set CXX to another C++ compiler, or choose the torch backend."
-            )
-        os.replace(built, library)

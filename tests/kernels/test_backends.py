@@ -757,10 +757,10 @@ def test_what_keeps_the_backend_from_running(
 
 COMPILED_FOR = """
 import sys, pytest
-from attnres_serve.kernels.cpp import backend as cpp_backend
+from attnres_serve.kernels.cpp import library
 file, machine = sys.argv[1:]
-flags = [f"-march={machine}" if "-march" in flag else flag for flag in cpp_backend.FLAGS]
-cpp_backend.FLAGS = tuple(flags)
+flags = [f"-march={machine}" if "-march" in flag else flag for flag in library.FLAGS]
+library.FLAGS = tuple(flags)
 chosen = "test_layouts_in_place or magnitude_and_layout or (not_finite and cpp)"
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", file, "-k", chosen]))
 """

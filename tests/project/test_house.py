@@ -22,7 +22,7 @@ FLOORS = (
     ("model",),
     ("bench",),
     ("verify", "tracing", "plugin"),
-    ("worker", "warmup", "server", "lens"),
+    ("worker", "server", "lens"),
     ("cli",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,0 +1,160 @@
+"""The compiled library of the cpp backend: where it is kept, and how it is made.
+
+Nothing here imports torch before there is a library to load: a start compiles while it imports torch
+and vLLM.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from attnres_serve.kernels import fingerprint
+from attnres_serve.kernels.interface import BackendError
+
+SOURCE = Path(__file__).with_name("sites.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-fno-math-errno")
+
+
+def path() -> Path:
+    """Where the library of this source, torch, Python and processor is, or will be.
+
+    That is in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``), which is made.
+
+    Raises:
+        OSError: there is no such folder and none can be made.
+    """
+    return _cache() / f"cpp_backend-{_fingerprint()}.so"
+
+
+def compile_ahead() -> None:
+    """Begin to compile in a thread of this process, if there is no library yet.
+
+    Whoever loads it meanwhile waits for it.  A failure is not told here: ``load`` tries again.
+    """
+    with suppress(OSError):
+        library = path()
+        if not library.exists():
+            threading.Thread(target=_compile_once, args=(library,), daemon=True).start()
+
+
+def load(library: Path) -> None:
+    """Load the library, compiling it where there is none that can be loaded.
+
+    Only that takes the lock.  A library moves to its place in one piece, and one that can be loaded
+    is never replaced: a process that loaded a copy of what it has loaded already would crash.
+
+    Raises:
+        BackendError: there is no C++ compiler, or it failed; with its own reason.
+        OSError: the cache cannot be written.
+    """
+    if _loads(library):
+        return
+    with _locked(library):
+        if _loads(library):  # another process has just made it
+            return
+        _compile(library)
+        _load(library)
+
+
+def _compile_once(library: Path) -> None:
+    with suppress(OSError, BackendError), _locked(library):
+        if not library.exists():
+            _compile(library)
+
+
+def _fingerprint() -> str:
+    """Source, flags, torch, Python and processor: what the compiled library depends on."""
+    python = str(sys.implementation.cache_tag)
+    texts = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    parts = [*texts, *FLAGS, version("torch"), python, platform.machine()]
+    parts.append(fingerprint.processor())  # -march=native: a shared cache has one for each kind
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _cache() -> Path:
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        folder = (given if given.is_absolute() else Path.home() / ".cache") / "attnres_serve"
+    except RuntimeError as error:  # a user without a home
+        raise OSError(str(error)) from None
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _loads(library: Path) -> bool:
+    """Load the library, unless it is missing, damaged or made for other system libraries."""
+    if not library.exists():
+        return False
+    try:
+        _load(library)
+    except OSError:
+        return False
+    return True
+
+
+def _load(library: Path) -> None:
+    import torch
+
+    torch.ops.load_library(str(library))
+
+
+@contextmanager
+def _locked(library: Path) -> Iterator[None]:
+    """One process at a time: workers that start together compile once."""
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(library: Path) -> None:
+    """Compile and move it here.
+
+    Raises:
+        BackendError: there is no C++ compiler, or it failed; with its own reason.
+    """
+    compiler = os.environ.get("CXX", "c++")
+    try:
+        words = shlex.split(compiler)  # it may have a wrapper before it, and flags behind
+    except ValueError:  # a quotation without an end
+        words = []
+    # An environment that is not activated may have a compiler of its own.
+    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+    if not words or not shutil.which(words[0], path=path):
+        raise BackendError(
+            f"the C++ backend could not be compiled, there is no {compiler!r} on the path; install "
+            "a C++ compiler such as g++, or choose the torch backend."
+        )
+    torchs = Path(str(getattr(find_spec("torch"), "origin", ""))).parent
+    headers = torchs / "include", sysconfig.get_path("include", "posix_prefix")
+    sources = *(f"-I{folder}" for folder in headers), str(SOURCE)
+    links = f"-L{torchs / 'lib'}", "-ltorch_cpu", "-lc10"
+    with tempfile.TemporaryDirectory(dir=library.parent) as build:
+        built = Path(build) / library.name
+        done = subprocess.run(
+            [*words, *FLAGS, "-shared", "-fPIC", *sources, *links, "-o", str(built)],
+            env=os.environ | {"PATH": path, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode or not built.exists():
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            reason = next((line for line in lines if " error: " in line), lines[-1])
+            raise BackendError(
+                f"the C++ backend could not be compiled by {compiler!r} ({reason.strip()}); mend "
+                "that or set CXX to another C++ compiler, or choose the torch backend."
+            )
+        os.replace(built, library)
