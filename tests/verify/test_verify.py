@@ -226,14 +226,14 @@ def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
     folder = write_house(tmp_path, block_size=2)
     edit(folder, lambda tensors: tensors.update({odd: torch.ones(96, 1)}))
     with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(.*weight_scale"):
-        compare._reference(folder)
+        compare.reference(folder)
 
 
 def test_quantised_weights(tmp_path: Path) -> None:
     """They are served, but there is nothing to compare them with."""
     edit(write_house(tmp_path, block_size=2), quantization_config={"quant_method": "x"})
     with pytest.raises(CheckpointError, match="is quantised, and quantised weights are not supp"):
-        compare._reference(tmp_path)
+        compare.reference(tmp_path)
 
 
 @pytest.mark.parametrize(
