@@ -166,6 +166,8 @@ def _readings(found: evidence.Evidence) -> list[str]:
         f"loss of texts       {found.loss:.2f} nats a token, of {found.tokens} tokens",
         *_wrapped("read otherwise", losses or "nothing else fits the tensors"),
     ]
+    if not found.others:
+        return lines
     if not found.is_told:
         said = (
             "cannot tell whether config.json is right: under no reading are the texts predicted "

@@ -342,6 +342,31 @@ def test_every_format_states_its_blocks(tmp_path: Path) -> None:
             }
 
 
+# --- what a person reads
+
+
+def said(**changes: Any) -> str:
+    report = compare.Report(64, 0.0, 0.0, 0.0, 1.0, "the head", 0.0, {}, True)
+    found = replace(Evidence("block_size 2", 511, 2.5, 4.0, {"block_size 4": 2.2}), **changes)
+    lines = command.table(report, found=found).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "it is served as config.json describes (eager, float32, one process)"
+    return " ".join(" ".join(lines).split())
+
+
+def test_the_report() -> None:
+    """It warns, tells nothing apart, or finds the others worse; it claims no more."""
+    warning = "with block_size 4 the loss is 2.20, with config.json's 2 it is 2.50: is it?"
+    assert f"WARNING {warning}" in said(is_told=True, warning=warning)
+    assert "cannot tell config.json's from block_size 4" in said(
+        is_told=True, alike=["block_size 4"]
+    )
+    assert "every other is worse by more than the texts' noise" in said(is_told=True)
+    assert "cannot tell whether config.json is right" in said()
+    alone = said(is_told=True, others={})
+    assert "nothing else fits the tensors" in alone and "every other" not in alone
+
+
 # --- texts
 
 

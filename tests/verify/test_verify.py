@@ -160,6 +160,7 @@ def test_the_command(tmp_path):
     words = ("attnres_serve", "verify", str(folder), "--tokens", "20", "--reference")
     said = run_module(*words, str(GOLDENS / BLOCK), timeout=300, status=1)
     assert "the site of the MLP of layer 1" in said and "DOES NOT HOLD" in said
+    assert "which is right      cannot tell whether config.json is right" in said
 
 
 # --- what is refused
@@ -169,6 +170,8 @@ def test_refusals(capsys, tmp_path):
     golden = str(GOLDENS / BLOCK)
     assert "does not exist" in refused(capsys, "verify", str(tmp_path / "none"))
     assert "--tokens is 1" in refused(capsys, "verify", golden, "--tokens", "1")
+    for few in ("64", "-1"):
+        assert f"--readings is {few}" in refused(capsys, "verify", golden, "--readings", few)
     assert "cannot be read" in refused(capsys, "verify", golden, "--text", str(tmp_path / "none"))
     short = tmp_path / "short"
     short.write_text("Four words of text.")
