@@ -2,7 +2,7 @@
 
 
 class CheckpointError(ValueError):
-    """The checkpoint is not one that can be served exactly as it was trained."""
+    """The checkpoint is not one that can be served as its config.json describes."""
 
 
 class SettingError(ValueError):

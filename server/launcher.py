@@ -172,7 +172,7 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
         The name to pass to vLLM as the model, and the cache that it will have on a CPU.
 
     Raises:
-        CheckpointError: it cannot be served exactly as it was trained, or lacks what it needs.
+        CheckpointError: it cannot be served as its config.json describes, or lacks what it needs.
         SettingError: a flag asks of it what it cannot do.
     """
     words = words or []

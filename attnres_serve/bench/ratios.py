@@ -73,12 +73,12 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
 
 
-def student(freedom: int) -> float:
-    """The bound below which the absolute value of Student's t is with a probability of 95 %."""
+def student(freedom: int, probability: float = 0.95) -> float:
+    """The bound below which the absolute value of Student's t is with a probability."""
     angles = np.linspace(0, np.pi / 2, 10_001)
     density = np.cos(angles) ** (freedom - 1)  # of the angle whose tangent is t / sqrt(freedom)
     below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return sqrt(freedom) * float(np.tan(np.interp(0.95, below / below[-1], angles)))
+    return sqrt(freedom) * float(np.tan(np.interp(probability, below / below[-1], angles)))
 
 
 def summary(starts: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import is_draft, is_left_over, is_of_images, site_of
 from attnres_serve.compat import native
+from attnres_serve.depth import blocks
 from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -36,7 +37,7 @@ def check(name: str, as_json: bool) -> None:
         as_json: print one JSON object; for a checkpoint that cannot be served, it says why not.
 
     Raises:
-        CheckpointError: it cannot be served exactly as it was trained.
+        CheckpointError: it cannot be served as its config.json describes.
         SettingError: a variable asks for a cache that this machine cannot hold.
     """
     facts: dict[str, Any] = {}
@@ -63,7 +64,8 @@ def check(name: str, as_json: bool) -> None:
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """The facts about a checkpoint that was checked.
 
-    Sizes are in bytes.  ``weights_bytes`` is the memory for the weights as they are served;
+    Sizes are in bytes, but ``block_size`` is in words and ``notes`` are sentences about blocks that
+    are seldom meant.  ``weights_bytes`` is the memory for the weights as they are served;
     ``bank_bytes_per_token`` is that of the finished blocks and the partial sum where a site reads
     most of them, for every token of a step, and ``bank_bytes_of_8192_tokens`` that of such a step
     by the number of tensor-parallel workers that divide it (``--attnres-shard-sites on``);
@@ -100,6 +102,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "context": needs.context(config),
         "blocks": spec.num_blocks if spec else 0,
         "block_starts": list(spec.block_starts) if spec else [],
+        "block_size": blocks.size(spec) if spec else None,
+        "notes": blocks.notes(spec) if spec else [],
         "final_mix": spec.final_mix if spec else None,
         **{name: getattr(spec, name) if spec else None for name in OPTIONS},
         "sites": len(all_sites),
@@ -170,12 +174,12 @@ def served_dtype(config: Mapping[str, Any], headers: list[Header]) -> str:
 
 def render(facts: Mapping[str, Any]) -> str:
     """The facts as lines for a person."""
-    blocks = "none (standard residuals)"
+    found = "none (standard residuals)"
     if facts["blocks"]:
         starts = ", ".join(map(str, facts["block_starts"]))
-        blocks = f"{facts['blocks']}, beginning at the sublayers {starts}"
+        found = f"{facts['blocks']}, beginning at the sublayers {starts}"
         if facts["blocks"] == facts["sites"] - 1:
-            blocks = f"{facts['blocks']}, one for every sublayer (Full AttnRes)"
+            found = f"{facts['blocks']}, one for every sublayer (Full AttnRes)"
     options = [
         words.format(facts[name])
         for name, words in OPTIONS.items()
@@ -195,7 +199,8 @@ def render(facts: Mapping[str, Any]) -> str:
         "hidden size": f"{facts['hidden_size']}"
         + (f", in heads of {facts['head_size']}" if facts["head_size"] else ""),
         "layers": facts["layers"],
-        "blocks": blocks,
+        "blocks": found,
+        "block size": facts["block_size"],
         "sites": f"{facts['sites']}, of at most {facts['sources']} sources",
         "final mix": "yes" if facts["final_mix"] else "no",
         "variant": ", ".join(options),
@@ -226,13 +231,14 @@ def render(facts: Mapping[str, Any]) -> str:
     if facts["images"]:
         lines["no images"] = f"{facts['images']} tensors that read them are left aside"
     if not facts["blocks"]:
-        for name in ("sites", "final mix", "block bank"):
+        for name in ("block size", "sites", "final mix", "block bank"):
             del lines[name]
     if not options:
         del lines["variant"]
     if "tokenizer" not in facts:  # only those of the tensors
         del lines["tokenizer"], lines["chat template"]
-    return "\n".join(f"{name:14}{value}" for name, value in lines.items())
+    rows = [*lines.items(), *(("note", note) for note in facts["notes"])]
+    return "\n".join(f"{name:14}{value}" for name, value in rows)
 
 
 def amount(size: int) -> str:

@@ -158,7 +158,7 @@ def check_model(name: str, revision: str | None = None, has_weights: bool = True
         has_weights: whether its weights will be read; otherwise config.json alone must fit.
 
     Raises:
-        CheckpointError: it cannot be served exactly as it was trained.
+        CheckpointError: it cannot be served as its config.json describes.
     """
     folder = hub.local_path(name)
     if not has_weights:

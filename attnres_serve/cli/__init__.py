@@ -111,9 +111,10 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_arguments(
         add(
             "verify",
-            help="prove that a checkpoint is served as it was trained",
+            help="compare a checkpoint as served with a float64 model",
             description="Serve a checkpoint in float32 and compare it with a float64 model, as a "
-            "whole and part by part. Exit status: 0 it holds, 1 it does not, 2 it was refused or "
+            "whole and part by part. Say if texts are predicted better with config.json read "
+            "otherwise. Exit status: 0 it holds, 1 it does not, 2 it was refused or "
             "could not be compared.",
             epilog=examples(
                 "verify path/to/checkpoint",

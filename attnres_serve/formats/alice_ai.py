@@ -13,12 +13,14 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "alice_ai"
 LACKS_FIRST_SITE = True
 NATIVE = Native(f"{MODELS}.alice_ai")
 BLOCK = "block_attn_res_block_size"
+BLOCKS = Blocks(BLOCK, "layers")
 _OLDER = re.compile(r"(block_)?attn_?res_")
 _RENAMES = [
     (re.compile(pattern), replacement)

@@ -10,6 +10,7 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant
 
@@ -17,6 +18,7 @@ ARCHITECTURES = {
     "qwen3_attnres": ("qwen3", "Qwen3AttnResForCausalLM"),
     "llama_attnres": ("llama", "LlamaAttnResForCausalLM"),
 }
+BLOCKS = Blocks("attnres_num_blocks", "blocks")
 KEYS = (
     "attnres_mode",
     "attnres_num_blocks",

@@ -11,6 +11,7 @@ from attnres_serve.formats import attnres_mode
 NAME = "delta_attnres"
 MARK = re.compile(r"^model\.final_res_(proj|norm)\.")  # a tensor that open-attnres does not have
 KEY = "attnres_use_null_source"  # a key that open-attnres does not write
+BLOCKS = attnres_mode.BLOCKS
 
 matches = partial(attnres_mode.matches, model_types=("qwen3_attnres", "llama_attnres"))
 translate = partial(attnres_mode.translate, name=NAME)

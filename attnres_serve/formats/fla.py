@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from attnres_serve.formats import fla_delta, fla_transformer
 from attnres_serve.formats.fla_keys import OWN_KEYS
+from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "fla"
+BLOCKS = Blocks("attnres_block_size", "sublayers")
 OWN_LAYER_NAMES = "FLA"
 
 

@@ -1,8 +1,20 @@
 """What a module must have to be a checkpoint format."""
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from attnres_serve.formats.parsed_config import ParsedConfig
+
+
+class Blocks(NamedTuple):
+    """How a format states where blocks begin.
+
+    Attributes:
+        key: of config.json, at its top or in an object that the format keeps it in.
+        unit: what its number counts: the ``sublayers`` or ``layers`` of a block, or the ``blocks``.
+    """
+
+    key: str
+    unit: str
 
 
 class Format(Protocol):
@@ -19,10 +31,14 @@ class Format(Protocol):
 
     Attributes:
         NAME: how the format is called in logs and in ``GET /v1/attn_res``.
+        BLOCKS: how it states where blocks begin.
     """
 
     @property
     def NAME(self) -> str: ...
+
+    @property
+    def BLOCKS(self) -> Blocks: ...
 
     def matches(self, config: dict[str, Any]) -> bool:
         """Whether a config.json is of this format.

@@ -16,10 +16,12 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import PREFIX
 from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "house"
 KEY = "attn_res"
+BLOCKS = Blocks("block_size", "sublayers")
 
 
 def matches(config: dict[str, Any]) -> bool:

@@ -12,11 +12,13 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.keys import refuse_unknown
 from attnres_serve.formats.parsed_config import COMMON, ParsedConfig
 
 NAME = "kimi_linear"
 BLOCK = "attn_res_block_size"
+BLOCKS = Blocks(BLOCK, "layers")
 NATIVE = Native("vllm.transformers_utils.configs.kimi_linear", "KimiLinearConfig", BLOCK)
 WHOLE, TEXT = "kimi_k3", "text_config"  # the model type, and where its language model is described
 PREFIX = "language_model."

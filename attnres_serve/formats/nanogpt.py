@@ -14,9 +14,11 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec, is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig, kept
 
 NAME = "nanogpt"
+BLOCKS = Blocks("attn_res_block_size", "sublayers")
 OWN_LAYER_NAMES = "nanoGPT"
 OWN_KEYS = {"n_embd", "n_head", "n_layer", "block_size", "use_attn_res", "attn_res_block_size"}
 KEY_NORM_EPS = 1e-5  # fixed in the class, whatever layer_norm_epsilon is

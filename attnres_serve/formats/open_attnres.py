@@ -14,6 +14,7 @@ from attnres_serve.formats import attnres_mode
 NAME = "open_attnres"
 MARK = re.compile(r"\.(attn|mlp)_res_bias$")  # a tensor that delta-attnres does not have
 KEY = "attnres_recency_bias_init"  # a key that delta-attnres does not write
+BLOCKS = attnres_mode.BLOCKS
 
 matches = partial(attnres_mode.matches, model_types=("qwen3_attnres",))
 translate = partial(

@@ -10,10 +10,12 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "qwen3_ar"
 KEYS = ("attn_res_block_size", "attn_res_output_route")
+BLOCKS = Blocks(KEYS[0], "layers")
 
 
 def matches(config: dict[str, Any]) -> bool:

@@ -10,10 +10,12 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "torchtitan"
 KEY = "attn_res_num_blocks"
+BLOCKS = Blocks(KEY, "blocks")
 ARCHITECTURE = "Qwen3BlockAttnResForCausalLM"
 
 

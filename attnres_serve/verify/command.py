@@ -1,4 +1,4 @@
-"""``attnres-serve verify``: is a checkpoint served as it was trained?"""
+"""``attnres-serve verify``: is a checkpoint served as config.json describes?"""
 
 import argparse
 import json
@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from attnres_serve import output, settings
-from attnres_serve.checkpoints import needs
+from attnres_serve.checkpoints import needs, tokenizer
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.finite import check_folder_is_finite
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.model import backend as backend_choice
-from attnres_serve.verify import compare, passages
+from attnres_serve.verify import compare, evidence, passages, readings, texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--passages", type=int, default=2, help="passages of the text (default: %(default)s)"
     )
+    parser.add_argument(
+        "--readings",
+        type=int,
+        metavar="TOKENS",
+        help="tokens of each text under other readings of config.json, 0 for none (default: "
+        f"{texts.USUAL}, fewer above {texts.SMALL // 10**6} million parameters, at least "
+        f"{texts.FEW})",
+    )
     settings.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -51,6 +59,11 @@ def run(own: argparse.Namespace) -> int:
         raise SettingError(
             f"--tokens is {own.tokens} and --passages {own.passages}; expected at least 2 and 1."
         )
+    if own.readings and own.readings < evidence.FEWEST:
+        raise SettingError(
+            f"--readings is {own.readings}; expected at least {evidence.FEWEST} tokens of a text, "
+            "or 0 to measure no other reading."
+        )
     folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
     served = check_folder(folder).translated(str(folder))
     needs.check_heads(str(folder), served)
@@ -64,13 +77,35 @@ def run(own: argparse.Namespace) -> int:
     limits = passages.limits(served, wanted)
     tokens = passages.tokens(served, limits, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
-    report = compare.verify(folder, reference, prompts, settings.given(own))
+    model = compare.reference(reference)
+    report = compare.verify(folder, model, prompts, settings.given(own))
     unreached = passages.unreached(limits, tokens)
+    found = None if wanted.spec is None else _evidence(reference, model, own)
     if own.json:
-        print(json.dumps(asdict(report) | {"unreached": unreached}), file=output.out())
+        told = {"unreached": unreached, "readings": None if found is None else asdict(found)}
+        print(json.dumps(asdict(report) | told), file=output.out())
     else:
-        print(table(report, unreached), file=output.out())
+        print(table(report, unreached, found), file=output.out())
     return 0 if report.holds else 1
+
+
+def _evidence(
+    folder: Path, model: compare.Reference, own: argparse.Namespace
+) -> evidence.Evidence | None:
+    """What texts say of the readings of a checkpoint's config.json; None if none is long enough."""
+    checkpoint = check_folder(folder)
+    asked = own.readings
+    if asked is None:
+        asked = texts.usual(sum(tensor.numel() for tensor in model.weights.values()))
+    most = min(asked, passages.context(checkpoint.translated(str(folder))))
+    content = None if own.text is None else Path(own.text).read_text(encoding="utf-8")
+    found = texts.pieces(content, most, evidence.FEWEST, tokenizer.load(folder))
+    if not found:
+        return None
+    every = readings.readings(checkpoint)
+    steps = len(every) * len(found)
+    with output.bar(total=steps, desc="reading config.json otherwise", unit="step") as progress:
+        return evidence.measure(model, every, found, progress.update)
 
 
 def _require_same_sizes(
@@ -85,8 +120,18 @@ def _require_same_sizes(
             )
 
 
-def table(report: compare.Report, unreached: str | None = None) -> str:
-    """The report for a reader; ``unreached`` says what attention did not come to do."""
+def table(
+    report: compare.Report,
+    unreached: str | None = None,
+    found: evidence.Evidence | None = None,
+) -> str:
+    """The report for a reader.
+
+    Args:
+        report: the comparison.
+        unreached: what attention did not come to do.
+        found: what texts say of other readings of config.json.
+    """
     agreement = "no choice was clear"
     if report.greedy_agreement is not None:
         agreement = f"{report.greedy_agreement:.1%}"
@@ -104,12 +149,38 @@ def table(report: compare.Report, unreached: str | None = None) -> str:
         lines += _wrapped("also beyond it", ", ".join(others))
     if unreached:
         lines += _wrapped("not all of it", unreached)
+    if found:
+        lines += _readings(found)
     lines.append(
-        "it is served as it was trained (eager, float32, one process)"
+        "it is served as config.json describes (eager, float32, one process)"
         if report.holds
         else "IT DOES NOT HOLD"
     )
     return "\n".join(lines)
+
+
+def _readings(found: evidence.Evidence) -> list[str]:
+    """What texts say of config.json, in lines."""
+    losses = ", ".join(f"{loss:.2f} with {name}" for name, loss in found.others.items())
+    lines = [
+        f"loss of texts       {found.loss:.2f} nats a token, of {found.tokens} tokens",
+        *_wrapped("read otherwise", losses or "nothing else fits the tensors"),
+    ]
+    if not found.others:
+        return lines
+    if not found.is_told:
+        said = (
+            "cannot tell whether config.json is right: under no reading are the texts predicted "
+            f"better than by how often their tokens occur ({found.guess:.2f}). Either the weights "
+            "are untrained, or --text should name a text of the kind that they were trained on."
+        )
+    elif found.warning:
+        return [*lines, *_wrapped("WARNING", found.warning)]
+    elif found.alike:
+        said = f"cannot tell config.json's from {' and '.join(found.alike)} by these texts"
+    else:
+        said = "every other is worse by more than the texts' noise"
+    return [*lines, *_wrapped("which is right", said)]
 
 
 def _wrapped(name: str, text: str) -> list[str]:

@@ -20,6 +20,7 @@ from attnres_serve.checkpoints.files import read_config
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError, first_line
 from attnres_serve.families import FAMILIES
+from attnres_serve.verify import evidence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,21 +86,20 @@ class Report:
 
 def verify(
     folder: Path,
-    reference: Path,
+    model: "Reference",
     prompts: Sequence[list[int]],
     chosen: dict[str, str],
 ) -> Report:
-    """Serve ``folder`` and compare it with the model of ``reference``.
+    """Serve ``folder`` and compare it with a model in float64.
 
     Args:
-        folder, reference: checkpoint folders of any served format.
+        folder: checkpoint folder of any served format.
+        model: that of ``reference``.
         prompts: token ids.
         chosen: our settings, by their keys in ``additional_config``.
     """
     import torch
 
-    with torch.inference_mode():
-        model = _reference(reference)
     progress = output.bar(total=1 + 2 * len(prompts), desc="starting the engine", unit="step")
     with torch.inference_mode(), progress:
 
@@ -134,10 +134,10 @@ def serve(
             yield Passage(ids, layout, *record(ids))
 
 
-class Reference(Protocol):
+class Reference(evidence.Model, Protocol):
     """A model in float64: see ``oracle.Model`` and ``rewritten.Rewritten``."""
 
-    def logprobs(self, ids: Sequence[int]) -> "Tensor": ...
+    weights: "dict[str, Tensor]"
 
     def normed(self, site: int, x: "Tensor", y: Sequence["Tensor"]) -> "Tensor": ...
 
@@ -146,15 +146,22 @@ class Reference(Protocol):
     ) -> tuple["Tensor", list["Tensor"], "Tensor"]: ...
 
 
-def _reference(folder: Path) -> Reference:
-    """The model of a checkpoint, or the reason why it has none."""
+def reference(folder: Path) -> Reference:
+    """The model of a checkpoint.
+
+    Raises:
+        CheckpointError: it has none; the sentence says why.
+    """
     if read_config(folder).get("quantization_config"):
         raise CheckpointError(
             f"{folder} is quantised, and quantised weights are not supported by verify; verify the "
             "checkpoint that it was quantised from."
         )
+    import torch
+
     try:
-        return _model(folder)
+        with torch.inference_mode():
+            return _model(folder)
     except (ValueError, KeyError) as error:
         raise CheckpointError(
             f"{folder} cannot be evaluated in float64 ({first_line(error)}): verify's model does "

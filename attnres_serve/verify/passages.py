@@ -33,7 +33,7 @@ def tokens(served: ParsedConfig, limits: Mapping[str, int], asked: int | None, n
     Raises:
         SettingError: more were asked for than the context has.
     """
-    most = _built(served).max_position_embeddings - 1  # the engine generates one more
+    most = context(served) - 1  # the engine generates one more
     if asked is None:
         widths = [width for what, width in limits.items() if what != SCALED and width <= WIDEST]
         return min(max([USUAL, *(width + BEYOND for width in widths)]), most)
@@ -43,6 +43,12 @@ def tokens(served: ParsedConfig, limits: Mapping[str, int], asked: int | None, n
             f"one for an answer; give at most {most}."
         )
     return asked
+
+
+def context(parsed: ParsedConfig) -> int:
+    """The positions that a model was made for."""
+    most: int = _built(parsed).max_position_embeddings
+    return most
 
 
 def limits(*models: ParsedConfig) -> dict[str, int]:

@@ -133,6 +133,38 @@ def test_what_is_not_as_usual(tmp_path: Path, asked: Callable) -> None:
     assert {standard[key] for key in (*options, "cumulative")} == {None}
 
 
+@pytest.mark.parametrize(
+    ("blocks", "size", "notes"),
+    [
+        ({"block_size": 4}, "4 sublayers (2 layers) a block", []),
+        ({"block_size": 2}, "2 sublayers (1 layer) a block", []),
+        ({"block_size": 1}, "1 sublayer a block", []),  # Full AttnRes
+        ({"block_size": 3}, "3 sublayers a block", ["in the middle of layers, at sublayer 3;"]),
+        ({"block_size": 5}, "5 sublayers a block", ["in the middle of layers, at sublayer 5;"]),
+        ({"block_size": 6}, "6 sublayers (3 layers) a block", ["one block holds all 6 sublayers"]),
+        ({"block_size": 99}, "6 sublayers (3 layers) a block", ["one block holds all 6 sublayers"]),
+        ({"block_starts": [0, 4]}, "4 sublayers (2 layers) a block", []),
+        ({"block_starts": [0, 2]}, "from 2 to 4 sublayers a block", []),
+        ({"block_starts": [0, 1, 5]}, "from 1 to 4 sublayers a block", ["at sublayers 1, 5;"]),
+    ],
+    ids=str,
+)
+def test_the_size_of_blocks(
+    blocks: dict, size: str, notes: list[str], tmp_path: Path, asked: Callable
+) -> None:
+    """In both units, and with a note about what is seldom meant."""
+    out = asked(write_house(tmp_path, **blocks))[1]
+    assert f"block size    {size}" in out.splitlines()
+    found = [line for line in out.splitlines() if line.startswith("note ")]
+    assert len(found) == len(notes)
+    assert all(note in line for note, line in zip(notes, found, strict=True))
+
+
+def test_blocks_of_layers_with_one_sublayer(tmp_path: Path, asked: Callable) -> None:
+    out = asked(write_house(tmp_path, "mamba2", layers=4, block_size=2))[1]
+    assert "block size    2 sublayers (2 layers) a block" in out and "note" not in out
+
+
 def test_for_a_person_full_and_standard(tmp_path: Path, asked: Callable) -> None:
     """Full AttnRes has no list of starts; standard residuals have neither sites nor a bank."""
     assert (
@@ -141,7 +173,7 @@ def test_for_a_person_full_and_standard(tmp_path: Path, asked: Callable) -> None
     )
     out = asked(write_fla(tmp_path, block_size=None))[1]
     assert "blocks        none (standard residuals)" in out
-    assert "sites" not in out and "bank" not in out
+    assert "sites" not in out and "bank" not in out and "block size" not in out
 
 
 def test_left_overs_are_not_counted(tmp_path: Path, asked: Callable) -> None:

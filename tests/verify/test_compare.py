@@ -97,10 +97,9 @@ def test_the_worst_passage_counts(errors: tuple[float, ...], monkeypatch) -> Non
     rest = iter(errors)
     expected = logits.log_softmax(-1)
     model = SimpleNamespace(logprobs=lambda ids: expected)
-    monkeypatch.setattr(compare, "_reference", lambda _: model)
     monkeypatch.setattr(compare, "part_errors", lambda *_: [("a site", next(rest))])
     monkeypatch.setattr(compare, "serve", lambda *_: found)
-    report = compare.verify(Path(), Path(), [[0, 1]] * len(errors), {})
+    report = compare.verify(Path(), model, [[0, 1]] * len(errors), {})
     assert not report.holds and [*report.parts] == ["a site"]
     assert str(report.worst_error) == ("nan" if any(map(isnan, errors)) else "1.0")
 

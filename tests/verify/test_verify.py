@@ -160,6 +160,7 @@ def test_the_command(tmp_path):
     words = ("attnres_serve", "verify", str(folder), "--tokens", "20", "--reference")
     said = run_module(*words, str(GOLDENS / BLOCK), timeout=300, status=1)
     assert "the site of the MLP of layer 1" in said and "DOES NOT HOLD" in said
+    assert "which is right      cannot tell whether config.json is right" in said
 
 
 # --- what is refused
@@ -169,6 +170,8 @@ def test_refusals(capsys, tmp_path):
     golden = str(GOLDENS / BLOCK)
     assert "does not exist" in refused(capsys, "verify", str(tmp_path / "none"))
     assert "--tokens is 1" in refused(capsys, "verify", golden, "--tokens", "1")
+    for few in ("64", "-1"):
+        assert f"--readings is {few}" in refused(capsys, "verify", golden, "--readings", few)
     assert "cannot be read" in refused(capsys, "verify", golden, "--text", str(tmp_path / "none"))
     short = tmp_path / "short"
     short.write_text("Four words of text.")
@@ -226,14 +229,14 @@ def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
     folder = write_house(tmp_path, block_size=2)
     edit(folder, lambda tensors: tensors.update({odd: torch.ones(96, 1)}))
     with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(.*weight_scale"):
-        compare._reference(folder)
+        compare.reference(folder)
 
 
 def test_quantised_weights(tmp_path: Path) -> None:
     """They are served, but there is nothing to compare them with."""
     edit(write_house(tmp_path, block_size=2), quantization_config={"quant_method": "x"})
     with pytest.raises(CheckpointError, match="is quantised, and quantised weights are not supp"):
-        compare._reference(tmp_path)
+        compare.reference(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ sublayer (at the last site: the head) reads the result. Without a final mix the 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -49,6 +49,10 @@ class Model:
 
     spec: Spec
     weights: dict[str, Tensor] = field(repr=False)
+
+    def with_spec(self, spec: Spec) -> "Model":
+        """The same tensors, mixed as another specification says."""
+        return replace(self, spec=spec)
 
     def weight(self, role: str, layer: int | None = None, leaf: str = "") -> Tensor:
         return self.weights[self.spec.names[role].format(layer) + leaf]

@@ -10,7 +10,7 @@ and the norm of a site is given the mix of the outputs so far in the place of x_
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -73,6 +73,12 @@ class Rewritten:
         depth = oracle.depth_shapes(self.spec)
         base = {name: tensor for name, tensor in self.weights.items() if name not in depth}
         return self.build(self.config, base)
+
+    def with_spec(self, spec: oracle.Spec) -> "Rewritten":
+        """The same tensors, mixed as another specification says; Hugging Face's model is shared."""
+        other = replace(self, spec=spec)
+        other.__dict__["hf"] = self.hf
+        return other
 
     @cached_property
     def modules(self) -> list[nn.Module]:

@@ -32,7 +32,8 @@ def run(job: dict[str, Any]) -> Any:
     if job.get("judge") == "family":
         return kl_of_family(served, reference, job)
     if job["dtype"] == "float32":
-        return asdict(compare.verify(served, reference, job["prompts"], job["chosen"]))
+        model = compare.reference(reference)
+        return asdict(compare.verify(served, model, job["prompts"], job["chosen"]))
     with torch.inference_mode():
         model = oracle.load(reference)
         passages = [*compare.serve(served, job["prompts"], job["chosen"], job["dtype"])]

@@ -1,0 +1,166 @@
+"""What a text says of the readings of a config.json: the loss of the float64 model under each.
+
+Both readings predict the same tokens, so their losses are compared token by token. The means of
+``CHUNK`` neighbours are the sample, since neighbours have their luck in common, and Student's t
+bounds the mean difference. A text counts only if some reading predicts it better than the
+frequencies of its own tokens do: otherwise the weights are untrained, or were trained on texts of
+another kind, and a smaller loss would mean no more than less confidence.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attnres_serve.bench.ratios import student
+from attnres_serve.verify.readings import Reading
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnres_serve.verify import oracle
+
+CHUNK = 16  # tokens
+FEWEST = 1 + 4 * CHUNK  # tokens of a text
+LEAST = 0.01  # nats a token, one per cent: closer readings are one model
+RISK = 1e-3  # of one false warning, over all readings, if they were equally good
+
+
+class Model(Protocol):
+    """A model in float64 that can mix otherwise."""
+
+    spec: "oracle.Spec"
+
+    def with_spec(self, spec: "oracle.Spec") -> "Model": ...
+
+    def logprobs(self, ids: Sequence[int]) -> "Tensor": ...
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The losses under all readings, in nats a token, and what they say.
+
+    Attributes:
+        reading: what config.json says.
+        tokens: how many were predicted, of the texts that count, or of all if none does.
+        loss: of these tokens, as config.json is read.
+        guess: their loss by their frequencies in each text, which a model knows nothing of.
+        others: the loss by the names of other readings.
+        warning: the best reading that is better by more than the noise, in a sentence.
+        alike: names of readings that are not worse by more than the noise.
+        is_told: whether some text counts; otherwise nothing is said of any reading.
+    """
+
+    reading: str
+    tokens: int
+    loss: float
+    guess: float
+    others: dict[str, float] = field(default_factory=dict)
+    warning: str | None = None
+    alike: list[str] = field(default_factory=list)
+    is_told: bool = False
+
+
+def measure(
+    model: Model,
+    readings: Sequence[Reading],
+    texts: Sequence[Sequence[int]],
+    step: Callable[[], Any] = lambda: None,
+) -> Evidence:
+    """Evaluate texts under every reading.
+
+    Args:
+        model: the checkpoint as config.json says.
+        readings: config.json's own, and the others.
+        texts: token ids of each, at least ``FEWEST``.
+        step: called after every evaluation.
+    """
+    losses: dict[Reading, list[Tensor]] = {}
+    for reading in readings:
+        spec = replace(model.spec, block_starts=reading.starts, final_mix=reading.final_mix)
+        own = model.with_spec(spec)
+        losses[reading] = []
+        for ids in texts:
+            losses[reading].append(_losses(own, ids))
+            step()
+    guesses = [_guess(ids) for ids in texts]
+    counted = [
+        number
+        for number, guess in enumerate(guesses)
+        if min(found[number].mean().item() for found in losses.values()) < guess
+    ]
+    return _told(losses, guesses, counted)
+
+
+def _losses(model: Model, ids: Sequence[int]) -> "Tensor":
+    """Minus the logprob of every token after the first."""
+    import torch
+
+    nexts = torch.tensor(ids[1:])[:, None]
+    return -model.logprobs(ids)[:-1].gather(1, nexts).flatten()
+
+
+def _guess(ids: Sequence[int]) -> float:
+    """The least loss of a model that gives every token one probability wherever it stands."""
+    import torch
+
+    counts = torch.tensor(ids[1:]).bincount().double()
+    shares = counts[counts > 0] / counts.sum()
+    return -(shares * shares.log()).sum().item()
+
+
+def _told(
+    losses: Mapping[Reading, Sequence["Tensor"]], guesses: Sequence[float], counted: Sequence[int]
+) -> Evidence:
+    import torch
+
+    shown = counted or range(len(guesses))
+    sizes = [len(next(iter(losses.values()))[number]) for number in shown]
+    means = {
+        reading: torch.cat([found[number] for number in shown]).mean().item()
+        for reading, found in losses.items()
+    }
+    own, *others = losses
+    guess = sum(size * guesses[number] for size, number in zip(sizes, shown, strict=True))
+    evidence = Evidence(
+        own.name,
+        sum(sizes),
+        means[own],
+        guess / sum(sizes),
+        {other.name: means[other] for other in others},
+    )
+    if not counted:
+        return evidence
+    better, alike = [], []
+    for other in others:
+        gains = [losses[own][number] - losses[other][number] for number in counted]
+        low, high = _interval(gains, RISK / len(others))
+        if low > LEAST:
+            better.append(other)
+        elif high > -LEAST:
+            alike.append(other.name)
+    best = min(better, key=means.__getitem__, default=None)
+    warning = None if best is None else _warning(best, means[best], means[own])
+    return replace(evidence, warning=warning, alike=alike, is_told=True)
+
+
+def _interval(differences: Sequence["Tensor"], risk: float) -> tuple[float, float]:
+    """Bounds of the mean of token by token differences, each of which fails with this risk.
+
+    Args:
+        differences: of each text ``[tokens]``, in their order.
+        risk: that the mean is beyond one of them.
+    """
+    import torch
+
+    chunks = torch.cat([one[: len(one) // CHUNK * CHUNK].view(-1, CHUNK) for one in differences])
+    sample = chunks.mean(1)
+    reach = student(len(sample) - 1, 1 - 2 * risk) * sample.std().item() / sqrt(len(sample))
+    return sample.mean().item() - reach, sample.mean().item() + reach
+
+
+def _warning(best: Reading, loss: float, own: float) -> str:
+    return (
+        f"with {best.name} the loss is {loss:.2f}, with config.json's {best.stated} it is "
+        f"{own:.2f}: {best.question}"
+    )

@@ -1,0 +1,163 @@
+"""What else a config.json may have meant by what it says of depth attention.
+
+A number of config.json may count sublayers, layers or blocks, and every project counts otherwise.
+A model whose number was written in another unit loads and answers in fluent text, so nothing but
+the loss under each reading can tell.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from attnres_serve import formats
+from attnres_serve.checkpoints.checked import Checkpoint
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.formats.resolve import with_list_of_architectures
+
+Starts = tuple[int, ...]
+_INSIDE = ("attn_res", "text_config")  # objects of a config.json that formats keep the key in
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One meaning of a config.json.
+
+    Attributes:
+        name: what config.json would say to be read so, for example ``block_size 4``.
+        stated: what it says instead, for example ``2``.
+        question: what a person may look for; empty for config.json's own meaning.
+        starts: the first sublayer of every block.
+        final_mix: whether the head reads a mix.
+    """
+
+    name: str
+    stated: str
+    question: str
+    starts: Starts
+    final_mix: bool
+
+
+def readings(checkpoint: Checkpoint) -> list[Reading]:
+    """The meaning that is served, and after it the others that the tensors fit, each once.
+
+    Args:
+        checkpoint: one that was checked and has depth attention.
+    """
+    parsed = checkpoint.parsed
+    assert parsed is not None and parsed.spec is not None, "there is nothing to read otherwise"
+    spec = parsed.spec
+    blocks = formats.by_name(parsed.format).BLOCKS
+    by_starts = _values(checkpoint.config, parsed.format, spec.num_sublayers)
+    value = _stated(checkpoint.config, blocks.key)  # None where starts are listed
+    if len(by_starts) < 2:  # the key has no say, as in a mode that makes every sublayer a block
+        value, by_starts = None, {}
+
+    def name(starts: Starts) -> str:
+        known = by_starts.get(starts)
+        return _in_words(starts, spec) if known is None else f"{blocks.key} {known}"
+
+    own = name(spec.block_starts) if value is None else f"{blocks.key} {value}"
+    stated = "own blocks" if value is None else str(value)
+    found = [Reading(own, stated, "", spec.block_starts, spec.final_mix)]
+    seen = {spec.block_starts}
+    for starts, question in _other_starts(spec, value, blocks.unit):
+        if starts not in seen:
+            seen.add(starts)
+            found.append(Reading(name(starts), stated, question, starts, spec.final_mix))
+    if spec.final_mix:  # a file without that mix has no tensors for it, and none is left over
+        question = "was it trained without?"
+        found.append(Reading("no final mix", "final mix", question, spec.block_starts, False))
+    return found
+
+
+def _other_starts(spec: AttnResSpec, value: int | None, unit: str) -> Iterator[tuple[Starts, str]]:
+    """Block starts by other readings of ``value``, and the question behind each."""
+    if spec.shared_queries == "block":
+        return  # the tensors' places say where blocks begin
+    layout = spec.layout
+    if value is None and not _is_uniform(spec):
+        yield from _listed(spec.block_starts, layout)
+        return
+    if value is None:
+        value, unit = _size(spec), "sublayers"
+    for other in ("sublayers", "layers"):
+        if other != unit:
+            yield _starts(layout, value, other), f"is the unit {other}?"
+    question = f"is {value} the number of blocks?"
+    rounded = "are the layers of a block rounded {}?" if unit == "blocks" else question
+    yield _starts(layout, value, "blocks"), rounded.format("up")
+    yield _starts(layout, max(layout.num_layers // value, 1), "layers"), rounded.format("down")
+    if unit != "blocks":
+        yield _starts(layout, -(-layout.num_sublayers // value), "sublayers"), question
+    if value % 2 == 0:
+        yield _starts(layout, value // 2, unit), "was the number doubled?"
+    yield _starts(layout, 2 * value, unit), "was the number halved?"
+
+
+def _listed(starts: Starts, layout: Layout) -> Iterator[tuple[Starts, str]]:
+    """Other readings of a list of starts."""
+    of_layers = layout.layer_starts
+    yield tuple(of_layers[n] for n in starts if n < len(of_layers)), "is the unit layers?"
+    if all(start in of_layers for start in starts):
+        yield tuple(of_layers.index(start) for start in starts), "is the unit sublayers?"
+
+
+def _starts(layout: Layout, value: int, unit: str) -> Starts:
+    if unit == "sublayers":
+        return tuple(range(0, layout.num_sublayers, value))
+    if unit == "blocks":
+        value = -(-layout.num_layers // value)
+    return layout.layer_starts[::value]
+
+
+def _size(spec: AttnResSpec) -> int:
+    """Sublayers of the first block."""
+    return [*spec.block_starts, spec.num_sublayers][1]
+
+
+def _is_uniform(spec: AttnResSpec) -> bool:
+    return spec.block_starts == _starts(spec.layout, _size(spec), "sublayers")
+
+
+def _in_words(starts: Starts, spec: AttnResSpec) -> str:
+    """A reading that config.json cannot state by a number."""
+    size = [*starts, spec.num_sublayers][1]
+    if starts == _starts(spec.layout, size, "sublayers"):
+        return f"blocks of {size} sublayers"
+    return f"blocks at the sublayers {', '.join(map(str, starts))}"
+
+
+def _values(config: dict[str, Any], format_name: str, most: int) -> dict[Starts, int]:
+    """By block starts the smallest number that states them in this config.json."""
+    found: dict[Starts, int] = {}
+    module = formats.by_name(format_name)
+    config = with_list_of_architectures(config)
+    for value in range(1, most + 1):
+        try:
+            spec = module.translate(_restated(config, module.BLOCKS.key, value)).spec
+        except CheckpointError:
+            continue  # not every number is allowed
+        if spec is not None:
+            found.setdefault(spec.block_starts, value)
+    return found
+
+
+def _holder(config: dict[str, Any]) -> str | None:
+    """Which object within a config.json states blocks; None for its top."""
+    return next((name for name in _INSIDE if isinstance(config.get(name), dict)), None)
+
+
+def _stated(config: dict[str, Any], key: str) -> Any:
+    holder = _holder(config)
+    return (config if holder is None else config[holder]).get(key)
+
+
+def _restated(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:
+    """The config.json with another number, and without the list that would say the same."""
+    holder = _holder(config)
+    if holder is None:
+        return config | {key: value}
+    inside = {name: own for name, own in config[holder].items() if name != "block_starts"}
+    return config | {holder: inside | {key: value}}
