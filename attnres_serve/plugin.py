@@ -162,16 +162,23 @@ def on_config(vllm_config) -> None:
     if method == settings.MTP:
         index = None if checkpoint is None else checkpoint.index
         draft.check_head(parsed, index, engine_config.head_of_another(vllm_config))
-    _check_ids(vllm_config)
+    _settle_tokenizer(vllm_config)
 
 
-def _check_ids(vllm_config) -> None:
-    """Refuse tokens that the model has no rows for, where no command of ours has done so."""
-    from attnres_serve.checkpoints import token_ids
+def _settle_tokenizer(vllm_config) -> None:
+    """Have the tokenizer read rightly, and refuse tokens that the model has no rows for."""
+    from attnres_serve.checkpoints import hub, token_ids, tokenizer
 
     model = vllm_config.model_config
     rows = model.hf_config.attn_res_config["vocab_size"]
     token_ids.check_end(Path(model.model), rows)
     name = engine_config.reads_tokenizer_from(vllm_config)
-    if name is not None and Path(name).is_dir():
-        token_ids.check(Path(name), rows)
+    if name is None:
+        return
+    folder = hub.tokenizer_folder(name, model.tokenizer_revision)
+    if folder is None:  # vLLM says why
+        return
+    token_ids.check(folder, rows)
+    readable = tokenizer.readable(folder, rows, model.trust_remote_code)
+    if readable != folder:
+        engine_config.read_tokenizer_from(vllm_config, readable)

@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 from attnres_serve import settings
 from attnres_serve.address import base_of, past_proxies
 from attnres_serve.bench.workload import PERCENTILES, STEPS, make_cells
+from attnres_serve.checkpoints import tokenizer
 from attnres_serve.compat import bench_client
 from attnres_serve.errors import SettingError
 from attnres_serve.flags import values_of
@@ -107,7 +108,8 @@ def measure(
     longest = int(min(served.longest, LONGEST))
     cells = make_cells(longest - longest // SPARE, own.prompt_lengths, own.batches, STEPS)
     lengths = [cell.context for cell in cells if cell.phase == "prefill"]
-    words = [f"--base-url={base_of(own.http)}", f"--model={served.model}", f"--tokenizer={folder}"]
+    place = tokenizer.readable(folder)
+    words = [f"--base-url={base_of(own.http)}", f"--model={served.model}", f"--tokenizer={place}"]
     loads = []
     with past_proxies(own.http):
         for length, batch in product(lengths, dict.fromkeys(own.batches)):

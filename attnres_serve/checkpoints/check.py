@@ -206,7 +206,8 @@ def render(facts: Mapping[str, Any]) -> str:
         "variant": ", ".join(options),
         "context": f"{facts['context']} tokens",
         "vocabulary": f"{facts['vocabulary']} tokens",
-        "tokenizer": facts.get("tokenizer") or "none",
+        "tokenizer": ", ".join(filter(None, map(facts.get, ("tokenizer", "tokenizer_read"))))
+        or "none",
         "chat template": "yes" if facts.get("chat_template") else NO_TEMPLATE,
         "parameters": parameters,
         "dtype": f"stored in {facts['stored_dtype']}, served in {facts['dtype']} by default",

@@ -81,6 +81,29 @@ def read_config(name: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
+# What tells how a tokenizer is read, and the tokenizer.
+TOKENIZER = (
+    *("config.json", "token*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map*"),
+    *("*.model", "*.tiktoken", "*chat_template*", "tekken.json"),
+)
+
+
+def tokenizer_folder(name: str, revision: str | None = None) -> Path | None:
+    """The folder of a tokenizer's files, which are fetched for a model id.
+
+    Returns:
+        The folder; None for a single file, and where the files cannot be had.
+    """
+    if Path(name).exists():
+        return Path(name) if Path(name).is_dir() else None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*TOKENIZER]))
+    except Exception:  # no network, no such model: whatever the hub's client raises
+        return None
+
+
 @lru_cache
 def read_shared_headers(name: str, revision: str | None = None) -> dict[str, Header] | None:
     """Every tensor of a model id, by the headers of its safetensors files.

@@ -5,10 +5,11 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.checkpoints import quantized, token_ids
+from attnres_serve.checkpoints import quantized, token_ids, tokenizer_class
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError, SettingError
@@ -33,8 +34,19 @@ LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """The name of the file of the tokenizer, None without one, and whether there is a template."""
-    return {"tokenizer": tokenizer(folder), "chat_template": has_chat_template(folder)}
+    """What is read as the tokenizer, and whether there is a chat template.
+
+    ``tokenizer`` is the name of its file, None without one; ``tokenizer_read`` says how it is read
+    and how that was known, and is empty where the file's name says all.
+    """
+    file, read = tokenizer(folder), ""
+    with suppress(CheckpointError):  # what `check` refuses
+        read = tokenizer_class.reading(folder).why if file else ""
+    return {
+        "tokenizer": file,
+        "tokenizer_read": read,
+        "chat_template": has_chat_template(folder),
+    }
 
 
 def check(
@@ -49,8 +61,9 @@ def check(
         words: flags of vLLM's server.
 
     Raises:
-        CheckpointError: there is no tokenizer, it is damaged, the model has no rows for its tokens
-            or for those that end an answer, or this device computes no heads of that size.
+        CheckpointError: there is no tokenizer, it is damaged, it would be read otherwise than the
+            model was trained, the model has no rows for its tokens or for those that end an answer,
+            or this device computes no heads of that size.
         SettingError: ``--max-model-len`` is longer than the model's context.
     """
     words = words or []
@@ -61,7 +74,7 @@ def check(
         token_ids.check_end(folder, rows)
     other = value_of("--tokenizer", words)
     place = folder if other is None else Path(other)
-    another_kind = value_of("--tokenizer-mode", words) not in (None, "auto", "hf", "slow")
+    another_kind = value_of("--tokenizer-mode", words) not in (None, *source.TOKENIZER_MODES)
     if another_kind or "--skip-tokenizer-init" in map(usual, words):
         return
     if place is None or not place.is_dir():
@@ -72,6 +85,7 @@ def check(
             "weights, name another folder with --tokenizer, or serve token ids alone with "
             "--skip-tokenizer-init."
         )
+    tokenizer_class.reading(place, "--trust-remote-code" in map(usual, words))
     token_ids.check(place, rows)
 
 

@@ -77,6 +77,8 @@ def read(folder: Path) -> dict[str, int]:
         if (folder / name).is_file():
             refuse_pointer(folder / name)
             tokens = reader(folder / name)
+            if name == "tiktoken.model" and (folder / CONFIG).is_file():
+                tokens |= _numbered(read_object(folder / CONFIG))
             break
     if (folder / ADDED).is_file():
         _add(tokens, read_object(folder / ADDED))
@@ -107,6 +109,13 @@ def _named(content: Mapping[str, Any]) -> Iterator[str]:
     for key, value in content.items():
         if _SPECIAL.fullmatch(key):
             yield from _texts(value)
+
+
+def _numbered(content: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens with the ids at which they are behind ranks of tiktoken's."""
+    decoder = content.get("added_tokens_decoder")
+    pairs = decoder.items() if isinstance(decoder, dict) else ()
+    return {text: int(number) for number, one in pairs if number.isdigit() for text in _texts(one)}
 
 
 def _texts(token: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import host
+from attnres_serve.compat import host, source
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels import fingerprint
 
@@ -27,8 +27,14 @@ def reads_weights_from(vllm_config) -> tuple[str, str | None] | None:
 def reads_tokenizer_from(vllm_config) -> str | None:
     """The folder or model id of the tokenizer, if vLLM reads one by Hugging Face's classes."""
     model = vllm_config.model_config
-    usual = str(model.tokenizer_mode) in ("auto", "hf", "slow")
+    usual = str(model.tokenizer_mode) in source.TOKENIZER_MODES
     return None if model.skip_tokenizer_init or not usual else model.tokenizer
+
+
+def read_tokenizer_from(vllm_config, folder: Path) -> None:
+    """Have every process of an engine read its tokenizer from another folder."""
+    model = vllm_config.model_config
+    model.tokenizer, model.tokenizer_revision = str(folder), None
 
 
 def speculation_method(vllm_config) -> str | None:

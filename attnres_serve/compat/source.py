@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = "engine/arg_utils.py"
+# Of --tokenizer-mode, those that read a tokenizer by transformers' classes.
+TOKENIZER_MODES = (
+    *("auto", "hf", "slow", "cohere", "inkling", "kimi_k3"),
+    *("deepseek_v32", "deepseek_v4", "deepseek_v41"),
+)
 SERVER = ("entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py")  # of 0.28
 
 

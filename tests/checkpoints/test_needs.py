@@ -10,6 +10,8 @@ import pytest
 import torch
 from adapters import linear_layers
 from checkpoints import GOLDENS, quantised, write_house, write_standard
+from checkpoints.tiktoken_files import BYTES as SINGLE_BYTES
+from checkpoints.tiktoken_files import write_kimi
 from cost import command, of_a_start
 from safetensors.torch import load_file
 from serving import DEMO
@@ -160,9 +162,8 @@ def with_pieces(folder: Path, count: int, **added: int) -> None:
 
 
 def with_ranks(folder: Path, count: int) -> None:
-    """Have a tokenizer of tiktoken instead."""
-    (folder / TOKENIZER).unlink()
-    (folder / "tiktoken.model").write_bytes(b"".join(b"YQ%d= %d\n" % (n, n) for n in range(count)))
+    """Have Kimi's tokenizer instead, which has two tokens behind its ranks."""
+    write_kimi(folder, [*SINGLE_BYTES, *(b"aa%d" % n for n in range(count - 256))])
 
 
 def with_tokens(folder: Path, *added: str) -> None:
@@ -182,7 +183,7 @@ def with_tokens(folder: Path, *added: str) -> None:
         (lambda f: edited(f, "added_tokens.json", **{PAD: 320}), "the token '[PAD]' with the id 3"),
         (lambda f: with_pieces(f, 321), "token '320' with the id 320 and 3 more, and"),
         (lambda f: with_pieces(f, 320, **{PAD: 320}), "token '[PAD]' with the id 320"),
-        (lambda f: with_ranks(f, 400), "with the id 320 and 82 more"),
+        (lambda f: with_ranks(f, 400), "with the id 320 and 81 more"),
     ],
 )
 def test_tokens_without_a_row(

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import GOLDENS, write_fla
+from checkpoints.tiktoken_files import write_kimi
 from facts import TINY
 
 from attnres_serve import plugin, settings
-from attnres_serve.checkpoints import checked
+from attnres_serve.checkpoints import checked, hub
 from attnres_serve.compat import decoder, host, kv_connector, openai_server, registry
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -193,6 +194,10 @@ print(json.dumps([name for name in ("torch", "vllm", "transformers") if name in 
 def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Model ids, with their revisions, whose headers would have been fetched."""
     calls: list[tuple] = []
+    usual = hub.tokenizer_folder
+    monkeypatch.setattr(
+        hub, "tokenizer_folder", lambda *of: usual(*of) if Path(of[0]).is_dir() else None
+    )
 
     def check_hub(*arguments: Any) -> SimpleNamespace:
         calls.append(arguments)
@@ -224,7 +229,9 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
             model=str(model),
             revision="v2",
             tokenizer=str(model),
+            tokenizer_revision=None,
             tokenizer_mode="auto",
+            trust_remote_code=False,
             skip_tokenizer_init=False,
             runner_type="generate",
             dtype=torch.bfloat16,
@@ -414,6 +421,64 @@ def test_ids_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": 320}')
     with pytest.raises(CheckpointError, match=r"eos_token_id of generation_config.json is 320"):
         plugin.on_config(config)
+
+
+def test_a_tokenizer_is_read_rightly_by_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what vLLM's own functions make of the configuration, whatever the mode."""
+    from vllm.tokenizers.registry import cached_tokenizer_from_config
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_kimi(write_fla(tmp_path / "m"))
+    for mode in ("auto", "hf", "kimi_k3"):
+        config = vllm_config(folder)
+        model = config.model_config
+        model.tokenizer_mode, model.tokenizer_revision = mode, "v2"
+        plugin.on_config(config)
+        assert model.tokenizer != str(folder) == model.model
+        assert cached_tokenizer_from_config(model)("中a").input_ids == [257, 97]
+        settled = model.tokenizer
+        plugin.on_config(config)  # as vLLM does where it copies a configuration
+        assert model.tokenizer == settled
+    config = vllm_config(tmp_path / "m")
+    config.model_config.trust_remote_code = True
+    plugin.on_config(config)
+    assert config.model_config.tokenizer == str(folder)
+
+
+def test_a_tokenizer_of_another_class_is_refused(tmp_path: Path) -> None:
+    """Unless it is not read, or another one is."""
+    folder = write_kimi(write_fla(tmp_path / "m"), module="tokenization_x")
+    config = vllm_config(folder)
+    with pytest.raises(CheckpointError, match=r"is tokenization_x\.TikTokenTokenizer by auto_map"):
+        plugin.on_config(config)
+    config.model_config.tokenizer = str(GOLDEN)
+    plugin.on_config(config)
+    assert config.model_config.tokenizer == str(GOLDEN)
+    config = vllm_config(GOLDEN)
+    config.model_config.tokenizer = str(folder)
+    with pytest.raises(CheckpointError, match="whose code is not run"):
+        plugin.on_config(config)
+    config.model_config.skip_tokenizer_init = True
+    plugin.on_config(config)
+
+
+def test_the_tokenizer_of_a_model_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_of_the_hub: list[tuple]
+) -> None:
+    """It is fetched to be looked at; one that cannot be had is left to vLLM."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    snapshot = write_kimi(tmp_path / "snapshot")
+    monkeypatch.setattr(hub, "tokenizer_folder", lambda name, revision: snapshot)
+    config = vllm_config()
+    plugin.on_config(config)
+    copy = Path(config.model_config.tokenizer)
+    assert (copy / "tokenizer.json").is_file() and copy.parents[2] == tmp_path / "cache"
+    monkeypatch.setattr(hub, "tokenizer_folder", lambda name, revision: None)
+    config = vllm_config()
+    plugin.on_config(config)
+    assert config.model_config.tokenizer == "some/model"
 
 
 def test_a_model_id_is_judged_at_its_revision(asked_of_the_hub: list[tuple]) -> None:

@@ -39,6 +39,8 @@ KEPT = (
     "chat_template*",
     "generation_config.json",
     "LICENSE*",
+    # It is never run here, and tells how the vocabulary is to be read.
+    TOKENIZER_CODE := "tokenization_*.py",
 )
 
 
@@ -218,7 +220,7 @@ def _other_files(source: Source) -> tuple[list[Path], list[str]]:
         path
         for path in others
         if path.is_file()
-        and path.suffix not in (*PICKLES, ".py")
+        and (path.suffix not in (*PICKLES, ".py") or path.match(TOKENIZER_CODE))
         and any(path.match(pattern) for pattern in KEPT)
     ]
     return kept, [path.name for path in others if path not in kept]

@@ -1,0 +1,104 @@
+"""A copy of a tokenizer that transformers and vLLM read rightly, in the cache of this project.
+
+A copy is named by what it is made from, so that every process and every start finds the same.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from attnres_serve.checkpoints import kimi_tokenizer
+from attnres_serve.checkpoints.files import read_object
+from attnres_serve.checkpoints.tokenizer_class import CONFIG, FAST, Way
+from attnres_serve.errors import CheckpointError
+
+MADE_BY = "1"  # to be raised where the same files become another copy
+TEMPLATES = ("chat_template*", "additional_chat_templates/*.jinja")
+ADDED = ("special_tokens_map.json", "added_tokens.json")
+# Keys by which transformers would look for another class.
+LEFT = ("auto_map", "tokenizer_class", "fast_tokenizer_files")
+
+
+def of(folder: Path, way: Way, rows: int | None) -> Path:
+    """A folder with a tokenizer.json, which is read without code of the checkpoint's.
+
+    Args:
+        folder: the tokenizer's.
+        way: ``FAST_FILE`` or ``KIMI``.
+        rows: of the embedding; None if they are not known.
+
+    Raises:
+        CheckpointError: a file is damaged, or the cache cannot be written.
+    """
+    is_kimi = way is Way.KIMI
+    vocabulary = kimi_tokenizer.RANKS if is_kimi else FAST
+    kinds = TEMPLATES if is_kimi else (*TEMPLATES, *ADDED)
+    taken = sorted(path for kind in kinds for path in folder.glob(kind) if path.is_file())
+    if is_kimi:
+        ranks = kimi_tokenizer.ranks(folder)
+        tokens = kimi_tokenizer.special_tokens(folder, len(ranks), rows)
+        config = kimi_tokenizer.config(folder, tokens)
+    else:
+        config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    config = {key: value for key, value in config.items() if key not in LEFT}
+    parts = [MADE_BY, way.name, json.dumps([config, tokens if is_kimi else None])]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for path in (folder / vocabulary, *taken):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    try:
+        place = _cache() / digest.hexdigest()[:32]
+        if place.is_dir():
+            return place
+        made = Path(mkdtemp(dir=place.parent))
+        try:
+            if is_kimi:
+                kimi_tokenizer.backend(ranks, tokens).save(str(made / FAST), pretty=False)
+            else:
+                shutil.copyfile(folder / FAST, made / FAST)
+            _fill(made, folder, taken, config)
+            _move(made, place)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"the tokenizer of {folder} has no place for the copy that is read ({error}); set "
+            "XDG_CACHE_HOME to a folder that can be written."
+        ) from None
+    return place
+
+
+def _fill(made: Path, folder: Path, taken: list[Path], config: dict[str, Any]) -> None:
+    """Put beside a tokenizer.json what goes with it."""
+    for path in taken:
+        target = made / path.relative_to(folder)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+    content = config | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (made / CONFIG).write_text(json.dumps(content), encoding="utf-8")
+    # vLLM warns twice of a tokenizer without one.  This type has no class of a tokenizer.
+    (made / "config.json").write_text('{"model_type": "granite"}', encoding="utf-8")
+
+
+def _move(made: Path, place: Path) -> None:
+    """Have a copy appear in one piece, unless another process was faster."""
+    try:
+        os.rename(made, place)
+    except OSError:
+        if not place.is_dir():
+            raise
+
+
+def _cache() -> Path:
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        root = given if given.is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:  # a user without a home
+        raise OSError(str(error)) from None
+    folder = root / "attnres_serve" / "tokenizers"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
