@@ -131,3 +131,7 @@ def compare(alone: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
 def hits(server: Server) -> float:
     """Tokens that were found in the prefix cache so far."""
     return value(metrics(server), "vllm:prefix_cache_hits_total")
+
+
+CHECKS = (check_seeds, check_prompt_logprobs, check_shared_prefixes, check_bad_company)
+WITH_DRAFTS = (check_seeds, check_prompt_logprobs, check_shared_prefixes)
