@@ -107,11 +107,12 @@ def test_traces_at_once(server):
         ]
         asked += [asked[1] | {"edits": edits}, asked[2] | {"tokens": {"start": length}}]
         alone = [trace(server, **one) for one in asked]
-        with ThreadPoolExecutor(3) as pool, others(server, [shared]):
+        with ThreadPoolExecutor(3) as pool, others(server, [shared]) as answers:
             found = [*pool.map(lambda one: trace(server, **one), asked * 2)]
         for own, wanted in zip(found, alone * 2, strict=True):
             assert own["tokens"] == wanted["tokens"]
             assert [*numbers(own)] == pytest.approx([*numbers(wanted)], abs=FAR)
+        assert len({answer["text"] for answer in answers[0]}) == 1
 
 
 def test_chat(server, model):
