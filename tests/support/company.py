@@ -89,7 +89,10 @@ def check_shared_prefixes(server: Server) -> None:
         shared, before = ids(source, length), hits(server)
         prompts = [shared + ids(source, count) for count in (1, 70, 80)] + [shared]
         asked = [{"prompt": prompt, "max_tokens": 10} | ANSWER for prompt in prompts]
-        alone = [server.complete(**one, cache_salt=str(one))["choices"][0] for one in asked]
+        alone = [
+            server.complete(**one, cache_salt=f"{length} {number}")["choices"][0]
+            for number, one in enumerate(asked)
+        ]
         for _ in range(2):
             compare(alone, [server.complete(**one)["choices"][0] for one in asked])
             compare(alone, at_once(server, asked))
