@@ -27,11 +27,13 @@ def check(words: list[str], checkpoint: Checkpoint) -> None:
         words: flags of vLLM's, with those of a file.
         checkpoint: the model that adapters are for.
     """
-    given = dict(_named(values_of(MODULES, words)))
+    named = list(_named(values_of(MODULES, words)))
+    given = dict(named)
     if not given:
         return
     if "--enable-lora" not in map(usual, words):
         raise SettingError(f"{MODULES} is given without --enable-lora; give that as well.")
+    _check_names([name for name, _ in named], values_of("--served-model-name", words))
     index, rank = checkpoint.index, value_of("--max-lora-rank", words) or ""
     model = adapter_files.Model(
         needed=index.base.needed if index else {},
@@ -48,6 +50,18 @@ def check(words: list[str], checkpoint: Checkpoint) -> None:
             continue
         if found is not None:
             raise SettingError(f"{adapters.name_of(name)} {found}")
+
+
+def _check_names(names: list[str], served: list[str]) -> None:
+    """Requests name one thing: vLLM answers for an adapter where a model has its name, too."""
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(f"found {name!r} twice after {MODULES}; give each its own name.")
+        if name in served:
+            raise SettingError(
+                f"found {name!r} after {MODULES} and after --served-model-name; give the adapter "
+                "another name, as requests for the model would be answered with it."
+            )
 
 
 def _named(modules: list[str]) -> Iterator[tuple[str, str]]:

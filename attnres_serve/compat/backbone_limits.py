@@ -14,6 +14,7 @@ from attnres_serve.families.family import Family, Shape
 from attnres_serve.families.limits import Limit
 
 LINEAR_SINCE = (0, 32)
+WITHOUT_DRAFTS = (0, 30)  # on a CPU
 Shapes = Mapping[str, Shape]
 
 
@@ -34,7 +35,7 @@ def require_whole_residual(vllm_config, family: Family, shapes: Shapes) -> None:
         if limit in family.limits
         for problem in problems
     ]
-    for problem in (*due, convolution_problem, engines_problem):
+    for problem in (*due, convolution_problem, engines_problem, kernels_problem):
         found = problem(vllm_config, shapes)
         if found is not None:
             raise SettingError(found)
@@ -211,6 +212,19 @@ def engines_problem(vllm_config, shapes: Shapes) -> str | None:
     return (
         f"--data-parallel-size is {engines}, by which vLLM divides a mixture of experts on GPUs "
         "alone; start as many servers without it."
+    )
+
+
+def kernels_problem(vllm_config, shapes: Shapes) -> str | None:
+    """The kernels for drafts of vLLM 0.30 are a GPU's on a CPU too, which ends the engine."""
+    if not host.on_cpu() or not vllm_config.num_speculative_tokens:
+        return None
+    major, minor = WITHOUT_DRAFTS
+    if host.is_older_than(WITHOUT_DRAFTS) or not host.is_older_than((major, minor + 1)):
+        return None
+    return (
+        f"speculative decoding on a CPU ends the engine of vLLM {major}.{minor}; install another "
+        "version that is supported, or start without --speculative-config."
     )
 
 

@@ -19,10 +19,13 @@ from attnres_serve.compat.workarounds import (
     model_names,
     numba_threads,
     orphans,
+    prompts_of_adapters,
     python_frames,
     quick_exit,
     rotary,
     router_bias,
+    rows_without_adapter,
+    seeds_beside_others,
     shared_memory,
     torch_vector_math,
     unsendable,
@@ -77,10 +80,13 @@ def worker(vllm_config) -> None:
         whole_adapters.require()
         if host.on_cpu():
             experts_beside_adapters.use_usual_kernel()
+            rows_without_adapter.leave_as_they_are()
+            prompts_of_adapters.tell_whose_rows()
     if host.on_cpu():
         malloc.keep_freed()
         rotary.rotate_every_head()
         router_bias.correct_softmax()
+        seeds_beside_others.keep_seeds()
         expert_map.use_local_experts()
         mla_backend.compute_every_row()
         zeroed_blocks.zero_whole_blocks()

@@ -370,6 +370,12 @@ def test_adapters_of_flags_are_checked_before_the_start(base, tmp_path):
     assert found.startswith("the LoRA adapter 'other' is no folder at")
     assert launcher.check_checkpoint(str(base), [*words, "far=someone/model"])[0] == str(base)
 
+    assert "found 'mine' twice" in refusal(base, *words, f"mine={folder}")
+    served = ["--served-model-name", "big"]
+    assert launcher.check_checkpoint(str(base), [*words, *served])[0] == str(base)
+    found = refusal(base, *words, *served, "mine")
+    assert found.startswith("found 'mine' after --lora-modules and after --served-model-name")
+
     path = folder / "adapter_model.safetensors"
     own, saved = load_file(path), tensors[f"{EMBEDDING}.weight"]
     for table in (saved, saved.float(), saved.double()):

@@ -213,6 +213,28 @@ def test_linear_attention_needs_the_version_that_it_was_run_with(
     require("llama")
 
 
+@pytest.mark.parametrize(
+    ("version", "on_cpu", "drafts", "refused"),
+    [
+        ("0.29.0", True, 3, False),
+        ("0.30.0", True, 3, True),
+        ("0.30.2", True, 1, True),
+        ("0.30.0", True, 0, False),
+        ("0.30.0", False, 3, False),
+        ("0.31.0", True, 3, False),
+    ],
+)
+def test_drafts_on_a_cpu_with_a_vllm_that_has_no_kernels_for_them(
+    version: str, on_cpu: bool, drafts: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    if not refused:
+        return require("llama", drafts=drafts)
+    with pytest.raises(SettingError, match=r"on a CPU ends the engine of vLLM 0\.30; install"):
+        require("llama", drafts=drafts)
+
+
 def source(family: Family) -> str:
     """The files that define a family's class and those that it is made of, as text."""
     importlib.import_module(family.module)

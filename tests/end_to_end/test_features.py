@@ -36,9 +36,12 @@ def check_results(jobs: list[dict], results: list[dict], checkpoint: Path) -> No
     [["two_phase"], pytest.param(["single_pass"], marks=pytest.mark.exhaustive)],
 )
 def test_lora(algorithms, tmp_path):
-    """An adapter equals the weights it is merged into, of a layer of ours among vLLM's."""
+    """An adapter equals the weights it is merged into, of a layer of ours among vLLM's.
+
+    Requests with and without it run in one batch, and each has its own model's answers.
+    """
     base = write_house(tmp_path / "base", "gated_llama", dtype="float32", **SHAPE)
-    layers = linear_layers(load_file(base / WEIGHTS))
+    layers = [*linear_layers(load_file(base / WEIGHTS)), "lm_head", "model.embed_tokens"]
     merged = write_merged(tmp_path / "adapter", base, layers)
     prompts = fresh_prompts((9, 150))
     options = {"enable_lora": True, "max_lora_rank": 8}
@@ -49,6 +52,10 @@ def test_lora(algorithms, tmp_path):
     results = run_engine(jobs, tmp_path / "run")["results"]
     assert (load(base).logprobs(prompts[0]) - load(merged).logprobs(prompts[0])).abs().max() > 0.1
     check_results(jobs, results, merged)
+    for job, result in zip(jobs, results, strict=True):
+        beside = result["beside"]
+        for model, rows in ((merged, beside[: len(prompts)]), (base, beside[len(prompts) :])):
+            check_answers(load(model), job, {"alone": rows, "batch": rows})
 
 
 @pytest.mark.families

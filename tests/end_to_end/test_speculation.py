@@ -13,6 +13,7 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
+import company
 import pytest
 import tiny_sites
 import tokenizers
@@ -365,6 +366,11 @@ def test_a_prefix_comes_from_the_cache(server, greedy):
     before = value(metrics(server), hits)
     assert given(server, LONG) == [greedy[LONG]]
     assert value(metrics(server), hits) > before
+
+
+@pytest.mark.parametrize("check", company.WITH_DRAFTS, ids=lambda check: check.__name__)
+def test_an_answer_is_the_same_in_any_company(check, server):
+    check(server)
 
 
 def test_every_request_is_judged_by_its_own_temperature(server, greedy):

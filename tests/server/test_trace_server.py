@@ -86,6 +86,35 @@ def test_edits_beside_other_requests(server, model):
     assert len(found[1]["tokens"]) == len(ids) + 3
 
 
+def numbers(found):
+    """All that a trace says of its tokens."""
+    for site in found["sites"]:
+        yield from np.ravel(site["weights"])
+        yield from np.ravel(site["rms"])
+        yield from site["entropy"]
+    for rows in filter(None, found["logprobs"].values()):
+        yield from (row["next"] for row in rows if row["next"] is not None)
+
+
+def test_traces_at_once(server):
+    """They begin alike, are asked for together, and say what each says alone."""
+    edits = [{"sites": [3], "sources": ["embedding"], "ban": True}]
+    for length in (40, 150):
+        shared = [3 + 7 * number % 290 for number in range(length)]
+        asked = [
+            {"prompt": [*shared, *range(40, 40 + count)], "max_tokens": answer, "logprobs": 1}
+            for count, answer in ((0, 0), (20, 0), (1, 4), (0, 4))
+        ]
+        asked += [asked[1] | {"edits": edits}, asked[2] | {"tokens": {"start": length}}]
+        alone = [trace(server, **one) for one in asked]
+        with ThreadPoolExecutor(3) as pool, others(server, [shared]) as answers:
+            found = [*pool.map(lambda one: trace(server, **one), asked * 2)]
+        for own, wanted in zip(found, alone * 2, strict=True):
+            assert own["tokens"] == wanted["tokens"]
+            assert [*numbers(own)] == pytest.approx([*numbers(wanted)], abs=FAR)
+        assert len({answer["text"] for answer in answers[0]}) == 1
+
+
 def test_chat(server, model):
     messages = [{"role": "user", "content": "def add(a, b):"}]
     found = trace(server, model="demo", messages=messages)

@@ -10,7 +10,8 @@ for another trace of it, as workers take them, or none, counted: tokens of steps
 what workers ask of each other, or none, workaround: for a plain vLLM that is wrong without, as
 module:function of ours or of the tests, or nothing, env: environment variables, settings: further
 ones of ours}.
-Its result holds the answers alone, in a batch and from the prefix cache, the trace, what was
+Its result holds the answers alone, in a batch and from the prefix cache, with an adapter those to
+all prompts with it and then without it in one batch (``beside``), the trace, what was
 compiled in pieces, and what the counters say: ours, and where ``disable_log_stats`` is false
 vLLM's.  The engine lives in this process, so that a tiny checkpoint costs seconds.
 """
@@ -36,11 +37,12 @@ def answers(
     prompt_logprobs: bool,
     lora: str | None,
     leaves: int = 0,
+    bare: int = 0,
 ) -> list[dict[str, Any]]:
     """Greedy tokens and logprobs for prompts, all but the first of which come a step later.
 
     So one is decoded in a step in which others are begun.  And with ``leaves`` one more, before all
-    of them, is aborted after so many steps.
+    of them, is aborted after so many steps.  The last ``bare`` ones are asked without the adapter.
     """
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -49,8 +51,7 @@ def answers(
         temperature=0,
         max_tokens=length,
         logprobs=1,
-        # vLLM's logits with LoRA are those of sampled tokens only.
-        prompt_logprobs=0 if prompt_logprobs and not lora else None,
+        prompt_logprobs=0 if prompt_logprobs else None,
         ignore_eos=True,
     )
     request = LoRARequest("adapter", 1, lora) if lora else None
@@ -59,7 +60,8 @@ def answers(
         engine.add_request("left", {"prompt_token_ids": prompts[-1]}, params, lora_request=request)
     for place, prompt in enumerate(prompts):
         given = {"prompt_token_ids": prompt}
-        engine.add_request(str(place), given, params, lora_request=request)
+        own = request if place < len(prompts) - bare else None
+        engine.add_request(str(place), given, params, lora_request=own)
         if place == 0:
             done |= step(engine)
     while engine.has_unfinished_requests():
@@ -213,6 +215,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "alone": [answers(llm, [prompt], length, of_prompts, lora)[0] for prompt in prompts],
         "batch": answers(llm, prompts, length, of_prompts, lora, job["leaves"]),
     }
+    if lora:
+        result["beside"] = answers(llm, prompts * 2, length, of_prompts, lora, bare=len(prompts))
     longest = max(prompts, key=len)
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
         (result["cached"],) = answers(llm, [longest], length, False, lora)

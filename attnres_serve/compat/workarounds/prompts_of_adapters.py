@@ -1,0 +1,51 @@
+"""Log-probabilities of prompts on a server with LoRA adapters, on CPU.
+
+vLLM 0.28 to 0.33: the head reads which rows have which adapter from the rows that are sampled, also
+where it is given all rows of a prompt.  One request beside others then ends the engine, or has the
+head of another one's adapter.
+This can go with a vLLM that tells the head whose rows it gets.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def tell_whose_rows() -> None:
+    """Let the runner compute them request by request, with its own adapter (idempotent)."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    own: Any = GPUModelRunner._get_prompt_logprobs_dict
+    if hasattr(own, "tells_whose_rows"):
+        return
+
+    def _get_prompt_logprobs_dict(self, hidden_states, num_scheduled_tokens):
+        asked = self.num_prompt_logprobs
+        if not asked or self.lora_config is None:
+            return own(self, hidden_states, num_scheduled_tokens)
+        found: dict[str, Any] = {}
+        unfinished: dict[str, int] = {}
+        for name, count in list(asked.items()):
+            asked.clear()
+            asked[name] = count
+            with _rows_of(self.lora_manager._adapter_manager, self.requests[name]):
+                found |= own(self, hidden_states, num_scheduled_tokens)
+            unfinished |= asked  # empty where the last rows of its prompt were computed
+        asked.clear()
+        asked.update(unfinished)
+        return found
+
+    _get_prompt_logprobs_dict.tells_whose_rows = True  # type: ignore[attr-defined]
+    GPUModelRunner._get_prompt_logprobs_dict = _get_prompt_logprobs_dict  # type: ignore[method-assign]
+
+
+@contextmanager
+def _rows_of(manager: Any, request: Any) -> Iterator[None]:
+    """Within it all rows that the head is given are one request's."""
+    from vllm.lora.layers import LoRAMapping
+
+    lora, of_step = request.lora_request, manager._last_mapping
+    numbers = (lora.lora_int_id if lora else 0,)  # one number stands for all rows
+    manager.set_adapter_mapping(LoRAMapping(of_step.index_mapping, numbers, is_prefill=True))
+    yield
+    manager.set_adapter_mapping(of_step)
