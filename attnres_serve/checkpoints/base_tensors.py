@@ -4,7 +4,9 @@ vLLM's loaders cut a weight that is too large without a word, leave out a bias t
 expect, and do not ask whether everything came where weights are quantised, so it is checked here.
 """
 
+import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from attnres_serve.checkpoints import quantized
@@ -13,6 +15,10 @@ from attnres_serve.checkpoints.tensors import Stored, check_dtype, check_shape
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import HEAD
+from attnres_serve.families.in_memory import Held
+
+# Of all experts of a layer, as transformers 5 calls them in memory.
+_PACKED = re.compile(r"\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias)?$")
 
 
 class BaseTensors:
@@ -44,6 +50,7 @@ class BaseTensors:
             raise CheckpointError(
                 f"quantization_config is {self.quantisation!r}; expected null or an object."
             )
+        self._in_memory = family.in_memory
         self._model = f"a {base} model with {config['num_hidden_layers']} layers"
         self._linears = {
             name.removesuffix(".weight") for name, shape in self.needed.items() if len(shape) == 2
@@ -71,6 +78,32 @@ class BaseTensors:
                 f"the checkpoint holds the tensor {own}, which {self._model} does not have; the "
                 "configuration and the weights do not belong together."
             )
+
+    def held(self, own: str, name: str) -> Held | None:
+        """What a tensor is that a checkpoint holds in the form of memory; None for one of disk.
+
+        Args:
+            own: its name in the checkpoint.
+            name: its house name.
+
+        Raises:
+            CheckpointError: it packs the experts of a layer, and how is not known.
+        """
+        if name in self.needed or self._is_known(name):
+            return None
+        found = None if self.quantisation else self._held.get(name)
+        if found is None and _PACKED.search(name):
+            kind = "a quantized model" if self.quantisation else self._model
+            raise CheckpointError(
+                f"the tensor {own} packs the experts of a layer as transformers holds them in "
+                f"memory, which is not read for {kind}; save the model by save_pretrained, which "
+                "writes one tensor for each."
+            )
+        return found
+
+    @cached_property
+    def _held(self) -> Mapping[str, Held]:
+        return self._in_memory(self.config)
 
     def _is_known(self, name: str) -> bool:
         return (

@@ -1,7 +1,7 @@
 """Names of tensors: a checkpoint's own, and those of the house format."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnres_serve.depth.layout import Layout
@@ -116,16 +116,6 @@ def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]
             "one after the other along the first dimension."
         )
     return dict.fromkeys(names, (shape[0] // len(names), *shape[1:]))
-
-
-def split(format_module: Format, name: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
-    """The parts that ``parts_of`` names, cut out of a tensor.
-
-    Raises:
-        CheckpointError: as ``parts_of`` does.
-    """
-    names = list(parts_of(format_module, name, tuple(tensor.shape)))
-    return zip(names, cut(tensor, len(names)), strict=True)
 
 
 def cut(tensor: "Tensor", count: int) -> tuple["Tensor", ...]:

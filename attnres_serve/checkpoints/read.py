@@ -100,12 +100,40 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             "run; save the state_dict alone where the model was trained, or better safetensors."
         ) from None
     except Exception as error:  # damaged archives raise anything
+        if "resize storage" in str(error):  # its own is too small
+            raise CheckpointError(
+                f"{path} holds a tensor without its values (its storage was freed, as FSDP frees "
+                "what other processes hold); gather the whole model where it was trained, and "
+                "save that."
+            ) from None
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise CheckpointError(
             f"{path} cannot be read as tensors ({type(error).__name__}: {reason}); copy or "
             "download it again, or save the model as safetensors."
         ) from None
+    _refuse_unwritten(path)
     return _state_dict(content, path)
+
+
+def _refuse_unwritten(path: Path) -> None:
+    """Raise CheckpointError for numbers that torch reserved and did not write.
+
+    It leaves their checksums at 0, and all of an archive's if it was told to compute none.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    records = zipfile.ZipFile(path).infolist()
+    computed = any(record.CRC for record in records if record.filename.endswith("/data.pkl"))
+    unwritten = [
+        record
+        for record in records
+        if "/data/" in record.filename and record.file_size and not record.CRC
+    ]
+    if computed and unwritten:
+        raise CheckpointError(
+            f"{path} holds {len(unwritten)} tensors without their values (as torch's skip_data or "
+            "FakeTensorMode saves them); save the model again where its weights are."
+        )
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
@@ -130,18 +158,39 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
                 "supported: it has no config.json, so neither its blocks nor its base model are "
                 "known; write the model in the house format (docs/use/formats.md)."
             )
-    return {name: tensor.detach() for name, tensor in content.items()}
+    return {name: _plain(name, tensor, path) for name, tensor in content.items()}
+
+
+def _plain(name: str, tensor: Tensor, file: Path) -> Tensor:
+    """A tensor without its gradient, and with its signs applied.
+
+    Raises:
+        CheckpointError: it has no values, or other processes hold a part of them.
+    """
+    tensor = tensor.detach()
+    if type(tensor) is not Tensor:
+        raise CheckpointError(
+            f"the tensor {name} in {file} is a {type(tensor).__name__}, not a tensor by itself; "
+            "gather the whole model where it was trained, and save plain tensors."
+        )
+    if tensor.is_meta:
+        raise CheckpointError(
+            f"the tensor {name} in {file} has no values (it is on the device meta, as of a model "
+            "that was offloaded or never filled); save the model again where its weights are."
+        )
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
 def header(name: str, tensor: Tensor, file: Path) -> Header:
     """What safetensors will say of a tensor.
 
     Raises:
-        CheckpointError: it is sparse, quantised or of a type that has no place there.
+        CheckpointError: it is sparse, nested or quantised, or of a type that has no place there.
     """
-    if tensor.layout != torch.strided or tensor.dtype not in DTYPES:
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in DTYPES:
+        kind = "nested" if tensor.is_nested else tensor.layout
         raise CheckpointError(
-            f"the tensor {name} in {file} is a {tensor.layout} tensor of {tensor.dtype}; expected "
-            "a dense one of plain numbers."
+            f"the tensor {name} in {file} is a {kind} tensor of {tensor.dtype}; expected a dense "
+            "one of plain numbers."
         )
     return Header(tuple(tensor.shape), DTYPES[tensor.dtype], file)

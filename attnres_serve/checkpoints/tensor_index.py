@@ -5,7 +5,7 @@ The headers of a checkpoint's files and the weights that stream to a model both 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from attnres_serve import formats
@@ -17,6 +17,7 @@ from attnres_serve.checkpoints.names import (
     TIED,
     WRAPPER,
     WRAPPERS,
+    cut,
     expected_parts,
     is_draft,
     lacks_first_site,
@@ -28,11 +29,14 @@ from attnres_serve.checkpoints.tensors import (
     Stored,
     check_dtype,
     check_part,
+    check_shape,
     check_spare_bias,
     check_tied,
 )
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import Shape
+from attnres_serve.families.in_memory import Held
 from attnres_serve.formats.format import Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant
@@ -77,9 +81,9 @@ class TensorIndex:
             stored: its shape and type.
 
         Returns:
-            The house names of the equal parts that it holds along its first dimension, one unless
-            the format fuses weights, each with the site and the part (a key of ``PARTS``) that it
-            is for; None in their place for a tensor of the base model.
+            The house names of the parts that it holds, one unless the format fuses weights or it
+            is of a ``state_dict``, each with the site and the part (a key of ``PARTS``) that it is
+            for; None in their place for a tensor of the base model.
 
         Raises:
             CheckpointError: it is left over, misshapen, of a type that cannot be read, or a second
@@ -102,16 +106,14 @@ class TensorIndex:
 
         Raises:
             CheckpointError: its name is a wrapper's or a buffer's, its parts are not equal, its
-                type cannot be read, it is a second tensor for the same weight, or an AttnRes tensor
-                without a site.
+                type cannot be read, it is a second tensor for the same weight, an AttnRes tensor
+                without a site, or of experts that are packed in an unknown way.
         """
         self._refuse_no_name(own)
-        parts = parts_of(self._format, own, stored.shape)
         if not self.base.quantisation:
             check_dtype(own, stored.dtype)
         names = []
-        for part, shape in parts.items():
-            name = self._format.rename(part)
+        for name, part, shape in self._parts(own, stored.shape):
             if name in self.own_names:
                 raise CheckpointError(same_tensor(self.own_names[name], part))
             is_known = name in self._sites or is_draft(name, self.base.config)
@@ -125,6 +127,33 @@ class TensorIndex:
             self.stored[name], self.own_names[name] = Stored(shape, stored.dtype), part
             names.append(name)
         return names
+
+    def _parts(self, own: str, shape: Shape) -> Iterator[tuple[str, str, Shape]]:
+        """The parts of a tensor: house name, own name, shape."""
+        if (held := self._held(own)) is not None:
+            check_shape(own, shape, held.shape)
+            yield from ((name, own, part) for name, part in held.parts.items())
+            return
+        for part, its_shape in parts_of(self._format, own, shape).items():
+            yield self._format.rename(part), part, its_shape
+
+    def _held(self, own: str) -> Held | None:
+        name = self._format.rename(own)
+        return None if name in self._sites else self.base.held(own, name)
+
+    def pieces(self, own: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
+        """The parts of a tensor by their house names, in the order of ``take``.
+
+        Args:
+            own: its name in the checkpoint.
+            tensor: the tensor, of the shape that ``take`` was told.
+        """
+        if (held := self._held(own)) is not None:
+            unpacked = held.unpack(tensor)
+            yield from ((name, unpacked[name]) for name in held.parts)
+            return
+        parts = parts_of(self._format, own, tuple(tensor.shape))
+        yield from zip(map(self._format.rename, parts), cut(tensor, len(parts)), strict=True)
 
     def _refuse_no_name(self, own: str) -> None:
         """Raise CheckpointError for a name that a wrapper has changed, or of what is no weight."""

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres_serve.depth.layout import Layout
 from attnres_serve.families.limits import Limit
+
+if TYPE_CHECKING:
+    from attnres_serve.families.in_memory import Held
 
 Config = Mapping[str, Any]  # the content of a config.json
 Shape = tuple[int, ...]
@@ -85,6 +88,8 @@ class Family:
         layout: gives the sublayers.
         shapes: gives the shape of every tensor, by Hugging Face's names; raises CheckpointError
             where config.json leaves a size open.
+        in_memory: gives what of a ``state_dict`` has another form on disk, by its names; nothing
+            where no class of Hugging Face's says so.
         checks: raise CheckpointError for a value that vLLM or Hugging Face's class would stumble
             over.
         window: gives the window that Hugging Face's class has in every layer, in tokens; None for
@@ -128,6 +133,7 @@ class Family:
     cache_elements: Callable[[Config], int]
     fused: tuple[tuple[str, ...], ...]
     layout: Callable[[Config], Layout] = lambda config: Layout.of(config.get("num_hidden_layers"))
+    in_memory: Callable[[Config], Mapping[str, "Held"]] = lambda config: {}
     limits: frozenset[Limit] = frozenset()
     reordered: tuple[str, ...] = ()
     listed: str | None = None

@@ -13,6 +13,7 @@ from attnres_serve.depth.layout import COMMON, ONE, Layout
 from attnres_serve.errors import CheckpointError, first_line
 from attnres_serve.families import checks, footprint, latent, rotary
 from attnres_serve.families.family import HEAD, Check, Config, Family, Shape
+from attnres_serve.families.in_memory import Held, held
 
 NORMS = tuple(norm for _, norm in COMMON)
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")  # transformers reads all of them
@@ -82,9 +83,14 @@ def family(
     names = (ONE,) if len(norms) == 1 else tuple(kind for kind, _ in COMMON)
     parts = tuple(zip(names, norms, strict=True))
 
+    def fields(config: Config) -> str:
+        return json.dumps(_fields(stand_in(config)), sort_keys=True)
+
     def shapes(config: Config) -> dict[str, Shape]:
-        own = json.dumps(_fields(stand_in(config)), sort_keys=True)
-        return adjust(config, _shapes(hf, own))
+        return adjust(config, _shapes(hf, fields(config)))
+
+    def in_memory(config: Config) -> dict[str, Held]:
+        return held(_model(hf, fields(config)), shapes(config))
 
     def state_bytes(config: Config, width: int) -> int:
         found = shapes(config)
@@ -101,6 +107,7 @@ def family(
         "keys": lambda: keys(hf) | {*also, *part},
         "layout": lambda config: Layout.of(config.get("num_hidden_layers"), parts, final_norm),
         "shapes": shapes,
+        "in_memory": in_memory if rest.get("has_hf_class", True) else lambda config: {},
         "checks": (
             *(
                 lambda _, config: checks.require_counts(config, stated),
@@ -158,24 +165,32 @@ def _shapes(hf: str, config: str) -> dict[str, Shape]:
     Raises:
         CheckpointError: Hugging Face's class refuses them.
     """
-    import torch
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-    from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import revert_weight_conversion
 
     try:
-        own = config_class(hf).from_dict(json.loads(config))
-        with torch.device("meta"):
-            model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own)
-        model._weight_conversions = get_model_conversion_mapping(model)
+        model = _model(hf, config)
         found = revert_weight_conversion(model, model.state_dict())
     except Exception as error:  # of any kind: the classes compute with what config.json says
         raise CheckpointError(
             f"Hugging Face's {hf} does not read config.json ({first_line(error)})."
         ) from None
-    if own.tie_word_embeddings:
+    if model.config.tie_word_embeddings:
         found.pop(HEAD, None)
     return {name: tuple(tensor.shape) for name, tensor in found.items()}
+
+
+@lru_cache(maxsize=1)
+def _model(hf: str, config: str) -> Any:
+    """The model on the meta device, with the conversions between memory and disk."""
+    import torch
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    own = config_class(hf).from_dict(json.loads(config))
+    with torch.device("meta"):
+        model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own)
+    model._weight_conversions = get_model_conversion_mapping(model)
+    return model
 
 
 def chosen_experts(hf: str, config: Config) -> int:

@@ -11,7 +11,6 @@ from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.names import (
     PARTS,
-    cut,
     expected_parts,
     is_aside,
     is_draft,
@@ -88,8 +87,8 @@ class LoadingMixin(_Base):
             first = next(iter(parts))
             if decoder.is_ours_to_look_at(own) and not is_aside(first, index.base.config):
                 check_finite(own, tensor, self._served_in(first, parts[first]))
-            for (name, site), piece in zip(parts.items(), cut(tensor, len(parts)), strict=True):
-                if site is None:
+            for name, piece in index.pieces(own, tensor):
+                if (site := parts[name]) is None:
                     index.check_values(name, piece)
                     if not is_aside(name, index.base.config):
                         yield name, piece

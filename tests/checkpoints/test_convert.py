@@ -287,6 +287,104 @@ def test_pickles_of_more_or_other_than_tensors(
     assert sentence in refused(source)
 
 
+def of_shards() -> torch.Tensor:
+    """A tensor of which other processes could hold parts."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+
+    if not torch.distributed.is_initialized():
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    tensor = DTensor.from_local(torch.ones(4, 2), mesh, [Shard(0)])
+    return tensor.redistribute(mesh, [Replicate()])
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.ones(4, 2)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def jagged(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(3, 2), torch.ones(1, 2)], layout=layout)
+
+
+VALUELESS: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "meta": (lambda: torch.empty(4, 2, device="meta"), "has no values (it is on the device meta"),
+    "parameter": (
+        lambda: torch.nn.Parameter(torch.empty(4, 2, device="meta")),
+        "has no values (it is on the device meta",
+    ),
+    "bf16": (lambda: torch.empty(4, dtype=torch.bfloat16, device="meta"), "has no values"),
+    "no elements": (lambda: torch.empty(0, 2, device="meta"), "has no values"),
+    "shards": (of_shards, "is a DTensor, not a tensor by itself"),
+    "freed": (freed, "holds a tensor without its values (its storage was freed"),
+    "jagged": (lambda: jagged(torch.jagged), "is a NestedTensor, not a tensor by itself"),
+    "nested": (lambda: jagged(torch.strided), "nested tensor of torch.float32"),
+    "csr": (lambda: torch.eye(4).to_sparse_csr(), "sparse_csr tensor of torch.float32"),
+    "quint8": (
+        lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
+        "tensor of torch.quint8",
+    ),
+    "conjugate": (lambda: torch.ones(4, dtype=torch.complex64).conj(), "tensor of torch.complex64"),
+    "uint16": (lambda: torch.ones(4, dtype=torch.uint16), "tensor of torch.uint16"),
+}
+
+
+@pytest.mark.parametrize("kind", VALUELESS)
+@pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["", "dry run"])
+def test_pickled_tensors_without_plain_values(
+    kind: str, options: tuple[str, ...], tmp_path: Path, refused: Callable
+) -> None:
+    """Refused by tensor and file, before anything is written, and by a dry run too."""
+    make, sentence = VALUELESS[kind]
+    source = write_house(tmp_path / "source", block_size=2)
+    tensors, file = load_file(source / WEIGHTS), source / "pytorch_model.bin"
+    (source / WEIGHTS).unlink()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of kinds that are new or old
+        torch.save(tensors | {name: make()}, file)
+    said = refused(source, *options)
+    assert sentence in said and str(file) in said
+    assert kind == "freed" or f"the tensor {name} in {file}" in said
+
+
+def test_numbers_that_were_never_written(tmp_path: Path, refused: Callable) -> None:
+    """torch reads them as zeros; an archive without any checksums is another matter."""
+    source = write_house(tmp_path / "source", block_size=2)
+    tensors, file = load_file(source / WEIGHTS), source / "pytorch_model.bin"
+    (source / WEIGHTS).unlink()
+    with torch.serialization.skip_data():
+        torch.save(tensors, file)
+    assert f"{file} holds {len(tensors)} tensors without their values" in refused(source)
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(tensors, file)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    convert(str(source), str(tmp_path / "target"))
+    assert_same_bits(tensors_of(tmp_path / "target"), tensors)
+
+
+def test_views_are_written_by_their_values(tmp_path: Path) -> None:
+    """Strides, offsets, one storage for several and signs that are not applied yet."""
+    source = write_house(tmp_path / "source", block_size=2)
+    tensors = load_file(source / WEIGHTS)
+    (source / WEIGHTS).unlink()
+    stem = "model.layers.0.self_attn."
+    query, key, norm = f"{stem}q_proj.weight", f"{stem}k_proj.weight", "model.norm.weight"
+    both = torch.cat([tensors[query], tensors[key]])
+    views = {query: both[: len(tensors[query])], key: both[len(tensors[query]) :]}
+    views["lm_head.weight"] = tensors["lm_head.weight"].T.contiguous().T
+    views[norm] = torch._neg_view(-tensors[norm])
+    name = "model.layers.1.input_layernorm.weight"
+    tensors[name] = torch.ones(1, dtype=tensors[name].dtype).expand(tensors[name].shape)
+    torch.save(tensors | views, source / "pytorch_model.bin")
+    convert(str(source), str(tmp_path / "target"))
+    assert_same_bits(tensors_of(tmp_path / "target"), tensors)
+
+
 @pytest.mark.parametrize("size", [None, 0, 100, -1], ids=["junk", "empty", "start", "cut"])
 def test_damaged_pickles(size: int | None, tmp_path: Path, refused: Callable) -> None:
     """No stack trace, whatever torch makes of it."""

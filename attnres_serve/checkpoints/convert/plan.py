@@ -128,8 +128,8 @@ def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[st
 def _zero_queries(source: Source, places: list[int]) -> dict[str, Tensor]:
     """Zero queries and unit key norms of sites, by house names, in the embedding's type."""
     layout, hidden = source.parsed.layout, source.parsed.config["hidden_size"]
-    rename = source.format.rename
-    found = [header.dtype for name, header in source.headers.items() if rename(name) in EMBEDDINGS]
+    stored = source.index.stored
+    found = [stored[name].dtype for name in EMBEDDINGS if name in stored]
     if not found:
         raise CheckpointError(f"{source.folder} lacks its embedding.")
     dtype = weights.TORCH_DTYPES[found[0]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor
 from attnres_serve import formats
 from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints import read as weights
+from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.checked import check_content
 from attnres_serve.checkpoints.files import PICKLES, Header, pickles, read_config
-from attnres_serve.checkpoints.names import TIED, is_of_images, split
-from attnres_serve.checkpoints.tensor_index import check_headers
+from attnres_serve.checkpoints.names import TIED, is_of_images
+from attnres_serve.checkpoints.tensor_index import TensorIndex, check_headers
 from attnres_serve.checkpoints.tensors import check_tied
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
@@ -48,6 +50,15 @@ class Source:
         """The module of its format."""
         return formats.by_name(self.parsed.format)
 
+    @cached_property
+    def index(self) -> TensorIndex:
+        """Its tensors by house names."""
+        base = BaseTensors(self.parsed.base, self.parsed.config)
+        found = TensorIndex(self.format, base, self.parsed.spec)
+        for name, header in self.headers.items():
+            found.enter(name, header)
+        return found
+
     @property
     def files(self) -> list[Path]:
         return list(dict.fromkeys(header.file for header in self.headers.values()))
@@ -69,14 +80,14 @@ class Source:
             yield header.file, name, torch.empty(header.shape, dtype=dtype, device="meta")
 
     def in_house_names(self, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
-        """Tensors of ``tensors()``, fused ones split, without the copy for a tied head.
+        """Tensors of ``tensors()``, fused and packed ones split, without the copy for a tied head.
 
         Those that read images are left out too.
         """
         for path, name, tensor in tensors:
             if not self.is_tied_head(name) and not self.is_of_images(name):
-                for part, piece in split(self.format, name, tensor):
-                    yield path, self.format.rename(part), piece
+                for part, piece in self.index.pieces(name, tensor):
+                    yield path, part, piece
 
     def is_tied_head(self, name: str) -> bool:
         """Whether a tensor is the copy of the embedding that old files hold for a tied head."""
@@ -91,11 +102,8 @@ class Source:
         """Raise CheckpointError unless the head of a tied model is the embedding, bit for bit."""
         if not any(self.is_tied_head(name) for name in self.headers):
             return
-        values = {
-            house_name: tensor
-            for _, name, tensor in self.tensors()
-            if (house_name := self.format.rename(name)) in TIED
-        }
+        own_names = {self.index.own_names[name]: name for name in TIED if name in self.index.stored}
+        values = {own_names[name]: found for _, name, found in self.tensors() if name in own_names}
         if not values.keys() & {*EMBEDDINGS}:
             raise CheckpointError(f"{self.folder} lacks its embedding.")
         check_tied(values)
