@@ -14,12 +14,16 @@ from benchmarks.published import tables
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_both_compute_the_same_where_the_bound_is_far(dtype, monkeypatch) -> None:
-    """SiTU is SiLU then."""
+    """SiTU is SiLU then.
+
+    vLLM's rounds to bfloat16, by 2^-9, what goes into each of two products and what comes out of
+    them; a processor may lose two bits more.  Numbers are of size one.
+    """
     assert cpp.problem() is None
     monkeypatch.setattr(experts, "BETAS", (1e4, None))
     cell = experts.Cell(5, 8, 2, 64, 96, dtype)
     ours, theirs = (run().float().clone() for run in experts.calls(cell).values())
-    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(ours, theirs, rtol=3 * 2**-7, atol=3 * 2**-7)
     assert float(ours.norm()) > 1
 
 

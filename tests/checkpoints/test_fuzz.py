@@ -426,8 +426,10 @@ INT8_WRITERS: dict[str, Callable[[Path], Any]] = {
     "int8_fla": lambda f: write_fla(f, **SIZES),
 }
 every_int8 = pytest.mark.parametrize("name", INT8_WRITERS)
-# The mean KL divergence from what the weights stand for: activations are INT8 too.  Measured is
-# at most 0.007; a bias of 5 or the scales of another layer make it larger than 1.
+# The mean KL divergence from what the weights stand for: activations are INT8 too.  They are off
+# by 0.8 % (``test_features.py``), which is 1.5 % a sublayer and 4 % through six; of logits with a
+# spread of three that is 0.1, and half its square 0.006.  Nearly three times the error is allowed;
+# a bias of 5 or the scales of another layer make the divergence larger than 1.
 INT8_BOUND = 0.05
 FOREIGN_INT8 = (
     *FOREIGN,

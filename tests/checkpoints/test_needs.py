@@ -66,7 +66,10 @@ def computes(size: int, dtype: torch.dtype) -> bool:
         raise
     wide = (one.transpose(0, 1).double().expand(2, -1, -1) for one in (query, key, value))
     expected = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
-    torch.testing.assert_close(found.double(), expected.transpose(0, 1), atol=0.05, rtol=0.05)
+    # Numbers of size one in bfloat16, also on processors that lose two bits more; a wrong head, key
+    # or scale is off by tenths.
+    far = 5 * 2**-7
+    torch.testing.assert_close(found.double(), expected.transpose(0, 1), atol=far, rtol=far)
     return True
 
 

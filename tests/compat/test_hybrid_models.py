@@ -65,6 +65,7 @@ def test_other_calls_go_to_the_operator(neox: bool, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(RotaryEmbedding, "forward_native", None)
     found = layer.forward_cpu(positions, query, key)
     assert found[0] is query and found[1] is key
+    # The same products in another order: a few roundings of 2^-24, of numbers below ten.
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     layer.forward_cpu(positions, query, None)
 

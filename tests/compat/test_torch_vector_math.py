@@ -50,7 +50,7 @@ for function in (torch.cos, torch.sin):
 
 @pytest.mark.exhaustive
 def test_first_calls_of_many_processes_are_exact():
-    """Without the mend about 3 of 100 err by 1.5e-4; a float32 cosine here errs by 6e-8."""
+    """Without the mend about 3 of 100 err by 1.5e-4; a float32 cosine may by a unit, 2^-24."""
     root = Path(__file__).parents[2]
     for _ in range(100):
         done = subprocess.run(

@@ -36,7 +36,7 @@ CASES = {
 CHOSEN = dict(zip(CASES, cycle(ALGORITHMS), strict=False))
 CHUNK = 96  # tokens of a step; a prompt is longer
 LONGEST = 190  # tokens of a prompt
-FAR = 1e-4  # float32 and float64 through eight sublayers; found was a tenth of it
+FAR = 1e-4  # float32 and float64 through eight sublayers, as in ``trace_cases``
 Run = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # job and result by case
 Traced = dict[int, tuple[torch.Tensor, torch.Tensor]]  # weights and magnitudes by site
 

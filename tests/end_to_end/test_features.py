@@ -118,12 +118,17 @@ def test_sites_of_a_quantised_model(algorithms, tmp_path):
         assert wrong == {
             f"the {kind} of layer {i}" for kind in ("attention", "MLP") for i in range(4)
         }
-        assert max(report["parts"].values()) < 0.05  # quantised, not broken
+        # Quantised, not broken.  A step of INT8 is 1/127 of the largest number of a row, which is
+        # about 3.5 times the usual one, and rounding to steps is off by 0.29 of one: by 0.8 % for
+        # inputs and for weights, 1.1 % for a product, 2 % for the two or three of a sublayer, and
+        # a worst token has twice that.
+        assert max(report["parts"].values()) < 0.05
 
 
-# The mean KL divergence from the float model, of what INT8 and bf16 change.  A passage of twelve
-# tokens has 0.05, 0.001 and 0.0004 in the three formats; scales that nothing filled make it no
-# number, and a bias of 5 that is left out makes it larger than 1.
+# The mean KL divergence from the float model, of what INT8 and bf16 change.  It is half the
+# variance of the logits' errors.  INT8 is off by 2 % a sublayer (above) and bf16 by less: 6 %
+# through ten, of logits with a spread of five 0.3, thus 0.05; twice the error is allowed.  Scales
+# that nothing filled make it no number, and a bias of 5 that is left out makes it larger than 1.
 INT8_BOUND = 0.2
 
 
@@ -140,7 +145,7 @@ def test_answers_of_quantised_models(name, tmp_path):
         "dtype": "bfloat16",
     }
     (answer,) = run_verify([job], tmp_path / "run")
-    assert fmean(answer["kl"]) < INT8_BOUND
+    assert fmean(answer) < INT8_BOUND
 
 
 BLOCK, LATENT, EXPERTS = (

@@ -46,8 +46,9 @@ TEXTS = (
 SURE = "    def __repr__(self):\n        return "
 LONG = SURE + TEXTS[1] * 20  # more than a block of the KV cache
 DRAFTED = 3  # tokens, by the server
-# Of hidden states in float32, where the norm on a recurrence's output makes small ones large; the
-# streams of a model are some tenths apart.  `test_site_norm` holds them to what their sites read.
+# Of hidden states in float32: ten times what is allowed elsewhere (``trace_cases``), as the norm on
+# a recurrence's output makes small ones large.  The streams of a model are some tenths apart.
+# `test_site_norm` holds them to what their sites read.
 REACH = {"atol": 1e-3, "rtol": 1e-3}
 
 

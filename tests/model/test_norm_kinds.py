@@ -28,7 +28,8 @@ from tests.model.test_site_norm import modules
 pytestmark = pytest.mark.usefixtures("interpreter")
 HERE = ["cpp", "torch", pytest.param("triton", marks=pytest.mark.exhaustive)]
 LAYERS, TOKENS, EPS, KEY_EPS = 3, 5, 1e-5, 1e-3
-# A site's result is rounded once; half a unit in the last place, and float32 sums before it.
+# A site's result is rounded once; half a unit in the last place, and float32 sums before it, which
+# alone are some tens of roundings of 2^-24.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-8 * 1.01, torch.float16: 2**-11 * 1.01}
 
 

@@ -236,6 +236,7 @@ def test_what_draft_heads_read_of_any_specification(spec, seed, algorithm, backe
     for layer, (partial, mixed) in enumerate(zip(*read.values(), strict=True)):
         site = 2 * layer
         last = own.sources(site, x.double(), y)[-1]
+        # Sums and a mix of given sources in float32: some tens of roundings of 2^-24.
         torch.testing.assert_close(partial.double(), last, atol=1e-5, rtol=1e-5)
         mix = own.mix(site, x.double(), y)[0] if layer else x.double()
         torch.testing.assert_close(mixed.double(), mix, atol=1e-5, rtol=1e-5)

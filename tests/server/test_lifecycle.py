@@ -263,7 +263,8 @@ def test_it_waits_no_longer_than_it_may():
         started.lifecycle.running = 1
         begin = time.monotonic()
         await asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 0.3)
-        assert 0.3 <= time.monotonic() - begin < 3
+        # Not for ever, which is how long a request runs here.
+        assert 0.3 <= time.monotonic() - begin < lifecycle.GRACE
         started.client.shutdown(20)  # as vLLM does again when the server has ended
 
     asyncio.run(main())

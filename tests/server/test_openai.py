@@ -1,6 +1,8 @@
 """OpenAI's own client: what it asks is answered as by any other server, or refused."""
 
 import json
+from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from demo_servers import CONTEXT, NAMES
@@ -38,16 +40,21 @@ def greedy(client) -> str:
 
 
 def test_likelihoods_as_lm_eval_asks_for_them(client):
-    """Its whole tasks are in ``test_conformance.py``; the answer may be rounded to bfloat16."""
+    """Its whole tasks are in ``test_conformance.py``; the answer may be rounded to bfloat16.
+
+    How much that changes depends on the processor, but a list that begins a token too early or too
+    late is off by as much as neighbours differ: a fourth of it is allowed.
+    """
     ids = tokenizer.load(DEMO)("def add(a, b):\n    return a + b\n").input_ids
     ask = {"model": "demo", "prompt": [ids], "temperature": 0, "seed": 1234}
     (choice,) = client.completions.create(**ask, max_tokens=1, logprobs=1, echo=True).choices
     first, *said = choice.logprobs.token_logprobs[: len(ids)]
     rows = oracle.load(DEMO).logprobs(ids)
     wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
-    assert first is None and said == pytest.approx(wanted, abs=0.1)
+    far = fmean(abs(one - other) for one, other in pairwise(wanted)) / 4
+    assert first is None and said == pytest.approx(wanted, abs=far)
     greedy = [max(top.values()) for top in choice.logprobs.top_logprobs[1 : len(ids)]]
-    assert greedy == pytest.approx(rows[:-1].max(-1).values.tolist(), abs=0.1)
+    assert greedy == pytest.approx(rows[:-1].max(-1).values.tolist(), abs=far)
 
 
 def test_streams_end_with_usage(client, greedy):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
 import pytest
 from bodies import BODIES, PATHS, post_malformed
 from faults import Watched, find, metrics, until, value
@@ -23,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from load import Tally, load, slopes, tree, watched_memory
 from raw_http import half_sent
 from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
+from trace_cases import wanted
 
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
@@ -30,6 +32,7 @@ from attnres_serve.compat.workarounds import dead_engine
 from attnres_serve.server.lifecycle import AGAIN
 from attnres_serve.server.metrics import OUTCOMES
 from attnres_serve.server.start import preload
+from attnres_serve.verify import oracle
 from tests.server.test_start import EAGER, Command, begun
 
 pytestmark = pytest.mark.engine
@@ -201,11 +204,15 @@ def test_two_workers_end_with_their_server(killed):
 
 
 def test_two_workers_trace_as_one_does(killed, server):
-    """But for the rounding to bfloat16 of what each of them adds."""
-    for found, wanted in zip(killed.trace["sites"], traced(server.client)["sites"], strict=True):
-        assert found["sources"] == wanted["sources"]
-        for row, own in zip(found["weights"], wanted["weights"], strict=True):
-            assert row == pytest.approx(own, abs=0.02)
+    """But for bfloat16, which moves the weights of one by as much as those of two, or twice that.
+
+    Both are compared with the float64 model, so what this processor loses is seen here.
+    """
+    exact, _ = wanted(oracle.load(DEMO), TRACE["prompt"])
+    (two,), (one,) = killed.trace["sites"], traced(server.client)["sites"]
+    assert two["sources"] == one["sources"] and two["index"] == one["index"]
+    off = [np.abs(np.array(site["weights"]) - exact[one["index"]].numpy()) for site in (one, two)]
+    assert off[1].max() <= 3 * max(off[0].max(), 2**-8)
 
 
 def test_it_is_ready_and_warm(server):
@@ -326,7 +333,10 @@ def test_some_load(server):
 
 @pytest.mark.soak
 def test_much_load(server):
-    """The memory of the processes together stays, within 2 MiB a minute: 0.7 kB for every request.
+    """The memory of the processes together stays: a day of such load may add 3 GiB, 2 MiB a minute.
+
+    That is the requirement, on any machine.  At 3000 requests a minute it is 0.7 kB for every one,
+    less than what is known of a request takes.
 
     The first half is not counted.  There the KV cache is touched, histograms reach their size, and
     the process that runs the model takes what its largest steps need, which it keeps: on an idle

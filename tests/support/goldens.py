@@ -12,14 +12,17 @@ from serving import Server
 
 from attnres_serve.verify.oracle import Model
 
-SMALL_GAP = 2e-3  # a greedy choice closer than this may fall either way
+# A greedy choice closer than this may fall either way: each of two logprobs of -45 may be off by
+# ``bound``, and only less likely tokens by more.
+SMALL_GAP = 2e-3
 
 
 def bound(logprob: float) -> float:
     """How far a served logprob may be from the expected one.
 
-    Two float32 evaluations in different order: 1e-4 for the hidden state, 2e-5 relative for the
-    log-softmax of a large logit.  Measured differences are about a twentieth of it.
+    The README promises it.  Two float32 evaluations in different order: 1e-4 for the hidden state,
+    2e-5 relative for the log-softmax of a large logit.  A rounding of float32 is 2^-24, so there is
+    room for those of 1600 sums that err in one direction, or 300 of one logit.
     """
     return 1e-4 + 2e-5 * abs(logprob)
 
@@ -214,14 +217,16 @@ def rounding(model, ids: Sequence[int], logprobs: torch.Tensor) -> list[float]:
 
     In random models of small weights a few positions lose all but some digits: rounding the weights
     to float32 alone moves them by 1e-5 to 8e-5, others by 2e-7.  An evaluation in float32, which
-    rounds everywhere, was found up to 16 times as far off (250 models of 195 positions).  Weights
-    are moved both ways, so that a choice of experts which is as close as that falls both ways.
+    rounds everywhere, is off by ``EVERYWHERE`` times as much at most.  Weights are moved both ways,
+    so that a choice of experts which is as close as that falls both ways.
     """
     off = [rounded(model, far).logprobs(ids) - logprobs for far in (EVERYWHERE, -EVERYWHERE)]
     return torch.stack(off).abs().amax((0, -1)).tolist()
 
 
-EVERYWHERE = 32  # times as far off as rounded weights alone, where everything is rounded
+# Times as far off as rounded weights alone, where everything is rounded: a number passes through
+# about a thousand roundings, of which those of its weights are one, and they add up as its root.
+EVERYWHERE = 32
 
 
 def rounded(model, far: float = 1):

@@ -75,7 +75,7 @@ class Rounded(oracle.Model):
         sums = [reduce(lambda total, one: rounded(total + one), y[b:e]) for b, e in spans]
         return torch.stack([x, *sums])
 
-    def losses(self, passages: Sequence[Passage]) -> list[float]:
+    def site_losses(self, passages: Sequence[Passage]) -> list[float]:
         """Per mixing site its error, in units of what the rounding of its result alone makes.
 
         Each site is given what the engine's was given.
@@ -88,6 +88,34 @@ class Rounded(oracle.Model):
         for passage in passages:
             x, *y = (tensor.double() for tensor in passage.received[: site + 1])
             exact = super().norm(site, self.mix(site, x, y)[0])
-            error += (passage.normed[site].double() - exact).square().sum().item()
-            least += (rounded(exact) - exact).square().sum().item()
+            error += _squares(passage.normed[site].double() - exact)
+            least += _squares(rounded(exact) - exact)
         return math.sqrt(error / least)
+
+
+def part_losses(model: oracle.Model, passages: Sequence[Passage]) -> list[float]:
+    """Per sublayer and of the head the error, in units of what the rounded model's makes.
+
+    Each part is given what the engine's norm gave to it, with sites or without.
+    """
+    judge, each = rounded_model(model), []
+    for passage in passages:
+        normed = [tensor.double() for tensor in passage.normed]
+        exact, least = (_parts(one, passage.ids, normed) for one in (model, judge))
+        found = [*passage.received[1:], passage.logits]
+        each.append([_distances(exact, other) for other in (found, least)])
+    error, least = torch.tensor(each, dtype=torch.float64).sum(0)
+    return (error / least).sqrt().tolist()
+
+
+def _parts(model: oracle.Model, ids: Sequence[int], normed: Sequence[Tensor]) -> list[Tensor]:
+    _, outputs, logits = model.given(ids, normed)
+    return [*outputs, logits]
+
+
+def _distances(exact: Sequence[Tensor], found: Sequence[Tensor]) -> list[float]:
+    return [_squares(one.double() - other) for one, other in zip(found, exact, strict=True)]
+
+
+def _squares(x: Tensor) -> float:
+    return x.square().sum().item()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cost import of_a_start
 from jobs import fresh_prompts
 
 pytest.importorskip("vllm")
@@ -180,14 +181,18 @@ def test_edited_weights_that_are_no_numbers_are_no_trace():
 
 
 def test_many_runs_take_the_time_of_few():
-    """Every second token of a long sequence; a loop over the runs takes several seconds here."""
-    scattered = [(at, at + 1) for at in range(0, 4096, 2)]
-    edit = Resolved("scale", scattered, [2.0], [(0, [0, 1, 2])])
-    begin = time.process_time()
-    for _ in range(4):
-        found = edited_weights(*[edit] * 64, rows=4096)
-    assert time.process_time() - begin < 2
-    own = edited_weights(rows=4096)
+    """Every second token of a long sequence; a loop over the runs would take hundreds of times."""
+
+    def edited(runs: list[tuple[int, int]]) -> tuple[torch.Tensor, float]:
+        edit = Resolved("scale", runs, [2.0], [(0, [0, 1, 2])])
+        begin = time.process_time()
+        return edited_weights(*[edit] * 64, rows=4096), time.process_time() - begin
+
+    few = [edited([(0, 4096)])[1] for _ in range(3)]
+    turns = [edited([(at, at + 1) for at in range(0, 4096, 2)]) for _ in range(3)]
+    # 2048 runs against one; on a busy machine one time is some times another.
+    assert min(seconds for _, seconds in turns) < 10 * max(few)
+    own, found = edited_weights(rows=4096), turns[0][0]
     assert found[1::2].equal(own[1::2]) and (found[::2] != own[::2]).any(-1).all()
 
 
@@ -203,4 +208,4 @@ def test_edits_are_validated_fast():
     resolve([*edits, repeated], model, 4096)
     with pytest.raises(SettingError, match="reads block 0"):
         resolve([unknown], model, 4096)
-    assert time.process_time() - begin < 2
+    assert time.process_time() - begin < of_a_start()

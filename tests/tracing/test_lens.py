@@ -11,7 +11,7 @@ from lens_oracle import lens_by_class
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import BLOCK, check_lens, replayed, worker_of
+from trace_cases import BLOCK, LOGPROBS, check_lens, replayed, worker_of
 
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
@@ -52,8 +52,8 @@ def test_the_last_mix_is_what_the_model_predicts():
         for row, found in enumerate(whole.lens[10, "mix"]):
             assert [token["id"] for token in found["top"]] == top[row].tolist()
             named = [token["logprob"] for token in found["top"]]
-            assert named == pytest.approx(values[row].tolist(), abs=1e-4)
-            assert found["next"] is None or abs(found["next"] - following[row]) < 1e-4
+            assert named == pytest.approx(values[row].tolist(), abs=LOGPROBS)
+            assert found["next"] is None or abs(found["next"] - following[row]) < LOGPROBS
 
 
 def test_every_sum_is_read_once():

@@ -120,7 +120,7 @@ def test_the_weights_explain_what_a_site_gives(algorithm, dtype, monkeypatch):
     (ids,) = fresh_prompts((200,))
     for weights, _ in record(worker, ids, range(200), range(11)).values():
         assert len(weights) == 200
-        assert (weights.sum(-1) - 1).abs().max() < 1e-3
+        assert (weights.sum(-1) - 1).abs().max() < 1e-5  # float32 here too
 
 
 @pytest.mark.parametrize("change", [lambda x: x.flip(0), lambda x: x * torch.nan])
@@ -162,7 +162,7 @@ def test_distance_tells_other_weights(change):
         sources[3], None, sources[:3], drawn[0] * drawn[1], drawn[2], 1e-5, 1e-6
     )
     traced, distance = recording.attend(sources, site, normed)
-    assert distance.max() < 1e-6
+    assert distance.max() < 1e-6  # some roundings of 2^-24
     _, weights = reference.mix(sources, drawn[0] * drawn[1], 1e-5)
     torch.testing.assert_close(traced.weights, weights)
     _, distance = recording.attend(sources, site._replace(**change), normed)

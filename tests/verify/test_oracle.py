@@ -24,6 +24,9 @@ from attnres_serve.verify.oracle.spec import starts_by_layers
 
 BASES = ("llama", "mistral", "qwen2", "qwen3")
 IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(40)]
+# Of logprobs in float64, summed in another order: a rounding is 1e-16, and those of all sublayers
+# with their gains are below 1e-11.
+FAR = 1e-10
 
 
 def running_logprobs(model: Model, ids: list[int]) -> torch.Tensor:
@@ -85,9 +88,7 @@ SHAPE_IDS = [f"L{layers}-{next(iter(blocks.values()))}" for layers, blocks in SH
 def test_definition_equals_running_form(layers: int, blocks: dict, tmp_path: Path) -> None:
     base = BASES[layers % 3]
     model = load(write_house(tmp_path, base, layers=layers, seed=layers, **blocks))
-    torch.testing.assert_close(
-        model.logprobs(IDS), running_logprobs(model, IDS), atol=1e-10, rtol=0
-    )
+    torch.testing.assert_close(model.logprobs(IDS), running_logprobs(model, IDS), atol=FAR, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_options_in_both_forms(options: dict, tmp_path: Path) -> None:
     model = load(write_house(tmp_path / "a", "qwen3", block_size=4, **options))
     plain = load(write_house(tmp_path / "b", "qwen3", block_size=4))
     logprobs = model.logprobs(IDS)
-    torch.testing.assert_close(logprobs, running_logprobs(model, IDS), atol=1e-10, rtol=0)
+    torch.testing.assert_close(logprobs, running_logprobs(model, IDS), atol=FAR, rtol=0)
     changed = (logprobs - plain.logprobs(IDS)).abs().max() > 1e-2
     assert changed == (options != {"final_mix": True})
 
@@ -155,7 +156,7 @@ def test_zero_queries_are_ordinary_residuals(number: int, blocks: dict, tmp_path
     house = load(write_house(tmp_path / "house", base, zero_queries=True, **blocks, **options))
     scaled = scaled_eps.load(plain, house.spec.starts)
     logprobs = house.logprobs(IDS)
-    torch.testing.assert_close(logprobs, scaled.logprobs(IDS), atol=1e-10, rtol=0)
+    torch.testing.assert_close(logprobs, scaled.logprobs(IDS), atol=FAR, rtol=0)
     assert (logprobs - load(plain).logprobs(IDS)).abs().max() > 1e-3
 
 
@@ -202,7 +203,8 @@ def test_scaled_rotary_embeddings(rope: dict, key: str, tmp_path: Path) -> None:
 
 def check_transformers(folder: Path, ids: list[int]) -> None:
     wanted = tiny_sites.load(folder).logprobs(ids)
-    torch.testing.assert_close(load(folder).logprobs(ids), wanted, atol=1e-9, rtol=0)
+    # transformers' rotary tables and eps make more roundings.
+    torch.testing.assert_close(load(folder).logprobs(ids), wanted, atol=10 * FAR, rtol=0)
 
 
 def test_a_window_sees_no_further(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ def same(by, found, expected) -> bool:
 
 
 def close(found, expected, dtype):
+    """To one unit in the last place of a half, or half of one; in float32 to 32 roundings of 2^-24.
+
+    As much again absolutely: numbers are of size one.
+    """
     steps = {FLOAT: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
     torch.testing.assert_close(found, expected, rtol=steps, atol=steps)
 

@@ -1,10 +1,13 @@
 """Verify checkpoints one after the other in one process: ``python verify_jobs.py JOBS RESULTS``.
 
 A job is {served, reference, prompts, chosen, dtype}.  In float32 its result is the report; in
-another dtype ``kl``, per token the KL divergence from the float64 model, and ``losses``, per site
-of AttnRes what it lost (``rounded.py``).
+another dtype it is per token the KL divergence from the float64 model.
 
-With {judge: "family"} the reference is of any family, and the result is ``kl``.
+With {judge: "family"} the reference is of any family.
+
+With {judge: "rounded", fewer: bits that linear layers lose, one after the other, env: environment
+variables} the result has for each of them ``kl``; ``ideal``, the same with sites that lose nothing
+(``ideal_sites.py``); and what ``sites`` and other ``parts`` lost (``rounded.py``).
 
 Or it is {compiled: folders alike but for their weights, prompts, chosen, dtype}: one compiled
 engine serves them all, and the result is ``kl`` for each.
@@ -13,13 +16,17 @@ engine serves them all, and the result is ``kl`` for each.
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import tiny_sites
 import torch
-from rounded import divergence, rounded_model
+from coarse_products import coarse_products
+from ideal_sites import ideal_sites
+from rounded import divergence, part_losses, rounded_model
 from torch import Tensor
 
 from attnres_serve.verify import compare, oracle
@@ -29,26 +36,43 @@ def run(job: dict[str, Any]) -> Any:
     if "compiled" in job:
         return run_compiled(**job)
     served, reference = Path(job["served"]), Path(job["reference"])
-    if job.get("judge") == "family":
-        return kl_of_family(served, reference, job)
+    if job.get("judge") == "rounded":
+        return losses(served, reference, job)
     if job["dtype"] == "float32":
         model = compare.reference(reference)
         return asdict(compare.verify(served, model, job["prompts"], job["chosen"]))
+    load = tiny_sites.load if job.get("judge") == "family" else oracle.load
+    with torch.inference_mode():
+        passages = compare.serve(served, job["prompts"], job["chosen"], job["dtype"])
+        return kl(load(reference), passages)
+
+
+def kl(model: Any, passages: Iterable[compare.Passage]) -> list[float]:
+    kept = [*passages]
+    tables = [passage.logits.double().log_softmax(-1) for passage in kept]
+    return divergence(model, [passage.ids for passage in kept], tables)
+
+
+def losses(served: Path, reference: Path, job: dict[str, Any]) -> list[dict[str, list[float]]]:
+    os.environ.update(job["env"])
+    prompts, found = job["prompts"], []
     with torch.inference_mode():
         model = oracle.load(reference)
-        passages = [*compare.serve(served, job["prompts"], job["chosen"], job["dtype"])]
-        tables = [passage.logits.double().log_softmax(-1) for passage in passages]
-        result = {"kl": divergence(model, job["prompts"], tables), "losses": []}
-        if model.spec.block_starts is not None:
-            result["losses"] = rounded_model(model).losses(passages)
-        return result
-
-
-def kl_of_family(served: Path, reference: Path, job: dict[str, Any]) -> list[float]:
-    with torch.inference_mode():
-        passages = [*compare.serve(served, job["prompts"], job["chosen"], job["dtype"])]
-        tables = [passage.logits.double().log_softmax(-1) for passage in passages]
-        return divergence(tiny_sites.load(reference), job["prompts"], tables)
+        judge, has_sites = rounded_model(model), model.spec.block_starts is not None
+        every = prompts * 2 * len(job["fewer"])
+        # Each prompt runs when its passage is asked for.
+        passages = compare.serve(served, every, job["chosen"], job["dtype"])
+        for fewer in job["fewer"]:
+            with coarse_products(fewer):
+                own = [*islice(passages, len(prompts))]
+                with ideal_sites(judge):
+                    ideal = [*islice(passages, len(prompts))]
+            row = {"kl": kl(model, own), "ideal": kl(model, ideal)}
+            sites = judge.site_losses(own) if has_sites else []
+            found.append(row | {"parts": part_losses(model, own), "sites": sites})
+        passages.close()
+    assert ("attnres_serve.plugin" in sys.modules) == has_sites, "stock is without the plugin"
+    return found
 
 
 def run_compiled(
