@@ -6,17 +6,14 @@ code is compiled.  The first request then ends every stage after the first one b
 
 from typing import Any
 
-NAMES = ("sync_and_gather_intermediate_tensors", "sync_and_slice_intermediate_tensors")
-
 
 def make_room() -> None:
     """Let a stage make room when it receives something and has none (idempotent)."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     runner: Any = CPUModelRunner
-    name = next((name for name in NAMES if hasattr(runner, name)), NAMES[0])
-    receive = getattr(runner, name)
-    if getattr(receive, "makes_room", False):
+    receive = getattr(runner, "sync_and_gather_intermediate_tensors", None)
+    if receive is None or getattr(receive, "makes_room", False):
         return
 
     def sync_and_gather_intermediate_tensors(self, *args, **options):
@@ -27,4 +24,4 @@ def make_room() -> None:
         return receive(self, *args, **options)
 
     sync_and_gather_intermediate_tensors.makes_room = True  # type: ignore[attr-defined]
-    setattr(runner, name, sync_and_gather_intermediate_tensors)
+    runner.sync_and_gather_intermediate_tensors = sync_and_gather_intermediate_tensors
