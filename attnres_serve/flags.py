@@ -9,6 +9,10 @@ from pathlib import Path
 from attnres_serve.errors import SettingError
 
 CONFIG = "--config"  # names a file of flags
+SUFFIXES = {  # that vLLM takes in numbers of tokens and bytes
+    **{"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
+    **{"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
+}
 
 
 def usual(word: str) -> str:
@@ -46,6 +50,12 @@ def values_of(flag: str, words: list[str]) -> list[str]:
 def value_of(flag: str, words: list[str]) -> str | None:
     """The value that a flag of vLLM's is given, None where it is not given."""
     return next(iter(values_of(flag, words)), None)
+
+
+def number(value: str | None) -> int | None:
+    """A number of tokens or bytes as vLLM reads it; None where it is none, or left to vLLM."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", (value or "").strip())
+    return int(float(found[1]) * SUFFIXES.get(found[2], 1)) if found else None
 
 
 def names(add_arguments: Callable[[argparse.ArgumentParser], None]) -> frozenset[str]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import attnres_serve
 from attnres_serve import formats, settings
-from attnres_serve.checkpoints import cache, hub, needs
+from attnres_serve.checkpoints import blocks, cache, hub, needs
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
-from attnres_serve.compat import compiler, openai_server, source, start_events
+from attnres_serve.compat import compiler, openai_server, source, start_events, workers
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
 from attnres_serve.kernels.cpp import library
@@ -85,6 +85,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     chosen = {"kv_cache_memory_bytes": kept.size} if kept and kept.is_chosen else {}
     backend_choice.require(own.attnres_backend)
     compiler.require(words)
+    if (cores := workers.bind(words)) is not None:
+        start_events.tell("model", facts={"cores": f"{cores}, a part for each worker"})
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
     if socket := value_of("--uds", words):
         address.clear_socket(socket)
@@ -181,6 +183,7 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
     folder = hub.local_path(name)
     parsed = found.translated(name)
     needs.check(name, parsed, folder, words)
+    blocks.check(name, parsed, words)
     check_draft(name, found, words)
     if formats.own_layer_names(parsed.format) is None:  # others take no adapters
         adapters.check(words, found)

@@ -18,11 +18,11 @@ from attnres_serve.bench.workload import (
     rounds_of,
 )
 from attnres_serve.checkpoints import checked, hub, needs
-from attnres_serve.compat import compiler
+from attnres_serve.compat import compiler, workers
 from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
-from attnres_serve.flags import names, require_known, usual, value_of
+from attnres_serve.flags import names, number, require_known, usual, value_of
 from attnres_serve.model import backend as backend_choice
 
 ATTNRES, BASELINE, DRAFTS = "attnres", "baseline", "drafts"
@@ -150,11 +150,12 @@ def _in_engines(
     needs.check_heads(checkpoint, parsed)
     needs.check_context(checkpoint, parsed, flags)
     compiler.require(flags)
+    workers.bind(flags)
     from attnres_serve.bench import baseline, document, machine, process, report, session, text
     from attnres_serve.bench.measure import PROCEDURE
     from attnres_serve.bench.ratios import overheads
 
-    longest = needs.number(value_of("--max-model-len", flags))
+    longest = number(value_of("--max-model-len", flags))
     steps = QUICK_STEPS if own.quick else STEPS
     context = longest or needs.context(parsed.config)
     read = text.Text(folder) if drafted else None

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnres_serve.checkpoints import needs
+from attnres_serve.checkpoints import blocks, needs
 from attnres_serve.compat import environment, memory, source
+from attnres_serve.compat.workers import workers_of
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
-from attnres_serve.flags import value_of
+from attnres_serve.flags import number, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 VARIABLE = environment.CACHE  # whole GiB for every worker
@@ -24,7 +25,6 @@ GIB = 2**30
 UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
 CONTEXTS = 4  # that the cache holds, if
 LEAST = GIB  # and
-BLOCK = 128  # tokens, of vLLM's on CPU
 SHARE = 4  # at most this part of what is free allow it
 
 
@@ -68,9 +68,10 @@ def of(name: str, parsed: ParsedConfig, words: list[str] | None = None) -> Cache
     if left_to_vllm or not source.is_cpu_build():
         return None
     family, config = FAMILIES[parsed.base], parsed.config
-    asked = needs.number(value_of("--max-model-len", words))
+    asked = number(value_of("--max-model-len", words))
     context = asked or needs.context(config)
-    workers, shares = _workers(words)
+    asked_workers = workers_of(words)
+    workers, shares = asked_workers.count, (asked_workers.stages, asked_workers.ranks)
     need = _of_a_context(family, config, context, words, shares)
     free = min(memory.left(), workers * memory.left_on_a_node())
     most = free // (SHARE * workers)
@@ -82,11 +83,15 @@ def of(name: str, parsed: ParsedConfig, words: list[str] | None = None) -> Cache
             "for less."
         )
     found = Cache(size, workers, size * context // need, said is None)
-    if found.tokens < context and not _has_windows(family, config):
+    block, least = blocks.size_of(family, words), context
+    if blocks.is_filled_by_tokens(family, config):
+        least = (math.ceil(context / block) + blocks.HELD_BACK) * block
+    if found.tokens < least and not blocks.has_windows(family, config):
         whose = (
             f"--max-model-len {context}" if asked else f"{name} with {context} tokens of context"
         )
-        raise CheckpointError(_too_small(whose, found, need, free, said))
+        need = need * least // context
+        raise CheckpointError(_too_small(whose, found, need, block, free, said))
     return found
 
 
@@ -105,22 +110,8 @@ def _given(words: list[str]) -> tuple[int, str] | None:
                 f"on, and {FLAG} takes any number of bytes."
             )
         return int(said) * GIB, f"{VARIABLE}={said}"
-    size = needs.number(value := value_of(FLAG, words))
+    size = number(value := value_of(FLAG, words))
     return None if size is None else (size, f"{FLAG} {value}")
-
-
-def _workers(words: list[str]) -> tuple[int, tuple[int, int]]:
-    """How many workers run on this machine, and by how many stages and ranks they share a model."""
-
-    def count(*flags: str) -> int:
-        found = (needs.number(value_of(flag, words)) for flag in flags)
-        return next((number for number in found if number), 1)
-
-    stages = count("--pipeline-parallel-size", "-pp")
-    ranks = count("--tensor-parallel-size", "-tp")
-    engines = count("--data-parallel-size-local", "-dpl", "--data-parallel-size", "-dp")
-    machines = count("--nnodes", "-n")
-    return max(stages * ranks * engines // machines, 1), (stages, ranks)
 
 
 def _of_a_context(
@@ -142,22 +133,12 @@ def _of_a_context(
     return math.ceil(share * (of_tokens + family.state_bytes(config, width) / ranks)) or 1
 
 
-def _has_windows(family: Family, config: Mapping[str, Any]) -> bool:
-    """Whether layers may cache fewer tokens than the context has."""
-    if family.window is not None:
-        return family.window(config) is not None
-    if not config.get("use_sliding_window", True):
-        return False
-    read = {"sliding_window", "attention_chunk_size"} & {*family.keys()}
-    return any(config.get(key, True) is not None for key in read)
-
-
-def _too_small(whose: str, found: Cache, need: int, free: int, said: str | None) -> str:
+def _too_small(whose: str, found: Cache, need: int, block: int, free: int, said: str | None) -> str:
     """The sentence for a cache that does not hold one sequence as long as the context."""
     each = " in each worker" if found.workers > 1 else ""
     limit = f"a quarter of the free memory is {amount(found.size * found.workers)}"
     ways = []
-    if shorter := max(found.tokens // BLOCK - 1, 0) * BLOCK:  # one block is vLLM's own
+    if shorter := max(found.tokens // block - blocks.HELD_BACK, 0) * block:
         ways.append(f"give `serve` --max-model-len {shorter} or less")
     if (larger := math.ceil(need / GIB)) * GIB * found.workers <= free:
         ways.append(f"set {VARIABLE}={larger} (GiB)")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, latent
-from attnres_serve.flags import usual, value_of
+from attnres_serve.flags import number, usual, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 # Files of which one is enough for a tokenizer of one kind or another.
@@ -23,10 +22,6 @@ TOKENIZERS = (
     *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece*.model", "tokenization_*.py"),
 )
 WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # tokens are bytes
-SUFFIXES = {  # that vLLM takes in numbers of tokens and bytes
-    **{"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
-    **{"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
-}
 UNSTATED = 2048  # tokens that vLLM takes for the context of a recurrent model that states none
 # Flags and variables with which vLLM takes more tokens than config.json states, or fewer.
 OTHER_CONTEXT = ("--hf-overrides", "--disable-sliding-window", "--rope-scaling")
@@ -205,12 +200,6 @@ def command(name: str) -> str:
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
-
-
-def number(value: str | None) -> int | None:
-    """A number of tokens or bytes as vLLM reads it; None where it is none, or left to vLLM."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", (value or "").strip())
-    return int(float(found[1]) * SUFFIXES.get(found[2], 1)) if found else None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 import textwrap
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ from typing import Any
 from attnres_serve.compat import start_events
 
 ROOM = 300  # characters of a library's words in a sentence
+# What vLLM says in the place of a reason that another process has.
+REFERRAL = re.compile("see (the )?(stack trace|root cause)|(stack trace|root cause) above", re.I)
+# What vLLM writes before each line of a process, and before one that it logs.
+PREFIX = re.compile(r"(\(\S+ pid=\d+\) )?([A-Z]+ [\d-]+ [\d:]+ \[[^\]]*\] )?")
+TRACEBACK = "Traceback (most recent call last)"
 
 
 class EngineLog:
@@ -25,6 +31,7 @@ class EngineLog:
         file: its descriptor.
         pipe: the descriptor that has something to read when an event was told.
         reason: why the engine failed, in a part of a sentence; None if no process told it.
+        is_ours: whether the reason is a sentence of ours, to which the log adds nothing.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,7 +42,8 @@ class EngineLog:
         # Opened for writing as well, or each process that has told something would end it.
         self.pipe = os.open(self._events, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
-        self._failed: dict[int, str] = {}  # by process, in the order of their last failures
+        # What processes told last, in this order.
+        self._failed: dict[int, dict[str, Any]] = {}
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -71,15 +79,32 @@ class EngineLog:
         for event in events:
             if event["event"] == "failed":
                 self._failed.pop(event["pid"], None)
-                self._failed[event["pid"]] = event["reason"]
+                self._failed[event["pid"]] = event
         return events
 
     @property
     def reason(self) -> str | None:
-        # A worker's failure makes its engine fail, and that one the server.  What a process tells
-        # last is what ended it.
+        told = self._first_told()
+        if told is None:
+            return None
+        is_elsewhere = refers(told["reason"])
+        return (first_exception(self.content) if is_elsewhere else "") or told["reason"]
+
+    @property
+    def is_ours(self) -> bool:
+        told = self._first_told()
+        return told is not None and told.get("ours", False)
+
+    def _first_told(self) -> dict[str, Any] | None:
+        """The failure that came first; one that refers to another only where there is no other.
+
+        A worker's failure makes its engine fail, and that one the server.  What a process tells
+        last is what ended it.
+        """
         self.events()
-        return next(iter(self._failed.values()), None)
+        failed = [*self._failed.values()]
+        whole = [event for event in failed if not refers(event["reason"])]
+        return next(iter([*whole, *failed]), None)
 
     def close(self, keep: bool) -> None:
         """Hear no more events, and remove the file unless it is to be kept."""
@@ -96,7 +121,34 @@ def last_line(log: bytes) -> str:
     return shortened(next((line for line in reversed(lines) if line.strip()), ""))
 
 
+def first_exception(log: bytes) -> str:
+    """The first exception with a traceback in a log, as a part of a sentence; empty without any.
+
+    Processes write at the same time, each with its number before its lines.
+    """
+    begun: set[str] = set()  # processes that are writing a traceback
+    for line in log.decode(errors="replace").splitlines():
+        prefix = PREFIX.match(line)
+        process, text = (prefix[1] or "", line[prefix.end() :]) if prefix else ("", line)
+        if text.startswith(TRACEBACK):
+            begun.add(process)
+        elif process in begun and text[:1].strip():
+            begun.remove(process)
+            if not refers(text):
+                return shortened(text)
+    return ""
+
+
+def refers(reason: str) -> bool:
+    """Whether what is said of a failure is no more than that another process has the reason."""
+    return REFERRAL.search(reason) is not None
+
+
 def shortened(text: str) -> str:
-    """As many words of a text as a sentence has room for; the log has them all."""
+    """As many sentences of a text as there is room for, or words of its first; the log has all."""
+    text = " ".join(text.split())
     words = textwrap.shorten(text, ROOM, placeholder="", break_on_hyphens=False)
-    return (words or text.strip()[:ROOM]).rstrip(".")  # of a single word its beginning
+    if len(words) < len(text):
+        ends = [end.start() for end in re.finditer(r"[.!?] (?=[A-Z])", f"{words} A")]
+        words = words[: ends[-1]] if ends and not words.endswith(":") else words
+    return (words or text[:ROOM]).rstrip(".")  # of a single word its beginning

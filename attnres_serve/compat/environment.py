@@ -39,6 +39,11 @@ def make_usable() -> None:
     for name, read in _readers().items():
         if name in os.environ:
             _validate(name, os.environ[name], read)
+    if letters := {"?", "#"} & {*tempfile.gettempdir()}:
+        raise SettingError(
+            f"the folder for temporary files (TMPDIR) is {tempfile.gettempdir()}, in which torch "
+            f"takes {' and '.join(sorted(letters))} for a part of a URL; let TMPDIR name another."
+        )
     if len(os.fsencode(folder := os.environ.get(SOCKETS) or tempfile.gettempdir())) > LONGEST:
         os.environ[SOCKETS] = _short_folder(folder)
 

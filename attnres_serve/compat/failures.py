@@ -17,20 +17,28 @@ def reason_of(error: BaseException) -> str:
 
     A process that was killed tells nothing, and its parent sees no more than that it is gone.
     """
-    if isinstance(error, (CheckpointError, SettingError)):
+    if is_ours(error):
         return str(error).rstrip(".")  # a sentence of ours
-    said = engine_log.shortened("".join(traceback.format_exception_only(error)))
+    told = traceback.TracebackException.from_exception(error)
+    told.__notes__ = None  # where vLLM puts the traceback
+    said = engine_log.shortened("".join(told.format_exception_only()))
     for child in multiprocessing.process._dangling:  # type: ignore[attr-defined]
         is_own = child._parent_pid == os.getpid() and not child._closed
         number = -(child.exitcode or 0) if is_own else 0
         if number > 0 and number != signal.SIGTERM:  # which vLLM sends the others
-            return f"{child.name} was killed by signal {number}, and then {said}"
+            killed = f"{child.name} was killed by signal {number}"
+            return killed if engine_log.refers(said) else f"{killed}, and then {said}"
     return said
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an exception is a sentence for a user, to which a traceback adds nothing."""
+    return isinstance(error, (CheckpointError, SettingError))
 
 
 def tell(error: BaseException) -> None:
     """Tell whoever listens what ended this process."""
-    start_events.tell("failed", reason=reason_of(error))
+    start_events.tell("failed", reason=reason_of(error), ours=is_ours(error))
 
 
 @contextmanager
@@ -57,4 +65,5 @@ _TELLER = _Teller(logging.ERROR)
 
 def tell_logged() -> None:
     """Tell every exception that vLLM logs as an error in this process (idempotent)."""
+    start_events.hold()
     logging.getLogger("vllm").addHandler(_TELLER)

@@ -4,10 +4,12 @@ from attnres_serve.compat import failures, host, start_events
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     amx,
+    compile_paths,
     compiled_code,
     dead_engine,
     draft_blocks,
     draft_sampling,
+    eager_stages,
     expert_map,
     experts_beside_adapters,
     hybrid_prefix_caching,
@@ -90,7 +92,10 @@ def worker(vllm_config) -> None:
         expert_map.use_local_experts()
         mla_backend.compute_every_row()
         zeroed_blocks.zero_whole_blocks()
+        if vllm_config.parallel_config.pipeline_parallel_size > 1:
+            eager_stages.make_room()
     if not vllm_config.model_config.enforce_eager:
+        compile_paths.quote_paths()
         inductor.keep_order_of_mutations()
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.
         if host.on_cpu() and not host.untested_version():

@@ -167,6 +167,24 @@ def _listed_sizes(source: str) -> list[int] | None:
     return [*map(int, re.findall(r"\d+", found[1]))] if found else None
 
 
+def block_step() -> int | None:
+    """The number of which a block of vLLM's KV cache on CPU has a multiple of tokens.
+
+    None where another device is used, or where it cannot be told.
+    """
+    source = _source("v1/attention/backends/cpu_attn.py") if is_cpu_build() else None
+    found = re.search(
+        r"def get_supported_kernel_block_sizes.*?MultipleOf\((\d+)\)", source or "", re.S
+    )
+    return int(found[1]) if found else None
+
+
+def has_amx() -> bool:
+    """Whether this CPU has Intel's instructions for matrices."""
+    cpu = Path("/proc/cpuinfo")
+    return cpu.is_file() and "amx_tile" in cpu.read_text(encoding="utf-8").split()
+
+
 def lacks_quantized_experts() -> bool:
     """Whether vLLM's CPU build has no kernel for quantized experts here.
 
@@ -177,9 +195,7 @@ def lacks_quantized_experts() -> bool:
 
     if machine() not in ("x86_64", "AMD64"):
         return False
-    cpu = Path("/proc/cpuinfo")
-    has_amx = cpu.is_file() and "amx_tile" in cpu.read_text(encoding="utf-8").split()
-    return not has_amx and find_spec("zentorch") is None
+    return not has_amx() and find_spec("zentorch") is None
 
 
 def latent_rows() -> list[int] | None:

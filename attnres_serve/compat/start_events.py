@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 VARIABLE = "ATTNRES_SERVE_EVENTS"  # the path of the pipe, set where somebody listens
+_held: dict[str, int] = {}  # descriptors of pipes by their paths
 
 
 def is_heard() -> bool:
@@ -26,13 +27,26 @@ def tell(event: str, **facts: Any) -> None:
         facts: values that JSON can hold.
     """
     if is_heard():
+        path = os.environ[VARIABLE]
         line = json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\n"
         with suppress(OSError):  # whoever listened is gone
-            pipe = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_NONBLOCK)
+            pipe = _held[path] if path in _held else _opened(path)
             try:
                 os.write(pipe, line.encode())
             finally:
-                os.close(pipe)
+                if path not in _held:
+                    os.close(pipe)
+
+
+def hold() -> None:
+    """Keep the pipe open, so that a process can tell that it has no free descriptor."""
+    if is_heard() and (path := os.environ[VARIABLE]) not in _held:
+        with suppress(OSError):
+            _held[path] = _opened(path)
+
+
+def _opened(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
 
 
 class _Warnings(logging.Handler):

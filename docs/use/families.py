@@ -49,6 +49,13 @@ of the Hugging Face model type, which is what follows `attnres_` ({others}).
 For FLA's classes, see [formats](formats.md#flash-linear-attention). You can
 [add another](../build/add-a-family.md).
 
+## Prefixes
+
+A prefix that several prompts share is computed once. On a CPU vLLM cannot continue a cached
+prefix of {uncached} (and so of Kimi K3).
+On no device has it such a cache for Gated DeltaNet and Kimi Delta Attention. The start of a server
+says so.
+
 ## What was tested
 
 Each test runs a tiny random checkpoint in the engine on CPU, in float32, with {versions}.
@@ -116,7 +123,11 @@ def text() -> str:
         if family.model_type != f"attnres_{family.hf}"
     )
     tests = (f"| {test} | {what} | {passed_by(test, shown)} |\n" for test, what in TESTS.items())
-    found = NAMES.format(others=others, versions=versions(shown))
+    uncached = [
+        family.title for family in FAMILIES.values() if Limit.PREFIX_CACHING in family.limits
+    ]
+    listed = f"{', '.join(uncached[:-1])} and {uncached[-1]}"
+    found = NAMES.format(others=others, uncached=listed, versions=versions(shown))
     return HEAD + "".join(names) + found + "".join(tests) + TAIL
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from signal import SIGINT, SIGTERM
 from typing import Any, Protocol
 
-from attnres_serve.compat.engine_log import EngineLog, last_line
+from attnres_serve.compat.engine_log import EngineLog, first_exception, last_line
 
 # Events that end a phase of the start, and the name of the phase.
 PHASES = {
@@ -83,7 +83,7 @@ class Console:
         if self.ready:
             return
         if name == "model":
-            self._model = "".join(_aligned(*fact) for fact in event["facts"].items())
+            self._model += "".join(_aligned(*fact) for fact in event["facts"].items())
         elif name == "checked":
             self._checked = True
             self._verbose |= event["log"]
@@ -159,12 +159,13 @@ class Console:
         if not self.is_quiet:
             self.say(f"the server could not be started: {reason}.")
             return False
-        self._show_log()
+        if not self._log.is_ours:
+            self._show_log()
         self.say(f"the server could not be started: {reason}; its log is {self._log.path}.")
         return True
 
     def _last_words(self) -> str:
-        line = last_line(self._log.content)
+        line = first_exception(self._log.content) or last_line(self._log.content)
         return f" after it wrote: {line}" if line else ""
 
     def _show_log(self) -> None:

@@ -4,6 +4,8 @@ from attnres_serve import __version__
 from attnres_serve.checkpoints.cache import Cache
 from attnres_serve.compat import source
 from attnres_serve.depth.sites import sites
+from attnres_serve.families import FAMILIES
+from attnres_serve.families.limits import Limit
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 
@@ -14,7 +16,7 @@ def title() -> str:
 
 
 def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[str, str]:
-    """The name that was given for a checkpoint, the layout of its residuals, and its cache."""
+    """The name that was given for a checkpoint, the layout of its residuals, and its caches."""
     spec = parsed.spec
     layout = f"format {parsed.format}, family {parsed.base}, "
     if spec is None:
@@ -25,4 +27,15 @@ def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[
             f"{spec.num_blocks} blocks over {spec.num_sublayers} sublayers{full}, "
             f"{len(sites(spec))} sites"
         )
-    return {"model": name, "layout": layout} | ({"KV cache": str(cache)} if cache else {})
+    facts = {"model": name, "layout": layout} | ({"KV cache": str(cache)} if cache else {})
+    return facts | _prefixes(parsed)
+
+
+def _prefixes(parsed: ParsedConfig) -> dict[str, str]:
+    """Why prefixes of prompts are computed again for each request; empty where they are cached."""
+    family = FAMILIES[parsed.base]
+    if not family.cache_elements(parsed.config):
+        return {"prefixes": "not cached, as vLLM has no such cache for models without attention"}
+    if source.is_cpu_build() and Limit.PREFIX_CACHING in family.limits:
+        return {"prefixes": "not cached, as vLLM cannot continue those of this family on a CPU"}
+    return {}

@@ -126,11 +126,11 @@ def test_what_vllm_measures_is_not_told(words, monkeypatch) -> None:
     [
         (6, None, "", r"^m with 131072 tokens of context needs 2\.0 GiB of KV cache, and a quarter "
          r"of the free memory is 1\.5 GiB; give `serve` --max-model-len 98176 or less, or set "
-         r"VLLM_CPU_KVCACHE_SPACE=2 \(GiB\)\.$"),
+         r"VLLM_CPU_KVCACHE_SPACE=3 \(GiB\)\.$"),
         (1, None, "", r"is 256\.0 MiB; give `serve` --max-model-len 16256 or less\.$"),
         (64, "1", "", r", and VLLM_CPU_KVCACHE_SPACE=1 allows 1\.0 GiB; .* 65408 or less"),
         (64, None, "--kv-cache-memory-bytes 1k --max-model-len 4096",
-         r"^--max-model-len 4096 needs 64\.0 MiB .*-memory-bytes 1k allows 1\.0 KiB; set "),
+         r"^--max-model-len 4096 needs 66\.0 MiB .*-memory-bytes 1k allows 1\.0 KiB; set "),
         (6, None, "-pp 2", r"needs 1\.0 GiB of KV cache in each worker, .* is 1\.5 GiB; "),
     ],
 )  # fmt: skip
@@ -208,7 +208,7 @@ def test_check_says_what_serve_would_refuse(monkeypatch, capfd, tmp_path) -> Non
     for words in (["check", folder], ["check", folder, "--json"], ["serve", folder]):
         assert cli.main(words) == (2 if words[0] == "serve" else 1)
         out, err = capfd.readouterr()
-        assert "needs 192.0 KiB of KV cache" in err
+        assert "needs 240.0 KiB of KV cache" in err
         if "--json" in words:
             facts = json.loads(out)
             assert not facts["served"] and facts["reason"] in err and facts["layers"] == 3

@@ -14,7 +14,7 @@ import pytest
 
 from attnres_serve.compat import engine_log, failures, host, start_events
 from attnres_serve.compat.engine_log import EngineLog
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 
 
 @pytest.fixture
@@ -127,6 +127,15 @@ def test_a_child_that_was_killed_is_named(log, number):
     assert said == f"VllmWorker-0 was killed by signal {number:d}, and then RuntimeError: cancelled"
 
 
+def test_a_child_that_was_killed_is_all_that_is_said_of_it(log):
+    child = multiprocessing.get_context("spawn").Process(target=signal.pause, name="VllmWorker-1")
+    child.start()
+    child.kill()
+    child.join()
+    failures.tell(Exception("WorkerProc initialization failed. See stack trace for root cause."))
+    assert log.reason == "VllmWorker-1 was killed by signal 9"
+
+
 def test_children_that_were_stopped_are_not(log):
     method = multiprocessing.get_context("spawn")
     children = [method.Process(target=sys.exit, args=(code,)) for code in (0, 1)]
@@ -154,3 +163,91 @@ def test_the_last_line_of_a_log(log, text, said):
     log.path.unlink()  # as those do that tidy up folders for temporary files
     log.write(text.encode())
     assert engine_log.last_line(log.content) == said
+
+
+BEGIN = "Traceback (most recent call last):"
+NO_FILES = "zmq.error.ZMQError: Too many open files (addr='inproc://x')"
+TOLD_ELSEWHERE = [
+    "Exception: WorkerProc initialization failed due to an exception in a background process. See "
+    "stack trace for root cause",
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): ",
+    "RuntimeError: Worker failed with error 'x', please check the stack trace above for the root "
+    "cause",
+]
+
+
+@pytest.mark.parametrize("referral", TOLD_ELSEWHERE)
+def test_a_reason_that_is_elsewhere_is_looked_for(log, referral):
+    """A worker without a free descriptor could tell nobody."""
+    assert failed(log, (2, referral), (1, TOLD_ELSEWHERE[1])) == referral
+    log.write(
+        b"(EngineCore pid=2) WARNING 11-29 02:30:50 [a.py:1] Traceback of nobody\n"
+        b"(Worker pid=3) ERROR 11-29 02:30:50 [a.py:1] Traceback (most recent call last):\n"
+        b"(EngineCore pid=2) ERROR 11-29 02:30:50 [a.py:1] Traceback (most recent call last):\n"
+        b'(Worker pid=3) ERROR 11-29 02:30:50 [a.py:1]   File "/a.py", line 1, in a\n'
+        b"(EngineCore pid=2) ERROR 11-29 02:30:50 [a.py:1] " + referral.encode() + b"\n"
+        b"(Worker pid=3) ERROR 11-29 02:30:50 [a.py:1]     b()\n"
+        b"(Worker pid=3) ERROR 11-29 02:30:50 [a.py:1] " + NO_FILES.encode() + b"\n"
+        b"Traceback (most recent call last):\n  File\nKeyError: later\n"
+    )
+    assert log.reason == NO_FILES
+    assert failed(log, (4, "OSError: [Errno 98] Address already in use")) == (
+        "OSError: [Errno 98] Address already in use"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ""),
+        ("KeyError: without a traceback\n", ""),
+        (f"{BEGIN}\n", ""),
+        (f"{BEGIN}\n  File\n    a()\nOSError: no room\n", "OSError: no room"),
+        (f"(W pid=3) {BEGIN}\n(W pid=3)   File\nnoise\n(W pid=3) A: b\n", "A: b"),
+        (f"\u00fc\n{BEGIN}\n  File\nMemoryError\n", "MemoryError"),
+    ],
+)  # fmt: skip
+def test_the_first_exception_of_a_log(text, said):
+    assert engine_log.first_exception(text.encode()) == said
+
+
+def test_a_process_without_a_free_descriptor_tells_it(log):
+    """As workers do under a low `ulimit -n`."""
+    script = (
+        "import os, resource\n"
+        "from attnres_serve.compat import failures, start_events\n"
+        "start_events.hold()\n"
+        "start_events.hold()\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) - 1,) * 2)\n"
+        "try:\n"
+        "    os.pipe()\n"
+        "except OSError as error:\n"
+        "    failures.tell(error)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert log.reason == "OSError: [Errno 24] Too many open files"
+
+
+def test_a_traceback_in_the_notes_of_an_exception_is_none_of_the_reason(log):
+    """vLLM's workers put it there."""
+    error = ValueError("No valid attention backend")
+    error.add_note("Traceback (most recent call last):\n  File")
+    failures.tell(error)
+    assert log.reason == "ValueError: No valid attention backend"
+    assert not log.is_ours
+
+
+@pytest.mark.parametrize("error", [CheckpointError("It lacks a tensor."), SettingError("No.")])
+def test_a_sentence_of_ours_is_known(log, error):
+    failures.tell(error)
+    assert log.reason == str(error).rstrip(".") and log.is_ours
+    assert failed(log, (1, TOLD_ELSEWHERE[0])) == str(error).rstrip(".") and log.is_ours
+
+
+def test_a_long_reason_ends_with_a_sentence():
+    whole = (
+        "ValueError: There is no room for it. " + "Its use is 0.5 of 1.5 GiB, as vLLM says. " * 9
+    )
+    said = engine_log.shortened(whole)
+    assert said.startswith("ValueError: There is no room for it. Its") and len(said) <= 300
+    assert said.endswith("as vLLM says")

@@ -100,6 +100,21 @@ def test_a_folder_that_is_too_long_is_told(given, monkeypatch) -> None:
         variables.make_usable()
 
 
+@pytest.mark.parametrize("name", ["a#b", "a?b", "#", "a b#c?d"])
+def test_a_folder_that_is_no_path_of_a_url_is_told(name, monkeypatch, tmp_path) -> None:
+    """Workers that share a file there would meet at another, which a next start finds again."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    with pytest.raises(SettingError, match=r"\(TMPDIR\) is .* a part of a URL; let TMPDIR name"):
+        variables.make_usable()
+
+
+@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a$b(c)", "\u00fc", "a%20b", "a&b;c|d"])
+def test_other_letters_of_a_folder_are_taken(name, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(variables, "LONGEST", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    variables.make_usable()
+
+
 @pytest.mark.parametrize("words", [["serve", str(DEMO)], ["serve", "here"], ["verify", str(DEMO)]])
 def test_a_working_directory_that_was_removed(words, tmp_path) -> None:
     """Libraries would fail to load, in their own words."""

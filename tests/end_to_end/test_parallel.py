@@ -41,11 +41,11 @@ def job(golden: str, algorithm: str, mode: str, **options) -> dict:
     return engine_job(GOLDENS / golden, prompts, algorithm, mode, **options)
 
 
-def pipeline(golden: str, first: int, algorithm: str, **options) -> dict:
-    """The first stage has ``first`` layers.  (Stock vLLM's eager mode has no pipelines on CPU.)"""
+def pipeline(golden: str, first: int, algorithm: str, mode: str = "compiled", **options) -> dict:
+    """The first stage has ``first`` layers."""
     partition = {"VLLM_PP_LAYER_PARTITION": f"{first},{LAYERS[golden] - first}"}
     options |= {"pipeline_parallel_size": 2}
-    return job(golden, algorithm, "compiled", **options) | {"env": partition}
+    return job(golden, algorithm, mode, **options) | {"env": partition}
 
 
 def sharded(whole: dict, least: int = 8) -> dict:
@@ -66,9 +66,10 @@ def check(jobs: list[dict], golden: str, folder, **env: str) -> list[dict]:
 
 @pytest.mark.versions
 def test_a_stage_that_starts_inside_a_block(tmp_path):
-    """Its sites are traced, too, although the code that answers is compiled."""
+    """Its sites are traced, too, although the code that answers is compiled; or it is eager."""
     asked = pipeline(BLOCK, IN_MID_BLOCK, "two_phase") | {"trace": True}
-    (result,) = check([asked], BLOCK, tmp_path)
+    eager = pipeline(BLOCK, IN_MID_BLOCK, "single_pass", "eager")
+    result, _ = check([asked, eager], BLOCK, tmp_path)
     check_trace(GOLDENS / BLOCK, max(asked["prompts"], key=len), result["trace"])
 
 

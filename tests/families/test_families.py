@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pickle
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -161,6 +162,14 @@ def test_sites_are_sharded_only_where_that_is_tried() -> None:
     """``test_family_ways`` runs the families of Hugging Face's classes, and AliceAI."""
     tried = {name for name in STOCK if FAMILIES[name].has_hf_class} | {"alice_ai"}
     assert {name for name, family in FAMILIES.items() if family.shards_sites} <= tried
+
+
+def test_the_page_lists_those_without_a_prefix_cache_on_a_cpu() -> None:
+    page = (ROOT / "docs" / "use" / "families.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"## Prefixes\n(.*?)\n## ", page, re.S)
+    listed = " ".join(section.split())
+    for name, facts in FACTS.items():
+        assert (FAMILIES[name].title in listed) == (not facts.caches_prefixes), name
 
 
 def test_the_page_lists_them() -> None:

@@ -27,7 +27,8 @@ def replaced(source: str) -> set[str]:
     for node in ast.walk(ast.parse(source)):
         for target in node.targets if isinstance(node, ast.Assign) else ():
             is_marked = isinstance(node.value, ast.Constant)
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            is_attribute = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
+            if is_attribute and target.value.id != "self":
                 found |= set() if is_marked or target.attr == "__code__" else {target.attr}
         if isinstance(node, ast.Tuple) and "setattr(" in source:
             found |= {leaf.value for leaf in node.elts[1:2] if isinstance(leaf, ast.Constant)}
@@ -67,6 +68,7 @@ def test_every_class_of_the_page_is_named_in_its_file() -> None:
     [
         ("| `A.run` | `a.py` |", "A.run = run", []),
         ("", "A.run = run", ["a.py: run"]),
+        ("", "self.run = run", []),
         ("| `A.run`, `B.stop` | `a.py` |", "A.run = run", ["a.py: stop"]),
         ("| `A.run` | `a.py` |", "A.run = run\nrun.marked = True", []),
         ("| `A.run` | `b.py` |", "def f(cls):\n    cls.run = run", ["a.py: run", "b.py: run"]),

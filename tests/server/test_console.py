@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from attnres_serve import cli
-from attnres_serve.compat import source, start_events
+from attnres_serve.compat import failures, source, start_events
 from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.compat.workarounds import quick_exit
-from attnres_serve.errors import SettingError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.server import launcher
 from attnres_serve.server.start import address, example, preload, supervisor
 from attnres_serve.server.start.console import Console
@@ -186,6 +186,47 @@ def test_the_reason_of_a_failed_start_comes_last(log, is_terminal):
         "attnres-serve: the server could not be started: ValueError: no memory; its log is "
         f"{log.path}."
     )
+
+
+@pytest.mark.parametrize("kind", [CheckpointError, SettingError])
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_sentence_of_a_worker_stands_alone(log, kind, is_terminal):
+    """The traceback that vLLM writes for it is in the log."""
+    shown = Shown(log, is_terminal=is_terminal)
+    shown.checked()
+    shown.console.written(b"Traceback\n  File\nRuntimeError: see above\n", "err")
+    with log.heard():
+        failures.tell(kind("the checkpoint lacks a tensor; write it anew."))
+    assert shown.console.ended(1)
+    assert shown.err.new() == [
+        "attnres-serve: the server could not be started: the checkpoint lacks a tensor; write it "
+        f"anew; its log is {log.path}."
+    ]
+    assert b"Traceback" in log.path.read_bytes()
+
+
+def test_a_process_that_told_nothing_is_read_in_the_log(log):
+    """The first exception, not the last line."""
+    shown = Shown(log)
+    shown.checked()
+    shown.console.written(
+        b"(Worker pid=3) Traceback (most recent call last):\n(Worker pid=3)   File\n"
+        b"(Worker pid=3) OSError: [Errno 98] Address already in use\nnanobind: leaked 3\n",
+        "err",
+    )
+    assert shown.console.ended(1)
+    assert shown.err.new()[-1].startswith(
+        "attnres-serve: the server could not be started: it ended with status 1 after it wrote: "
+        "OSError: [Errno 98] Address already in use; its log is "
+    )
+
+
+def test_facts_of_a_start_come_one_after_the_other(log):
+    shown = Shown(log)
+    shown.event("model", facts=FACTS)
+    shown.event("model", facts={"cores": "0|1, a part for each worker"})
+    shown.event("checked", title="t", log=False, headless=False, socket=None)
+    assert shown.out.new()[-1] == "  cores     0|1, a part for each worker"
 
 
 @pytest.mark.parametrize(

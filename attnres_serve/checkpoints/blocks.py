@@ -1,0 +1,90 @@
+"""The blocks of the KV cache on a CPU, and flags about them that vLLM refuses after its start."""
+
+import math
+from typing import Any
+
+from attnres_serve.checkpoints import needs
+from attnres_serve.compat import source
+from attnres_serve.errors import SettingError
+from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import Family
+from attnres_serve.flags import number, value_of
+from attnres_serve.formats.parsed_config import ParsedConfig
+
+SIZE, COUNT = "--block-size", "--num-gpu-blocks-override"
+USUAL = 128  # tokens of a block, unless the flag says otherwise
+LATENT = 16  # of latent attention without AMX, whatever the flag says
+HELD_BACK = 1  # block that vLLM fills no sequence with
+
+
+def check(name: str, parsed: ParsedConfig, words: list[str]) -> None:
+    """Refuse a size or a number of blocks with which vLLM cannot serve a whole context on a CPU.
+
+    Args:
+        name: what the checkpoint is called.
+        parsed: what the resolver made of it.
+        words: flags of vLLM's server.
+
+    Raises:
+        SettingError: in one sentence, with the flag and what it may be.
+    """
+    family, config = FAMILIES[parsed.base], parsed.config
+    if not source.is_cpu_build() or not family.cache_elements(config):
+        return
+    step, given = source.block_step() or 1, _integer(SIZE, words)
+    takes_any = family.is_latent or family.state_bytes(config, 2)  # vLLM makes another of it
+    if given is not None and (given < 1 or (given % step and not takes_any)):
+        most = max(given // step, 1) * step
+        raise SettingError(
+            f"{SIZE} is {given}; vLLM's attention on CPU takes multiples of {step}, such as "
+            f"{most} or {USUAL}, the default."
+        )
+    count = _integer(COUNT, words)
+    if count is None:
+        return
+    context = number(value_of("--max-model-len", words)) or needs.context(config)
+    fills = is_filled_by_tokens(family, config)
+    size = size_of(family, words)
+    least = math.ceil(context / size if fills else 1) + HELD_BACK
+    if count < least:
+        what = f"a sequence of {context} tokens in blocks of {size}" if fills else "a sequence"
+        shorter = (count - HELD_BACK) * size
+        raise SettingError(
+            f"{COUNT} is {count}, and {name} needs at least {least}, for {what} and one that vLLM "
+            f"holds back; leave it out, give {least} or more"
+            f"{f', or --max-model-len {shorter} or less' if fills and shorter > 0 else ''}."
+        )
+
+
+def size_of(family: Family, words: list[str]) -> int:
+    """Tokens of a block."""
+    if family.is_latent and not source.has_amx():
+        return LATENT
+    return _integer(SIZE, words) or USUAL
+
+
+def is_filled_by_tokens(family: Family, config: Any) -> bool:
+    """Whether a sequence fills a block with as many tokens as it has, in all layers alike.
+
+    Recurrent states and windows take blocks of their own, which vLLM counts otherwise.
+    """
+    return not family.state_bytes(config, 2) and not has_windows(family, config)
+
+
+def has_windows(family: Family, config: Any) -> bool:
+    """Whether layers may cache fewer tokens than the context has."""
+    if family.window is not None:
+        return family.window(config) is not None
+    if not config.get("use_sliding_window", True):
+        return False
+    read = {"sliding_window", "attention_chunk_size"} & {*family.keys()}
+    return any(config.get(key, True) is not None for key in read)
+
+
+def _integer(flag: str, words: list[str]) -> int | None:
+    """The whole number that a flag is given; None where it is left to vLLM."""
+    value = value_of(flag, words)
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        return None

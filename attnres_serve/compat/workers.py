@@ -1,0 +1,206 @@
+"""The workers that a command line asks for on this machine, and the cores of each on a CPU.
+
+vLLM gives a worker the cores of one memory node.  It raises where an engine has more workers than
+there are nodes, after the seconds of its start, and engines side by side get the same cores.  So
+the cores are divided here, before vLLM is imported.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnres_serve.compat import source
+from attnres_serve.errors import SettingError
+from attnres_serve.flags import number, value_of
+
+VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
+AUTO, UNBOUND = "auto", "nobind"
+RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # cores of an engine that are left to other processes
+NODES = "CPU_VISIBLE_MEMORY_NODES"
+SIMULATED = "VLLM_CPU_SIM_MULTI_NUMA"  # vLLM divides the cores itself
+PROCESSORS = Path("/sys/devices/system/cpu")
+STATUS = Path("/proc/self/status")
+# Flags whose product is the number of workers, each with its short form.
+STAGES = ("--pipeline-parallel-size", "-pp")
+RANKS = ("--tensor-parallel-size", "-tp")
+PARTS = ("--prefill-context-parallel-size", "-pcp")
+ENGINES = ("--data-parallel-size", "-dp")
+LOCAL_ENGINES = ("--data-parallel-size-local", "-dpl")
+ONE_ENGINE = ("--data-parallel-rank", "-dpn")  # of several that are started one by one
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a command line.
+
+    Attributes:
+        stages, ranks: by how many of them an engine's workers share a model.
+        engines: how many run on this machine.
+        count: how many workers run on this machine.
+        flags: the flags that ask for them, as a part of a sentence.
+    """
+
+    stages: int
+    ranks: int
+    engines: int
+    count: int
+    flags: str
+
+
+def workers_of(words: list[str]) -> Workers:
+    """The workers that flags of vLLM's ask for on this machine."""
+
+    def size(flags: tuple[str, ...]) -> int | None:
+        return next(filter(None, (number(value_of(flag, words)) for flag in flags)), None)
+
+    one = 1 if any(value_of(flag, words) is not None for flag in ONE_ENGINE) else None
+    engines = size(LOCAL_ENGINES) or one or size(ENGINES) or 1
+    stages, ranks, parts = (size(flags) or 1 for flags in (STAGES, RANKS, PARTS))
+    machines = size(("--nnodes", "-n")) or 1
+    asked = [
+        f"{flags[0]} {found}"
+        for flags in (RANKS, STAGES, PARTS, ENGINES, LOCAL_ENGINES)
+        if (found := size(flags)) is not None
+    ]
+    count = max(stages * ranks * parts * engines // machines, 1)
+    return Workers(stages, ranks, engines, count, " with ".join(asked))
+
+
+def bind(words: list[str]) -> str | None:
+    """Divide the cores among the workers of this machine, where vLLM would not.
+
+    Args:
+        words: flags of vLLM's.
+
+    Returns:
+        What the processes of vLLM are told by ``VARIABLE``: lists of cores with ``|`` between them.
+        None where nothing is set: by the user, for a single worker, or for one on each memory node.
+
+    Raises:
+        SettingError: there is no core for each worker, or the variable does not fit them.
+    """
+    if not source.is_cpu_build() or os.environ.get(SIMULATED, "0") != "0":
+        return None
+    workers, said = workers_of(words), os.environ.get(VARIABLE, AUTO).strip()
+    if said == UNBOUND:
+        return None
+    found = _cores()
+    if said not in ("", AUTO):
+        _check(said, workers, [core for _, core in found])
+        return None
+    os.environ.pop(VARIABLE, None)
+    nodes, memories = {node for node, _ in found}, _memory_nodes()
+    has_node = workers.engines == 1 and workers.count <= len(memories) and memories <= nodes
+    if workers.count == 1 or has_node:
+        return None
+    cores = [core for node, core in found if node in memories] or [core for _, core in found]
+    if len(cores) < workers.count:
+        raise SettingError(
+            f"{workers.flags} asks for {workers.count} workers on this machine, and this process "
+            f"may use {_amount(cores)}, where each worker needs one of its own; ask for fewer "
+            f"workers, allow it more cores, or set {VARIABLE}='{_shared(cores, workers.count)}' to "
+            "have them share it, slowly."
+        )
+    os.environ[VARIABLE] = _divided(cores, workers)
+    return os.environ[VARIABLE]
+
+
+def _cores() -> list[tuple[int, int]]:
+    """The memory node and the number of each core that this process may use, in this order.
+
+    Of the logical processors of a core it is the last one, as vLLM chooses.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for processor in sorted(os.sched_getaffinity(0)):
+        folder = PROCESSORS / f"cpu{processor}"
+        node = next((int(path.name[4:]) for path in folder.glob("node[0-9]*")), 0)
+        siblings = _text(folder / "topology" / "thread_siblings_list") or str(processor)
+        found[node, siblings] = processor
+    return sorted((node, core) for (node, _), core in found.items())
+
+
+def _memory_nodes() -> set[int]:
+    """The memory nodes that vLLM sees; node 0 where the kernel tells none."""
+    told = re.search(r"^Mems_allowed_list:\s*(\S+)$", _text(STATUS), re.M)
+    nodes = set(_numbers(told[1]) if told else []) or {0}
+    chosen = os.environ.get(NODES, "").strip()
+    return nodes & set(_numbers(chosen)) if chosen else nodes
+
+
+def _divided(cores: Sequence[int], workers: Workers) -> str:
+    """As many equal parts of cores as there are workers; each leaves some of its part free."""
+    reserved = number(os.environ.get(RESERVED))
+    spare = 1 if reserved is None else reserved * workers.engines // workers.count
+    parts = []
+    for worker in range(workers.count):
+        begin, end = (len(cores) * (worker + n) // workers.count for n in (0, 1))
+        parts.append(cores[begin : max(end - spare, begin + 1)])
+    return "|".join(map(_ranges, parts))
+
+
+def _shared(cores: Sequence[int], count: int) -> str:
+    return "|".join(str(cores[worker % len(cores)]) for worker in range(count))
+
+
+def _check(said: str, workers: Workers, cores: Sequence[int]) -> None:
+    """Raise SettingError unless a value of the variable has cores of this machine for each worker.
+
+    Logical processors that are not the first choice of their core may be named as well.
+    """
+    parts = said.split("|")
+    expected = f"expected {workers.count} list{'s' * (workers.count > 1)} of cores"
+    if workers.count > 1:
+        expected += " with | between them"
+    if workers.count <= len(cores):
+        expected += f", such as '{_divided(cores, workers)}'"
+    expected += f", or {UNBOUND}"
+    lists = [_numbers(part) for part in parts]
+    if not all(lists):
+        raise SettingError(f"{VARIABLE} is {said!r}, which are no lists of cores; {expected}.")
+    if len(parts) != workers.count:
+        flags = f" ({workers.flags})" if workers.flags else ""
+        raise SettingError(
+            f"{VARIABLE} is {said!r}, the cores of {len(parts)}, and the number of workers on this "
+            f"machine is {workers.count}{flags}; {expected}."
+        )
+    allowed = os.sched_getaffinity(0)
+    for core in (core for found in lists for core in found if core not in allowed):
+        raise SettingError(
+            f"{VARIABLE} is {said!r}, and this process may not use core {core}; {expected}."
+        )
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of a list such as ``0-3,8``; empty for anything else."""
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
+        numbers = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
+        if not numbers:
+            return []
+        found += numbers
+    return found
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """A list of ascending numbers as ``_numbers`` reads it."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _amount(cores: Sequence[int]) -> str:
+    return f"{len(cores)} core{'s' * (len(cores) > 1)} ({_ranges(cores)})"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,115 @@
+"""Sizes and numbers of blocks of the KV cache that vLLM refuses on a CPU, refused at once."""
+
+import pytest
+from checkpoints import write_house
+from facts import FACTS
+
+from attnres_serve.checkpoints import blocks, cache
+from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.compat import memory, source
+from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.families import FAMILIES
+from attnres_serve.server.start import facts
+
+CONTEXT = 512  # of a tiny checkpoint
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(source, "block_step", lambda: 32)
+    monkeypatch.setattr(source, "has_amx", lambda: False)
+
+
+def check(folder, base: str, words: str) -> None:
+    parsed = check_folder(write_house(folder, base, block_size=2)).translated("m")
+    blocks.check("m", parsed, words.split())
+
+
+@pytest.mark.parametrize(
+    ("base", "words", "said"),
+    [
+        ("llama", "--block-size 16", r"^--block-size is 16; vLLM's attention on CPU takes "
+         r"multiples of 32, such as 32 or 128, the default\.$"),
+        ("llama", "--block-size=100", "is 100; .* such as 96 or 128"),
+        ("llama", "--block_size 0", "is 0; .* such as 32 or"),
+        ("llama", "--block-size -32", "is -32; .* such as 32 or"),
+        ("qwen3_next", "--block-size 0", "is 0; .* such as 32 or"),
+        ("llama", "--num-gpu-blocks-override 2", r"^--num-gpu-blocks-override is 2, and m needs at "
+         r"least 5, for a sequence of 512 tokens in blocks of 128 and one that vLLM holds back; "
+         r"leave it out, give 5 or more, or --max-model-len 128 or less\.$"),
+        ("llama", "--num-gpu-blocks-override 4", "is 4, and m needs at least 5, .* 384 or less"),
+        ("llama", "--num-gpu-blocks-override 0", r"at least 5, .* it out, give 5 or more\.$"),
+        ("llama", "--num-gpu-blocks-override 1 --max-model-len 128", r"2, .*give 2 or more\.$"),
+        ("llama", "--num-gpu-blocks-override 8 --block-size 32", "17, .* in blocks of 32 and"),
+        ("deepseek_v2", "--num-gpu-blocks-override 8", "at least 33, .* in blocks of 16 and one"),
+        ("qwen3_next", "--num-gpu-blocks-override 1", "at least 2, for a sequence and one"),
+    ],
+)  # fmt: skip
+def test_blocks_that_hold_no_context_are_refused(base, words, said, tmp_path) -> None:
+    with pytest.raises(SettingError, match=said):
+        check(tmp_path, base, words)
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ("llama", ""),
+        ("llama", "--block-size 32"),
+        ("llama", "--block-size 256"),
+        ("llama", "--num-gpu-blocks-override 5"),
+        ("llama", "--num-gpu-blocks-override 2 --max-model-len 128"),
+        ("llama", "--block-size none --num-gpu-blocks-override many"),  # vLLM's parser has words
+        ("deepseek_v2", "--block-size 100"),  # vLLM makes 16 of it
+        ("deepseek_v2", "--num-gpu-blocks-override 33"),
+        ("qwen3_next", "--block-size 16"),  # vLLM aligns it with the states
+        ("qwen3_next", "--num-gpu-blocks-override 2"),
+        ("gated_deltanet", "--block-size 7 --num-gpu-blocks-override 1"),  # it has no KV cache
+    ],
+)
+def test_others_are_left_to_vllm(base, words, tmp_path) -> None:
+    check(tmp_path, base, words)
+
+
+def test_blocks_of_another_device_are_left_to_vllm(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    check(tmp_path, "llama", "--block-size 16 --num-gpu-blocks-override 1")
+
+
+@pytest.mark.parametrize(("more", "is_enough"), [(-1, False), (0, True)])
+def test_a_cache_holds_a_context_in_whole_blocks_and_one_more(
+    more, is_enough, tmp_path, monkeypatch
+) -> None:
+    """vLLM ends with `0.0 GiB KV cache is needed, which is larger than ... 0.0 GiB`."""
+    monkeypatch.setattr(memory, "left", lambda: 2**36)
+    monkeypatch.setattr(memory, "left_on_a_node", lambda: 2**36)
+    monkeypatch.delenv(cache.VARIABLE, raising=False)
+    checkpoint = check_folder(write_house(tmp_path, "llama", block_size=2))
+    parsed = checkpoint.translated("m")
+    token = FAMILIES["llama"].cache_elements(parsed.config) * 4
+    size = (CONTEXT + blocks.USUAL) * token + more
+    words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(size)]
+    if is_enough:
+        found = cache.of("m", parsed, words)
+        assert found is not None and found.size == size
+    else:
+        with pytest.raises(CheckpointError, match="--max-model-len 384 or less, or set VLLM_CPU_"):
+            cache.of("m", parsed, words)
+
+
+@pytest.mark.skipif(not source.installed()[0], reason="reads vLLM's source")
+def test_the_step_is_that_of_the_installed_vllm(monkeypatch) -> None:
+    from vllm.v1.attention.backends import cpu_attn
+
+    monkeypatch.undo()
+    listed = cpu_attn.CPUAttentionBackend.get_supported_kernel_block_sizes()
+    steps = [size.base for size in listed if hasattr(size, "base")]
+    assert steps == [source.block_step()]
+
+
+@pytest.mark.parametrize("base", [name for name, family in FAMILIES.items() if family.is_stock])
+def test_a_start_says_where_prefixes_are_not_cached(base, tmp_path) -> None:
+    """On a CPU; what the engine does is in the tests of families."""
+    parsed = check_folder(write_house(tmp_path, base, block_size=2)).translated("m")
+    said = facts.of_checkpoint("m", parsed, None).get("prefixes", "")
+    assert said.startswith("not cached, as vLLM ") == (not FACTS[base].caches_prefixes)
