@@ -19,6 +19,7 @@ from attnres_serve.compat.workarounds import (
     model_names,
     numba_threads,
     orphans,
+    prompt_logprobs,
     python_frames,
     quick_exit,
     rotary,
@@ -96,6 +97,7 @@ def routes() -> None:
     adapter_refusals.answer_in_a_sentence()
     dead_engine.answer_in_a_sentence()
     model_names.list_in_refusals()
+    prompt_logprobs.give_to_every_answer()
 
 
 def server(client) -> None:
