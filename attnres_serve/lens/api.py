@@ -161,7 +161,7 @@ def _numbers(name: str, values: Any, other: str = "") -> list[int]:
 
 
 def _may_be_number(value: Any) -> bool:
-    """False for a truth value and for a row of a table, which ``operator.index`` may take."""
+    """False for a truth value and for a row of a table, which Python may count as one."""
     dtype = str(getattr(value, "dtype", type(value).__name__))
     return not dtype.endswith("bool") and not getattr(value, "shape", ())
 
