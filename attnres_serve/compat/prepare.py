@@ -12,6 +12,7 @@ from attnres_serve.compat.workarounds import (
     eager_stages,
     expert_map,
     experts_beside_adapters,
+    grammar_refusals,
     hybrid_prefix_caching,
     ids_without_row,
     inductor,
@@ -19,11 +20,15 @@ from attnres_serve.compat.workarounds import (
     mla_backend,
     mla_context,
     model_names,
+    no_token_left,
     numba_threads,
     orphans,
+    penalties,
+    prompt_logprobs,
     prompts_of_adapters,
     python_frames,
     quick_exit,
+    responses_errors,
     rotary,
     router_bias,
     rows_without_adapter,
@@ -49,6 +54,8 @@ def process() -> None:
     if host.on_cpu():
         hybrid_prefix_caching.off_by_default()
         mla_context.keep_settings()
+    if orphans.is_engine_of_vllm():
+        no_token_left.end_answers()
     torch_vector_math.settle()
 
 
@@ -65,6 +72,7 @@ def engine(vllm_config) -> None:
                 raise SettingError(problem)
         mla_backend.ask_for_cpu_mla(vllm_config)
     orphans.end_coordinator_with_parent(vllm_config)
+    no_token_left.end_answers()  # of an engine in this process
 
 
 def worker(vllm_config) -> None:
@@ -107,10 +115,19 @@ def routes() -> None:
     adapter_refusals.answer_in_a_sentence()
     dead_engine.answer_in_a_sentence()
     model_names.list_in_refusals()
+    grammar_refusals.answer_in_a_sentence()
+    responses_errors.stream_refusals()
+    penalties.refuse_overflowing_beams()
+    prompt_logprobs.give_to_every_answer()
 
 
 def server(client) -> None:
     """Called when a server's engine runs, with vLLM's engine client."""
     ids_without_row.refuse_ids_without_row(client)
+    ids_without_row.name_the_field(client)
     worker_limits.refuse_beyond_workers(client)
     unsendable.refuse_unsendable(client)
+    penalties.refuse_overflowing(client)
+    grammar_refusals.refuse_uncompiled(client)
+    no_token_left.refuse_contradictions(client)
+    no_token_left.refuse_dead_ends(client)

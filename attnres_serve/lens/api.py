@@ -5,7 +5,7 @@ import inspect
 import json
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from pydantic import ValidationError
@@ -70,7 +70,7 @@ def trace(
         logprobs=logprobs,
         lens=lens,
     )
-    prompt = prompt if isinstance(prompt, str) else _numbers("prompt", prompt, "text or ")
+    prompt = _prompt(prompt)
     if where.startswith(SERVERS):
         of_engine = [*engine, *["max_model_len"] * (max_model_len is not None)]
         if of_engine:
@@ -113,8 +113,28 @@ def _edits(edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -
     ]
 
 
+def _prompt(prompt: Any) -> str | list[int]:
+    """Text, or token ids as numbers of Python's.
+
+    Raises:
+        SettingError: it is neither, or has half of a character.
+    """
+    if not isinstance(prompt, str):
+        return _numbers("prompt", prompt, "text or ")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise SettingError(
+            "prompt: found half of a surrogate pair; expected whole characters, as "
+            'bytes.decode("utf-8") gives them.'
+        ) from None
+    return prompt
+
+
 def _numbers(name: str, values: Any, other: str = "") -> list[int]:
     """The values as numbers of Python's, also those of NumPy.
+
+    Bytes, sets, and the keys of a mapping can be counted through as well, and are no such list.
 
     Args:
         name: of the argument.
@@ -126,14 +146,24 @@ def _numbers(name: str, values: Any, other: str = "") -> list[int]:
     """
     found = values
     try:
+        if isinstance(values, bytes | bytearray | memoryview | Set | Mapping):
+            raise TypeError
         numbers = []
         for found in values:
+            if not _may_be_number(found):
+                raise TypeError
             numbers.append(operator.index(found))
         return numbers
     except TypeError:
         raise SettingError(
             f"{name}: found {found!r:.60}; expected {other}a list of whole numbers."
         ) from None
+
+
+def _may_be_number(value: Any) -> bool:
+    """False for a truth value and for a row of a table, which Python may count as one."""
+    dtype = str(getattr(value, "dtype", type(value).__name__))
+    return not dtype.endswith("bool") and not getattr(value, "shape", ())
 
 
 def _words(engine: Mapping[str, Any]) -> list[str]:

@@ -8,19 +8,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from attnres_serve import texts
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import files
 from attnres_serve.tracing.answer import TraceAnswer
 from attnres_serve.tracing.edits import KINDS, MOST, Edit, require_few_tokens
 
 STDIN = "-"
-_NO_TEXT = "the prompt in {} is not in UTF-8; convert it first."
 
 
 def prompt(text: str | None, file: str | None) -> str:
     """The prompt that ``--prompt`` or ``--prompt-file`` gives, one of which may be ``-`` for stdin.
 
-    The text of a file is taken as it is, a line break at its end included.
+    The text of a file is taken as it is, a line break at its end included; a byte order mark is no
+    part of it.
 
     Args:
         text: the value of ``--prompt``.
@@ -33,29 +34,19 @@ def prompt(text: str | None, file: str | None) -> str:
         raise SettingError("give the prompt by --prompt TEXT or --prompt-file FILE, one of them.")
     source = "--prompt" if file is None else f"--prompt-file {file}"
     if STDIN in (text, file):
-        source, text = "the standard input", _decoded(sys.stdin.buffer.read(), "stdin")
-    elif text is not None:
-        _require_utf8(source, text)
+        content = sys.stdin.buffer.read()
+        source, text = "the standard input", texts.decoded(content, "the prompt in stdin")
+    elif text is not None:  # with Python's surrogates for bytes that are no text
+        content = text.encode(errors="surrogatepass")
+        text = texts.decoded(content, f"the prompt in {source}")
     elif file is not None:
         try:
-            text = _decoded(Path(file).read_bytes(), file)
+            text = texts.decoded(Path(file).read_bytes(), f"the prompt in {file}")
         except OSError as error:
             raise SettingError(f"--prompt-file: {file} cannot be read ({error}).") from None
     if not text:
         raise SettingError(f"{source} is empty; give some text.")
     return text
-
-
-def _require_utf8(flag: str, text: str) -> None:
-    """Refuse bytes on the command line that are no text.
-
-    Raises:
-        SettingError: there are some.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # Python's surrogates for such bytes
-        raise SettingError(_NO_TEXT.format(flag)) from None
 
 
 def trace(path: str) -> TraceAnswer:
@@ -147,10 +138,3 @@ def _field(name: str, value: str) -> Any:
 
 def _number(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
-
-
-def _decoded(content: bytes, place: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise SettingError(_NO_TEXT.format(place)) from None

@@ -5,6 +5,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from attnres_serve import texts
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
@@ -109,10 +110,7 @@ def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[li
     """
     from attnres_serve.verify.oracle import model
 
-    try:
-        content = Path(text).read_text(encoding="utf-8") if text else str(model.__doc__)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"the text {text} cannot be read ({error}).") from None
+    content = _read(text) if text else str(model.__doc__)
     ids = tokenizer.load(folder)(content)["input_ids"]
     if text is None:
         ids *= ceil(tokens / max(1, len(ids)))
@@ -124,3 +122,10 @@ def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[li
     step = (len(ids) - tokens) / max(1, count - 1)
     starts = dict.fromkeys(round(i * step) for i in range(count))
     return [ids[start : start + tokens] for start in starts]
+
+
+def _read(path: str) -> str:
+    try:
+        return texts.decoded(Path(path).read_bytes(), f"the text {path}")
+    except OSError as error:
+        raise SettingError(f"the text {path} cannot be read ({error}).") from None

@@ -21,6 +21,8 @@ BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
 ASKING = frozenset({"/v1/attn_res"})  # except these, which ask the workers
 CODING = b"content-encoding"
+# What may stand in a body that has a number which is none, or too large for a float.
+UNBOUNDED = re.compile(rb"NaN|Infinity|[eE]\+?0*[1-9]\d\d|\d{300}")
 GZIP = b"\x1f\x8b"  # with which such a body begins
 LONGEST_NAME = 100  # characters of a field in a sentence; it is the client's
 # Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
@@ -110,6 +112,13 @@ class Limits:
                 f"{place} has half of a surrogate pair; send a character such as an emoji whole, "
                 "or leave it out.",
             )
+        unbounded = unbounded_field(asked) if UNBOUNDED.search(body) else None
+        if unbounded is not None:
+            place = repr(unbounded[:LONGEST_NAME]) if unbounded else "The body"
+            raise HTTPException(
+                400,
+                f"{place} has NaN or an infinite number, which JSON has not; send finite ones.",
+            )
         count, limit = sequences(asked), self.policy.max_sequences
         if count > limit:
             raise HTTPException(
@@ -176,6 +185,19 @@ def is_cut(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+def unbounded_field(asked: Any) -> str | None:
+    """The field of a body that has NaN or an infinite number; None if there is none.
+
+    Empty for the body itself.
+    """
+    for name, value in asked.items() if isinstance(asked, dict) else [("", asked)]:
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            return name
+    return None
 
 
 def sequences(asked: Any) -> float:

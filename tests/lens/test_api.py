@@ -5,6 +5,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from asked_server import asked_server
 from made_up import made_up
 from serving import DEMO, free_port
@@ -288,6 +290,49 @@ def test_a_refusal_is_one_sentence(asked, sentence, own):
         attnres_serve.trace(DEMO, **{"prompt": PROMPT} | asked)
     said = str(refusal.value)
     assert "\n" not in said and said.endswith((".", "?")) and "flags" not in own
+
+
+NO_PROMPTS = (
+    *(b"import os", bytearray(b"import os"), memoryview(b"import os"), np.bytes_(b"import os")),
+    *(Path("import os"), ["import os"], ["import", "os"], [b"import"], np.array("import os")),
+    *(5, None, [True, False], np.array([True]), np.array([5.0]), np.array([[5], [6]]), [[5, 6]]),
+    *({"input_ids": [5]}, {5: 6}, {5, 6}, frozenset([5]), torch.tensor([[5], [6]])),
+    *(torch.tensor([True]), torch.tensor([0.5])),
+)
+
+
+@pytest.mark.parametrize("prompt", NO_PROMPTS, ids=repr)
+def test_what_is_neither_text_nor_token_ids(prompt, server):
+    """Though Python counts through most of it."""
+    with pytest.raises(SettingError, match=r"^prompt: found .*; expected text or a list of whole"):
+        attnres_serve.trace(URL, prompt)
+    assert "url" not in server
+
+
+@pytest.mark.parametrize("prompt", ["\ud83d", "a\udce9"], ids=ascii)
+def test_half_of_a_character_is_no_text(prompt, server):
+    with pytest.raises(SettingError, match=r"^prompt: found half of a surrogate pair; expected"):
+        attnres_serve.trace(URL, prompt)
+    assert "url" not in server
+
+
+class Text(str):
+    """Text of another class."""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted"),
+    [
+        *((Text("a\r\n"), "a\r\n"), (np.str_("é"), "é"), ("\ufeffa", "\ufeffa")),
+        *((kind((5, 6)), [5, 6]) for kind in (list, tuple, iter, np.array, torch.tensor)),
+        *((np.array([5, 6], kind), [5, 6]) for kind in ("uint8", "int32", "uint64")),
+        *((range(5, 7), [5, 6]), ([np.int64(5), 6], [5, 6]), (array("i", [5, 6]), [5, 6])),
+    ],
+    ids=repr,
+)
+def test_forms_of_text_and_token_ids(prompt, wanted, server):
+    attnres_serve.trace(URL, prompt)
+    assert server["json"] == {"prompt": wanted}
 
 
 @pytest.mark.parametrize("flag", [{"dtype": "float32"}, {"max_model_len": 9}, {"max_token": 3}])

@@ -246,7 +246,30 @@ def test_a_prompt_of_a_file_or_of_stdin(words, server, tmp_path, monkeypatch):
     assert server["json"]["prompt"] == "über\n"
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"", "is empty"), (b"\xff", "is not in UTF-8")])
+@pytest.mark.parametrize("words", ["--prompt -", "--prompt-file p", "--prompt TEXT"])
+def test_a_byte_order_mark_is_no_part_of_a_prompt(words, server, tmp_path, monkeypatch):
+    """Line breaks of another system are."""
+    monkeypatch.chdir(tmp_path)
+    content = b"\xef\xbb\xbfimport os\r\n"
+    Path("p").write_bytes(content)
+    with open("p") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        server["answer"] = httpx.Response(200, content=made_up(3, 2).model_dump_json())
+        given = [word if word != "TEXT" else content.decode() for word in words.split()]
+        assert cli.main(["inspect", "--url", "http://x", *given, "--out", "x.json"]) == 0
+    assert server["json"]["prompt"] == "import os\r\n"
+
+
+NO_PROMPTS = {
+    "is empty": [b"", b"\xef\xbb\xbf"],
+    "is not in UTF-8": [b"\xff", "für".encode("latin-1"), "a".encode("utf-16")],
+    "has NUL characters": ["import os".encode("utf-16-le"), "import os".encode("utf-32-be")],
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(content, said) for said in NO_PROMPTS for content in NO_PROMPTS[said]]
+)
 def test_a_prompt_that_is_none(content, said, tmp_path, capsys):
     (tmp_path / "p").write_bytes(content)
     assert said in refused(capsys, str(DEMO), "--prompt-file", str(tmp_path / "p"))

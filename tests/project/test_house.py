@@ -15,7 +15,7 @@ PACKAGE = ROOT / "attnres_serve"
 # From the ground up.  A room imports rooms of its own floor or of one below.
 FLOORS = (
     ("errors", "kernels"),
-    ("address", "depth", "settings", "flags", "mistakes"),
+    ("address", "depth", "settings", "flags", "mistakes", "texts"),
     ("families",),
     ("formats", "compat", "output"),
     ("checkpoints",),

@@ -525,6 +525,33 @@ def test_half_of_a_surrogate_pair_is_refused_by_its_field(body, begin):
     assert len(error_of(answer)) < 300 and not app.state.reached
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{"logit_bias": {"5": NaN}}', "'logit_bias'"),
+        ('{"prompt": "a", "temperature": Infinity}', "'temperature'"),
+        ('{"length_penalty": -Infinity}', "'length_penalty'"),
+        ('{"vllm_xargs": {"a": [1, 1e999]}}', "'vllm_xargs'"),
+        ('{"min_p": -1E+0400}', "'min_p'"),
+        ("[NaN]", "The body"),
+        ('{"x": ' + "9" * 400 + ".0}", "'x'"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_numbers_that_are_none_are_refused_by_their_field(body, field):
+    answer = ask(app_of(), "POST", "/v1/completions", [BEARER], chunks=[body.encode()])
+    assert answer.status == 400
+    assert error_of(answer) == (
+        f"{field} has NaN or an infinite number, which JSON has not; send finite ones."
+    )
+
+
+@pytest.mark.parametrize("body", ['{"prompt": "NaN Infinity 1e999"}', '{"a": 1e300, "b": 1e-400}'])
+def test_finite_numbers_are_not(body):
+    answer = ask(app_of(), "POST", "/v1/completions", [BEARER], chunks=[body.encode()])
+    assert answer.status == 200
+
+
 def test_whole_surrogate_pairs_are_text():
     app = app_of()
     body = b'{"prompt": "\\ud83d\\ude00", "stop": ["\xf0\x9f\x98\x80"], "user": "\\\\ud83d"}'

@@ -119,6 +119,134 @@ def test_responses_whole_and_streamed(client):
     assert more.usage.input_tokens > whole.usage.input_tokens
 
 
+# --- what no answer can satisfy
+
+
+A, B = (tokenizer.load(DEMO)(letter, add_special_tokens=False).input_ids[0] for letter in "ab")
+# What contradicts itself at once, after some tokens, or by a grammar; and the field that is named.
+DEAD_ENDS: dict[str, tuple[dict, str]] = {
+    "at once": ({"allowed_token_ids": [A], "bad_words": ["a"]}, "allowed_token_ids"),
+    "at once, sampled": (
+        {"allowed_token_ids": [A], "bad_words": ["a"], "temperature": 1, "n": 2},
+        "allowed_token_ids",
+    ),
+    "the end": ({"allowed_token_ids": [2], "min_tokens": 4}, "allowed_token_ids"),
+    "on the way": (
+        {"allowed_token_ids": [A, B], "bad_words": ["aa", "ab", "ba", "bb"]},
+        "allowed_token_ids",
+    ),
+    "on the way, sampled": (
+        {"allowed_token_ids": [A], "bad_words": ["aaa"], "temperature": 1, "n": 3},
+        "allowed_token_ids",
+    ),
+    "a grammar": (
+        {"allowed_token_ids": [B], "structured_outputs": {"regex": "a+"}},
+        "allowed_token_ids",
+    ),
+    "a grammar and a word": (
+        {"bad_words": ["a"], "structured_outputs": {"regex": "a"}},
+        "bad_words",
+    ),
+    "a penalty": ({"repetition_penalty": 1e-38}, "repetition_penalty"),
+    "a wrong grammar": (
+        {"structured_outputs": {"regex": "(["}},
+        "structured_outputs.regex",
+    ),
+}
+ROUTES = {"/v1/completions": ASK, "/v1/chat/completions": CHAT}
+# A grammar that permits no character, which the third route reads as well.
+NOTHING = {"structured_outputs": {"regex": "[^\\x00-\\U0010ffff]"}}
+REFUSED = [
+    *((path, *case) for path in ROUTES for case in DEAD_ENDS.values()),
+    ("/v1/responses", NOTHING, "structured_outputs"),
+    ("/v1/responses", *DEAD_ENDS["a wrong grammar"]),
+    ("/v1/responses", {"repetition_penalty": 1e38}, "repetition_penalty"),
+]
+
+
+def last_error(lines: list[str]) -> dict:
+    """What the last event of a stream that is an error says, in either shape."""
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    (found,) = [one for one in events if "error" in one or one.get("type") == "error"]
+    return found.get("error") or found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "fields", "param"), REFUSED, ids=str)
+def test_what_leaves_no_token_is_refused(server, path, fields, param, stream):
+    body = ROUTES.get(path, ASK_RESPONSES) | fields
+    answer = server.client.post(path, json=body | {"stream": stream})
+    assert answer.status_code == (200 if stream else 400)
+    error = last_error(answer.text.splitlines()) if stream else answer.json()["error"]
+    assert str(error["code"]) == "400" and error["param"] == param
+    assert "\n" not in error["message"] and f"`{param}`" in error["message"]
+
+
+def test_one_of_two_tokens_is_left(client):
+    bound = {"allowed_token_ids": [A, B], "bad_words": ["a"]}
+    answer = client.completions.create(**ASK, extra_body=bound)
+    assert answer.choices[0].text == "b" * 12
+    bound = {"structured_outputs": {"regex": "a"}, "bad_words": ["b"], "min_tokens": 5}
+    answer = client.completions.create(**ASK, extra_body=bound)
+    assert answer.choices[0].text == "a" and answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("token", [2**31, 2**32, 2**63 - 1, 2048])
+def test_ids_that_no_vocabulary_has(server, token):
+    asked = {"prompt": [5, token], "max_tokens": 1, "model": "demo"}
+    for path, body in {
+        "/detokenize": {"tokens": [5, token]},
+        "/v1/completions": asked,
+        "/v1/completions?echo": asked | {"echo": True},
+        "/v1/attn_res/trace": {"prompt": [5, token]},
+    }.items():
+        answer = server.client.post(path, json=body)
+        assert answer.status_code == 400
+        assert f"{token} " in answer.json()["error"]["message"]
+
+
+# --- echo
+
+
+ECHOES = {
+    "several answers": {"prompt": "x", "n": 3, "temperature": 1, "seed": 1, "logprobs": 1},
+    "the prompt alone": {"prompt": "import os", "max_tokens": 0, "logprobs": 1, "n": 2},
+    "token ids": {"prompt": [A, B, 300], "n": 2, "temperature": 1, "seed": 2, "logprobs": 0},
+    "several prompts": {
+        "prompt": ["import os", "é"],
+        "n": 2,
+        "temperature": 1,
+        "seed": 3,
+        "logprobs": 2,
+    },
+    "without logprobs": {"prompt": ["a", "import os"], "n": 2, "temperature": 1, "seed": 4},
+}
+
+
+def joined(parts: list[dict]) -> dict[int, dict[str, list]]:
+    """Texts, tokens, logprobs and offsets of the answers, whose parts come in any order."""
+    found: dict[int, dict[str, list]] = {}
+    for choice in (choice for part in parts for choice in part["choices"]):
+        rows = found.setdefault(choice["index"], {"text": []})
+        rows["text"] += choice["text"]
+        for name, values in (choice["logprobs"] or {}).items():
+            rows.setdefault(name, []).extend(values)
+    return found
+
+
+@pytest.mark.parametrize("name", ECHOES)
+def test_a_stream_echoes_what_one_answer_does(server, name):
+    """Several times: whether vLLM merged outputs of two answers was a matter of the moment."""
+    asked = {"model": "demo", "max_tokens": 6, "temperature": 0, "echo": True} | ECHOES[name]
+    if not asked["max_tokens"]:
+        asked["temperature"] = 1  # several answers are never greedy
+    whole = joined([server.client.post("/v1/completions", json=asked).json()])
+    for _ in range(4):
+        lines = server.client.post("/v1/completions", json=asked | {"stream": True}).text
+        parts = [json.loads(line[6:]) for line in lines.splitlines() if line.startswith("data: {")]
+        assert joined(parts) == whole
+
+
 # --- the rest of the API
 
 

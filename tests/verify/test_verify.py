@@ -178,6 +178,10 @@ def test_refusals(capsys, tmp_path):
     short = tmp_path / "short"
     short.write_text("Four words of text.")
     assert "a longer one" in refused(capsys, "verify", golden, "--text", str(short))
+    short.write_bytes("Four words of text.".encode("utf-16"))
+    assert "is not in UTF-8" in refused(capsys, "verify", golden, "--text", str(short))
+    short.write_bytes("Four words of text.".encode("utf-16-le"))
+    assert "has NUL characters" in refused(capsys, "verify", golden, "--text", str(short))
     bare = shutil.copytree(golden, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     assert "tokenizer" in refused(capsys, "verify", str(bare))
     for tokens in ("256", "300"):
@@ -405,6 +409,14 @@ def test_no_passage_is_compared_twice(more: int, found: int, tmp_path: Path) -> 
     text.write_text("".join(chr(ord("a") + i % 26) for i in range(20 + more)))
     passages = passage_texts.passages(GOLDENS / BLOCK, str(text), 20, 3)
     assert len(passages) == found == len({*map(tuple, passages)})
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    found = []
+    for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
+        (tmp_path / name).write_bytes(mark + b"import os\r\n" * 9)
+        found.append(passage_texts.passages(DEMO, str(tmp_path / name), 20, 1))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("part", ["the head", "the site of the attention of layer 61"])

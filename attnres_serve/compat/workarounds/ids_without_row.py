@@ -2,12 +2,13 @@
 
 It compares ids with the larger of tokenizer and model, and those of a server without a tokenizer
 with nothing.  Tokens that end an answer, by config.json or the tokenizer, and what ``bad_words``
-become it compares with nothing either.
+become it compares with nothing either.  A tokenizer decodes such ids to no text, or fails at those
+of more than 32 bits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from attnres_serve.compat.workarounds.request_refusals import refuse_by
+from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 
 
 def refuse_ids_without_row(client) -> None:
@@ -31,10 +32,44 @@ def without_row(request, rows: int) -> str | None:
         if sampling.min_tokens:
             parts["what ends an answer, beside `min_tokens`"] = sampling.all_stop_token_ids
     for part, ids in parts.items():
-        found = next((token for token in ids if not 0 <= token < rows), None)
-        if found is not None:
-            return (
-                f"Token {found} of {part} is not in the vocabulary of {rows} tokens; the model has "
-                f"those from 0 to {rows - 1}."
-            )
+        if found := _outside(ids, part, rows):
+            return found
     return None
+
+
+def name_the_field(client) -> None:
+    """Have a server name the field of ids that neither the model nor its tokenizer has.
+
+    It validates those of prompts in vLLM's words, and decodes those of ``/detokenize``, and of a
+    prompt for ``echo``, before that.
+    """
+    renderer, rows = client.renderer, client.vllm_config.model_config.get_vocab_size()
+    decode: Callable = renderer._detokenize_prompt_async
+
+    def require_known(ids: Iterable[int], part: str) -> None:
+        if renderer.tokenizer is not None:
+            rows_of_both = max(rows, renderer.tokenizer.max_token_id + 1)
+            if found := _outside(ids, part, rows_of_both):
+                raise refusal(found)
+
+    def validate_token_ids(token_ids, *, parameter=None) -> None:
+        require_known(token_ids, f"`{parameter or 'prompt'}`")
+
+    async def _detokenize_prompt_async(prompt):
+        require_known(prompt["prompt_token_ids"], "`tokens` or `prompt`")
+        return await decode(prompt)
+
+    if hasattr(renderer, "validate_token_ids"):  # before 0.32 it is no method of a renderer
+        renderer.validate_token_ids = validate_token_ids
+    renderer._detokenize_prompt_async = _detokenize_prompt_async
+
+
+def _outside(ids: Iterable[int], part: str, rows: int) -> str | None:
+    """Error sentence for the first id that is not below ``rows``."""
+    found = next((token for token in ids if not 0 <= token < rows), None)
+    if found is None:
+        return None
+    return (
+        f"Token {found} of {part} is not in the vocabulary of {rows} tokens; the model has "
+        f"those from 0 to {rows - 1}."
+    )

@@ -35,12 +35,18 @@ def _wait(parent) -> None:
 
 
 # Names of the processes in which vLLM runs a server, an engine or a worker.
-PROCESSES = ("ApiServer_", "APIServer_", "EngineCore", "VllmWorker-")
+ENGINE = "EngineCore"
+PROCESSES = ("ApiServer_", "APIServer_", ENGINE, "VllmWorker-")
 
 
 def is_process_of_vllm() -> bool:
     """Whether vLLM started this process, to serve."""
     return multiprocessing.current_process().name.startswith(PROCESSES)
+
+
+def is_engine_of_vllm() -> bool:
+    """Whether vLLM started this process, to schedule requests."""
+    return multiprocessing.current_process().name.startswith(ENGINE)
 
 
 def end_coordinator_with_parent(vllm_config) -> None:

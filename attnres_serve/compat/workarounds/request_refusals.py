@@ -1,6 +1,8 @@
 """Requests that an engine cannot take, refused before they are queued."""
 
+import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 
@@ -9,15 +11,30 @@ def refuse_by(client, problem: Callable[[Any], str | None]) -> None:
 
     They are asked when given their id: whole, and not yet queued.
     """
-    from vllm.exceptions import VLLMValidationError
-
     processor = client.input_processor
     assign: Callable = processor.assign_request_id
 
     def assign_if_there_is_none(request) -> None:
         found = problem(request)
         if found:
-            raise VLLMValidationError(found)
+            raise refusal(found)
         assign(request)
 
     processor.assign_request_id = assign_if_there_is_none
+
+
+def refusal(sentence: str) -> Exception:
+    """The error that clients get as a 400; its ``param`` is the first field in backticks."""
+    field = re.search(r"`([\w.]+)`", sentence)
+    return _class_of_refusals()(sentence, parameter=field and field[1])
+
+
+@cache
+def _class_of_refusals() -> type:
+    from vllm.exceptions import VLLMValidationError
+
+    class Refusal(VLLMValidationError):
+        def __str__(self) -> str:
+            return self.args[0]  # vLLM's adds the parameter to the sentence
+
+    return Refusal

@@ -1,0 +1,97 @@
+"""Grammars of answers that cannot be compiled, which are the client's to correct.
+
+vLLM 0.32 tells of some of them in several lines that draw the place, and names no field.  What a
+server accepts and the engine's backend cannot compile is answered with 500: the backend of the
+first request with a grammar compiles those of all later ones.
+
+This can go with a vLLM that answers both with 400 and one sentence.
+"""
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from attnres_serve.compat.workarounds.request_refusals import refusal
+
+LONGEST = 200  # characters of a reason, which may hold the whole grammar
+# Where a request may have what vLLM makes a grammar of, by the field of ``structured_outputs``.
+ELSEWHERE = {
+    "json": "`response_format`, `text.format` or `tools`",
+    "json_object": "`response_format`",
+    "structural_tag": "`response_format` or `tools`",
+}
+
+
+def answer_in_a_sentence() -> None:
+    """Have every server refuse such grammars in one sentence that names the field (idempotent)."""
+    from vllm.sampling_params import SamplingParams
+
+    cls: Any = SamplingParams
+    own = cls._validate_structured_outputs
+    if getattr(own, "answers_in_a_sentence", False):
+        return
+
+    def _validate_structured_outputs(self, *rest, **options):
+        field = field_of(self.structured_outputs)
+        try:
+            own(self, *rest, **options)
+        except Exception as error:  # whatever a compiler raises at a grammar
+            raise refusal(f"{field} cannot be compiled ({reason(str(error))}).") from error
+
+    _validate_structured_outputs.answers_in_a_sentence = True  # type: ignore[attr-defined]
+    cls._validate_structured_outputs = _validate_structured_outputs
+
+
+def field_of(outputs) -> str:
+    """The field that a grammar comes from, and where else it may come from.
+
+    Args:
+        outputs: vLLM's ``StructuredOutputsParams``, or None.
+    """
+    fields = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+    found = next((name for name in fields if getattr(outputs, name, None) is not None), None)
+    if found is None:
+        return "`structured_outputs`"
+    others = ELSEWHERE.get(found)
+    return f"`structured_outputs.{found}`" + (f" or that of {others}" if others else "")
+
+
+def reason(said: str) -> str:
+    """What a compiler says, in a part of a sentence."""
+    error = re.search(r"^error: (.+)$", said, re.MULTILINE)  # below a drawing of the place
+    line = error[1] if error else said.strip().partition("\n")[0]
+    line = re.sub(r"^((Grammar error|Invalid grammar specification): )+", "", line).rstrip(".")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+
+
+def refuse_uncompiled(client) -> None:
+    """Have an engine's client answer a 400 where the engine could not compile a grammar.
+
+    It gives such a request up as it does one whose cache another server could not send.
+    """
+    if client.vllm_config.kv_transfer_config is not None:
+        return
+    generate: Callable[..., AsyncGenerator[Any, None]] = client.generate
+
+    def generate_or_refuse(prompt, sampling_params, *rest, **options):
+        answers = generate(prompt, sampling_params, *rest, **options)
+        outputs = sampling_params.structured_outputs
+        return answers if outputs is None else _unless_uncompiled(answers, field_of(outputs))
+
+    client.generate = generate_or_refuse
+
+
+async def _unless_uncompiled(answers, field: str):
+    """The answers.
+
+    Raises:
+        VLLMValidationError: the engine gave one up, as it does with such a grammar.
+    """
+    async with aclosing(answers):
+        async for output in answers:
+            if any(one.finish_reason == "error" for one in output.outputs):
+                raise refusal(
+                    f"{field} cannot be compiled by this server, whose log says why; simplify it."
+                )
+            yield output

@@ -1,0 +1,52 @@
+"""Penalties with which logits, or the scores of a beam search, overflow.
+
+vLLM takes any positive ``repetition_penalty``.  Positive logits are divided by it and negative ones
+multiplied, in float32: an infinity among them leaves no probabilities, and an arbitrary token is
+the answer.  With logprobs of processed logits, the answer is an error of the JSON encoder.  A score
+is divided by the length to the power of ``length_penalty``, and the error of that names no field.
+"""
+
+from typing import Any
+
+from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
+
+LEAST, MOST = 1e-30, 1e30  # logits of up to 1e8 stay finite
+STEEPEST = 50.0  # a million tokens to this power is 1e300
+
+
+def refuse_overflowing(client) -> None:
+    """Have an engine refuse requests with such penalties."""
+    refuse_by(client, lambda request: problem(request.sampling_params))
+
+
+def problem(sampling) -> str | None:
+    """Error sentence for a penalty outside of the range; None if there is none.
+
+    Args:
+        sampling: vLLM's ``SamplingParams``, or None.
+    """
+    if sampling is None or LEAST <= sampling.repetition_penalty <= MOST:
+        return None
+    found = sampling.repetition_penalty
+    return f"`repetition_penalty` is {found:g}; expected {LEAST:g} to {MOST:g}, and 1 for none."
+
+
+def refuse_overflowing_beams() -> None:
+    """Have every server refuse beam searches with such a length penalty (idempotent)."""
+    from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
+
+    cls: Any = BeamSearchOnlineMixin
+    own = cls.beam_search
+    if getattr(own, "refuses_overflowing", False):
+        return
+
+    def beam_search(self, prompt, request_id, params, *rest, **options):
+        if not abs(params.length_penalty) <= STEEPEST:
+            raise refusal(
+                f"`length_penalty` is {params.length_penalty:g}; expected {-STEEPEST:g} to "
+                f"{STEEPEST:g}."
+            )
+        return own(self, prompt, request_id, params, *rest, **options)
+
+    beam_search.refuses_overflowing = True  # type: ignore[attr-defined]
+    cls.beam_search = beam_search

@@ -1,0 +1,246 @@
+"""Requests that forbid every token."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attnres_serve.compat.workarounds import no_token_left
+from attnres_serve.compat.workarounds.no_token_left import REASON
+
+pytest.importorskip("vllm")
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.sample.sampler import Sampler
+
+ROWS, END = 16, 2  # tokens of the vocabulary, and the one that ends an answer
+GRAMMAR = StructuredOutputsParams(regex="a+")
+
+
+def params(words: list[list[int]] = (), **asked: Any) -> SamplingParams:
+    """As vLLM's input processor leaves them, with bad words as tokens."""
+    found = SamplingParams(max_tokens=10, **asked)
+    found.update_from_generation_config({}, END)
+    found._bad_words_token_ids = [*words] or None
+    return found
+
+
+def test_vllm_samples_a_token_though_all_are_forbidden() -> None:
+    current_platform.import_kernels()
+    assert Sampler.greedy_sample(torch.full((1, ROWS), float("-inf"))).tolist() == [0]
+
+
+CONTRADICTIONS = {
+    "`allowed_token_ids` and `bad_words`": {"allowed_token_ids": [5, 6], "words": [[5], [6], [7]]},
+    "`allowed_token_ids` and `min_tokens`": {"allowed_token_ids": [END], "min_tokens": 1},
+    "`bad_words` and `min_tokens`": {
+        "words": [[n] for n in range(ROWS) if n != END],
+        "min_tokens": 1,
+    },
+    "`bad_words` leaves no token": {"words": [[n] for n in range(ROWS)]},
+    "`allowed_token_ids` and `min_tokens` leave": {
+        "allowed_token_ids": [9, END],
+        "stop_token_ids": [9],
+        "min_tokens": 3,
+        "ignore_eos": True,
+    },
+    "`allowed_token_ids` and `bad_words` and `min_tokens` leave": {
+        "allowed_token_ids": [5, END],
+        "words": [[5]],
+        "min_tokens": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("said", CONTRADICTIONS)
+def test_what_a_request_shows_is_refused(said: str) -> None:
+    found = no_token_left.contradiction(params(**CONTRADICTIONS[said]), ROWS)
+    assert found is not None and found.startswith(said) and found.endswith("fields out.")
+
+
+POSSIBLE = (
+    {},
+    {"allowed_token_ids": [5, 6], "words": [[5]]},
+    {"allowed_token_ids": [5], "words": [[5, 5]]},
+    {"allowed_token_ids": [END]},
+    {"allowed_token_ids": [5, END], "min_tokens": 4},
+    {"allowed_token_ids": [END], "min_tokens": 4, "structured_outputs": GRAMMAR},
+    {"words": [[n] for n in range(1, ROWS)]},
+    {"min_tokens": 4},
+)
+
+
+@pytest.mark.parametrize("asked", POSSIBLE, ids=str)
+def test_what_leaves_a_token_is_not_refused(asked: dict[str, Any]) -> None:
+    assert no_token_left.contradiction(params(**asked), ROWS) is None
+    assert no_token_left.contradiction(None, ROWS) is None
+
+
+class Grammar:
+    """A manager of grammars, whose one grammar permits tokens from 5 to 9 until the end."""
+
+    def __init__(self, ended: bool = False) -> None:
+        self.ended = ended
+
+    def is_terminated(self) -> bool:
+        return self.ended
+
+    def validate_tokens(self, request: Request, tokens: list[int]) -> list[int]:
+        count = 0
+        while count < len(tokens) and 5 <= tokens[count] <= 9:
+            count += 1
+        return tokens[: count + (count < len(tokens) and tokens[count] == END)]
+
+
+def scheduler(grammar: Grammar, **config: Any) -> SimpleNamespace:
+    model = SimpleNamespace(hf_config=SimpleNamespace(**config))
+    return SimpleNamespace(
+        max_model_len=64,
+        structured_output_manager=grammar,
+        vllm_config=SimpleNamespace(model_config=model),
+    )
+
+
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch):
+    """Takes the tokens of a step as a scheduler does: what it keeps, and whether it stops."""
+    name = "_update_request_with_output"
+    monkeypatch.setattr(Scheduler, name, getattr(Scheduler, name))
+    no_token_left.end_answers()
+    no_token_left.end_answers()  # idempotent
+
+    def update(
+        tokens: list[int],
+        past: tuple[int, ...] = (),
+        ended: bool = False,
+        config: dict[str, Any] | None = None,
+        **asked: Any,
+    ) -> tuple[Request, list[int], bool]:
+        request = Request("name", [3], params(**asked), None)
+        grammar = Grammar(ended)
+        if request.structured_output_request is not None:
+            request.structured_output_request.grammar = grammar  # type: ignore[assignment]
+        request.append_output_token_ids([*past])
+        config = {"attn_res_config": {}} if config is None else config
+        run: Any = Scheduler._update_request_with_output
+        return request, *run(scheduler(grammar, **config), request, [*tokens])
+
+    return update
+
+
+# What is sampled, what was before, what is asked, and how many of the tokens are kept.
+DEAD_ENDS = (
+    ([0], (), {"allowed_token_ids": [5, 6]}, 0),
+    ([5, 0], (5,), {"allowed_token_ids": [5, 6]}, 1),
+    ([0], (), {"words": [[0]]}, 0),
+    ([6], (5,), {"words": [[5, 6]]}, 0),
+    ([5, 6, 7], (9,), {"words": [[9, 5, 6]]}, 1),
+    ([END], (), {"min_tokens": 2}, 0),
+    ([5, END], (), {"min_tokens": 2}, 1),
+    ([7], (5,), {"min_tokens": 2, "stop_token_ids": [7]}, 0),
+    ([0], (), {"structured_outputs": GRAMMAR}, 0),
+    ([6, 6, 0], (5,), {"structured_outputs": GRAMMAR}, 2),
+    ([6], (), {"structured_outputs": GRAMMAR, "allowed_token_ids": [3]}, 0),
+)
+
+
+@pytest.mark.parametrize(("tokens", "past", "asked", "kept"), DEAD_ENDS, ids=str)
+def test_an_answer_ends_before_a_forbidden_token(step, tokens, past, asked, kept) -> None:
+    request, found, stopped = step(tokens, past, **asked)
+    assert stopped and found == tokens[:kept]
+    assert [*request.output_token_ids] == [*past, *tokens[:kept]]
+    assert request.status == RequestStatus.FINISHED_ABORTED and request.stop_reason == REASON
+
+
+GOES_ON = (
+    ([5], (), {"allowed_token_ids": [5, 6]}),
+    ([6], (4,), {"words": [[5, 6]]}),
+    ([6, 5], (), {"words": [[5, 6]]}),
+    ([5], (), {"min_tokens": 2}),
+    ([5, 6], (), {"structured_outputs": GRAMMAR}),
+    ([0], (), {}),
+)
+
+
+@pytest.mark.parametrize(("tokens", "past", "asked"), GOES_ON, ids=str)
+def test_what_is_permitted_is_kept(step, tokens, past, asked) -> None:
+    request, found, stopped = step(tokens, past, **asked)
+    assert not stopped and found == tokens and request.stop_reason is None
+
+
+STOPS = (
+    ([5, END, 0], {"allowed_token_ids": [5, END]}, 2),
+    ([5, 6, END], {"min_tokens": 2}, 3),
+    ([5, END, 0], {"structured_outputs": GRAMMAR}, 2),
+    ([END], {"structured_outputs": GRAMMAR, "min_tokens": 3}, 1),
+)
+
+
+@pytest.mark.parametrize(("tokens", "asked", "kept"), STOPS, ids=str)
+def test_an_answer_that_stops_before_has_no_reason_of_ours(step, tokens, asked, kept) -> None:
+    request, found, stopped = step(tokens, **asked)
+    assert stopped and found == tokens[:kept]
+    assert request.status == RequestStatus.FINISHED_STOPPED and request.stop_reason is None
+
+
+def test_what_follows_a_grammar_is_free(step) -> None:
+    assert step([0], structured_outputs=GRAMMAR, ended=True)[1:] == ([0], False)
+
+
+def test_other_models_keep_what_vllm_does(step) -> None:
+    assert step([0], allowed_token_ids=[5], config={})[1:] == ([0], False)
+
+
+def client_of(reasons: list[str | None], closed: list[bool]) -> SimpleNamespace:
+    """A client of an engine that answers an output for each ``stop_reason``."""
+
+    async def generate(prompt, sampling_params, request_id):
+        try:
+            for reason in reasons:
+                answers = [SimpleNamespace(stop_reason=None), SimpleNamespace(stop_reason=reason)]
+                yield SimpleNamespace(outputs=answers)
+        finally:
+            closed.append(True)
+
+    return SimpleNamespace(generate=generate)
+
+
+def asked(client: SimpleNamespace, sampling: SamplingParams) -> int:
+    async def ask() -> int:
+        return len([output async for output in client.generate("a", sampling, "name")])
+
+    return asyncio.run(ask())
+
+
+FIELDS = {
+    "`allowed_token_ids` and `bad_words` leave no token to go on": {
+        "allowed_token_ids": [5],
+        "bad_words": ["a"],
+    },
+    "`min_tokens` leaves no token to go on": {"min_tokens": 3},
+    "the grammar (`structured_outputs`": {"structured_outputs": GRAMMAR},
+}
+
+
+@pytest.mark.parametrize("said", FIELDS)
+def test_a_client_is_told_of_an_answer_that_ended_so(said: str) -> None:
+    closed: list[bool] = []
+    client = client_of([None, REASON, None], closed)
+    no_token_left.refuse_dead_ends(client)
+    with pytest.raises(VLLMValidationError) as caught:
+        asked(client, params(**FIELDS[said]))
+    assert said in str(caught.value) and caught.value.parameter in said and closed == [True]
+
+
+def test_other_answers_come_as_they_are() -> None:
+    client = client_of([None, "stop", None], [])
+    no_token_left.refuse_dead_ends(client)
+    assert asked(client, params(allowed_token_ids=[5])) == 3
+    assert asked(client, params()) == 3
