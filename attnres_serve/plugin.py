@@ -99,11 +99,8 @@ def on_config(vllm_config) -> None:
     for key in settings.CHOICES:
         settings.choice(vllm_config.additional_config, key)
     method = engine_config.speculation_method(vllm_config)
-    if method is not None and method not in settings.SPECULATION:
-        raise SettingError(
-            f"speculative decoding by {method!r} is not supported with AttnRes"
-            f"{settings.REFUSED.get(method, '')}; supported: {', '.join(settings.SPECULATION)}."
-        )
+    if method is not None:
+        draft.require_method(method)
     if method is not None and engine_config.has_stages(vllm_config):
         raise SettingError(
             "speculative decoding is not supported with pipeline parallelism, of which only the "
