@@ -131,7 +131,7 @@ def on_config(vllm_config) -> None:
     backbone_limits.require_whole_residual(vllm_config, family, shapes)
     problem = kv_connector.problem(vllm_config, family)
     if problem is None and settings.shard_tokens(vllm_config.additional_config) is not None:
-        problem = token_shards.problem(vllm_config, family)
+        problem = token_shards.problem(vllm_config)
     if problem is not None:
         raise SettingError(problem)
     if family.has_float32_states:

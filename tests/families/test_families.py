@@ -157,12 +157,6 @@ def test_those_that_show_their_layers_are_known() -> None:
     assert found - {"granite", "nemotron_h", "gated_llama", "gated_deltanet", "kda"} == shown
 
 
-def test_sites_are_sharded_only_where_that_is_tried() -> None:
-    """``test_family_ways`` runs the families of Hugging Face's classes, and AliceAI."""
-    tried = {name for name in STOCK if FAMILIES[name].has_hf_class} | {"alice_ai"}
-    assert {name for name, family in FAMILIES.items() if family.shards_sites} <= tried
-
-
 def test_the_page_lists_them() -> None:
     """Run `python docs/use/families.py` where it does not."""
     (script,) = ROOT.glob("docs/**/families.py")
