@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from attnres_serve import sentences
 from attnres_serve.compat import failures
 from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.errors import CheckpointError, SettingError
@@ -99,7 +100,9 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
         keep = True
         log.write(traceback.format_exc().encode(errors="backslashreplace"))
         why = log.reason or failures.reason_of(error)
-        raise SettingError(f"{name} failed ({why}); its log is {log.path}.") from error
+        raise SettingError(
+            sentences.between(f"{name} failed (", why, f"); its log is {log.path}.")
+        ) from error
     finally:
         _log = None
         log.close(keep)

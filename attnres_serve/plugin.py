@@ -99,11 +99,8 @@ def on_config(vllm_config) -> None:
     for key in settings.CHOICES:
         settings.choice(vllm_config.additional_config, key)
     method = engine_config.speculation_method(vllm_config)
-    if method is not None and method not in settings.SPECULATION:
-        raise SettingError(
-            f"speculative decoding by {method!r} is not supported with AttnRes"
-            f"{settings.REFUSED.get(method, '')}; supported: {', '.join(settings.SPECULATION)}."
-        )
+    if method is not None:
+        draft.require_method(method)
     if method is not None and engine_config.has_stages(vllm_config):
         raise SettingError(
             "speculative decoding is not supported with pipeline parallelism, of which only the "
@@ -134,7 +131,7 @@ def on_config(vllm_config) -> None:
     backbone_limits.require_whole_residual(vllm_config, family, shapes)
     problem = kv_connector.problem(vllm_config, family)
     if problem is None and settings.shard_tokens(vllm_config.additional_config) is not None:
-        problem = token_shards.problem(vllm_config, family)
+        problem = token_shards.problem(vllm_config)
     if problem is not None:
         raise SettingError(problem)
     if family.has_float32_states:

@@ -109,10 +109,11 @@ def shard_tokens(additional_config: Any) -> int | None:
 
 # Methods that propose tokens: from the text, from a model of its own, by the checkpoint's own head,
 # by a head of another folder.
+MODEL = "draft_model"
 MTP = "mtp"
-EAGLE = "eagle"
-HEADS = (EAGLE, "eagle3")
-SPECULATION = ("ngram", "draft_model", MTP, *HEADS)
+EAGLE, EAGLE3 = "eagle", "eagle3"
+HEADS = (EAGLE, EAGLE3)
+SPECULATION = ("ngram", MODEL, MTP, *HEADS)
 # Methods that are refused for a reason of their own (vLLM 0.32), as a part of a sentence.
 REFUSED = {
     "extract_hidden_states": ", as vLLM's ExampleHiddenStatesConnector stores by CUDA streams and "

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from attnres_serve import mistakes
+from attnres_serve.compat.workarounds.long_refusals import for_client
 from attnres_serve.mistakes import Mistake
 
 STOPS = ("stop", "stop_sequences")
@@ -95,7 +96,7 @@ def refuse(status: int, message: str, param: str | None = None, **headers: str) 
         headers: further ones of the answer.
     """
     error = {
-        "message": message,
+        "message": for_client(message),
         "type": HTTPStatus(status).phrase,
         "param": param,
         "code": status,

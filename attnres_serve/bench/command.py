@@ -17,7 +17,7 @@ from attnres_serve.bench.workload import (
     make_cells,
     rounds_of,
 )
-from attnres_serve.checkpoints import checked, hub, needs
+from attnres_serve.checkpoints import checked, draft, hub, needs
 from attnres_serve.compat import compiler, workers
 from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import SettingError
@@ -149,6 +149,7 @@ def _in_engines(
     parsed = found.translated(checkpoint)
     needs.check_heads(checkpoint, parsed)
     needs.check_context(checkpoint, parsed, flags)
+    draft.check_draft(checkpoint, found, flags)
     compiler.require(flags)
     workers.bind(flags)
     from attnres_serve.bench import baseline, document, machine, process, report, session, text

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from attnres_serve import settings
+from attnres_serve import sentences, settings
 from attnres_serve.address import base_of, past_proxies
 from attnres_serve.bench.workload import PERCENTILES, STEPS, make_cells
 from attnres_serve.checkpoints import tokenizer
@@ -69,7 +69,7 @@ def check_there(url: str, model: str | None, flags: Sequence[str] = ()) -> Serve
         raise SettingError(_nothing(url, "/v1/models gives no list of models")) from None
     if name not in models:
         raise SettingError(
-            f"the server at {url} has no model {name}; it has {', '.join(models)}. "
+            f"the server at {url} has no model {name}; it has {sentences.some(models)}. "
             "Correct --model, or leave it out for the first."
         )
     return Served(name, models[name].get("max_model_len") or inf)

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import formats
-from attnres_serve.checkpoints import hub
+from attnres_serve.checkpoints import draft_folder, hub
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder, check_hub
 from attnres_serve.checkpoints.names import LOOKS_LIKE_ATTNRES, is_draft
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import engine_config
 from attnres_serve.depth.spec import is_count
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, heads
 from attnres_serve.families.family import Family
 from attnres_serve.flags import usual, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
-from attnres_serve.settings import HEADS, MIXED, MTP
+from attnres_serve.settings import HEADS, MIXED, MODEL, MTP, REFUSED, SPECULATION
 
 FLAG = "--speculative-config"
 # vLLM's flags of single keys of it.
@@ -42,20 +42,66 @@ def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
         words: flags of vLLM's.
 
     Raises:
-        CheckpointError: the draft cannot be served exactly or has another vocabulary, or the
-            checkpoint has no head that vLLM could take drafts from.
+        CheckpointError: the draft cannot be served exactly or has another vocabulary, is no head or
+            no model, or the checkpoint has no head that vLLM could take drafts from.
+        SettingError: the method is not supported.
     """
     config, parsed = given(words) or {}, target.translated(name)
-    model, method = config.get("model"), config.get("method")
-    # vLLM has older names of the method for each family.
-    if isinstance(method, str) and (method == MTP or method.endswith(f"_{MTP}")):
-        served = [name], value_of("--revision", words)
-        other = engine_config.another(*served, str(model or name), config.get("revision"))
+    model, revision = config.get("model"), config.get("revision")
+    method = _method_of(config, name)
+    if method == MTP:
+        other = engine_config.another(
+            [name], value_of("--revision", words), str(model or name), revision
+        )
         check_head(parsed, target.index, other)
-    elif isinstance(model, str) and method in (None, "draft_model"):
-        _check_model(parsed, model, config.get("revision"))
     elif method in HEADS:
         check_hook(parsed, method)
+        draft_folder.require_head(parsed, method, model, revision)
+    elif method == MODEL:
+        _check_model(parsed, model, revision)
+
+
+def _method_of(config: Mapping[str, Any], name: str) -> str | None:
+    """The method that vLLM takes for what is asked for; None if nothing is.
+
+    Args:
+        config: of drafts.
+        name: of the served checkpoint, which may be the draft too.
+
+    Raises:
+        SettingError: it is not supported, or another one than was asked for.
+    """
+    model, method = config.get("model"), config.get("method")
+    if method is None:
+        if not isinstance(model, str):
+            return None
+        method = "ngram" if model in ("ngram", "[ngram]") else MODEL
+    # vLLM has older names of the method for each family.
+    if isinstance(method, str) and method.endswith(f"_{MTP}"):
+        method = MTP
+    require_method(method)
+    if method not in (MODEL, MTP):
+        return str(method)
+    read = str(model or name)
+    taken = draft_folder.named_method(read)
+    if taken in HEADS and config.get("method") is None:
+        return taken
+    if taken is not None:
+        raise SettingError(
+            f"vLLM takes {read} for a head of the method {taken!r} by its name, whatever is asked "
+            f"for, and speculative decoding by {method!r} was; rename the folder."
+        )
+    return str(method)
+
+
+def require_method(method: Any) -> None:
+    """Raise SettingError unless drafts by a method are supported."""
+    if method not in SPECULATION:
+        why = REFUSED.get(method, "") if isinstance(method, str) else ""
+        raise SettingError(
+            f"speculative decoding by {method!r} is not supported with AttnRes{why}; supported: "
+            f"{', '.join(SPECULATION)}."
+        )
 
 
 def given(words: list[str]) -> dict[str, Any] | None:
@@ -90,7 +136,18 @@ def given(words: list[str]) -> dict[str, Any] | None:
     return {key.replace("-", "_"): value for key, value in (config | parts).items()}
 
 
-def _check_model(target: ParsedConfig, model: str, revision: str | None) -> None:
+def _check_model(target: ParsedConfig, model: Any, revision: str | None) -> None:
+    if not isinstance(model, str) or not model:
+        raise CheckpointError(
+            f"speculative decoding by {MODEL!r} needs the folder of a small model; give it as "
+            "`model`."
+        )
+    found = draft_folder.head_sign(draft_folder.config_of(model, revision), model, revision)
+    if found is not None:
+        raise CheckpointError(
+            f"{model} is a draft head, {found}, and {MODEL!r} takes drafts of a whole model; "
+            "choose another, or the method of that head."
+        )
     folder = hub.local_path(model)
     draft = check_hub(model, revision) if folder is None else check_folder(Path(folder))
     config = draft.config if draft.parsed is None else draft.parsed.config
@@ -105,6 +162,11 @@ def _check_model(target: ParsedConfig, model: str, revision: str | None) -> None
             f"the draft model {model} is of the family {FAMILIES[draft.parsed.base].title}, of "
             "which vLLM takes every draft for a checkpoint's own head; choose a draft of another "
             "family."
+        )
+    if draft.parsed is None and (name := draft_folder.unknown_class(config)) is not None:
+        raise CheckpointError(
+            f"the draft model {model} has the architecture {name} in its config.json, of which "
+            "neither vLLM nor transformers has a class; choose another draft."
         )
 
 

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from itertools import pairwise
 
-from attnres_serve import __version__, flags, output
+from attnres_serve import __version__, flags, output, sentences
 from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
 from attnres_serve.compat import environment, openai_server, source, start_events
@@ -204,11 +204,11 @@ def _run(arguments: list[str]) -> int:
         return _show_flags(topic)
     parser = build_parser()
     if (problem := _no_command(arguments[0], parser)) is not None:
-        print(f"attnres-serve: {problem}", file=sys.stderr)
+        _say(problem)
         return 2
     own, others = parser.parse_known_args(arguments)
     if others and own.command not in ("serve", "bench", "inspect"):
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
+        parser.error(sentences.for_terminal(f"unrecognized arguments: {' '.join(others)}"))
     try:
         if own.command in ("serve", "verify", "bench", "inspect"):  # they start engines
             environment.make_usable()
@@ -236,9 +236,9 @@ def _run(arguments: list[str]) -> int:
             _convert(own)
     except (CheckpointError, SettingError) as error:
         if own.command == "serve" and start_events.is_heard():
-            start_events.tell("refused", reason=str(error))
+            start_events.tell("refused", reason=sentences.for_terminal(str(error)))
         else:
-            print(f"attnres-serve: {error}", file=sys.stderr)
+            _say(error)
         return 1 if own.command == "check" else 2
     except ModuleNotFoundError as error:
         if own.command == "serve":  # vLLM's own affair
@@ -280,9 +280,13 @@ def _show_flags(topic: str) -> int:
     try:
         openai_server.print_flags(topic)
     except SettingError as error:
-        print(f"attnres-serve: {error}", file=sys.stderr)
+        _say(error)
         return 2
     return 0
+
+
+def _say(sentence: object) -> None:
+    print(f"attnres-serve: {sentences.for_terminal(str(sentence))}", file=sys.stderr)
 
 
 def _convert(own: argparse.Namespace) -> None:

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from attnres_serve import sentences
+from attnres_serve.compat.workarounds.long_refusals import for_client
+
 
 def served_names(state) -> list[str]:
     """The names of the served model, from the state of vLLM's app."""
@@ -17,7 +20,8 @@ def no_such_model(models, name: str) -> str:
         name: that was asked for.
     """
     names = [*(model.name for model in models.base_model_paths), *models.lora_requests]
-    return f"The model `{name}` does not exist; there is {', '.join(f'`{n}`' for n in names)}."
+    there_is = sentences.some(f"`{one}`" for one in names)
+    return for_client(f"The model `{name}` does not exist; there is {there_is}.")
 
 
 async def model_cards(state) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from attnres_serve.compat.workarounds import (
     hybrid_prefix_caching,
     ids_without_row,
     inductor,
+    long_refusals,
     malloc,
     mla_backend,
     mla_context,
@@ -114,6 +115,7 @@ def routes() -> None:
     """Called where a server's routes are made, before adapters are loaded (idempotent)."""
     adapter_refusals.answer_in_a_sentence()
     dead_engine.answer_in_a_sentence()
+    long_refusals.cut_long_messages()
     model_names.list_in_refusals()
     grammar_refusals.answer_in_a_sentence()
     responses_errors.stream_refusals()

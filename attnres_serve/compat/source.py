@@ -127,6 +127,13 @@ def lists_architecture(name: str) -> bool:
     return f'"{name}":' in (_source("model_executor/models/registry.py") or "")
 
 
+def lists_head(name: str) -> bool:
+    """Whether vLLM has a class of draft heads under this name, told by its table as text."""
+    text = _source("model_executor/models/registry.py") or ""
+    heads = text.partition("_SPECULATIVE_DECODING_MODELS = {")[2].partition("\n}")[0]
+    return f'"{name}":' in re.sub("#.*", "", heads)
+
+
 def installed() -> tuple[str, str]:
     """The package and the version of the installed vLLM; empty if there is none.
 

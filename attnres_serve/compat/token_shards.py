@@ -8,7 +8,6 @@ from typing import Any
 from attnres_serve import settings
 from attnres_serve.compat import engine_config, host
 from attnres_serve.depth.layout import ONE
-from attnres_serve.families.family import Family
 
 # What a sublayer may be called in a layer of vLLM's, by its kind.
 CHILDREN = {
@@ -18,8 +17,8 @@ CHILDREN = {
 }
 
 
-def problem(vllm_config, family: Family) -> str | None:
-    """Why the tokens of a family's sites cannot be divided, in one sentence; None if they can."""
+def problem(vllm_config) -> str | None:
+    """Why the tokens of sites cannot be divided, in one sentence; None if they can."""
     parallel = vllm_config.parallel_config
     if parallel.tensor_parallel_size == 1:
         return (
@@ -36,9 +35,7 @@ def problem(vllm_config, family: Family) -> str | None:
     }
     is_on = "--attnres-shard-sites is on, which was not shown exact with"
     found = next((name for name, is_used in others.items() if is_used), None)
-    if found is not None:
-        return f"{is_on} {found}; leave one out."
-    return None if family.shards_sites else f"{is_on} {family.title}; leave it out."
+    return None if found is None else f"{is_on} {found}; leave one out."
 
 
 def least(vllm_config) -> int | None:

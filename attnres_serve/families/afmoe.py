@@ -42,7 +42,6 @@ FAMILY = hugging_face.family(
     module="vllm.model_executor.models.afmoe",
     cls="AfmoeForCausalLM",
     limits=frozenset({Limit.EXPERTS}),
-    shards_sites=False,
     norms=("input_layernorm", "pre_mlp_layernorm"),
     also=tuple(ROUTING),
     only={key: (value,) for key, value in ROUTING.items()}

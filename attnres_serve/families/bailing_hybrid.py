@@ -199,7 +199,6 @@ FAMILY = Family(
     config_class="attnres_serve.model.bailing:BailingHybridConfig",
     hf="bailing_hybrid",
     has_hf_class=False,
-    shards_sites=False,
     needs_gpu=True,
     keys=lambda: KEYS,
     shapes=shapes,

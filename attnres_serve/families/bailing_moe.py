@@ -72,7 +72,6 @@ FAMILY = Family(
     config_class="attnres_serve.model.bailing:BailingMoeConfig",
     hf="bailing_moe",
     has_hf_class=False,
-    shards_sites=False,
     adapt=state_defaults,
     keys=lambda: KEYS,
     shapes=shapes,

@@ -115,7 +115,6 @@ def family(
         fused=(*fused, ("gate_proj", "up_proj")),
         usual_eps=None,
         has_hf_class=False,
-        shards_sites=False,
         is_stock=False,
         **rest,
     )

@@ -7,7 +7,6 @@ FAMILY = hugging_face.family(
     title="Ernie 4.5",
     module="vllm.model_executor.models.ernie45",
     cls="Ernie4_5ForCausalLM",
-    shards_sites=False,
     only={"use_bias": (False,)},  # vLLM's class takes the bias of the output away
     shows_layers=True,
 )

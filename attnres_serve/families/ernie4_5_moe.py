@@ -7,7 +7,6 @@ FAMILY = hugging_face.family(
     title="Ernie 4.5 MoE",
     module="vllm.model_executor.models.ernie45_moe",
     cls="Ernie4_5_MoeForCausalLM",
-    shards_sites=False,
     draft=heads.ERNIE,
     # The last two are of training, and stand in the released models' config.json.
     also=("head_dim", "moe_capacity", "moe_use_aux_free", "num_nextn_predict_layers"),

@@ -31,7 +31,6 @@ FAMILY = hugging_face.family(
     title="EXAONE-MoE",
     module="vllm.model_executor.models.exaone_moe",
     cls="ExaoneMoeForCausalLM",
-    shards_sites=False,
     draft=heads.MTP,
     also=("head_dim", "num_nextn_predict_layers"),
     kinds=_KINDS,

@@ -114,8 +114,6 @@ class Family:
         needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
         draft: the head of its checkpoints; None where vLLM has no class of one, or it was not
             tried.
-        shards_sites: whether sharded sites were shown exact.  False where that was not tried, or
-            where layers norm what a sublayer gives, for which a worker needs the whole sum.
         shows_layers: whether vLLM's class has a hook for what goes between layers, and says so,
             which heads of EAGLE's kind read.  False where that was not tried.
         is_stock: whether vLLM has it with standard residuals.
@@ -154,7 +152,6 @@ class Family:
     has_hf_class: bool = True
     needs_gpu: bool = False
     draft: Head | None = None
-    shards_sites: bool = True
     shows_layers: bool = False
     is_stock: bool = True
 

@@ -22,6 +22,5 @@ FAMILY = dense.family(
     hf="llama",
     checks=llama.CHECKS,
     window=checks.stated_window,
-    shards_sites=False,
     is_stock=False,
 )

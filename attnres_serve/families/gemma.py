@@ -7,7 +7,6 @@ FAMILY = hugging_face.family(
     title="Gemma",
     module="vllm.model_executor.models.gemma",
     cls="GemmaForCausalLM",
-    shards_sites=False,
     activations=("gelu_pytorch_tanh",),
     only={"hidden_activation": (None, "gelu_pytorch_tanh"), "tie_word_embeddings": (True,)},
 )

@@ -7,7 +7,6 @@ FAMILY = hugging_face.family(
     title="Gemma 2",
     module="vllm.model_executor.models.gemma2",
     cls="Gemma2ForCausalLM",
-    shards_sites=False,
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     activations=("gelu_pytorch_tanh",),
     only={"hidden_activation": ("gelu_pytorch_tanh",), "tie_word_embeddings": (True,)},

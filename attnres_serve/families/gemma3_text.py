@@ -9,7 +9,6 @@ FAMILY = hugging_face.family(
     title="Gemma 3",
     module="vllm.model_executor.models.gemma3",
     cls="Gemma3ForCausalLM",
-    shards_sites=False,
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     also=("rope_local_base_freq", "sliding_window_pattern"),
     activations=("gelu_pytorch_tanh",),

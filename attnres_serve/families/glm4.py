@@ -7,6 +7,5 @@ FAMILY = hugging_face.family(
     title="GLM-4",
     module="vllm.model_executor.models.glm4",
     cls="Glm4ForCausalLM",
-    shards_sites=False,
     rotates_part=True,
 )

@@ -33,7 +33,6 @@ FAMILY = hugging_face.family(
     title="Ministral 3",
     module="vllm.model_executor.models.mistral",
     cls="MistralForCausalLM",
-    shards_sites=False,
     listed="Ministral3ForCausalLM",
     only={"sliding_window": (None,)},
     rope=partial(rotary.check, also=ALSO),

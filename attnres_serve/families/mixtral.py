@@ -8,7 +8,6 @@ FAMILY = hugging_face.family(
     title="Mixtral",
     module="vllm.model_executor.models.mixtral",
     cls="MixtralForCausalLM",
-    shards_sites=False,
     limits=frozenset({Limit.EXPERTS}),
     only={"sliding_window": (None,)},
 )

@@ -7,7 +7,6 @@ FAMILY = hugging_face.family(
     title="OLMoE",
     module="vllm.model_executor.models.olmoe",
     cls="OlmoeForCausalLM",
-    shards_sites=False,
     also=("head_dim",),
     more_checks=(checks.fixed_heads,),
     # vLLM's class has these fixed, and a head of its own.

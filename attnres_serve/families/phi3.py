@@ -7,7 +7,6 @@ FAMILY = hugging_face.family(
     title="Phi-3",
     module="vllm.model_executor.models.phi3",
     cls="Phi3ForCausalLM",
-    shards_sites=False,
     # vLLM's class has neither windows nor biases.
     only={"sliding_window": (None,), "attention_bias": (False,)},
     rotates_part=True,

@@ -7,7 +7,6 @@ FAMILY = hugging_face.family(
     title="Qwen2-MoE",
     module="vllm.model_executor.models.qwen2_moe",
     cls="Qwen2MoeForCausalLM",
-    shards_sites=False,
     also=("head_dim",),
     more_checks=(checks.fixed_heads,),
     only={"qkv_bias": (True,), "use_sliding_window": (False,)},

@@ -9,6 +9,7 @@ Qwen3's per-head norms have an epsilon of their own, ``qk_norm_eps`` states it. 
 served, of any family, can be written in this format.
 """
 
+from difflib import get_close_matches
 from typing import Any
 
 from attnres_serve.depth.spec import AttnResSpec, is_number
@@ -24,6 +25,12 @@ KEY = "attn_res"
 BLOCKS = Blocks("block_size", "sublayers")
 
 
+def _near(base: str) -> str:
+    """The supported families whose names are nearest, as a part of a sentence; or empty."""
+    near = get_close_matches(base, FAMILIES)
+    return f", such as {', '.join(FAMILIES[name].model_type for name in near)}" if near else ""
+
+
 def matches(config: dict[str, Any]) -> bool:
     return str(config.get("model_type", "")).startswith(PREFIX)
 
@@ -32,8 +39,8 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     base = config["model_type"].removeprefix(PREFIX)
     if base not in FAMILIES:
         raise CheckpointError(
-            f"model_type {config['model_type']!r} names the base family {base!r}; the supported "
-            f"ones are {', '.join(family.model_type for family in FAMILIES.values())}."
+            f"model_type {config['model_type']!r} names the base family {base!r}, which is not "
+            f"supported; docs/use/families.md lists those that are{_near(base)}."
         )
     family = FAMILIES[base]
     expected = family.architecture

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve import output
+from attnres_serve import output, sentences
 from attnres_serve.errors import SettingError
 from attnres_serve.lens.pictures import FIGURES, out_path
 
@@ -26,7 +26,7 @@ def _write_figure(trace: "TraceAnswer", token: int, path: Path, **width: float) 
     from attnres_serve.lens import depth_map
 
     if not depth_map.has_all_sites(trace):
-        found = ", ".join(str(site.index) for site in trace.sites)
+        found = sentences.some(site.index for site in trace.sites)
         raise SettingError(
             f"the trace has the sites {found}, and a figure needs all of them from 0 on; give "
             "--out FILE.html, or ask for the trace without `sites`."

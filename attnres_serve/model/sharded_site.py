@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from attnres_serve.compat import token_shards
+from attnres_serve.compat import decoder, token_shards
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.model.site_norm import SiteNorm, State
 
@@ -89,6 +89,8 @@ class ShardedSite(SiteNorm):
 def leave_sums(model: nn.Module, spec: AttnResSpec, installed: Mapping[int, SiteNorm]) -> None:
     """Leave the sums of sublayers to the sites behind them, where one layer of theirs adds up.
 
+    A norm between the two needs the sum, as experts do that add up by themselves.
+
     Args:
         model: vLLM's decoder, on one pipeline stage.
         spec: its depth attention.
@@ -98,7 +100,16 @@ def leave_sums(model: nn.Module, spec: AttnResSpec, installed: Mapping[int, Site
         if index and isinstance(site, ShardedSite):
             before = spec.layout.sublayers[index - 1]
             layer = model.layers[before.layer]
-            site.is_given_a_part = token_shards.leave_sum(layer, before.kind)
+            site.is_given_a_part = not _norms_sums(layer) and token_shards.leave_sum(
+                layer, before.kind
+            )
+
+
+def _norms_sums(layer: nn.Module) -> bool:
+    """Whether a layer norms what a sublayer gives, for which it needs the whole sum."""
+    return any(
+        decoder.is_norm(child) and not isinstance(child, ShardedSite) for child in layer.children()
+    )
 
 
 # Of the model of this process, by their index: an operator takes no module.

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from attnres_serve import sentences
 from attnres_serve.depth.layout import FINAL
 from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
@@ -241,7 +242,7 @@ def _columns(site: Site, sources: list[str] | None, name: str, table: _Table) ->
         if source not in names:
             raise SettingError(
                 f"{name}.sources: site {site.index} ({site.name}) does not read {source}; it reads "
-                f"{', '.join(names)}."
+                f"{sentences.some(names)}."
             )
     return [names[source] for source in (names if sources is None else sources)]
 

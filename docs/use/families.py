@@ -18,6 +18,7 @@ RESULTS = Path(__file__).with_name("families.json")
 TESTS = {
     "exact": "with random queries, answers equal Hugging Face's class in float64 with mixes added",
     "twin": "with zero queries, answers equal the original's in plain vLLM",
+    "sharded": "two workers divide the [sites](scaling.md#sharded-sites)",
     "trace": "weights and magnitudes of every site equal the float64 model's",
     "chunked": "a prompt is computed in several steps",
     "LoRA": "an adapter gives the answers of the weights that it is merged into",
@@ -27,7 +28,7 @@ TESTS = {
     "PP": "two stages divide a block",
     "EP": "two workers share the experts",
 }
-OF_ALL = 6  # tests that are for all families; the others are for one of each kind
+OF_ALL = 7  # tests that are for all families; the others are for one of each kind
 # What cannot pass, and why.
 REASONS = {
     ("mamba2", "PP"): "vLLM's class has no stages",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from signal import SIGINT, SIGTERM
 from typing import Any, Protocol
 
+from attnres_serve import sentences
 from attnres_serve.compat.engine_log import EngineLog, first_exception, last_line
 
 # Events that end a phase of the start, and the name of the phase.
@@ -92,7 +93,7 @@ class Console:
             self._write("out", f"{event['title']}\n{self._model}")
         elif name == "warning" and event["text"] not in self._warned:
             self._warned.add(event["text"])
-            self._write("err", f"  warning: {event['text']}\n")
+            self._write("err", f"  warning: {sentences.for_terminal(event['text'])}\n")
         elif name == "refused":
             self._refused = True
             self.say(event["reason"])
@@ -135,7 +136,7 @@ class Console:
 
     def say(self, sentence: str) -> None:
         """Show a sentence of the command's own."""
-        self._write("err", f"attnres-serve: {sentence}\n")
+        self._write("err", f"attnres-serve: {sentences.for_terminal(sentence)}\n")
 
     def ended(self, status: int) -> bool:
         """Take the end of the server, and show why where nobody wanted it.
@@ -161,7 +162,8 @@ class Console:
             return False
         if not self._log.is_ours:
             self._show_log()
-        self.say(f"the server could not be started: {reason}; its log is {self._log.path}.")
+        begin, end = "the server could not be started: ", f"; its log is {self._log.path}."
+        self.say(sentences.between(begin, reason, end))
         return True
 
     def _last_words(self) -> str:

@@ -3,20 +3,21 @@
 import json
 from copy import copy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 from checkpoints import GOLDENS, edit, write_alice_ai, write_house
-from draft_heads import add_head
+from draft_heads import add_head, write_eagle
 from serving import DEMO
 
 from attnres_serve.checkpoints.check import describe, render
-from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.draft import check_draft, head_problem
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import Stored
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, heads
 
 FURTHER = "num_nextn_predict_layers"
@@ -217,7 +218,131 @@ def test_families_that_show_no_layers(base, method, tmp_path):
         CheckpointError, match=f"by '{method}' is not supported for .*class in vLLM"
     ):
         check_draft("target", target, ["--spec-method", method])
-    check_draft("demo", TARGET, ["--spec-method", method])
+
+
+def with_head(folder: Path, method: str) -> tuple[Checkpoint, Path]:
+    """A model of 64 channels, and a head of it."""
+    target = write_house(folder / "target", block_size=2)
+    layers = (0, 1, 2) if method == "eagle3" else ()
+    return check_folder(target), write_eagle(folder / "head", target, [[7, 8, 9, 7]], layers)
+
+
+def plain(folder: Path, architecture: str = "LlamaForCausalLM", **changes: object) -> Path:
+    changes = {"model_type": "llama", "architectures": [architecture], "attn_res": None} | changes
+    return demo_with(folder, **changes)
+
+
+def without_config(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+OTHER_MODELS = {  # by what is found
+    "is an AttnRes checkpoint; to take": lambda folder: DEMO,
+    "is an AttnRes checkpoint; to": lambda folder: GOLDENS / "qwen3_attnres_block",
+    "has the architecture MixtralForCausalLM": lambda folder: plain(folder, "MixtralForCausalLM"),
+    "architecture Qwen2MoeForCausalLM in": lambda folder: plain(folder, "Qwen2MoeForCausalLM"),
+    "names no architecture": lambda folder: demo_with(
+        folder, model_type="llama", architectures=None, attn_res=None
+    ),
+    "has no tensor fc.weight": plain,
+    "is one of MedusaModel, for another": lambda folder: plain(folder, "MedusaModel"),
+    "has no config.json": without_config,
+    "does not exist": lambda folder: folder / "nowhere",
+    "is a file": lambda folder: DEMO / "config.json",
+}
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("found", OTHER_MODELS)
+def test_a_head_that_is_none(found, method, tmp_path):
+    """Is refused in one sentence, at once, by what was found."""
+    folder = OTHER_MODELS[found](tmp_path / "draft")
+    with pytest.raises(CheckpointError, match=found) as refused:
+        check_draft("demo", TARGET, flags(folder, method=method))
+    assert len(str(refused.value)) < 600 and str(folder) in str(refused.value)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("model", [None, 5, ""])
+def test_a_head_that_is_not_named(model, method):
+    words = ["--speculative-config", json.dumps({"method": method, "model": model})]
+    with pytest.raises(CheckpointError, match="needs the folder of a draft head; give it as"):
+        check_draft("demo", TARGET, words)
+
+
+# Without the method in the name of the test's folder, by which vLLM would choose.
+@pytest.mark.parametrize("method", ["eagle", "eagle3"], ids=["one state", "three states"])
+def test_a_head(method, tmp_path):
+    """That fits; as one of the other kind, which names or channels tell; and as a whole model."""
+    target, head = with_head(tmp_path, method)
+    check_draft("demo", target, flags(head, method=method))
+    other = {"eagle": "eagle3", "eagle3": "eagle"}[method]
+    with pytest.raises(CheckpointError, match=r'for which write "method": "eagle3"|192 channels'):
+        check_draft("demo", target, flags(head, method=other))
+    for words in (flags(head, method="draft_model"), flags(head)):
+        with pytest.raises(
+            CheckpointError, match=r"is a draft head, (of the|with the).*the method"
+        ):
+            check_draft("demo", target, words)
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        *product(("eagle", "eagle3"), ("hidden_size", "vocab_size")),
+        ("eagle3", "target_hidden_size"),
+    ],
+)
+def test_a_head_of_another_size(method, key, tmp_path):
+    target, head = with_head(tmp_path, method)
+    edit(head, **{key: 96})
+    with pytest.raises(CheckpointError, match=f"has {key} 96, and the served model has"):
+        check_draft("demo", target, flags(head, method=method))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "medusa", "architectures": None}, "is a draft head, of the arch.* medusa"),
+        ({"model_type": "mlp_speculator", "architectures": None}, "of the arch.* mlp_speculator"),
+        ({"architectures": ["Glm4MoeMTPModel"]}, "of the architecture Glm4MoeMTPModel"),
+        ({"architectures": ["DFlashDraftModel"]}, "of the architecture DFlashDraftModel"),
+        ({"speculators_model_type": "eagle3"}, "is a draft head"),
+        ({"architectures": ["NobodysForCausalLM"]}, "NobodysForCausalLM in its config.json, of"),
+    ],
+)
+def test_a_draft_model_that_is_none(config, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        check_draft("demo", TARGET, flags(plain(tmp_path / "draft", **config)))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "medusa",
+        "mlp_speculator",
+        "dflash",
+        "dspark",
+        "suffix",
+        "ngram_gpu",
+        "custom_class",
+        "eagel",
+    ],
+)
+def test_methods_that_are_refused(method, tmp_path):
+    """Before vLLM looks at what they are given."""
+    with pytest.raises(SettingError, match=f"by '{method}' is not supported with AttnRes; supp"):
+        check_draft("demo", TARGET, flags(tmp_path / "nowhere", method=method))
+
+
+@pytest.mark.parametrize("name", ["my-eagle-draft", "Eagle3", "dflash", "a-dspark"])
+def test_names_by_which_vllm_takes_a_model_for_a_head(name, tmp_path):
+    draft = plain(tmp_path / name)
+    with pytest.raises(SettingError, match=r"for a head of the method '.*' by its name"):
+        check_draft("demo", TARGET, flags(draft, method="draft_model"))
+    with pytest.raises((SettingError, CheckpointError), match=r"by its name|draft head, and"):
+        check_draft("demo", TARGET, flags(draft))
 
 
 def test_what_is_left_to_vllm():

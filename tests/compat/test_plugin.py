@@ -525,7 +525,6 @@ def test_settings_that_are_refused(additional_config: dict[str, Any], sentence: 
         ({}, {"use_ubatching": True}, "with --enable-dbo; leave"),
         ({"speculative_config": SimpleNamespace(method="ngram")}, {}, "with --speculative-config"),
         ({"invariant": True}, {}, "with VLLM_BATCH_INVARIANT; leave"),
-        ({"family": "Gemma2ForCausalLM"}, {}, "not shown exact with Gemma 2; leave it out."),
     ],
 )
 def test_what_sites_are_not_sharded_with(
@@ -534,12 +533,8 @@ def test_what_sites_are_not_sharded_with(
     """Each alone is refused with sites sharded, and with nothing else they are not."""
     monkeypatch.setattr(host, "batch_invariant", lambda: "invariant" in changes)
     sizes = ("tensor", "pipeline", "data", "decode_context")
-    family = changes.pop("family", None)
     config = vllm_config(**changes)
     config.model_config.hf_config.attn_res_format = "house"
-    if family is not None:
-        config.model_config.hf_config.architectures = [f"AttnRes{family}"]
-        config.model_config.hf_config.attn_res_config = TINY["gemma2"] | {"vocab_size": 320}
     values = {f"{size}_parallel_size": 2 if size == "tensor" else 1 for size in sizes}
     for name, value in (values | {"use_ubatching": False} | parallel).items():
         setattr(config.parallel_config, name, value)

@@ -16,7 +16,6 @@ from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
 from kinds import KINDS
 
-from attnres_serve.families import FAMILIES
 from tests.end_to_end.test_families import CHUNK, JUDGED, check_trace
 from tests.end_to_end.test_parallel import sharded
 
@@ -78,7 +77,7 @@ def check_every_way(name: str, root: Path, record_property) -> None:
             record_property("shows", (name, "PP"))
         else:
             jobs["PP"] = stages
-    ways = [way for way in ("TP", "EP") if way in jobs and FAMILIES[name].shards_sites]
+    ways = [way for way in ("TP", "EP") if way in jobs]
     divided = [sharded(jobs[way]) for way in ways]
     check(name, folder, root, [*divided, *jobs.values()])  # that of stages leaves its variable
     for column in jobs:

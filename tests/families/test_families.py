@@ -158,12 +158,6 @@ def test_those_that_show_their_layers_are_known() -> None:
     assert found - {"granite", "nemotron_h", "gated_llama", "gated_deltanet", "kda"} == shown
 
 
-def test_sites_are_sharded_only_where_that_is_tried() -> None:
-    """``test_family_ways`` runs the families of Hugging Face's classes, and AliceAI."""
-    tried = {name for name in STOCK if FAMILIES[name].has_hf_class} | {"alice_ai"}
-    assert {name for name, family in FAMILIES.items() if family.shards_sites} <= tried
-
-
 def test_the_page_lists_those_without_a_prefix_cache_on_a_cpu() -> None:
     page = (ROOT / "docs" / "use" / "families.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"## Prefixes\n(.*?)\n## ", page, re.S)

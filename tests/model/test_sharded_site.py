@@ -19,13 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("vllm")
 
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import RowParallelLinear
 
 from attnres_serve.compat import token_shards
 from attnres_serve.depth.layout import ONE, Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.model.bank_state import BankState
-from attnres_serve.model.sharded_site import Division
+from attnres_serve.model.sharded_site import Division, leave_sums
 from attnres_serve.settings import ALGORITHMS
 from tests.model.test_site_norm import HIDDEN, KEY_EPS, Definition, definition, modules, stage
 
@@ -197,6 +198,26 @@ def test_whose_sums_are_left(child, kind, is_left) -> None:
     two = modules(**{child: modules(o_proj=row_parallel(), g_proj=row_parallel())})
     assert not token_shards.leave_sum(experts, kind)
     assert not token_shards.leave_sum(two, kind)
+
+
+@pytest.mark.parametrize("norms", [RMSNorm, GemmaRMSNorm])
+def test_a_layer_that_norms_what_its_sublayers_give_needs_whole_sums(norms) -> None:
+    """Norms within a sublayer do not matter."""
+    spec = AttnResSpec(Layout.of(1), (0,), KEY_EPS)
+    for behind in (False, True):
+        with set_current_vllm_config(CONFIG):
+            own, division = definition(spec, seed=1), Division(LEAST)
+            _, sites = stage(own, spec, "two_phase", "cpp", 0, 1, 8, division)
+            layer = modules(
+                input_layernorm=sites[0],
+                post_attention_layernorm=sites[1],
+                self_attn=modules(o_proj=row_parallel(), q_norm=norms(HIDDEN)),
+                mlp=modules(down_proj=row_parallel()),
+                **({"post_mlp_layernorm": norms(HIDDEN)} if behind else {}),
+            )
+        leave_sums(SimpleNamespace(layers=[layer]), spec, sites)
+        assert [sites[index].is_given_a_part for index in (1, 2)] == [not behind] * 2
+        assert layer.self_attn.o_proj.reduce_results == behind
 
 
 def row_parallel() -> Any:

@@ -171,8 +171,8 @@ def _standard_model(name: str, config: dict[str, Any]) -> ParsedConfig:
     if base not in known or found != [known[base].stock_architecture] or "auto_map" in config:
         raise CheckpointError(
             f"{name} cannot be given queries: found model_type {base!r} and architectures "
-            f"{found!r}; expected a model of {', '.join(known)} with standard residuals and no "
-            "code of its own."
+            f"{found!r}; expected a model of a family in docs/use/families.md with standard "
+            "residuals and no code of its own."
         )
     known[base].shapes(config)  # says which size is not stated
     return ParsedConfig(house.NAME, base, base_config(config, base, ()), None)

@@ -1,0 +1,59 @@
+"""How long a sentence may be that a terminal shows or a client is answered."""
+
+import re
+import tempfile
+from collections.abc import Iterable
+
+MOST = 560  # letters; with a command's name before it, a line has at most 600
+FEW = 12  # names of a list
+_LONG_WORD = re.compile(r"(\S{100})\S{20,}")
+
+
+def cut(text: str, rest: str, room: int = MOST) -> str:
+    """A text, or as many of its words as there is room for; of a very long word its beginning.
+
+    Args:
+        text: one sentence, or what is within one.
+        rest: where the whole is, as a part of a sentence.
+        room: letters.
+    """
+    if len(text) <= room:
+        return text
+    end = f" (cut from {len(text)} letters; {rest})"
+    short, most = _LONG_WORD.sub(r"\1[...]", text), max(0, room - len(end))
+    if len(short) > most:
+        short = short[: most + 1].rpartition(" ")[0]
+    return short + end
+
+
+def between(begin: str, reason: str, end: str) -> str:
+    """A sentence of three parts, with as much of a reason as it has room for.
+
+    Args:
+        begin: its first part.
+        reason: what a log has too.
+        end: its last part, which names that log.
+    """
+    return begin + cut(reason, "the log has the whole", MOST - len(begin + end)) + end
+
+
+def for_terminal(text: str) -> str:
+    """The same, with the whole in a file for whoever wants it."""
+    if len(text) <= MOST:
+        return text
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="attnres-", suffix=".log", delete=False, errors="backslashreplace"
+        ) as file:
+            file.write(text + "\n")
+    except OSError:
+        return cut(text, "no file could be written for the rest")
+    return cut(text, f"the whole is in {file.name}")
+
+
+def some(names: Iterable[object]) -> str:
+    """Names in a sentence, of many the first ones and how many more there are."""
+    all_names = [str(name) for name in names]
+    listed = ", ".join(all_names[:FEW])
+    more = len(all_names) - FEW
+    return f"{listed} and {more} more" if more > 0 else listed
