@@ -1,7 +1,7 @@
 """The compiled library of the cpp backend: where it is kept, and how it is made.
 
-Nothing here imports torch before there is a library to load: a start compiles while it imports torch
-and vLLM.
+Nothing here imports torch before there is a library to load: a start compiles while it imports
+torch and vLLM.
 """
 
 import fcntl
