@@ -1,6 +1,7 @@
 """``attnres_serve.trace``: what a server is asked, and what is refused."""
 
 import json
+import re
 import shutil
 import ssl
 import subprocess
@@ -292,6 +293,11 @@ def test_a_refusal_is_one_sentence(asked, sentence, own):
     assert "\n" not in said and said.endswith((".", "?")) and "flags" not in own
 
 
+def named(value: object) -> str:
+    """The value, without an address, which differs in every process."""
+    return re.sub(r" at 0x\w+", "", repr(value))
+
+
 NO_PROMPTS = (
     *(b"import os", bytearray(b"import os"), memoryview(b"import os"), np.bytes_(b"import os")),
     *(Path("import os"), ["import os"], ["import", "os"], [b"import"], np.array("import os")),
@@ -301,7 +307,7 @@ NO_PROMPTS = (
 )
 
 
-@pytest.mark.parametrize("prompt", NO_PROMPTS, ids=repr)
+@pytest.mark.parametrize("prompt", NO_PROMPTS, ids=named)
 def test_what_is_neither_text_nor_token_ids(prompt, server):
     """Though Python counts through most of it."""
     with pytest.raises(SettingError, match=r"^prompt: found .*; expected text or a list of whole"):
@@ -328,7 +334,7 @@ class Text(str):
         *((np.array([5, 6], kind), [5, 6]) for kind in ("uint8", "int32", "uint64")),
         *((range(5, 7), [5, 6]), ([np.int64(5), 6], [5, 6]), (array("i", [5, 6]), [5, 6])),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_forms_of_text_and_token_ids(prompt, wanted, server):
     attnres_serve.trace(URL, prompt)
