@@ -212,6 +212,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
     values: dict[str, Any] = {
         "additional_config": {},
         "speculative_config": None,
+        "num_speculative_tokens": 0,
         "load_config": SimpleNamespace(load_format="auto"),
         "parallel_config": SimpleNamespace(
             worker_extension_cls="",
