@@ -62,6 +62,7 @@ class Client:
         self.names: list[str] = []
         self.end: int | None = None
         self.input_processor = SimpleNamespace(assign_request_id=None)
+        self.renderer = SimpleNamespace(tokenizer=None, _detokenize_prompt_async=None)
 
     async def collective_rpc(self, method: str, args: tuple = ()) -> list[Any]:
         self.calls.append(method)
