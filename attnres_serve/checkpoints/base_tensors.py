@@ -14,8 +14,7 @@ from attnres_serve.checkpoints.names import is_left_over
 from attnres_serve.checkpoints.tensors import Stored, check_dtype, check_shape
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.families.family import HEAD
-from attnres_serve.families.in_memory import Held
+from attnres_serve.families.family import HEAD, Held
 
 # Of all experts of a layer, as transformers 5 calls them in memory.
 _PACKED = re.compile(r"\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias)?$")

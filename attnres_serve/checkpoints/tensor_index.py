@@ -35,8 +35,7 @@ from attnres_serve.checkpoints.tensors import (
 )
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families.family import Shape
-from attnres_serve.families.in_memory import Held
+from attnres_serve.families.family import Held, Shape
 from attnres_serve.formats.format import Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant

@@ -89,9 +89,8 @@ def reading(folder: Path, runs_code: bool = False) -> Reading:
     run = "" if code is None else ", with --trust-remote-code, which runs that code,"
     raise CheckpointError(
         f"the tokenizer of {folder} is {stated.name} by {stated.where}, a class of the "
-        "checkpoint's own whose code is not run, and transformers would read the vocabulary by "
-        "another class and split texts otherwise than the model was trained; put the same "
-        f"tokenizer beside the weights as a tokenizer.json, or start `serve` with --tokenizer and "
+        "checkpoint's own whose code is not run, and transformers would split texts by another "
+        f"class; put the same tokenizer beside the weights as a tokenizer.json, or start `serve` with --tokenizer and "
         f"a folder that has it{run} or with --skip-tokenizer-init, for token ids alone."
     )
 

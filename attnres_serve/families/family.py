@@ -8,7 +8,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.families.limits import Limit
 
 if TYPE_CHECKING:
-    from attnres_serve.families.in_memory import Held
+    from torch import Tensor
 
 Config = Mapping[str, Any]  # the content of a config.json
 Shape = tuple[int, ...]
@@ -23,6 +23,21 @@ PREFIX = "attnres_"  # of our own model types
 
 # How many layers behind the last predict further tokens; a model is served without them.
 FURTHER = "num_nextn_predict_layers"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor that has another form on disk.
+
+    Attributes:
+        shape: its shape.
+        parts: shapes of the tensors on disk that it stands for, by their names.
+        unpack: gives those tensors by their names; views of it where they can be.
+    """
+
+    shape: Shape
+    parts: Mapping[str, Shape]
+    unpack: Callable[["Tensor"], Mapping[str, "Tensor"]]
 
 
 @dataclass(frozen=True)
@@ -131,7 +146,7 @@ class Family:
     cache_elements: Callable[[Config], int]
     fused: tuple[tuple[str, ...], ...]
     layout: Callable[[Config], Layout] = lambda config: Layout.of(config.get("num_hidden_layers"))
-    in_memory: Callable[[Config], Mapping[str, "Held"]] = lambda config: {}
+    in_memory: Callable[[Config], Mapping[str, Held]] = lambda config: {}
     limits: frozenset[Limit] = frozenset()
     reordered: tuple[str, ...] = ()
     listed: str | None = None

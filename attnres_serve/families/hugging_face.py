@@ -12,8 +12,8 @@ from typing import Any
 from attnres_serve.depth.layout import COMMON, ONE, Layout
 from attnres_serve.errors import CheckpointError, first_line
 from attnres_serve.families import checks, footprint, latent, rotary
-from attnres_serve.families.family import HEAD, Check, Config, Family, Shape
-from attnres_serve.families.in_memory import Held, held
+from attnres_serve.families.family import HEAD, Check, Config, Family, Held, Shape
+from attnres_serve.families.in_memory import held
 
 NORMS = tuple(norm for _, norm in COMMON)
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")  # transformers reads all of them

@@ -5,28 +5,12 @@ transformers 5 packs the experts of a layer into one tensor and calls some other
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnres_serve.families.family import HEAD, Shape
+from attnres_serve.families.family import HEAD, Held, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Held:
-    """One tensor that has another form on disk.
-
-    Attributes:
-        shape: its shape.
-        parts: shapes of the tensors on disk that it stands for, by their names.
-        unpack: gives those tensors by their names; views of it where they can be.
-    """
-
-    shape: Shape
-    parts: Mapping[str, Shape]
-    unpack: Callable[["Tensor"], Mapping[str, "Tensor"]]
 
 
 def held(model: Any, needed: Mapping[str, Shape]) -> dict[str, Held]:

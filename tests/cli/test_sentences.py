@@ -60,7 +60,7 @@ def console(text: str, event: str) -> str:
     shown = Console(Stream(), err, log, verbose=False)
     shown.event({"event": "checked", "log": False, "headless": False, "socket": None, "title": ""})
     if event == "ended":
-        log._failed[1] = text
+        log._failed[1] = {"reason": text}
         shown.ended(1)
         assert str(log.path) in err.text
     else:
@@ -94,7 +94,7 @@ def test_terminals(show, text, capsys, tmp_path) -> None:
 def test_failures_of_libraries(text) -> None:
     def fail() -> None:
         with output.libraries_hidden("bench"):
-            output._log._failed[1] = text  # type: ignore[union-attr]
+            output._log._failed[1] = {"reason": text}  # type: ignore[union-attr]
             raise RuntimeError("Engine core initialization failed. See root cause above.")
 
     with pytest.raises(SettingError) as found:

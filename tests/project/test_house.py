@@ -14,7 +14,7 @@ from attnres_serve.families import FAMILIES
 PACKAGE = ROOT / "attnres_serve"
 # From the ground up.  A room imports rooms of its own floor or of one below.
 FLOORS = (
-    ("errors", "kernels"),
+    ("errors", "kernels", "sentences"),
     ("address", "depth", "settings", "flags", "mistakes", "texts"),
     ("families",),
     ("formats", "compat", "output"),

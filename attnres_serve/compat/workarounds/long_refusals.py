@@ -14,7 +14,8 @@ def cut_long_messages() -> None:
     """Cut the message of every error that vLLM's routes answer (idempotent)."""
     from vllm.entrypoints.serve.engine import serving
 
-    cls: Any = serving.ErrorResponse.model_fields["error"].annotation
+    answer: Any = serving.ErrorResponse
+    cls: Any = answer.model_fields["error"].annotation  # ErrorInfo, wherever a version has it
     own = cls.__init__
     if getattr(own, "cuts", False):
         return
