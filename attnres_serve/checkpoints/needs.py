@@ -138,6 +138,13 @@ def check_quantized(name: str, index: TensorIndex | None) -> None:
             "this CPU only with AMX or zentorch; serve it on such a CPU or on a GPU, or quantise "
             "the model with its experts in `ignore`."
         )
+    found = quantized.first_int8(index.stored)
+    if found is not None and source.lacks_int8():
+        raise CheckpointError(
+            f"{name} has INT8 weights ({found} in house names), whose products vLLM computes wrongly "
+            "on this CPU, which has no dot products of 8-bit integers (avx512_vnni, avx_vnni or "
+            "amx_int8 in /proc/cpuinfo); serve it on a CPU that has them, or on a GPU."
+        )
 
 
 def check_context(name: str, parsed: ParsedConfig, words: list[str]) -> None:

@@ -162,6 +162,12 @@ def check_experts(layers: Mapping[str, Mapping[str, Stored]]) -> None:
                 )
 
 
+def first_int8(stored: Mapping[str, Stored]) -> str | None:
+    """The first weight that holds whole 8-bit integers, by its house name; None without one."""
+    whole = (name for name, found in stored.items() if found.dtype == "I8" and is_weight(name))
+    return next(whole, None)
+
+
 def first_quantised(stored: Mapping[str, Stored], kind: re.Pattern[str]) -> str | None:
     """The first weight that holds no floats, by its house name; None without one.
 

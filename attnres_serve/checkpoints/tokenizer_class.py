@@ -90,8 +90,9 @@ def reading(folder: Path, runs_code: bool = False) -> Reading:
     raise CheckpointError(
         f"the tokenizer of {folder} is {stated.name} by {stated.where}, a class of the "
         "checkpoint's own whose code is not run, and transformers would split texts by another "
-        f"class; put the same tokenizer beside the weights as a tokenizer.json, or start `serve` with --tokenizer and "
-        f"a folder that has it{run} or with --skip-tokenizer-init, for token ids alone."
+        "class; put the same tokenizer beside the weights as a tokenizer.json, or start `serve` "
+        f"with --tokenizer and a folder that has it{run} or with --skip-tokenizer-init, for token "
+        "ids alone."
     )
 
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 from checkpoints import (
     GOLDENS,
-    dequantised,
     quantised,
     write_fla,
     write_house,
@@ -516,6 +515,7 @@ def int8_judged(int8: Target, meaning: Callable[[], Tensor]) -> tuple[str, str]:
     return ("served", "") if abs(kl) < INT8_BOUND else ("wrong", f"served with a KL of {kl}")
 
 
+@computes_int8
 @every_int8
 def test_the_unchanged_int8_checkpoint(int8: Target) -> None:
     """The tests below prove something only if it is served."""
@@ -523,6 +523,7 @@ def test_the_unchanged_int8_checkpoint(int8: Target) -> None:
 
 
 @amount
+@computes_int8
 @every_int8
 def test_one_change_of_int8_tensors(int8: Target, name: str, most: int) -> None:
     """Refused, or served as the values that are stored."""
@@ -538,6 +539,7 @@ def test_one_change_of_int8_tensors(int8: Target, name: str, most: int) -> None:
     assert refused
 
 
+@computes_int8
 @every_int8
 def test_another_quantisation_than_the_tensors_have(int8: Target) -> None:
     """Refused, or served as what the tensors are; never from scales that nothing filled."""

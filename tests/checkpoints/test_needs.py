@@ -459,6 +459,7 @@ def test_quantised_experts_without_a_kernel(
     base = write_house(tmp_path / "float", "qwen3_moe", layers=2, block_size=2)
     layers = linear_layers(load_file(base / "model.safetensors"), without="shared_expert_gate")
     found = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
+    monkeypatch.setattr(source, "lacks_int8", lambda: False)
     monkeypatch.setattr(source, "lacks_quantized_experts", lambda: False)
     needs.check_quantized("m", found)
     monkeypatch.setattr(source, "lacks_quantized_experts", lambda: True)
@@ -473,6 +474,34 @@ def test_quantised_experts_without_a_kernel(
         "and vLLM computes those on this CPU only with AMX or zentorch; serve it on such a CPU or "
         "on a GPU, or quantise the model with its experts in `ignore`."
     )
+
+
+@pytest.mark.parametrize(
+    ("told", "lacks"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 fma avx512f\n", True),
+        ("processor\t: 0\nflags\t\t: avx2 avx_vnni\n", False),
+        ("processor\t: 0\nflags\t\t: avx512f avx512_vnni\n", False),
+        ("processor\t: 0\nflags\t\t: amx_tile amx_int8\n", False),
+        ("processor\t: 0\nFeatures\t: asimd\n", False),  # not of x86
+    ],
+)
+def test_int8_without_dot_products(
+    told: str, lacks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's products are wrong there, without a word."""
+    base = write_house(tmp_path / "float", "qwen2", block_size=2)
+    found = check_folder(quantised(tmp_path / "int8", base)).index
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(told)
+    monkeypatch.setattr(source, "CPUINFO", cpuinfo)
+    needs.check_quantized("m", check_folder(base).index)
+    if not lacks:
+        return needs.check_quantized("m", found)
+    with pytest.raises(CheckpointError, match=r"m has INT8 weights \(model\.layers\.0\..*avx_vnni"):
+        needs.check_quantized("m", found)
+    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    needs.check_quantized("m", found)
 
 
 def test_a_quantised_layer_that_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

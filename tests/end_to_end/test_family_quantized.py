@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from adapters import UNTAKEN, WEIGHTS, copy_with, linear_layers
-from checkpoints import quantised, write_house
+from checkpoints import computes_int8, quantised, write_house
 from checkpoints.hugging_face import tiny
 from checkpoints.quantized import dequantised
 from facts import FACTS
@@ -74,6 +74,7 @@ def divergences(request, tmp_path_factory) -> dict[str, list[float]]:
     return dict(zip(jobs, results, strict=True))
 
 
+@computes_int8
 @pytest.mark.parametrize("name", TAKES)
 def test_int8_answers_as_what_it_stands_for(divergences, name, record_property):
     assert median(divergences[name]) < BOUND, divergences[name]

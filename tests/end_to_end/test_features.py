@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 from adapters import WEIGHTS, linear_layers, write_merged
-from checkpoints import GOLDENS, quantised, write_house
+from checkpoints import GOLDENS, computes_int8, quantised, write_house
 from goldens import check_answers, check_job, expected
 from jobs import engine_job, fresh_prompts, run_engine, run_verify
 from safetensors.torch import load_file
@@ -95,6 +95,7 @@ def test_weights_that_are_replaced_in_a_running_engine(mode, algorithms, tmp_pat
     check_results(jobs, run_engine(jobs, tmp_path / "run")["results"], second)
 
 
+@computes_int8
 @pytest.mark.parametrize(
     "algorithms", [["two_phase"], pytest.param(ALGORITHMS, marks=pytest.mark.exhaustive)]
 )
@@ -132,6 +133,7 @@ def test_sites_of_a_quantised_model(algorithms, tmp_path):
 INT8_BOUND = 0.2
 
 
+@computes_int8
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["fla_transformer_block", "qwen3_attnres_cumulative_block"])
 def test_answers_of_quantised_models(name, tmp_path):

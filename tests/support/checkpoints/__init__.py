@@ -12,7 +12,7 @@ from checkpoints.edit import edit
 from checkpoints.fla import write_fla
 from checkpoints.house import EVERY_OPTION, write_house, write_standard
 from checkpoints.nanogpt import write_nanogpt
-from checkpoints.quantized import INT8, dequantised, quantised
+from checkpoints.quantized import INT8, computes_int8, dequantised, quantised
 from checkpoints.qwen import write_kimi_names, write_mode, write_titan
 from checkpoints.tensors import GOLDENS
 
@@ -20,6 +20,7 @@ __all__ = [
     "EVERY_OPTION",
     "GOLDENS",
     "INT8",
+    "computes_int8",
     "dequantised",
     "edit",
     "quantised",

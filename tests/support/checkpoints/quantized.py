@@ -5,16 +5,23 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from attnres_serve.compat import source
+
+# Where it is skipped, `check` and the server refuse such checkpoints.
+computes_int8 = pytest.mark.skipif(
+    source.lacks_int8(), reason="a processor without dot products of 8-bit integers"
+)
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 
 
 def quantised(
     folder: str | Path,
-    source: str | Path,
+    base: str | Path,
     ignore: Sequence[str] = (),
     layers: Collection[str] | None = None,
 ) -> Path:
@@ -25,7 +32,7 @@ def quantised(
     quantised, the usual projections if None.
     """
     folder, tensors = Path(folder), {}
-    shutil.copytree(source, folder)
+    shutil.copytree(base, folder)
     for name, weight in load_file(folder / "model.safetensors").items():
         stem = name.removesuffix(".weight")
         is_usual = stem.endswith("_proj") and "res_proj" not in stem and stem not in ignore
