@@ -141,9 +141,9 @@ def check_quantized(name: str, index: TensorIndex | None) -> None:
     found = quantized.first_int8(index.stored)
     if found is not None and source.lacks_int8():
         raise CheckpointError(
-            f"{name} has INT8 weights ({found} in house names), whose products vLLM computes wrongly "
-            "on this CPU, which has no dot products of 8-bit integers (avx512_vnni, avx_vnni or "
-            "amx_int8 in /proc/cpuinfo); serve it on a CPU that has them, or on a GPU."
+            f"{name} has INT8 weights ({found} in house names), whose products vLLM computes "
+            "wrongly on this CPU, which has no dot products of 8-bit integers (avx512_vnni, "
+            "avx_vnni or amx_int8 in /proc/cpuinfo); serve it on a CPU that has them, or on a GPU."
         )
 
 

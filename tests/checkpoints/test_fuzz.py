@@ -16,6 +16,8 @@ import pytest
 import torch
 from checkpoints import (
     GOLDENS,
+    computes_int8,
+    dequantised,
     quantised,
     write_fla,
     write_house,
