@@ -28,7 +28,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import decoder, host
+from attnres_serve.compat import decoder, host, source
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError
@@ -76,6 +76,12 @@ def vllm_config(folder: Path, algorithm: str = "single_pass", load_format: str =
     return in_process.vllm_config(
         folder, load_format=load_format, max_model_len=64, additional_config=options
     )
+
+
+@pytest.fixture(autouse=True)
+def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """INT8 weights are loaded and not multiplied, which not every processor does rightly."""
+    monkeypatch.setattr(source, "lacks_int8", lambda: False)
 
 
 @pytest.fixture
