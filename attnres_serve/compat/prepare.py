@@ -3,6 +3,7 @@
 from attnres_serve.compat import failures, host, start_events
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
+    adapters_again,
     amx,
     compile_paths,
     compiled_code,
@@ -29,6 +30,7 @@ from attnres_serve.compat.workarounds import (
     prompts_of_adapters,
     python_frames,
     quick_exit,
+    replaced_weights,
     responses_errors,
     rotary,
     router_bias,
@@ -64,8 +66,13 @@ def engine(vllm_config) -> None:
     """Called where an engine's configuration is made, before any worker starts (idempotent).
 
     Raises:
-        SettingError: prefix caching was asked for, and the model cannot run with it here.
+        SettingError: prefix caching was asked for, and the model cannot run with it here; or
+            weights of a trainer were, which AttnRes models do not take.
     """
+    replaced_weights.check_start(vllm_config)
+    replaced_weights.refuse_for_clients()
+    if vllm_config.lora_config is not None:
+        adapters_again.refuse_for_clients()
     if host.on_cpu():
         if vllm_config.cache_config.enable_prefix_caching:
             problem = hybrid_prefix_caching.problem(vllm_config.model_config)
@@ -82,6 +89,7 @@ def worker(vllm_config) -> None:
     shared_memory.forget_shared_memory()
     python_frames.give_loops_room()
     xielu.in_the_models_type()
+    replaced_weights.refuse_in_workers()
     if vllm_config.speculative_config is not None:
         draft_blocks.read_own_blocks()
         if host.on_cpu():

@@ -131,6 +131,8 @@ class Family:
             tried.
         shows_layers: whether vLLM's class has a hook for what goes between layers, and says so,
             which heads of EAGLE's kind read.  False where that was not tried.
+        reloads: whether an engine on a CPU that was given other weights while it ran was measured
+            to answer as a new engine with them, of a config.json.  False where that was not tried.
         is_stock: whether vLLM has it with standard residuals.
     """
 
@@ -168,6 +170,7 @@ class Family:
     needs_gpu: bool = False
     draft: Head | None = None
     shows_layers: bool = False
+    reloads: Callable[[Config], bool] = lambda config: False
     is_stock: bool = True
 
     @property

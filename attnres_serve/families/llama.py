@@ -24,4 +24,5 @@ FAMILY = dense.family(
     checks=CHECKS,
     window=checks.stated_window,
     shows_layers=True,
+    reloads=lambda config: True,
 )

@@ -18,6 +18,9 @@ from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.settings import MTP
 
+# What a configuration holds beside the base family's fields.
+OWN_FIELDS = ("attn_res", "attn_res_format", "attn_res_qk_norm_eps", "attn_res_config")
+
 
 def register_model_types() -> None:
     """Let transformers read a config.json with a model type of ours, as for a tokenizer.

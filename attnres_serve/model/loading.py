@@ -1,13 +1,15 @@
 """A checkpoint's tensors on their way to the parameters of a model."""
 
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from attnres_serve.checkpoints import quantized
+from attnres_serve.checkpoints import quantized, read
 from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.names import (
     PARTS,
@@ -23,9 +25,9 @@ from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import FLOATS, Stored
 from attnres_serve.compat import decoder, host, start_events
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.format import Format
-from attnres_serve.model.config import spec_of
+from attnres_serve.model.config import OWN_FIELDS, build, spec_of
 from attnres_serve.model.site_norm import SiteNorm
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class LoadingMixin(_Base):
         attn_res_parameters: see ``parameters_of``.
         attn_res_dtype: that of activations, and of weights where nothing else is said.
         attn_res_has_head: whether vLLM takes drafts from the checkpoint's own head.
-        attn_res_loaded: whether a whole checkpoint has been loaded.
+        attn_res_loaded: whether a whole checkpoint has been loaded, and no other is expected.
     """
 
     attn_res_format: Format
@@ -54,23 +56,50 @@ class LoadingMixin(_Base):
     attn_res_loaded: bool
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load a checkpoint of any served format; after the first time, also a part of one.
+        """Load a whole checkpoint of any served format.
 
         Raises:
             CheckpointError: a tensor of this stage is missing, left over or misshapen, or one has
                 a number that is not finite.
+            SettingError: weights are loaded, and none were expected in their place.
         """
+        if self.attn_res_loaded:
+            raise SettingError(
+                "the weights of this model are loaded, and are not replaced one by one; start a "
+                "new engine with the new weights."
+            )
         index = TensorIndex(self.attn_res_format, self.attn_res_base, spec_of(self.config))
         loaded: set[str] = super().load_weights(self._by_module(weights, index))
-        if not self.attn_res_loaded:
-            # No part is left at what memory held, even if no folder could be validated before.
-            index.close(self._is_here)
-            if index.base.quantisation:
-                self._require_one_quantisation(index, loaded)
-            _tell_aside(index, self.attn_res_has_head)
-            start_events.tell("loaded")
+        # No part is left at what memory held, even if no folder could be validated before.
+        index.close(self._is_here)
+        if index.base.quantisation:
+            self._require_one_quantisation(index, loaded)
+        _tell_aside(index, self.attn_res_has_head)
+        start_events.tell("loaded")
         self.attn_res_loaded = True
         return loaded
+
+    def attn_res_expect(self, name: str) -> None:
+        """Validate a checkpoint and let it take the place of the loaded one.
+
+        Args:
+            name: its folder.
+
+        Raises:
+            CheckpointError: it is no checkpoint of this model that can be served; nothing was
+                changed.
+        """
+        checkpoint = check_folder(Path(name))
+        other = build(checkpoint.translated(name))
+        if any(getattr(other, key) != getattr(self.config, key) for key in OWN_FIELDS):
+            raise CheckpointError(
+                f"{name} is of another model than the one that runs, by its config.json; start a "
+                "new engine with it."
+            )
+        for path in read.files(Path(name)):
+            for own, tensor in read.tensors(path):
+                check_finite(own, tensor, self.attn_res_dtype)
+        self.attn_res_loaded = False
 
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], index: TensorIndex

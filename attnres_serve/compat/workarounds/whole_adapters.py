@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.compat import adapter_files, adapters, decoder
+from attnres_serve.compat.workarounds import adapters_again
 from attnres_serve.errors import SettingError
 
 Shape = tuple[int, ...]
@@ -40,11 +41,15 @@ def require() -> None:
         return
 
     def _load_adapter(self, lora_request):
-        manager = self._adapter_manager
-        base = getattr(manager.model, "attn_res_base", None)
+        base = getattr(self._adapter_manager.model, "attn_res_base", None)
         if base is None:
             return own(self, lora_request)
         folder = Path(get_adapter_absolute_path(lora_request.lora_path))
+        with adapters_again.loading(self, lora_request, folder):
+            return whole(self, lora_request, folder, base)
+
+    def whole(self, lora_request, folder, base):
+        manager = self._adapter_manager
         found, adapter = None, None
         if folder.is_dir():  # vLLM says what is not there
             found = adapter_files.problem(folder, _described(self, base.needed))

@@ -1,0 +1,166 @@
+"""Weights that take the place of others in a running engine.
+
+vLLM 0.32 packs experts for its kernel on a CPU when they are first loaded, and writes later ones
+unpacked into the packed place.  A tied head keeps the packed copy of the first embedding.  Answers
+are wrong then, without a word, and after a reload that fails half-way weights have no values.  So a
+reload is refused before any weight is touched, except where it was measured to be exact: then whole
+checkpoints that were validated take the place of each other, and the prefix cache is emptied.
+
+This can go with a vLLM whose ``GPUModelRunner.reload_weights`` is exact for all models on a CPU.
+"""
+
+import importlib
+from typing import Any
+
+from attnres_serve.compat import engine_config, host
+from attnres_serve.errors import SettingError
+from attnres_serve.families import BY_ARCHITECTURE
+
+RELOAD = "reload_weights"
+# Methods of vLLM's workers that change weights in another way, and were never measured.
+OTHERS = (
+    "finish_weight_update",
+    "init_weight_transfer_engine",
+    "load_model",
+    "reset_weights",
+    "start_draft_weight_update",
+    "start_weight_update",
+    "update_config",
+    "update_weights",
+)
+RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+WAY = "start a new engine with the new weights."
+
+
+def problem(vllm_config: Any) -> str | None:
+    """Why weights cannot be replaced in an engine, in one sentence; None where they can."""
+    config = vllm_config.model_config.hf_config
+    (architecture,) = config.architectures
+    family, own = BY_ARCHITECTURE[architecture], config.attn_res_config
+    reasons = {
+        "on a GPU, where that was never tried": not host.on_cpu(),
+        f"of {family.title}, where that was not shown to be exact": not family.reloads(own),
+        "with a tied head, of which vLLM keeps a packed copy": own.get("tie_word_embeddings"),
+        "with quantized weights": vllm_config.model_config.quantization is not None,
+        "with LoRA adapters": engine_config.uses_lora(vllm_config),
+        "with speculative decoding": vllm_config.speculative_config is not None,
+        "of several workers": vllm_config.parallel_config.world_size_across_dp > 1,
+    }
+    found = next((reason for reason, is_so in reasons.items() if is_so), None)
+    return found and f"weights cannot be replaced in a running engine {found}; {WAY}"
+
+
+def check_start(vllm_config: Any) -> None:
+    """Raise SettingError for an engine that is made to receive weights from a trainer."""
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        raise SettingError(
+            "--weight-transfer-config is given, and AttnRes models do not take weights from a "
+            f"trainer while they run; leave it out, and {WAY}"
+        )
+
+
+def refuse_for_clients() -> None:
+    """Have engines of AttnRes models refuse calls that replace weights (idempotent).
+
+    They are refused before they are sent: of several workers that raise, vLLM reads one answer.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    client: Any = AsyncLLM
+    engine: Any = LLMEngine
+    if getattr(client.collective_rpc, "refuses", False):
+        return
+    ask, ask_all, sleep, sleep_all = (
+        *(engine.collective_rpc, client.collective_rpc),
+        *(engine.sleep, client.sleep),
+    )
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        _check(self, method)
+        found = ask(self, method, timeout, args, kwargs)
+        if _replaces(self, method):
+            self.reset_prefix_cache()
+        return found
+
+    async def collective_rpc_async(self, method, timeout=None, args=(), kwargs=None):
+        _check(self, method)
+        found = await ask_all(self, method, timeout, args, kwargs)
+        if _replaces(self, method):
+            await self.reset_prefix_cache()
+        return found
+
+    def sleeps(self, level=1, *args, **kwargs):
+        _check_sleep(self, level)
+        return sleep(self, level, *args, **kwargs)
+
+    async def sleeps_async(self, level=1, *args, **kwargs):
+        _check_sleep(self, level)
+        return await sleep_all(self, level, *args, **kwargs)
+
+    collective_rpc_async.refuses = True  # type: ignore[attr-defined]
+    engine.collective_rpc = collective_rpc
+    client.collective_rpc = collective_rpc_async
+    engine.sleep = sleeps
+    client.sleep = sleeps_async
+
+
+def refuse_in_workers() -> None:
+    """Have a worker refuse what reached it another way, and validate what it reads (idempotent)."""
+    for module in RUNNERS:
+        cls: Any = importlib.import_module(module).GPUModelRunner
+        own = cls.reload_weights
+        if not getattr(own, "refuses", False):
+            cls.reload_weights = _reloading(own)
+
+
+def _reloading(own: Any) -> Any:
+    def reload_weights(self, weights_iterator=None, weights_path=None, is_checkpoint_format=True):
+        model = self.get_model()
+        if hasattr(model, "attn_res_base"):
+            if (found := problem(self.vllm_config)) is not None:
+                raise SettingError(found)
+            if weights_iterator is not None or not is_checkpoint_format:
+                raise SettingError(
+                    f"{RELOAD} reads whole checkpoints of AttnRes models and takes no tensors; "
+                    "give it weights_path, the folder of a checkpoint."
+                )
+            model.attn_res_expect(weights_path or self.vllm_config.model_config.model)
+        own(self, weights_iterator, weights_path, is_checkpoint_format)
+
+    reload_weights.refuses = True  # type: ignore[attr-defined]
+    return reload_weights
+
+
+def _is_ours(engine: Any) -> bool:
+    return hasattr(engine.vllm_config.model_config.hf_config, "attn_res_config")
+
+
+def _replaces(engine: Any, method: Any) -> bool:
+    return method == RELOAD and _is_ours(engine)
+
+
+def _check(engine: Any, method: Any) -> None:
+    """Raise SettingError for a call that would leave an engine with other weights than it says."""
+    if not _is_ours(engine):
+        return
+    if method in OTHERS:
+        raise SettingError(f"{method} is not supported with AttnRes while an engine runs; {WAY}")
+    if method != RELOAD:
+        return
+    if (found := problem(engine.vllm_config)) is not None:
+        raise SettingError(found)
+    if engine.output_processor.has_unfinished_requests():
+        raise SettingError(
+            "weights cannot be replaced while requests run, which would be answered by both; wait "
+            "for them, or abort them."
+        )
+
+
+def _check_sleep(engine: Any, level: int) -> None:
+    """Raise SettingError for a sleep that discards the weights; on a CPU none does."""
+    if level > 1 and _is_ours(engine) and not host.on_cpu():
+        raise SettingError(
+            f"sleep level {level} discards the weights, and an AttnRes model on a GPU does not get "
+            "them back; use level 1, which keeps them."
+        )
