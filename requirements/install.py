@@ -1,5 +1,7 @@
 """pip install, by uv: ``python requirements/install.py WORDS``, in the environment of that Python.
 
+Without words it gives the environment pip and uv.
+
 uv takes a tenth of pip's time, and does not read pip's configuration: indexes, links, certificate
 and the like are handed on.  Whatever uv cannot do, pip does, and one line says why.
 """
@@ -11,11 +13,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 # The newest that the set-up was tried with; one on PATH is taken as it is.
 UV = "uv==0.13.9"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+TOOLS = ("pip==26.3", UV)
 # pip's options, and what uv calls them.
 EACH = {"extra-index-url": "--extra-index-url", "find-links": "--find-links"}
 EACH |= {"trusted-host": "--allow-insecure-host", "constraint": "--constraint"}
@@ -30,6 +34,8 @@ DULL = re.compile(
 
 def main(words: list[str]) -> int:
     """Install, and return the exit status."""
+    if not words:
+        return 0 if has_pip() else equip()
     settings = configuration(run(*PIP, "config", "list").stdout)
     reason = by_uv(words, settings)
     if reason is None:
@@ -39,6 +45,22 @@ def main(words: list[str]) -> int:
         print(f"setup: pip installs, which takes minutes, because {reason}", flush=True)
     command = [*PIP, "install", "--no-compile", "--progress-bar", "off", *words]
     return shown(command, os.environ, quiet)[0]
+
+
+def has_pip() -> bool:
+    return find_spec("pip") is not None
+
+
+def equip() -> int:
+    """Install pip and uv, by the pip of the Python that made the environment.
+
+    ensurepip is the way back, which takes longer for pip alone.
+    """
+    base = str(getattr(sys, "_base_executable", sys.executable))
+    own = (base, *PIP[1:], "--python", sys.executable, "install", "--quiet", "--no-compile")
+    if run(*own, *TOOLS).returncode == 0:
+        return 0
+    return run(sys.executable, "-m", "ensurepip").returncode
 
 
 def by_uv(words: list[str], settings: Mapping[str, str]) -> str | None:

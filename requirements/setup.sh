@@ -75,11 +75,12 @@ if [ ! -x "$venv/bin/python" ]; then
     done
   fi
   [ -n "$python" ] || fail "no Python 3.11 or later was found; install one or name it with PYTHON=."
-  "$python" -m venv "$venv" || fail "$python cannot make virtual environments (Debian: python3-venv)."
+  "$python" -m venv --without-pip "$venv" || fail "$python cannot make virtual environments."
 fi
 echo "$device" > "$venv/.device"
 echo "$vllm" > "$venv/.vllm"
 install() { "$venv/bin/python" requirements/install.py "$@"; }
+install || fail "$venv cannot get pip; install it for ${PYTHON:-this Python} (Debian: python3-pip or python3-venv)."
 
 if [ "$device" = cpu ]; then
   torch=$(grep '^torch==' "${lists[0]}")

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from attnres_serve.compat import engine_config, host, start_events
+from attnres_serve.compat.workarounds import forked_processes
 from attnres_serve.errors import SettingError
 
 
@@ -124,6 +125,8 @@ def run_server(
 
     start_events.tell("imported")
     _set_variables()
+    if host.on_cpu():
+        forked_processes.begin_imported()
     parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
     parser.error = _refuse  # type: ignore[method-assign]
     parser.set_defaults(**defaults)

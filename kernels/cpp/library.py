@@ -25,6 +25,7 @@ from attnres_serve.kernels import fingerprint
 from attnres_serve.kernels.interface import BackendError
 
 SOURCE = Path(__file__).with_name("sites.cpp")
+_AHEAD: threading.Thread | None = None  # that compiles, in the process that began it
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fno-math-errno")
 
 
@@ -47,7 +48,9 @@ def compile_ahead() -> None:
     with suppress(OSError):
         library = path()
         if not library.exists():
-            threading.Thread(target=_compile_once, args=(library,), daemon=True).start()
+            global _AHEAD
+            _AHEAD = threading.Thread(target=_compile_once, args=(library,), daemon=True)
+            _AHEAD.start()
 
 
 def load(library: Path) -> None:
@@ -62,6 +65,8 @@ def load(library: Path) -> None:
     """
     if _loads(library):
         return
+    if _AHEAD is not None:
+        _AHEAD.join()  # at once in a fork, which has no such thread; the lock is of processes
     with _locked(library):
         if _loads(library):  # another process has just made it
             return
@@ -113,9 +118,12 @@ def _load(library: Path) -> None:
 
 @contextmanager
 def _locked(library: Path) -> Iterator[None]:
-    """One process at a time: workers that start together compile once."""
+    """One process at a time: workers that start together compile once.
+
+    A lock that a fork does not inherit: it would keep the lock for as long as it lives.
+    """
     with library.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.lockf(lock, fcntl.LOCK_EX)
         yield
 
 
