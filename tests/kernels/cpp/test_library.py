@@ -24,24 +24,53 @@ library.load(library.path())
 import torch
 print(torch.ops.attnres_serve.cpp_single_pass.default)
 """
+# As a server does, whose engines and workers load the library.
+FORK = """
+import os, time
+from attnres_serve.kernels.cpp import library
+library.compile_ahead()
+time.sleep(0.3)
+child = os.fork()
+library.load(library.path())
+if not child:
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
 
 
 def test_a_start_compiles_ahead_without_torch(tmp_path: Path) -> None:
     """Once, although the process that began it asks for it meanwhile."""
+    given, compiled = slow_compiler(tmp_path)
+    operator = "attnres_serve.cpp_single_pass.default"
+    assert run(AHEAD, given) == ["False False", operator]
+    assert run(AHEAD, given) == ["False True", operator]  # there is nothing to compile
+    assert compiled.read_text() == "once\n"
+
+
+def test_a_fork_waits_and_keeps_no_lock(tmp_path: Path) -> None:
+    given, compiled = slow_compiler(tmp_path)
+    assert run(FORK, given) == ["0"]
+    assert compiled.read_text() == "once\n"
+
+
+def slow_compiler(tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """Variables by which it compiles into a cache of its own, and the file that counts."""
     backend.prepare()
     compiler, compiled = tmp_path / "compiler", tmp_path / "compiled"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     given = {"CXX": shlex.quote(str(compiler)), "COMPILED": str(compiled)}
     given |= {"MADE": str(library.path()), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return given, compiled
 
-    def said() -> list[str]:
-        command = [sys.executable, "-W", "ignore", "-c", AHEAD]
-        env = os.environ | given
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-        return done.stdout.splitlines()
 
-    operator = "attnres_serve.cpp_single_pass.default"
-    assert said() == ["False False", operator]
-    assert said() == ["False True", operator]  # there is nothing to compile
-    assert compiled.read_text() == "once\n"
+def run(script: str, given: dict[str, str]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout.splitlines()
