@@ -1,6 +1,7 @@
 """A checkpoint's tensors on their way to the parameters of a model."""
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,8 +80,9 @@ class LoadingMixin(_Base):
         self.attn_res_loaded = True
         return loaded
 
-    def attn_res_expect(self, name: str) -> None:
-        """Validate a checkpoint and let it take the place of the loaded one.
+    @contextmanager
+    def attn_res_expecting(self, name: str) -> Iterator[None]:
+        """Validate a checkpoint, which may then take the place of the loaded one.
 
         Args:
             name: its folder.
@@ -100,6 +102,10 @@ class LoadingMixin(_Base):
             for own, tensor in read.tensors(path):
                 check_finite(own, tensor, self.attn_res_dtype)
         self.attn_res_loaded = False
+        try:
+            yield
+        finally:
+            self.attn_res_loaded = True
 
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], index: TensorIndex

@@ -31,7 +31,7 @@ from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import decoder, host, source
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.model import dry_run
 from attnres_serve.model.dry_run import run_dry
@@ -559,9 +559,30 @@ def test_tensors_of_other_pipeline_stages(checkpoint: str, make: Make, world: Pa
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_int8", "tied"])
-def test_any_part_can_be_loaded_again(name: str, make: Make, world: Path) -> None:
-    """After a whole load."""
+def test_a_loaded_model_takes_no_weights_again(name: str, make: Make, world: Path) -> None:
+    """Not a part, nor all: vLLM may have made other weights of the first ones."""
     model, tensors = make(name), weights(world, name)
     model.load_weights(iter(tensors.items()))
-    part = [(found, tensor) for found, tensor in tensors.items() if "layers.1.mlp" in found]
-    model.load_weights(iter(part))
+    before = {found: tensor.clone() for found, tensor in model.state_dict().items()}
+    part = {found: tensor for found, tensor in tensors.items() if "layers.1.mlp" in found}
+    for again in (part, tensors):
+        stream = iter([(found, torch.zeros_like(tensor)) for found, tensor in again.items()])
+        with pytest.raises(SettingError, match="are loaded, and are not replaced one by one; "):
+            model.load_weights(stream)
+        assert len([*stream]) == len(again)  # nothing was read
+    assert all(torch.equal(before[found], own) for found, own in model.state_dict().items())
+
+
+def test_a_loaded_model_takes_a_checkpoint_that_was_validated(make: Make, world: Path) -> None:
+    """Once; after a failure it expects none either."""
+    model, tensors = make("llama"), weights(world, "llama")
+    model.load_weights(iter(tensors.items()))
+    other = pytest.raises(CheckpointError, match="is of another model")
+    with other, model.attn_res_expecting(str(world / "unmixed")):
+        pytest.fail("it was taken")
+    with model.attn_res_expecting(str(world / "llama")):
+        model.load_weights(iter(tensors.items()))
+    with pytest.raises(TimeoutError), model.attn_res_expecting(str(world / "llama")):
+        raise TimeoutError
+    with pytest.raises(SettingError, match="are not replaced one by one"):
+        model.load_weights(iter(tensors.items()))

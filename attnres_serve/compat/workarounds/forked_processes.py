@@ -1,8 +1,8 @@
 """The processes of engines and workers on a CPU, which begin with what their server has imported.
 
-vLLM 0.32 forks them on GPUs.  On CPUs it spawns them, and each imports vLLM anew, which is more than
-half of a start.  Intel's OpenMP begins anew in a fork and reads its cores there, as it does in a
-process that is spawned; GNU's reads them only when it is loaded, and needs those.
+vLLM 0.32 forks them on GPUs.  On CPUs it spawns them, and each imports vLLM anew, which is more
+than half of a start.  Intel's OpenMP begins anew in a fork and reads its cores there, as it does in
+a process that is spawned; GNU's reads them only when it is loaded, and needs those.
 """
 
 import os
