@@ -28,6 +28,7 @@ from attnres_serve.compat import decoder, host, start_events
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.format import Format
+from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.model.config import OWN_FIELDS, build, spec_of
 from attnres_serve.model.site_norm import SiteNorm
 
@@ -92,11 +93,10 @@ class LoadingMixin(_Base):
                 changed.
         """
         checkpoint = check_folder(Path(name))
-        other = build(checkpoint.translated(name))
-        if any(getattr(other, key) != getattr(self.config, key) for key in OWN_FIELDS):
+        if key := _difference(self.config, build(checkpoint.translated(name))):
             raise CheckpointError(
-                f"{name} is of another model than the one that runs, by its config.json; start a "
-                "new engine with it."
+                f"{name} is of another model than the one that runs, by its config.json ({key}); "
+                "start a new engine with it."
             )
         for path in read.files(Path(name)):
             for own, tensor in read.tensors(path):
@@ -170,6 +170,20 @@ class LoadingMixin(_Base):
                 "gives it; quantization_config must name the layers that are quantised, and the "
                 "checkpoint must hold all that their quantisation wrote."
             )
+
+
+def _difference(one: object, other: object) -> str | None:
+    """A key of config.json by which two configurations of ``build`` are of two models, or None."""
+    for field in reversed(OWN_FIELDS):  # others follow from attn_res_config
+        first, second = getattr(one, field), getattr(other, field)
+        if field != "attn_res_config":
+            if first != second:
+                return field
+            continue
+        for key in sorted({*first, *second} - {*TRAINING_KEYS, "transformers_version"}):
+            if first.get(key) != second.get(key):
+                return key
+    return None
 
 
 def _tell_aside(index: TensorIndex, has_head: bool) -> None:

@@ -20,6 +20,7 @@ from attnres_serve.errors import SettingError
 pytest.importorskip("vllm")
 
 from vllm.lora.request import LoRARequest
+from vllm.v1.core.kv_cache_utils import _gen_lora_extra_hash_keys
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -33,6 +34,12 @@ def write(folder: Path, value: float = 1.0, rank: int = 4) -> Path:
     save_file({"a": torch.full((8,), value)}, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank}))
     return folder
+
+
+def test_the_cache_of_vllm_does_not_know_what_an_adapter_holds() -> None:
+    """It tells blocks apart by name and path alone."""
+    asked: Any = SimpleNamespace(lora_request=LoRARequest("mine", 7, "path"))
+    assert _gen_lora_extra_hash_keys(asked) == [("lora", "mine", "path")]
 
 
 @pytest.fixture

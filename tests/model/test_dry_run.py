@@ -577,12 +577,38 @@ def test_a_loaded_model_takes_a_checkpoint_that_was_validated(make: Make, world:
     """Once; after a failure it expects none either."""
     model, tensors = make("llama"), weights(world, "llama")
     model.load_weights(iter(tensors.items()))
-    other = pytest.raises(CheckpointError, match="is of another model")
-    with other, model.attn_res_expecting(str(world / "unmixed")):
-        pytest.fail("it was taken")
     with model.attn_res_expecting(str(world / "llama")):
         model.load_weights(iter(tensors.items()))
     with pytest.raises(TimeoutError), model.attn_res_expecting(str(world / "llama")):
         raise TimeoutError
     with pytest.raises(SettingError, match="are not replaced one by one"):
         model.load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"transformers_version": "4.0", "use_cache": False, "attention_dropout": 0.1}, None),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_parameters"),
+        ({"max_position_embeddings": 128}, "max_position_embeddings"),
+        ({"attn_res": {"block_size": 3}}, "attn_res"),
+        ({"dtype": "float16"}, "dtype"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_in_the_place_of_another(
+    changes: dict[str, Any], key: str | None, make: Make, world: Path, tmp_path: Path
+) -> None:
+    """It must be of the same model; what wrote it and how it was trained does not matter."""
+    model = make("llama")
+    folder = shutil.copytree(world / "llama", tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    if key is None:
+        with model.attn_res_expecting(str(folder)):
+            model.load_weights(iter(weights(world, "llama").items()))
+        return
+    refused = pytest.raises(CheckpointError, match=rf"is of another model .*[(]{key}[)]; start")
+    with refused, model.attn_res_expecting(str(folder)):
+        pytest.fail("it was taken")
