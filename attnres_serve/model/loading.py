@@ -180,7 +180,8 @@ def _difference(one: object, other: object) -> str | None:
             if first != second:
                 return field
             continue
-        for key in sorted({*first, *second} - {*TRAINING_KEYS, "transformers_version"}):
+        keys: set[str] = {*first, *second} - {*TRAINING_KEYS, "transformers_version"}
+        for key in sorted(keys):
             if first.get(key) != second.get(key):
                 return key
     return None
