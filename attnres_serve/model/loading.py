@@ -1,6 +1,7 @@
 """A checkpoint's tensors on their way to the parameters of a model."""
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from attnres_serve.compat import decoder, host, start_events
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.format import Format
+from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.model.config import OWN_FIELDS, build, spec_of
 from attnres_serve.model.site_norm import SiteNorm
 
@@ -79,8 +81,9 @@ class LoadingMixin(_Base):
         self.attn_res_loaded = True
         return loaded
 
-    def attn_res_expect(self, name: str) -> None:
-        """Validate a checkpoint and let it take the place of the loaded one.
+    @contextmanager
+    def attn_res_expecting(self, name: str) -> Iterator[None]:
+        """Validate a checkpoint, which may then take the place of the loaded one.
 
         Args:
             name: its folder.
@@ -90,16 +93,19 @@ class LoadingMixin(_Base):
                 changed.
         """
         checkpoint = check_folder(Path(name))
-        other = build(checkpoint.translated(name))
-        if any(getattr(other, key) != getattr(self.config, key) for key in OWN_FIELDS):
+        if key := _difference(self.config, build(checkpoint.translated(name))):
             raise CheckpointError(
-                f"{name} is of another model than the one that runs, by its config.json; start a "
-                "new engine with it."
+                f"{name} is of another model than the one that runs, by its config.json ({key}); "
+                "start a new engine with it."
             )
         for path in read.files(Path(name)):
             for own, tensor in read.tensors(path):
                 check_finite(own, tensor, self.attn_res_dtype)
         self.attn_res_loaded = False
+        try:
+            yield
+        finally:
+            self.attn_res_loaded = True
 
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], index: TensorIndex
@@ -164,6 +170,21 @@ class LoadingMixin(_Base):
                 "gives it; quantization_config must name the layers that are quantised, and the "
                 "checkpoint must hold all that their quantisation wrote."
             )
+
+
+def _difference(one: object, other: object) -> str | None:
+    """A key of config.json by which two configurations of ``build`` are of two models, or None."""
+    for field in reversed(OWN_FIELDS):  # others follow from attn_res_config
+        first, second = getattr(one, field), getattr(other, field)
+        if field != "attn_res_config":
+            if first != second:
+                return field
+            continue
+        keys: set[str] = {*first, *second} - {*TRAINING_KEYS, "transformers_version"}
+        for key in sorted(keys):
+            if first.get(key) != second.get(key):
+                return key
+    return None
 
 
 def _tell_aside(index: TensorIndex, has_head: bool) -> None:

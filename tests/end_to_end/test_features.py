@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from adapters import WEIGHTS, linear_layers, write_merged
+from adapters import WEIGHTS, linear_layers, write_adapter, write_merged
 from checkpoints import GOLDENS, computes_int8, quantised, write_house
 from goldens import check_answers, check_job, expected
 from jobs import engine_job, fresh_prompts, run_engine, run_verify
@@ -38,13 +38,15 @@ def check_results(jobs: list[dict], results: list[dict], checkpoint: Path) -> No
 def test_lora(algorithms, tmp_path):
     """An adapter equals the weights it is merged into, of a layer of ours among vLLM's.
 
-    Requests with and without it run in one batch, and each has its own model's answers.
+    Requests with and without it run in one batch, and each has its own model's answers.  Another
+    one is not taken in its place, in whatever way, and it answers as before.
     """
     base = write_house(tmp_path / "base", "gated_llama", dtype="float32", **SHAPE)
     layers = [*linear_layers(load_file(base / WEIGHTS)), "lm_head", "model.embed_tokens"]
     merged = write_merged(tmp_path / "adapter", base, layers)
+    write_adapter(tmp_path / "other", load_file(base / WEIGHTS), layers, seed=4)
     prompts = fresh_prompts((9, 150))
-    options = {"enable_lora": True, "max_lora_rank": 8}
+    options = {"enable_lora": True, "max_lora_rank": 8, "again": tmp_path / "other"}
     jobs = [
         engine_job(base, prompts, algorithm, lora=tmp_path / "adapter", **options)
         for algorithm in algorithms
@@ -56,6 +58,13 @@ def test_lora(algorithms, tmp_path):
         beside = result["beside"]
         for model, rows in ((merged, beside[: len(prompts)]), (base, beside[len(prompts) :])):
             check_answers(load(model), job, {"alone": rows, "batch": rows})
+        number = result["again"].pop("another name")
+        assert "'another' has the number 1, which is that of 'adapter'" in number
+        for said in result["again"].values():
+            assert "'adapter' has other files in" in said and "\n" not in said
+        for key in ("tokens", "logprobs"):
+            after, alone = ([row[key] for row in result[name]] for name in ("after", "alone"))
+            assert after == alone
 
 
 @pytest.mark.families

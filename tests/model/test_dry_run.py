@@ -31,7 +31,7 @@ from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import decoder, host, source
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
-from attnres_serve.errors import CheckpointError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.model import dry_run
 from attnres_serve.model.dry_run import run_dry
@@ -559,9 +559,56 @@ def test_tensors_of_other_pipeline_stages(checkpoint: str, make: Make, world: Pa
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_int8", "tied"])
-def test_any_part_can_be_loaded_again(name: str, make: Make, world: Path) -> None:
-    """After a whole load."""
+def test_a_loaded_model_takes_no_weights_again(name: str, make: Make, world: Path) -> None:
+    """Not a part, nor all: vLLM may have made other weights of the first ones."""
     model, tensors = make(name), weights(world, name)
     model.load_weights(iter(tensors.items()))
-    part = [(found, tensor) for found, tensor in tensors.items() if "layers.1.mlp" in found]
-    model.load_weights(iter(part))
+    before = {found: tensor.clone() for found, tensor in model.state_dict().items()}
+    part = {found: tensor for found, tensor in tensors.items() if "layers.1.mlp" in found}
+    for again in (part, tensors):
+        stream = iter([(found, torch.zeros_like(tensor)) for found, tensor in again.items()])
+        with pytest.raises(SettingError, match="are loaded, and are not replaced one by one; "):
+            model.load_weights(stream)
+        assert len([*stream]) == len(again)  # nothing was read
+    assert all(torch.equal(before[found], own) for found, own in model.state_dict().items())
+
+
+def test_a_loaded_model_takes_a_checkpoint_that_was_validated(make: Make, world: Path) -> None:
+    """Once; after a failure it expects none either."""
+    model, tensors = make("llama"), weights(world, "llama")
+    model.load_weights(iter(tensors.items()))
+    with model.attn_res_expecting(str(world / "llama")):
+        model.load_weights(iter(tensors.items()))
+    with pytest.raises(TimeoutError), model.attn_res_expecting(str(world / "llama")):
+        raise TimeoutError
+    with pytest.raises(SettingError, match="are not replaced one by one"):
+        model.load_weights(iter(tensors.items()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"transformers_version": "4.0", "use_cache": False, "attention_dropout": 0.1}, None),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_parameters"),
+        ({"max_position_embeddings": 128}, "max_position_embeddings"),
+        ({"attn_res": {"block_size": 3}}, "attn_res"),
+        ({"dtype": "float16"}, "dtype"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_in_the_place_of_another(
+    changes: dict[str, Any], key: str | None, make: Make, world: Path, tmp_path: Path
+) -> None:
+    """It must be of the same model; what wrote it and how it was trained does not matter."""
+    model = make("llama")
+    folder = shutil.copytree(world / "llama", tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    if key is None:
+        with model.attn_res_expecting(str(folder)):
+            model.load_weights(iter(weights(world, "llama").items()))
+        return
+    refused = pytest.raises(CheckpointError, match=rf"is of another model .*[(]{key}[)]; start")
+    with refused, model.attn_res_expecting(str(folder)):
+        pytest.fail("it was taken")

@@ -100,9 +100,7 @@ def loading(owner: Any, request: Any, folder: Path) -> Iterator[None]:
     Raises:
         SettingError: it is another than under its name before.
     """
-    if not hasattr(owner, "attn_res_adapters"):
-        owner.attn_res_adapters = Contents()
-    known: Contents = owner.attn_res_adapters
+    known: Contents = vars(owner).setdefault("attn_res_adapters", Contents())
     name, number = request.lora_name, request.lora_int_id
     is_new, has_new_number = name not in known.seen, number not in known.names
     try:

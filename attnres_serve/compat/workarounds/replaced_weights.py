@@ -29,7 +29,13 @@ OTHERS = (
     "update_weights",
 )
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+FORMATS = ("auto", "safetensors")  # of --load-format, whose files are those that are validated
+ASKED = "attn_res_asked"  # an argument for workers: it comes from here, and the cache is empty
 WAY = "start a new engine with the new weights."
+BUSY = (
+    "weights cannot be replaced while requests run, which would be answered by both; wait for "
+    "them, or abort them."
+)
 
 
 def problem(vllm_config: Any) -> str | None:
@@ -37,6 +43,7 @@ def problem(vllm_config: Any) -> str | None:
     config = vllm_config.model_config.hf_config
     (architecture,) = config.architectures
     family, own = BY_ARCHITECTURE[architecture], config.attn_res_config
+    load_format = vllm_config.load_config.load_format
     reasons = {
         "on a GPU, where that was never tried": not host.on_cpu(),
         f"of {family.title}, where that was not shown to be exact": not family.reloads(own),
@@ -44,6 +51,10 @@ def problem(vllm_config: Any) -> str | None:
         "with quantized weights": vllm_config.model_config.quantization is not None,
         "with LoRA adapters": engine_config.uses_lora(vllm_config),
         "with speculative decoding": vllm_config.speculative_config is not None,
+        "with a KV connector, which would keep what the old ones computed": (
+            vllm_config.kv_transfer_config is not None
+        ),
+        f"with --load-format {load_format}": load_format not in FORMATS,
         "of several workers": vllm_config.parallel_config.world_size_across_dp > 1,
     }
     found = next((reason for reason, is_so in reasons.items() if is_so), None)
@@ -77,18 +88,17 @@ def refuse_for_clients() -> None:
     )
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-        _check(self, method)
-        found = ask(self, method, timeout, args, kwargs)
         if _replaces(self, method):
-            self.reset_prefix_cache()
-        return found
+            _require_empty(self.reset_prefix_cache())
+            kwargs = {**(kwargs or {}), ASKED: True}
+        return ask(self, method, timeout, args, kwargs)
 
     async def collective_rpc_async(self, method, timeout=None, args=(), kwargs=None):
-        _check(self, method)
-        found = await ask_all(self, method, timeout, args, kwargs)
         if _replaces(self, method):
-            await self.reset_prefix_cache()
-        return found
+            _require_empty(await self.reset_prefix_cache())
+            _replaces(self, method)  # no request came meanwhile
+            kwargs = {**(kwargs or {}), ASKED: True}
+        return await ask_all(self, method, timeout, args, kwargs)
 
     def sleeps(self, level=1, *args, **kwargs):
         _check_sleep(self, level)
@@ -115,18 +125,31 @@ def refuse_in_workers() -> None:
 
 
 def _reloading(own: Any) -> Any:
-    def reload_weights(self, weights_iterator=None, weights_path=None, is_checkpoint_format=True):
+    def reload_weights(
+        self,
+        weights_iterator=None,
+        weights_path=None,
+        is_checkpoint_format=True,
+        attn_res_asked=False,
+    ):
         model = self.get_model()
-        if hasattr(model, "attn_res_base"):
-            if (found := problem(self.vllm_config)) is not None:
-                raise SettingError(found)
-            if weights_iterator is not None or not is_checkpoint_format:
-                raise SettingError(
-                    f"{RELOAD} reads whole checkpoints of AttnRes models and takes no tensors; "
-                    "give it weights_path, the folder of a checkpoint."
-                )
-            model.attn_res_expect(weights_path or self.vllm_config.model_config.model)
-        own(self, weights_iterator, weights_path, is_checkpoint_format)
+        if not hasattr(model, "attn_res_base"):
+            own(self, weights_iterator, weights_path, is_checkpoint_format)
+            return
+        if (found := problem(self.vllm_config)) is not None:
+            raise SettingError(found)
+        if not attn_res_asked:
+            raise SettingError(
+                f"{RELOAD} was called in a worker, and the prefix cache would keep what the old "
+                f'weights computed; call collective_rpc("{RELOAD}") of the engine.'
+            )
+        if weights_iterator is not None or not is_checkpoint_format:
+            raise SettingError(
+                f"{RELOAD} reads whole checkpoints of AttnRes models and takes no tensors; give it "
+                "weights_path, the folder of a checkpoint."
+            )
+        with model.attn_res_expecting(weights_path or self.vllm_config.model_config.model):
+            own(self, weights_path=weights_path)
 
     reload_weights.refuses = True  # type: ignore[attr-defined]
     return reload_weights
@@ -137,24 +160,31 @@ def _is_ours(engine: Any) -> bool:
 
 
 def _replaces(engine: Any, method: Any) -> bool:
-    return method == RELOAD and _is_ours(engine)
+    """Whether a call replaces the weights of an AttnRes model.
 
-
-def _check(engine: Any, method: Any) -> None:
-    """Raise SettingError for a call that would leave an engine with other weights than it says."""
+    Raises:
+        SettingError: it would leave an engine with other weights than it says.
+    """
     if not _is_ours(engine):
-        return
+        return False
     if method in OTHERS:
         raise SettingError(f"{method} is not supported with AttnRes while an engine runs; {WAY}")
     if method != RELOAD:
-        return
+        return False
     if (found := problem(engine.vllm_config)) is not None:
         raise SettingError(found)
     if engine.output_processor.has_unfinished_requests():
-        raise SettingError(
-            "weights cannot be replaced while requests run, which would be answered by both; wait "
-            "for them, or abort them."
-        )
+        raise SettingError(BUSY)
+    return True
+
+
+def _require_empty(is_empty: bool) -> None:
+    """Raise SettingError where the prefix cache could not be emptied, as a request still has it.
+
+    It is emptied first: what comes while weights are replaced is computed with the new ones.
+    """
+    if not is_empty:
+        raise SettingError(BUSY)
 
 
 def _check_sleep(engine: Any, level: int) -> None:

@@ -27,6 +27,7 @@ def engine_job(
     mode: str = "eager",
     backend: str = "cpp",
     lora: Path | None = None,
+    again: Path | None = None,
     reload: Path | None = None,
     chunk: int = 0,
     answer: int = 16,  # as in the goldens
@@ -51,6 +52,7 @@ def engine_job(
         "options": options,
         "lora": lora and str(lora),
         "refused": None,
+        "again": again and str(again),
         "reload": reload and str(reload),
         "trace": trace,
         "edits": list(edits),
@@ -104,6 +106,11 @@ def run_verify(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
 def run_trace_jobs(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
     """Run jobs one after the other in one process of ``trace_jobs.py``."""
     return _run("trace_jobs.py", jobs, folder, {})
+
+
+def run_replace_jobs(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """Run jobs one after the other in one process of ``replace_jobs.py``."""
+    return _run("replace_jobs.py", jobs, folder, {})
 
 
 def _run(script: str, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str]) -> Any:

@@ -4,10 +4,11 @@ Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled | pi
 (None for a model without AttnRes), backend, chunk: tokens per step or 0, answer: tokens of one,
 leaves: steps behind which another request beside the batch is aborted or 0, prompt_logprobs:
 whether answers have them, options: further ones of ``vllm.LLM``, lora: folder of an adapter or
-nothing, refused: folder of an adapter that is not taken or nothing, reload: folder whose weights
-take the place of the checkpoint's or nothing, trace: whether the longest prompt is traced, edits:
-for another trace of it, as workers take them, or none, counted: tokens of steps of which is counted
-what workers ask of each other, or none, workaround: for a plain vLLM that is wrong without, as
+nothing, refused: folder of an adapter that is not taken or nothing, again: folder of another
+one that is tried in its place in every way or nothing, reload: folder whose weights take the place
+of the checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another
+trace of it, as workers take them, or none, counted: tokens of steps of which is counted what
+workers ask of each other, or none, workaround: for a plain vLLM that is wrong without, as
 module:function of ours or of the tests, or nothing, env: environment variables, settings: further
 ones of ours}.
 Its result holds the answers alone, in a batch and from the prefix cache, with an adapter those to
@@ -160,15 +161,43 @@ def lens(llm, ids: list[int], edits: list[Any], wanted: list[Any]) -> list[list[
     return found[:, :-1].tolist()
 
 
-def refusal(llm, adapter: str) -> str | None:
+def refusal(llm, name: str, number: int, folder: str, **more: Any) -> str | None:
     """Why an adapter is refused; None where it is not."""
     from vllm.lora.request import LoRARequest
 
     try:
-        llm.llm_engine.add_lora(LoRARequest("refused", 2, adapter))
+        llm.llm_engine.add_lora(LoRARequest(name, number, folder, **more))
     except ValueError as error:
         return str(error)
     return None
+
+
+def refused_again(llm, folder: str, other: str, prompt: list[int]) -> dict[str, str | None]:
+    """Why other files are refused under the name or the number of the adapter, by the way."""
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    own = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    found = {
+        "another path": refusal(llm, "adapter", 1, other),
+        "in place": refusal(llm, "adapter", 1, other, load_inplace=True),
+        "another name": refusal(llm, "another", 1, other),
+    }
+    llm.llm_engine.remove_lora(1)
+    found["unloaded"] = refusal(llm, "adapter", 2, other)
+    for path in Path(other).iterdir():
+        (Path(folder) / path.name).write_bytes(path.read_bytes())
+    found["same path"] = refusal(llm, "adapter", 2, folder)
+    try:
+        request = LoRARequest("adapter", 1, folder)
+        given = {"prompt_token_ids": prompt}
+        llm.llm_engine.add_request("again", given, SamplingParams(), lora_request=request)
+        found["asked"] = None
+    except ValueError as error:
+        found["asked"] = str(error)
+    for name, content in own.items():
+        (Path(folder) / name).write_bytes(content)
+    return found
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +250,12 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for _ in range(2):  # the first one fills the cache, which prompt logprobs pass by
         (result["cached"],) = answers(llm, [longest], length, False, lora)
     if job["refused"]:
-        result["refusal"] = refusal(llm, job["refused"])
+        result["refusal"] = refusal(llm, "refused", 2, job["refused"])
+    if job["again"]:
+        result["again"] = refused_again(llm, lora, job["again"], longest)
+        result["after"] = [
+            answers(llm, [prompt], length, of_prompts, lora)[0] for prompt in prompts
+        ]
     if job["trace"]:
         assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
         result["trace"] = trace(llm, longest)
