@@ -185,7 +185,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     whole_adapters.require()
     whole_adapters.require()
     config = SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32)
-    request = SimpleNamespace(lora_name="mine", lora_path=str(tmp_path / "nowhere"))
+    request = SimpleNamespace(lora_name="mine", lora_int_id=1, lora_path=str(tmp_path / "nowhere"))
 
     def load(adapter: Any, own: SimpleNamespace, path: Path | None = None) -> Any:
         found["adapter"] = adapter
