@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import formats
-from attnres_serve.compat import engine_config, host, native, registry
+from attnres_serve.compat import engine_config, host, native, registry, versions
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import with_list_of_architectures
 
@@ -18,7 +18,7 @@ from attnres_serve.formats.resolve import with_list_of_architectures
 def register() -> None:
     """Teach vLLM the AttnRes architectures and how to recognise their checkpoints (idempotent)."""
     try:
-        problem = host.unsupported_version()
+        problem = versions.unsupported()
         if problem:
             logging.getLogger("vllm").warning(problem)
             return
@@ -93,7 +93,7 @@ def on_config(vllm_config) -> None:
     from attnres_serve.families import BY_ARCHITECTURE, footprint
     from attnres_serve.model import config as model_config
 
-    warning = host.untested_version()
+    warning = versions.untested()
     if warning:
         host.logger().warning(warning)
     for key in settings.CHOICES:

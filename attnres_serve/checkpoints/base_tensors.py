@@ -4,7 +4,6 @@ vLLM's loaders cut a weight that is too large without a word, leave out a bias t
 expect, and do not ask whether everything came where weights are quantised, so it is checked here.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -13,11 +12,10 @@ from attnres_serve.checkpoints import quantized
 from attnres_serve.checkpoints.names import is_left_over
 from attnres_serve.checkpoints.tensors import Stored, check_dtype, check_shape
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import FAMILIES
+from attnres_serve.families import FAMILIES, experts
 from attnres_serve.families.family import HEAD, Held
 
 # Of all experts of a layer, as transformers 5 calls them in memory.
-_PACKED = re.compile(r"\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias)?$")
 
 
 class BaseTensors:
@@ -91,7 +89,7 @@ class BaseTensors:
         if name in self.needed or self._is_known(name):
             return None
         found = None if self.quantisation else self._held.get(name)
-        if found is None and _PACKED.search(name):
+        if found is None and experts.is_packed(name):
             kind = "a quantized model" if self.quantisation else self._model
             raise CheckpointError(
                 f"the tensor {own} packs the experts of a layer as transformers holds them in "

@@ -12,7 +12,7 @@ from attnres_serve.checkpoints import quantized, token_ids, tokenizer_class
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.families import FAMILIES, latent
+from attnres_serve.families import FAMILIES, experts, latent
 from attnres_serve.flags import number, usual, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 
@@ -131,7 +131,7 @@ def check_quantized(name: str, index: TensorIndex | None) -> None:
             "to fold rightly on a CPU; serve it on a GPU, or quantise the model with kv_b_proj in "
             "`ignore`."
         )
-    found = quantized.first_quantised(index.stored, quantized.EXPERT)
+    found = quantized.first_quantised(index.stored, experts.ONE)
     if found is not None and source.lacks_quantized_experts():
         raise CheckpointError(
             f"{name} has quantised experts ({found} in house names), and vLLM computes those on "

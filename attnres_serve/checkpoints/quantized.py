@@ -15,6 +15,7 @@ from typing import Any
 from attnres_serve.checkpoints.names import same_tensor
 from attnres_serve.checkpoints.tensors import FLOATS, Stored, check_shape
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import experts
 from attnres_serve.families.family import Shape
 
 _WEIGHT = re.compile(r"_?q?weight(_packed|_qdata)?")
@@ -25,7 +26,6 @@ _CACHE_SCALE = re.compile(
 )
 # What each method stores beside the packed weight, where a scale alone does not make it whole.
 _BESIDE = {"gptq": ("scales", "qzeros"), "awq": ("scales", "qzeros")}
-EXPERT = re.compile(r"(?P<mixture>.+\.experts)\.\d+\.\w+")
 FOLDED = re.compile(r".+\.kv_b_proj")  # by latent attention into others
 _WHOLE = ("I8", "F8_E4M3", "F8_E5M2")  # one element for every weight
 
@@ -152,8 +152,8 @@ def check_experts(layers: Mapping[str, Mapping[str, Stored]]) -> None:
     """
     first: dict[str, str] = {}
     for stem, leaves in layers.items():
-        if found := EXPERT.fullmatch(stem):
-            other = first.setdefault(found["mixture"], stem)
+        if mixture := experts.mixture_of_one(stem):
+            other = first.setdefault(mixture, stem)
             if _manner(leaves) != _manner(layers[other]):
                 raise CheckpointError(
                     f"{other} and {stem} (in house names), which are one layer in vLLM, are "

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnres_serve.families.experts import mixture_of
+
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
@@ -39,7 +41,6 @@ _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<layer>.+)\.(?:lora_(?P<part>[AB])\.weight|lora_embedding_(?P<row>[AB]))")
 _TABLE = re.compile(r"(?:.*\.)?(?P<leaf>embed_tokens|lm_head)\.base_layer\.weight")
 _DEPTH = re.compile(r"_res_(proj|norm)$")
-_EXPERTS = ".experts"
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def _check_pair(layer: str, pair: Mapping[str, "Tensor"], config: Mapping[str, A
         )
     stated, ranks = _stated_rank(layer, config), {down.shape[0], up.shape[1]}
     # PEFT saves the matrices of all experts of a layer as one.
-    is_of_experts = _EXPERTS in layer and len(ranks) == 1 and min(ranks) % stated == 0
+    is_of_experts = mixture_of(layer) and len(ranks) == 1 and min(ranks) % stated == 0
     if ranks != {stated} and not is_of_experts:
         raise _NotWholeError(
             f"has the rank {' and '.join(map(str, sorted(ranks)))} in its tensors of {layer}, and "
@@ -265,7 +266,7 @@ def _check_layer(
             f"changes {layer}, a part of depth attention, to which vLLM applies no adapter; train "
             f"it without that layer, or {MERGE}."
         )
-    if not needed or _EXPERTS in layer:
+    if not needed or mixture_of(layer):
         return
     weight = needed.get(f"{layer}.weight")
     if weight is None:

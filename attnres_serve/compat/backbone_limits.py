@@ -7,7 +7,7 @@ A family's file states its limits. Here each of them refuses the settings that i
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
-from attnres_serve.compat import host
+from attnres_serve.compat import host, versions
 from attnres_serve.errors import SettingError
 from attnres_serve.families import footprint
 from attnres_serve.families.family import Family, Shape
@@ -123,7 +123,7 @@ def _stages_problem(
 
 def version_problem(vllm_config, shapes: Shapes) -> str | None:
     """What a batch says of new sequences was read, and run, from this version on."""
-    if not host.is_older_than(LINEAR_SINCE):
+    if not versions.is_older_than(LINEAR_SINCE):
         return None
     since = ".".join(map(str, LINEAR_SINCE))
     return f"models with linear attention need vLLM {since} or later; install it, or a later one."
@@ -220,7 +220,7 @@ def kernels_problem(vllm_config, shapes: Shapes) -> str | None:
     if not host.on_cpu() or not vllm_config.num_speculative_tokens:
         return None
     major, minor = WITHOUT_DRAFTS
-    if host.is_older_than(WITHOUT_DRAFTS) or not host.is_older_than((major, minor + 1)):
+    if versions.is_older_than(WITHOUT_DRAFTS) or not versions.is_older_than((major, minor + 1)):
         return None
     return (
         f"speculative decoding on a CPU ends the engine of vLLM {major}.{minor}; install another "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from attnres_serve.compat import engine_config, host, start_events
+from attnres_serve.compat import engine_config, host, start_events, versions
 from attnres_serve.compat.workarounds import forked_processes
 from attnres_serve.errors import SettingError
 
@@ -62,7 +62,7 @@ def print_flags(topic: str) -> None:
 
     logging.disable()  # the help is what is to be read
     try:
-        problem = host.unsupported_version()
+        problem = versions.unsupported()
         if problem:
             raise SettingError(problem)
         from vllm.entrypoints.cli.serve import make_arg_parser
@@ -112,7 +112,7 @@ def run_server(
     Raises:
         SettingError: the configuration was refused before an engine was started.
     """
-    problem = host.unsupported_version()
+    problem = versions.unsupported()
     if problem:
         raise SettingError(problem)
 

@@ -1,6 +1,6 @@
 """The moments at which workarounds are due; the rest of the project calls none of them by name."""
 
-from attnres_serve.compat import failures, host, start_events
+from attnres_serve.compat import failures, host, start_events, versions
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     adapters_again,
@@ -115,7 +115,7 @@ def worker(vllm_config) -> None:
         compile_paths.quote_paths()
         inductor.keep_order_of_mutations()
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.
-        if host.on_cpu() and not host.untested_version():
+        if host.on_cpu() and not versions.untested():
             compiled_code.accept()
 
 

@@ -1,18 +1,17 @@
 """What a model costs to run, by the names and shapes of its tensors: caches, and active experts."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
 
+from attnres_serve.families import experts
 from attnres_serve.families.family import Shape
 
 # Rows of these, in every layer that has them, are cached.
 _CACHED = re.compile(r"\.(k_proj|v_proj|kv_a_proj_with_mqa)\.weight$")
 _CONVOLUTION = re.compile(r"\.\w*conv(1d)?\.weight$")  # [channels, 1, tokens] of a recurrent layer
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-# One expert's, by its number; or all those of a layer in one tensor, the experts first.
-_EXPERT = re.compile(r"(?P<layer>.+)\.experts\.(?P<number>\d+)\.")
-_STACKED = re.compile(r"\.experts\.\w+$|\.block_sparse_moe\.(input|output)_linear\.weight$")
 
 
 def cache_elements(shapes: Mapping[str, Shape]) -> int:
@@ -47,7 +46,7 @@ def convolved_layers(shapes: Mapping[str, Shape]) -> set[int]:
 
 def expert_layers(shapes: Mapping[str, Shape]) -> set[int]:
     """The numbers of the layers with a mixture of experts."""
-    return _layers(name for name in shapes if _EXPERT.match(name) or _STACKED.search(name))
+    return _layers(filter(experts.is_one_of, shapes))
 
 
 def _layers(names: Iterable[str]) -> set[int]:
@@ -61,18 +60,12 @@ def idle_elements(shapes: Mapping[str, Shape], chosen: int) -> int:
         shapes: of the tensors of a checkpoint.
         chosen: experts that a token sees in every layer that has them.
     """
-    elements: dict[str, int] = {}
-    experts: dict[str, int] = {}
-    for name, shape in shapes.items():
-        if found := _EXPERT.match(name):
-            layer, number = found["layer"], int(found["number"]) + 1
-        elif _STACKED.search(name):
-            layer, number = name, shape[0]
-        else:
-            continue
-        elements[layer] = elements.get(layer, 0) + prod(shape)
-        experts[layer] = max(experts.get(layer, 0), number)
+    elements: Counter[str] = Counter()
+    numbers: dict[str, int] = {}
+    for name, mixture, number in experts.counts(shapes):
+        elements[mixture] += prod(shapes[name])
+        numbers[mixture] = max(numbers.get(mixture, 0), number)
     return sum(
-        elements[layer] - elements[layer] * min(chosen, number) // number
-        for layer, number in experts.items()
+        elements[mixture] - elements[mixture] * min(chosen, number) // number
+        for mixture, number in numbers.items()
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnres_serve.depth.layout import COMMON, ONE, Layout
 from attnres_serve.errors import CheckpointError, first_line
-from attnres_serve.families import checks, footprint, latent, rotary
+from attnres_serve.families import checks, experts, footprint, latent, rotary
 from attnres_serve.families.family import HEAD, Check, Config, Family, Held, Shape
 from attnres_serve.families.in_memory import held
 
@@ -25,7 +25,6 @@ FUSED = (
     ("w1", "w3"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
 )
-CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 
 
 def family(
@@ -196,7 +195,7 @@ def _model(hf: str, config: str) -> Any:
 def chosen_experts(hf: str, config: Config) -> int:
     """Experts that a token sees in a layer that has some, by config.json or else the class."""
     own = config_class(hf).from_dict(_fields(config))
-    return next((int(getattr(own, key)) for key in CHOSEN if getattr(own, key, None)), 0)
+    return next((int(getattr(own, key)) for key in experts.CHOSEN if getattr(own, key, None)), 0)
 
 
 def _fields(config: Config) -> dict[str, Any]:

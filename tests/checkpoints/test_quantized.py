@@ -19,6 +19,7 @@ from torch import Tensor
 
 from attnres_serve.checkpoints import checked, quantized
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import experts
 
 WEIGHTS = "model.safetensors"
 LAYER = "model.layers.1"
@@ -163,7 +164,7 @@ def family_of(tmp_path: Path, name: str) -> Path:
 def test_whole_int8_checkpoints_of_families(name: str, tmp_path: Path) -> None:
     found = checked.check_folder(family_of(tmp_path, name)).index
     assert found is not None
-    expert = quantized.first_quantised(found.stored, quantized.EXPERT)
+    expert = quantized.first_quantised(found.stored, experts.ONE)
     assert (expert is None) == (name == "gemma2")
 
 
@@ -219,7 +220,7 @@ def test_experts_alone_may_stay_as_they_are(tmp_path: Path) -> None:
     layers = linear_layers(load_file(source / WEIGHTS), without=r"\.experts\.")
     folder = quantised(tmp_path / "int8", source, ["re:.*[.]experts[.].*"], layers)
     found = checked.check_folder(folder).index
-    assert found is not None and quantized.first_quantised(found.stored, quantized.EXPERT) is None
+    assert found is not None and quantized.first_quantised(found.stored, experts.ONE) is None
 
 
 def test_two_weights_of_a_layer(folder: Path) -> None:

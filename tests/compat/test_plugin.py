@@ -21,7 +21,7 @@ from facts import TINY
 
 from attnres_serve import plugin, settings
 from attnres_serve.checkpoints import checked, hub
-from attnres_serve.compat import decoder, host, kv_connector, openai_server, registry
+from attnres_serve.compat import decoder, host, kv_connector, openai_server, registry, versions
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.kernels import backends, comparison
@@ -104,7 +104,7 @@ def test_a_class_is_inspected_here_where_that_cannot_initialise_cuda(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (host, "unsupported_version"),
+        (versions, "unsupported"),
         (registry, "install_config_parser"),
         (registry, "register_architecture"),
         (model_config, "register_model_types"),
@@ -157,8 +157,8 @@ def test_supported_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> No
     import vllm
 
     monkeypatch.setattr(vllm, "__version__", version)
-    assert host.unsupported_version() is None
-    assert host.untested_version() is None
+    assert versions.unsupported() is None
+    assert versions.untested() is None
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.33.2", "0.33.0rc1", "0.33.0.dev12+gabc1234"])
@@ -728,7 +728,7 @@ def test_flags_that_the_server_is_not_started_with(monkeypatch: pytest.MonkeyPat
     name = str(GOLDENS / "fla_transformer_block")
     with pytest.raises(SettingError, match="found the model 'other' among the flags"):
         openai_server.run_server(name, {}, ["other"], {})
-    monkeypatch.setattr(host, "unsupported_version", lambda: "too old.")
+    monkeypatch.setattr(versions, "unsupported", lambda: "too old.")
     with pytest.raises(SettingError, match="too old"):
         openai_server.run_server(name, {}, [], {})
 

