@@ -25,6 +25,19 @@ EACH = {"extra-index-url": "--extra-index-url", "find-links": "--find-links"}
 EACH |= {"trusted-host": "--allow-insecure-host", "constraint": "--constraint"}
 VARIABLES = {"proxy": "ALL_PROXY", "cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT"}
 VARIABLES |= {"timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
+SOURCES = {"index-url", "no-index", *EACH, *VARIABLES}
+# Those that change nothing of what is installed.
+HARMLESS = {
+    "break-system-packages",
+    "cache-dir",
+    "disable-pip-version-check",
+    "exists-action",
+    "log",
+}
+HARMLESS |= {"no-cache-dir", "no-color", "no-compile", "no-input", "no-python-version-warning"}
+HARMLESS |= {"no-warn-conflicts", "no-warn-script-location", "progress-bar", "quiet", "retries"}
+HARMLESS |= {"root-user-action", "use-feature", "verbose"}
+NO = ("", "0", "false", "no", "off")
 # Lines of the two that say the same for every package, but for downloads of 10 MB and more.
 DULL = re.compile(
     r" [+~-] | Downloaded|  Using cached|Requirement already|Collecting|Processing"
@@ -69,6 +82,9 @@ def by_uv(words: list[str], settings: Mapping[str, str]) -> str | None:
     Returns:
         None, or why it did not.
     """
+    for name, value in settings.items():
+        if name not in SOURCES | HARMLESS and value.lower() not in NO:
+            return f"pip is configured to {name} ({value}), which uv is not"
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         done = run(*PIP, "install", "--quiet", "--no-compile", UV)

@@ -97,7 +97,9 @@ if [ "$device" = cpu ]; then
 else
   echo "setup: installing vLLM for CUDA into $venv (several minutes)"
   install -r requirements/cuda.txt
-  [ "$what" = test ] && install --no-deps -r requirements/test.txt
+  # Its torch has a Triton of its own.
+  [ "$what" = test ] && grep -v '^triton==' requirements/test.txt > "$venv/pins.txt" &&
+    install --no-deps -r "$venv/pins.txt"
   torch=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))')
   case $torch in
     *+cpu) fail "pip's sources gave torch $torch, a build for CPU, and DEVICE is cuda; take the index of CPU" \

@@ -65,7 +65,8 @@ def another(served: Iterable[str], revision: str | None, name: str, own: str | N
     """
     if Path(name) not in map(Path, served):
         return name
-    return None if own == revision else f"{name} at revision {own}"
+    is_folder = Path(name).is_dir()  # which has no revisions
+    return None if own == revision or is_folder else f"{name} at revision {own}"
 
 
 WORKER_EXTENSION = "attnres_serve.worker.WorkerExtension"

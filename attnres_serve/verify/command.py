@@ -80,7 +80,7 @@ def run(own: argparse.Namespace) -> int:
     model = compare.reference(reference)
     report = compare.verify(folder, model, prompts, settings.given(own))
     unreached = passages.unreached(limits, tokens)
-    found = None if wanted.spec is None else _evidence(reference, model, own)
+    found = None if wanted.spec is None else _evidence(reference, folder, model, own)
     if own.json:
         told = {"unreached": unreached, "readings": None if found is None else asdict(found)}
         print(json.dumps(asdict(report) | told), file=output.out())
@@ -90,16 +90,21 @@ def run(own: argparse.Namespace) -> int:
 
 
 def _evidence(
-    folder: Path, model: compare.Reference, own: argparse.Namespace
+    reference: Path, served: Path, model: compare.Reference, own: argparse.Namespace
 ) -> evidence.Evidence | None:
-    """What texts say of the readings of a checkpoint's config.json; None if none is long enough."""
-    checkpoint = check_folder(folder)
+    """What texts say of the readings of a checkpoint's config.json; None if none is long enough.
+
+    The tokenizer is that of the served one, which was compared with its vocabulary.
+    """
+    checkpoint = check_folder(reference)
     asked = own.readings
     if asked is None:
         asked = texts.usual(sum(tensor.numel() for tensor in model.weights.values()))
-    most = min(asked, passages.context(checkpoint.translated(str(folder))))
-    content = None if own.text is None else Path(own.text).read_text(encoding="utf-8")
-    found = texts.pieces(content, most, evidence.FEWEST, tokenizer.load(folder))
+    most = min(asked, passages.context(checkpoint.translated(str(reference))))
+    if not most:
+        return None
+    content = None if own.text is None else passages.read(own.text)
+    found = texts.pieces(content, most, evidence.FEWEST, tokenizer.load(served))
     if not found:
         return None
     every = readings.readings(checkpoint)

@@ -110,7 +110,7 @@ def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[li
     """
     from attnres_serve.verify.oracle import model
 
-    content = _read(text) if text else str(model.__doc__)
+    content = read(text) if text else str(model.__doc__)
     ids = tokenizer.load(folder)(content)["input_ids"]
     if text is None:
         ids *= ceil(tokens / max(1, len(ids)))
@@ -124,7 +124,12 @@ def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[li
     return [ids[start : start + tokens] for start in starts]
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """The text of a file.
+
+    Raises:
+        SettingError: it cannot be read, or is no UTF-8.
+    """
     try:
         return texts.decoded(Path(path).read_bytes(), f"the text {path}")
     except OSError as error:

@@ -58,6 +58,9 @@ def test_blocks_that_hold_no_context_are_refused(base, words, said, tmp_path) ->
         ("llama", "--block-size 32"),
         ("llama", "--block-size 256"),
         ("llama", "--num-gpu-blocks-override 5"),
+        ("llama", "--num-gpu-blocks-override 2 --max-model-len auto"),  # vLLM takes what fits
+        ("llama", "--num-gpu-blocks-override 2 --max-model-len -1"),
+        ("llama", "--num-gpu-blocks-override 2 --hf-overrides {}"),
         ("llama", "--num-gpu-blocks-override 2 --max-model-len 128"),
         ("llama", "--block-size none --num-gpu-blocks-override many"),  # vLLM's parser has words
         ("deepseek_v2", "--block-size 100"),  # vLLM makes 16 of it

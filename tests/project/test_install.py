@@ -111,6 +111,55 @@ def test_pip_is_the_way_back(
     assert asked == "pip install --no-compile --progress-bar off a==1\n"
 
 
+@pytest.mark.parametrize(
+    ("listed", "by_uv"),
+    [
+        ("global.require-hashes='true'", False),
+        ("install.only-binary=':all:'", False),
+        (":env:.pre='1'", False),
+        ("global.pre='false'", True),
+        ("global.progress-bar='off'", True),
+        ("wheel.pre='1'", True),  # of another command
+    ],
+)
+def test_what_uv_is_not_told_pip_does(
+    listed: str,
+    by_uv: bool,
+    install: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    script(tmp_path / "uv", UV_DOES)
+    monkeypatch.setenv("LISTED", f"{listed}\\n")
+    assert install.main(["a==1"]) == 0
+    assert (tmp_path / "asked").read_text().startswith("pip install --python") == by_uv
+    name = listed.partition("=")[0].rpartition(".")[2]
+    assert (f"pip is configured to {name}" in capfd.readouterr().out) != by_uv
+
+
+def test_an_empty_environment_gets_pip_and_uv(
+    install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the pip of the Python that made it, and by ensurepip where that has none."""
+    python, asked = tmp_path / "python", tmp_path / "asked"
+    script(python, '#!/bin/sh\necho "$*" >> "$ASKED"\n[ "$2" = ensurepip ] || exit $FAILS\n')
+    monkeypatch.setattr(install, "find_spec", lambda _: None)
+    monkeypatch.setattr(install, "PIP", ("python", "-m", "pip"))
+    monkeypatch.setattr(install.sys, "executable", str(python))
+    monkeypatch.setattr(install.sys, "_base_executable", str(python))
+    for fails, others in (("0", []), ("1", ["-m ensurepip"])):
+        monkeypatch.setenv("FAILS", fails)
+        asked.write_text("")
+        assert install.main([]) == 0
+        first, *rest = asked.read_text().splitlines()
+        assert f"-m pip --python {python} install" in first and rest == others
+        assert all(tool in first for tool in install.TOOLS)
+    monkeypatch.setattr(install, "find_spec", lambda _: True)
+    asked.write_text("")
+    assert install.main([]) == 0 and asked.read_text() == ""
+
+
 def test_a_question_says_nothing(
     install: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

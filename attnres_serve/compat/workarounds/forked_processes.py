@@ -6,6 +6,7 @@ a process that is spawned; GNU's reads them only when it is loaded, and needs th
 """
 
 import os
+import signal
 from multiprocessing.context import ForkContext, ForkProcess
 
 from attnres_serve.compat.workarounds import orphans
@@ -19,6 +20,7 @@ class _Process(ForkProcess):
     def run(self) -> None:
         from vllm import plugins
 
+        signal.set_wakeup_fd(-1)  # the server's loop would take our signals for its own
         if orphans.is_engine_of_vllm():
             # OpenMP binds the thread that forks to one core, which its workers would inherit.
             os.sched_setaffinity(0, self._cores)

@@ -88,9 +88,11 @@ async def _unless_uncompiled(answers, field: str):
     Raises:
         VLLMValidationError: the engine gave one up, as it does with such a grammar.
     """
+    has_begun = False  # what ends an answer that has begun is another fault
     async with aclosing(answers):
         async for output in answers:
-            if any(one.finish_reason == "error" for one in output.outputs):
+            has_begun = has_begun or any(one.token_ids for one in output.outputs)
+            if not has_begun and any(one.finish_reason == "error" for one in output.outputs):
                 raise refusal(
                     f"{field} cannot be compiled by this server, whose log says why; simplify it."
                 )

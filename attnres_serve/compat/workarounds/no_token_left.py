@@ -136,11 +136,15 @@ def _permitted_by_lists(request, sampling, tokens: Sequence[int]) -> int:
 
 
 def _allowed(request, sampling) -> frozenset[int]:
-    """Those of ``allowed_token_ids``, made once for a request; empty without the field."""
+    """Those of ``allowed_token_ids``, made once for them; empty without the field.
+
+    A session that gets its prompt in parts has others with each part.
+    """
     kept = vars(request)
-    if KEY not in kept:
-        kept[KEY] = frozenset(sampling.allowed_token_ids or ())
-    return kept[KEY]
+    if kept.get(KEY, (None,))[0] is not sampling:
+        kept[KEY] = sampling, frozenset(sampling.allowed_token_ids or ())
+    allowed: frozenset[int] = kept[KEY][1]
+    return allowed
 
 
 def _permitted_by_grammar(scheduler, request, tokens: Sequence[int]) -> int:
