@@ -21,7 +21,15 @@ from facts import TINY
 
 from attnres_serve import plugin, settings
 from attnres_serve.checkpoints import checked, hub
-from attnres_serve.compat import decoder, host, kv_connector, openai_server, registry, versions
+from attnres_serve.compat import (
+    decoder,
+    engine_config,
+    host,
+    kv_connector,
+    openai_server,
+    registry,
+    versions,
+)
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.kernels import backends, comparison
@@ -323,7 +331,7 @@ def test_the_stream_of_a_head_is_what_is_stated(method, asked, own, settled) -> 
     ("model", "revision", "said"),
     [
         ("elsewhere", "v2", "from the head of elsewhere, which is not the served checkpoint"),
-        (GOLDEN, None, "at revision None, which is not the served checkpoint"),
+        (GOLDEN, None, "needs a draft head, and none of Llama is supported"),  # folders have none
         (f"{GOLDEN}/", "v2", "needs a draft head, and none of Llama is supported"),
     ],
 )
@@ -332,6 +340,13 @@ def test_heads_that_are_refused(model: Any, revision: str | None, said: str) -> 
     drafts = SimpleNamespace(method="mtp", model=str(model), revision=revision)
     with pytest.raises(CheckpointError, match=said):
         plugin.on_config(vllm_config(GOLDEN, speculative_config=drafts))
+
+
+def test_a_model_id_at_another_revision_is_another_checkpoint() -> None:
+    served = ["org/model"]
+    assert engine_config.another(served, "v2", "org/model", "v2") is None
+    assert engine_config.another(served, "v2", "org/model", None) == "org/model at revision None"
+    assert engine_config.another(served, "v2", "org/other", "v2") == "org/other"
 
 
 @pytest.mark.parametrize("flag", [{"runner": "pooling"}, {"convert": "classify"}], ids=str)

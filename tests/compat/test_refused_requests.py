@@ -123,11 +123,14 @@ def test_what_is_told_of_a_compiler(said: str, reason: str) -> None:
 
 
 def client_of(reasons: list[str | None], **config: Any) -> SimpleNamespace:
-    """A client of an engine that answers an output for each ``finish_reason``."""
+    """A client of an engine that answers an output for each ``finish_reason``, with tokens or, for
+    an error alone, without.
+    """
 
     async def generate(prompt, sampling_params, request_id):
         for reason in reasons:
-            yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=reason)])
+            tokens = [] if reason == "error" else [5]
+            yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=reason, token_ids=tokens)])
 
     own = SimpleNamespace(**{"kv_transfer_config": None} | config)
     return SimpleNamespace(generate=generate, vllm_config=own)
@@ -148,6 +151,9 @@ def test_a_grammar_that_the_engine_cannot_compile() -> None:
         asked(client, bound)
     assert asked(client, SamplingParams()) == 1  # vLLM's own words for another fault
     client = client_of([None, "stop"])
+    grammar_refusals.refuse_uncompiled(client)
+    assert asked(client, bound) == 2
+    client = client_of([None, "error"])  # it was compiled, and what ended the answer is another
     grammar_refusals.refuse_uncompiled(client)
     assert asked(client, bound) == 2
     client = client_of(["error"], kv_transfer_config={})
