@@ -27,16 +27,10 @@ VARIABLES = {"proxy": "ALL_PROXY", "cert": "SSL_CERT_FILE", "client-cert": "SSL_
 VARIABLES |= {"timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
 SOURCES = {"index-url", "no-index", *EACH, *VARIABLES}
 # Those that change nothing of what is installed.
-HARMLESS = {
-    "break-system-packages",
-    "cache-dir",
-    "disable-pip-version-check",
-    "exists-action",
-    "log",
-}
-HARMLESS |= {"no-cache-dir", "no-color", "no-compile", "no-input", "no-python-version-warning"}
-HARMLESS |= {"no-warn-conflicts", "no-warn-script-location", "progress-bar", "quiet", "retries"}
-HARMLESS |= {"root-user-action", "use-feature", "verbose"}
+HARMLESS = {"break-system-packages", "cache-dir", "disable-pip-version-check", "exists-action"}
+HARMLESS |= {"log", "no-cache-dir", "no-color", "no-compile", "no-input", "progress-bar", "quiet"}
+HARMLESS |= {"no-python-version-warning", "no-warn-conflicts", "no-warn-script-location"}
+HARMLESS |= {"retries", "root-user-action", "use-feature", "verbose"}
 NO = ("", "0", "false", "no", "off")
 # Lines of the two that say the same for every package, but for downloads of 10 MB and more.
 DULL = re.compile(

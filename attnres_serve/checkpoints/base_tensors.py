@@ -15,8 +15,6 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES, experts
 from attnres_serve.families.family import HEAD, Held
 
-# Of all experts of a layer, as transformers 5 calls them in memory.
-
 
 class BaseTensors:
     """What the configuration of a base model asks of a checkpoint.

@@ -8,7 +8,7 @@ from attnres_serve.compat import source
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
-from attnres_serve.flags import number, usual, value_of
+from attnres_serve.flags import number, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 SIZE, COUNT = "--block-size", "--num-gpu-blocks-override"
@@ -43,10 +43,9 @@ def check(name: str, parsed: ParsedConfig, words: list[str]) -> None:
     if count is None:
         return
     asked = value_of("--max-model-len", words)
-    if any(usual(word).startswith(needs.OTHER_CONTEXT) for word in words) or (
-        asked is not None and (number(asked) or 0) < 1
-    ):
-        return  # vLLM takes the longest that fits, or another
+    is_fitted = asked is not None and (number(asked) or 0) < 1  # vLLM takes the longest that fits
+    if is_fitted or needs.has_other_context(words):
+        return
     context = number(asked) or needs.context(config)
     fills = is_filled_by_tokens(family, config)
     size = size_of(family, words)

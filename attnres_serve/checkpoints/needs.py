@@ -147,6 +147,11 @@ def check_quantized(name: str, index: TensorIndex | None) -> None:
         )
 
 
+def has_other_context(words: list[str]) -> bool:
+    """Whether flags of vLLM's server give the model another context than its config.json."""
+    return any(usual(word).startswith(OTHER_CONTEXT) for word in words)
+
+
 def check_context(name: str, parsed: ParsedConfig, words: list[str]) -> None:
     """Refuse a ``--max-model-len`` that vLLM refuses.
 
@@ -155,9 +160,8 @@ def check_context(name: str, parsed: ParsedConfig, words: list[str]) -> None:
     """
     asked = number(value_of("--max-model-len", words))
     free = os.environ.get(LONGER, "0").strip().lower() in ("1", "true")
-    others = [word for word in map(usual, words) if word.startswith(OTHER_CONTEXT)]
     config = parsed.config
-    if asked is None or free or others or "max_position_embeddings" not in config:
+    if asked is None or free or has_other_context(words) or "max_position_embeddings" not in config:
         return
     rope = _rope(config)
     # By YaRN's own numbers in vLLM 0.28, by max_position_embeddings in later ones: the longer.

@@ -9,6 +9,11 @@ from attnres_serve.errors import SettingError
 from attnres_serve.kernels import fingerprint
 
 
+def has_attn_res(vllm_config) -> bool:
+    """Whether the model is one of ours, as ``model.config.build`` describes it."""
+    return hasattr(vllm_config.model_config.hf_config, "attn_res_config")
+
+
 def require_safetensors(vllm_config) -> None:
     """Keep vLLM from falling back to pickles where a checkpoint has no safetensors files."""
     from_object_storage = getattr(vllm_config.model_config, "model_weights", "")

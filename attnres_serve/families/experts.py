@@ -7,17 +7,12 @@ from attnres_serve.families.family import Shape
 
 # One expert's, by its number; or all those of a layer in one tensor, the experts first.
 ONE = re.compile(r"(?P<mixture>.+\.experts)\.(?P<number>\d+)\.\w+")
-_STACKED = re.compile(r"\.experts\.[a-z]\w*$|\.block_sparse_moe\.(input|output)_linear\.weight$")
-# As transformers holds them in memory.
+_STACKED = re.compile(r"\.experts\.\w+$|\.block_sparse_moe\.(input|output)_linear\.weight$")
+# As transformers 5 calls them in memory.
 _PACKED = re.compile(r"\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias)?$")
 _INSIDE = re.compile(r"(?P<mixture>.*\.experts)(\.|$)")
 # Keys of a config.json that say how many a token sees.
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
-
-
-def is_one_of(name: str) -> bool:
-    """Whether a tensor is of experts: of one, or of all those of a layer."""
-    return bool(ONE.match(name) or _STACKED.search(name))
 
 
 def is_packed(name: str) -> bool:

@@ -46,7 +46,7 @@ def convolved_layers(shapes: Mapping[str, Shape]) -> set[int]:
 
 def expert_layers(shapes: Mapping[str, Shape]) -> set[int]:
     """The numbers of the layers with a mixture of experts."""
-    return _layers(filter(experts.is_one_of, shapes))
+    return _layers(name for name, *_ in experts.counts(shapes))
 
 
 def _layers(names: Iterable[str]) -> set[int]:

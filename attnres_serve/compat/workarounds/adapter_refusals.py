@@ -11,7 +11,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import adapter_files, adapters
+from attnres_serve.compat import adapter_files, adapters, engine_config
 from attnres_serve.families import BY_ARCHITECTURE
 
 
@@ -43,7 +43,7 @@ def answer_in_a_sentence() -> None:
 def _problem(vllm_config: Any, name: str, place: str) -> str | None:
     """The sentence that refuses an adapter by its files; None if it is left to the engine."""
     config, folder = vllm_config.model_config.hf_config, Path(place).expanduser()
-    if not hasattr(config, "attn_res_config"):
+    if not engine_config.has_attn_res(vllm_config):
         return None
     if vllm_config.lora_config is None:
         return f"{adapters.name_of(name)} needs a server that was started with --enable-lora."

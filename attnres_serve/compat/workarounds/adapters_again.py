@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import adapters
+from attnres_serve.compat import adapters, engine_config
 from attnres_serve.compat.adapter_files import CONFIG, WEIGHTS
 from attnres_serve.errors import SettingError
 
@@ -129,18 +129,18 @@ def refuse_for_clients() -> None:
 
     def _validate_lora(self, lora_request):
         validate(self, lora_request)
-        if lora_request is not None and _is_ours(self):
+        if lora_request is not None and engine_config.has_attn_res(self.vllm_config):
             with loading(self, lora_request, _folder(lora_request)):
                 pass
 
     def add_lora(self, lora_request):
-        if not _is_ours(self):
+        if not engine_config.has_attn_res(self.vllm_config):
             return add(self, lora_request)
         with loading(self.input_processor, lora_request, _folder(lora_request)):
             return add(self, lora_request)
 
     async def add_lora_async(self, lora_request):
-        if not _is_ours(self):
+        if not engine_config.has_attn_res(self.vllm_config):
             return await add_async(self, lora_request)
         with loading(self.input_processor, lora_request, _folder(lora_request)):
             return await add_async(self, lora_request)
@@ -149,10 +149,6 @@ def refuse_for_clients() -> None:
     processor._validate_lora = _validate_lora
     engine.add_lora = add_lora
     client.add_lora = add_lora_async
-
-
-def _is_ours(owner: Any) -> bool:
-    return hasattr(owner.vllm_config.model_config.hf_config, "attn_res_config")
 
 
 def _folder(request: Any) -> Path:

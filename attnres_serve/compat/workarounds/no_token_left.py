@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from attnres_serve.compat import engine_config
 from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 
 REASON = "no_token_left"  # the stop_reason of an answer that an engine ends
@@ -84,7 +85,7 @@ def end_answers() -> None:
         return
 
     def _update_request_with_output(self, request, new_token_ids, *rest, **options):
-        is_ours = hasattr(self.vllm_config.model_config.hf_config, "attn_res_config")
+        is_ours = engine_config.has_attn_res(self.vllm_config)
         count = permitted(self, request, new_token_ids) if is_ours else len(new_token_ids)
         if count == len(new_token_ids):
             return own(self, request, new_token_ids, *rest, **options)

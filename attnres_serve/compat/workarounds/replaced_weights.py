@@ -82,10 +82,8 @@ def refuse_for_clients() -> None:
     engine: Any = LLMEngine
     if getattr(client.collective_rpc, "refuses", False):
         return
-    ask, ask_all, sleep, sleep_all = (
-        *(engine.collective_rpc, client.collective_rpc),
-        *(engine.sleep, client.sleep),
-    )
+    ask, ask_all = engine.collective_rpc, client.collective_rpc
+    sleep, sleep_all = engine.sleep, client.sleep
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if _replaces(self, method):
@@ -155,17 +153,13 @@ def _reloading(own: Any) -> Any:
     return reload_weights
 
 
-def _is_ours(engine: Any) -> bool:
-    return hasattr(engine.vllm_config.model_config.hf_config, "attn_res_config")
-
-
 def _replaces(engine: Any, method: Any) -> bool:
     """Whether a call replaces the weights of an AttnRes model.
 
     Raises:
         SettingError: it would leave an engine with other weights than it says.
     """
-    if not _is_ours(engine):
+    if not engine_config.has_attn_res(engine.vllm_config):
         return False
     if method in OTHERS:
         raise SettingError(f"{method} is not supported with AttnRes while an engine runs; {WAY}")
@@ -189,7 +183,7 @@ def _require_empty(is_empty: bool) -> None:
 
 def _check_sleep(engine: Any, level: int) -> None:
     """Raise SettingError for a sleep that discards the weights; on a CPU none does."""
-    if level > 1 and _is_ours(engine) and not host.on_cpu():
+    if level > 1 and engine_config.has_attn_res(engine.vllm_config) and not host.on_cpu():
         raise SettingError(
             f"sleep level {level} discards the weights, and an AttnRes model on a GPU does not get "
             "them back; use level 1, which keeps them."
