@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from attnres_serve.kernels.interface import Backend, BankBackend, TensorBackend
 
 
@@ -29,16 +31,17 @@ _MODULES: dict[str, Callable[[], "Backend"]] = {"cpp": _cpp, "torch": _torch, "t
 BACKENDS = tuple(_MODULES)
 
 
-def load(name: str) -> "Backend":
+def load(name: str, dtype: "torch.dtype | None" = None) -> "Backend":
     """The backend of that name, ready to run.
 
     Args:
         name: one of ``BACKENDS``.
+        dtype: of the activations; None for any that it takes.
 
     Raises:
         BackendError: it cannot run on this machine.
         KeyError: there is none of that name.
     """
     backend = _MODULES[name]()
-    backend.prepare()
+    backend.prepare(dtype)
     return backend

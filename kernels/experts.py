@@ -27,7 +27,7 @@ def situ_experts(
         beta: the bound of the gate.
         clip: that of what it gates; None for none.
     """
-    if cpp.is_ready():
+    if cpp.is_ready(x.dtype):
         out = x.new_empty(x.shape, dtype=torch.float32)
         given = x.contiguous(), gate_up, down, shares.contiguous(), ids.contiguous()
         torch.ops.attnres_serve.cpp_situ_experts(*given, beta, clip or 0.0, out)

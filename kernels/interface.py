@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:  # the command line names backends without torch
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor
 
 
@@ -94,11 +95,14 @@ class TensorBackend(Protocol):
     @property
     def IN_PLACE(self) -> Literal[False]: ...
 
-    def prepare(self) -> None:
+    def prepare(self, dtype: torch.dtype | None = None) -> None:
         """Make the backend ready to run.
 
+        Args:
+            dtype: of the activations; None for any that it takes.
+
         Raises:
-            BackendError: it cannot run on this machine.
+            BackendError: it cannot run on this machine, or not in that dtype.
         """
 
     def single_pass(
@@ -173,11 +177,14 @@ class BankBackend(Protocol):
     @property
     def IN_PLACE(self) -> Literal[True]: ...
 
-    def prepare(self) -> None:
+    def prepare(self, dtype: torch.dtype | None = None) -> None:
         """Make the backend ready to run.
 
+        Args:
+            dtype: of the activations; None for any that it takes.
+
         Raises:
-            BackendError: it cannot run on this machine.
+            BackendError: it cannot run on this machine, or not in that dtype.
         """
 
     def queries_of(self, sites: Sequence[SiteWeights]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import attnres_serve
 from attnres_serve import formats, settings
 from attnres_serve.checkpoints import blocks, cache, hub, needs
+from attnres_serve.checkpoints.check import served_dtype
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
 from attnres_serve.compat import compiler, openai_server, source, start_events, workers
@@ -28,6 +29,7 @@ from attnres_serve.server.start import address, facts, levels
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULTS: dict[str, Any] = {"host": DEFAULT_HOST, "port": DEFAULT_PORT}
+DTYPES = {"half": "float16", "float": "float32"}  # other words of --dtype
 # Variables of vLLM's that open what no key and no bound of ours covers, and how.
 UNPROTECTED = {
     "VLLM_SERVER_DEV_MODE": "adds routes for development, which run methods in the workers",
@@ -81,7 +83,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
             f"found the model {other!r} among the flags; give the checkpoint once, right after "
             "`serve`."
         )
-    model, kept = check_checkpoint(name, words)
+    model, kept, dtype = check_checkpoint(name, words)
     chosen = {"kv_cache_memory_bytes": kept.size} if kept and kept.is_chosen else {}
     backend_choice.require(own.attnres_backend)
     compiler.require(words)
@@ -115,7 +117,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
     if source.is_cpu_build() and own.attnres_backend != "torch":
-        library.compile_ahead()
+        library.compile_ahead(dtype)
     openai_server.run_server(
         model,
         DEFAULTS
@@ -162,7 +164,9 @@ def bundled_demo() -> str:
     return str(folder)
 
 
-def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, cache.Cache | None]:
+def check_checkpoint(
+    name: str, words: list[str] | None = None
+) -> tuple[str, cache.Cache | None, str]:
     """Validate a checkpoint by its files.
 
     Args:
@@ -171,7 +175,8 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
             ``--load-format dummy`` no weights are read, and config.json alone must fit.
 
     Returns:
-        The name to pass to vLLM as the model, and the cache that it will have on a CPU.
+        The name to pass to vLLM as the model, the cache that it will have on a CPU, and the dtype
+        of its activations.
 
     Raises:
         CheckpointError: it cannot be served as its config.json describes, or lacks what it needs.
@@ -189,7 +194,9 @@ def check_checkpoint(name: str, words: list[str] | None = None) -> tuple[str, ca
         adapters.check(words, found)
     kept = cache.of(name, parsed, words)
     start_events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
-    return str(folder or name), kept
+    asked = value_of("--dtype", words) or "auto"
+    dtype = served_dtype(found.config, [*found.headers.values()])
+    return str(folder or name), kept, dtype if asked == "auto" else DTYPES.get(asked, asked)
 
 
 def names(checkpoint: str | None, model: str, words: list[str]) -> list[str]:

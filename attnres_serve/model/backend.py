@@ -10,6 +10,7 @@ from attnres_serve.kernels import backends
 from attnres_serve.kernels.interface import Backend, BackendError, BankBackend
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
 
 # Blocks from which two-phase was faster on CPU wherever it was measured (docs/measure/results.md).
@@ -58,7 +59,7 @@ def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
     if name == settings.AUTO:
         name = _fastest(vllm_config)
     try:
-        backend = _load(name)
+        backend = _load(name, vllm_config.model_config.dtype)
     except BackendError as error:
         raise SettingError(str(error)) from None
     engine_config.set_additional(vllm_config, settings.BACKEND_KEY, name)
@@ -97,8 +98,8 @@ def _pays_on_gpu(vllm_config: "VllmConfig", blocks: int, sublayers: int) -> bool
     return measured and long and not host.batch_invariant()
 
 
-def _load(name: str) -> Backend:
-    backend = backends.load(name)
+def _load(name: str, dtype: "torch.dtype") -> Backend:
+    backend = backends.load(name, dtype)
     if name == "triton":
         from attnres_serve.kernels.triton import common
 
@@ -122,7 +123,7 @@ def _invariant(asked: str) -> str:
 def _fastest(vllm_config: "VllmConfig") -> str:
     """cpp or triton if every worker can have it, and torch otherwise, with one warning."""
     name = "cpp" if host.on_cpu() else "triton"
-    problem = _cpp_problem() if host.on_cpu() else _triton_problem(vllm_config)
+    problem = _cpp_problem(vllm_config) if host.on_cpu() else _triton_problem(vllm_config)
     if decoder.all_workers(problem is None):
         return name
     host.logger().warning(
@@ -132,9 +133,9 @@ def _fastest(vllm_config: "VllmConfig") -> str:
     return "torch"
 
 
-def _cpp_problem() -> str | None:
+def _cpp_problem(vllm_config: "VllmConfig") -> str | None:
     try:
-        backends.load("cpp")
+        backends.load("cpp", vllm_config.model_config.dtype)
     except BackendError as error:
         return str(error)
     return None
@@ -154,7 +155,7 @@ def _triton_problem(vllm_config: "VllmConfig") -> str | None:
         capability = torch.cuda.get_device_capability(device)
         if capability < TRITON_SINCE:
             return f"{chosen} (compute capability), and this is one of {_dotted(capability)}."
-        backend = cast("BankBackend", _load("triton"))
+        backend = cast("BankBackend", _load("triton", model.dtype))
         differs = comparison.difference(backend, model.get_hidden_size(), model.dtype, device)
     except Exception as error:  # a compiler or a device may fail in ways of its own
         return f"the triton backend failed on this device ({type(error).__name__}: {error})."

@@ -3,6 +3,7 @@
 vLLM's own experts on CPU are compiled with other activations.  All other experts stay vLLM's.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -24,8 +25,13 @@ def replace() -> None:
     """Let vLLM make the method of this module instead of its own (idempotent); for CPUs."""
     if NAME not in op_registry_oot:
         CustomOp.register_oot(UnquantizedFusedMoEMethod, name=NAME)
-        if (problem := cpp.problem()) is not None:
-            host.logger().warning("experts run in plain torch, which is slow: %s", problem)
+
+
+@functools.cache
+def load(dtype: torch.dtype) -> None:
+    """Load the experts of a dtype; say why they are slow where they cannot be."""
+    if (problem := cpp.problem(dtype)) is not None:
+        host.logger().warning("experts run in plain torch, which is slow: %s", problem)
 
 
 class SituExperts(CPUUnquantizedExperts):
@@ -57,6 +63,7 @@ class UnquantizedFusedMoEMethod(stock.UnquantizedFusedMoEMethod):
             super().__init__(moe)
             return
         super(stock.UnquantizedFusedMoEMethod, self).__init__(moe)  # vLLM's finds no such experts
+        load(moe.in_dtype)
         self.unquantized_backend = stock.UnquantizedMoeBackend.CPU
         self.experts_cls = SituExperts
         self.supports_pre_processed_weights = True

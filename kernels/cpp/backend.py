@@ -3,9 +3,10 @@
 Each function is an operator of torch's, opaque to a compiler: no kernel per number of sources is
 generated, and a site costs one call.  In decode a call is mostly its own overhead, with the caches
 full of other weights: so it takes few arguments, and a site returns no new tensor.
-``interface`` describes the functions, ``sites.cpp`` is their code.
+``interface`` describes the functions, ``operators.cpp`` and ``kernels.cpp`` are their code.
 """
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from typing import Final
@@ -21,47 +22,81 @@ IN_PLACE: Final = True
 
 Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
 _ops = torch.ops.attnres_serve
-_ready = False
+_ready = False  # whether the operators are loaded
+_dtypes: set[torch.dtype] = set()  # whose kernels are
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def prepare() -> None:
+def prepare(dtype: torch.dtype | None = None) -> None:
     """Load the operators into torch, compiling them first where this machine has not yet.
 
-    The compiled library is kept in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``);
-    one that is there already is used, also where that folder can only be read.
+    The compiled libraries are kept in ``~/.cache/attnres_serve``
+    (``$XDG_CACHE_HOME/attnres_serve``); those that are there already are used, also where that
+    folder can only be read.
+
+    Args:
+        dtype: of the activations; None for all that there are kernels for.
 
     Raises:
-        BackendError: there is no C++ compiler, it failed, or the cache cannot be written.
+        BackendError: there is no C++ compiler, it failed, the cache cannot be written, or there are
+            no kernels for the dtype.
     """
-    global _ready
-    if _ready:
-        return
+    _load(DTYPES if dtype is None else (dtype,))
+
+
+def _load(dtypes: Sequence[torch.dtype]) -> None:
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise BackendError(
+                f"the C++ backend has no code for {_name(dtype)}; choose float32, float16 or "
+                "bfloat16, or the torch backend."
+            )
     try:
-        compiled = library.path()
-        library.load(compiled)
+        _load_operators()
+        for dtype in dtypes:
+            _load_kernels(dtype)
     except OSError as error:
         raise BackendError(
             f"the C++ backend has no place for its library ({error}); set XDG_CACHE_HOME to a "
             "folder that can be written, or choose the torch backend."
         ) from error
-    _register_fakes()
-    cpp_direct.install(compiled)
-    _ready = True
 
 
-def is_ready() -> bool:
-    """Whether ``prepare`` has loaded the operators."""
-    return _ready
+def _load_operators() -> None:
+    global _ready
+    if not _ready:
+        compiled = library.load()
+        _register_fakes()
+        cpp_direct.install(compiled)
+        _ready = True
 
 
-def problem() -> str | None:
-    """``prepare``, for what can run in plain torch too: ``recurrence`` and ``experts``.
+def _load_kernels(dtype: torch.dtype) -> None:
+    if dtype not in _dtypes:
+        kernels = ctypes.CDLL(str(library.load(_name(dtype)))).attnres_serve_kernels
+        kernels.restype = ctypes.c_void_p
+        use = ctypes.CDLL(str(library.path())).attnres_serve_use
+        use(ctypes.c_int64(cpp_direct.DTYPES[dtype]), ctypes.c_void_p(kernels()))
+        _dtypes.add(dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def is_ready(dtype: torch.dtype | None = None) -> bool:
+    """Whether the operators are loaded, and the kernels of a dtype; the recurrence needs none."""
+    return _ready and (dtype is None or dtype in _dtypes)
+
+
+def problem(dtype: torch.dtype | None = None) -> str | None:
+    """Load what ``is_ready`` asks for; ``recurrence`` and ``experts`` can run in plain torch too.
 
     Returns:
         A sentence that says why there is no C++, or None.
     """
     try:
-        prepare()
+        _load(() if dtype is None else (dtype,))
     except BackendError as error:
         return str(error)
     return None

@@ -3,9 +3,10 @@
 
 #pragma once
 
-#include "phase_1.h"
+#include "tables.h"
 
 #ifdef PY_VERSION_HEX
+namespace attnres {
 namespace {
 
 void* (*data_of)(PyObject*) = nullptr;  // of a tensor, by torch
@@ -74,14 +75,16 @@ PyObject* called(PyObject* const* given, Py_ssize_t count, Py_ssize_t wanted, co
 
 PyObject* single_pass_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return called(given, count, 10, [](const Given& all) {
-    attend(all.state(), 0, {}, all.numbers(2), all.site(4));
+    const State state = all.state();
+    kernels(state.dtype).attend(state, 0, {}, all.numbers(2), all.site(4));
   });
 }
 
 PyObject* phase_1_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return called(given, count, 13, [](const Given& all) {
-    attend_group(
-        all.state(), all.numbers(4), all.number(6), all.keys(7), all.bias(9), all.norm_weight(10),
+    const State state = all.state();
+    kernels(state.dtype).attend_group(
+        state, all.numbers(4), all.number(6), all.keys(7), all.bias(9), all.norm_weight(10),
         all.data(2), all.floats(3));
   });
 }
@@ -89,7 +92,7 @@ PyObject* phase_1_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
 PyObject* phase_2_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return called(given, count, 14, [](const Given& all) {
     const State state = all.state();
-    attend(
+    kernels(state.dtype).attend(
         state, all.number(5), answered(state, all.data(2), all.floats(3), all.number(4)),
         all.numbers(6), all.site(8));
   });
@@ -101,9 +104,11 @@ PyObject* phase_2_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
 PyMethodDef methods[] = {METHOD(single_pass), METHOD(phase_1), METHOD(phase_2)};
 
 }  // namespace
+}  // namespace attnres
 
 // The functions above, in this order.
 extern "C" PyObject* attnres_serve_direct(void* torchs_data_of) {
+  using namespace attnres;
   data_of = reinterpret_cast<void* (*)(PyObject*)>(torchs_data_of);
   PyObject* functions = PyTuple_New(std::size(methods));
   for (size_t i = 0; functions && i < std::size(methods); ++i)

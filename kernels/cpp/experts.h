@@ -6,7 +6,9 @@
 #pragma once
 
 #include "loops.h"
+#include "tensors.h"
 
+namespace attnres {
 namespace {
 
 constexpr int64_t kBlock = 16;  // channels of an expert's output that a thread takes at once
@@ -144,16 +146,14 @@ struct Experts {
 };
 
 template <class D>
-void situ_experts_of(
-    Tensor x, Tensor gate_up, Tensor down, Tensor shares, Tensor ids, Bounds bounds, float* out) {
-  const int64_t tokens = x.size(0), latent = x.size(1), experts = down.size(0);
-  const int64_t width = down.size(2), top_k = ids.size(1), chosen = tokens * top_k;
+void situ_experts(const SituExperts& given) {
+  const int64_t tokens = given.tokens, latent = given.latent, experts = given.experts;
+  const int64_t width = given.width, top_k = given.top_k, chosen = tokens * top_k;
   Experts<D> all{
-      static_cast<const D::Element*>(gate_up.const_data_ptr()),
-      static_cast<const D::Element*>(down.const_data_ptr()), latent, width, padded(latent),
-      padded(width), bounds, {}, {}, {}, {}, {}};
+      static_cast<const D::Element*>(given.gate_up), static_cast<const D::Element*>(given.down),
+      latent, width, padded(latent), padded(width), {given.beta, given.clip}, {}, {}, {}, {}, {}};
 
-  const auto* expert = static_cast<const int64_t*>(ids.const_data_ptr());
+  const int64_t* expert = given.ids;
   std::vector<int64_t> ends(experts), rows(chosen, -1);
   for (int64_t at = 0; at < chosen; ++at) {
     STD_TORCH_CHECK(-1 <= expert[at] && expert[at] < experts, "there is no expert ", expert[at]);
@@ -171,13 +171,13 @@ void situ_experts_of(
     if (expert[at] >= 0) {
       const int64_t row = rows[at] = ends[expert[at]]++;
       all.x[row] = &widened[at / top_k * all.inputs];
-      all.shares[row] = static_cast<const float*>(shares.const_data_ptr())[at];
+      all.shares[row] = given.shares[at];
     }
-  const auto* given = static_cast<const D::Element*>(x.const_data_ptr());
+  const auto* x = static_cast<const D::Element*>(given.x);
   for (int64_t token = 0; token < tokens; ++token)
     steps(latent, [&](int64_t at, int64_t n) {
       Float32::narrow(
-          &widened[token * all.inputs + at], load<D>(given + token * latent + at, n));
+          &widened[token * all.inputs + at], load<D>(x + token * latent + at, n));
     });
   if (count) {
     all.hidden.resize(count * all.hiddens);
@@ -187,6 +187,7 @@ void situ_experts_of(
   }
   torch::stable::parallel_for(
       0, tokens, std::max<int64_t>(1, kGrain / (top_k * latent)), [&](int64_t from, int64_t to) {
+        float* out = given.out;
         std::fill(out + from * latent, out + to * latent, 0.0f);
         for (int64_t at = from * top_k; at < to * top_k; ++at)
           if (rows[at] >= 0)
@@ -195,28 +196,5 @@ void situ_experts_of(
       });
 }
 
-void situ_experts(
-    Tensor x, Tensor gate_up, Tensor down, Tensor shares, Tensor ids, double beta, double clip,
-    Tensor out) {
-  STD_TORCH_CHECK(
-      x.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3 && ids.dim() == 2 && out.dim() == 2 &&
-          shares.dim() == 2 && down.size(1) == x.size(1) && gate_up.size(2) == x.size(1) &&
-          gate_up.size(0) == down.size(0) && gate_up.size(1) == 2 * down.size(2) &&
-          ids.size(0) == x.size(0) && shares.size(0) == x.size(0) &&
-          shares.size(1) == ids.size(1) && out.size(0) == x.size(0) && out.size(1) == x.size(1),
-      "the arguments of experts do not fit each other");
-  STD_TORCH_CHECK(
-      x.scalar_type() == gate_up.scalar_type() && x.scalar_type() == down.scalar_type() &&
-          shares.scalar_type() == ScalarType::Float && out.scalar_type() == ScalarType::Float &&
-          ids.scalar_type() == ScalarType::Long,
-      "experts take weights of their tokens' type, float32 shares and int64 numbers");
-  for (const Tensor& one : {x, gate_up, down, shares, ids, out})
-    STD_TORCH_CHECK(one.is_contiguous(), "experts take what is contiguous");
-  const Bounds bounds{static_cast<float>(beta), static_cast<float>(clip)};
-  dispatch(x.scalar_type(), [&](auto dtype) {
-    situ_experts_of<decltype(dtype)>(
-        x, gate_up, down, shares, ids, bounds, static_cast<float*>(out.data_ptr()));
-  });
-}
-
 }  // namespace
+}  // namespace attnres

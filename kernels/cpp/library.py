@@ -1,7 +1,8 @@
-"""The compiled library of the cpp backend: where it is kept, and how it is made.
+"""The compiled libraries of the cpp backend: where they are kept, and how they are made.
 
-Nothing here imports torch before there is a library to load: a start compiles while it imports
-torch and vLLM.
+One has the operators, and each dtype has one of its kernels: a model needs those of one dtype, and
+all three take twice as long as that to compile.  Nothing here imports torch before there is a
+library to load: a start compiles while it imports torch and vLLM.
 """
 
 import fcntl
@@ -24,66 +25,83 @@ from pathlib import Path
 from attnres_serve.kernels import fingerprint
 from attnres_serve.kernels.interface import BackendError
 
-SOURCE = Path(__file__).with_name("sites.cpp")
+SOURCES = Path(__file__).parent
+# As vectors.h has them.
+KERNELS = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}
 _AHEAD: threading.Thread | None = None  # that compiles, in the process that began it
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fno-math-errno")
 
 
-def path() -> Path:
-    """Where the library of this source, torch, Python and processor is, or will be.
+def path(dtype: str | None = None) -> Path:
+    """Where a library of this source, torch, Python and processor is, or will be.
 
     That is in ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``), which is made.
+
+    Args:
+        dtype: one of ``KERNELS``, for the kernels; None for the operators.
 
     Raises:
         OSError: there is no such folder and none can be made.
     """
-    return _cache() / f"cpp_backend-{_fingerprint()}.so"
+    return _cache() / f"cpp_{dtype or 'operators'}-{_fingerprint()}.so"
 
 
-def compile_ahead() -> None:
-    """Begin to compile in a thread of this process, if there is no library yet.
+def compile_ahead(dtype: str) -> None:
+    """Begin to compile what a model needs in a thread of this process, where it is not there yet.
 
     Whoever loads it meanwhile waits for it.  A failure is not told here: ``load`` tries again.
+
+    Args:
+        dtype: of its activations; only time is lost if it is another one or none of ``KERNELS``.
     """
+    global _AHEAD
+    wanted = (None, dtype) if dtype in KERNELS else (None,)
     with suppress(OSError):
-        library = path()
-        if not library.exists():
-            global _AHEAD
-            _AHEAD = threading.Thread(target=_compile_once, args=(library,), daemon=True)
+        if any(not path(one).exists() for one in wanted):
+            _AHEAD = threading.Thread(target=_compile_once, args=wanted, daemon=True)
             _AHEAD.start()
 
 
-def load(library: Path) -> None:
-    """Load the library, compiling it where there is none that can be loaded.
+def load(dtype: str | None = None) -> Path:
+    """Load a library, compiling it where there is none that can be loaded.
 
     Only that takes the lock.  A library moves to its place in one piece, and one that can be loaded
     is never replaced: a process that loaded a copy of what it has loaded already would crash.
+
+    Args:
+        dtype: as ``path`` takes it.  Kernels are loaded after the operators.
+
+    Returns:
+        Its path.
 
     Raises:
         BackendError: there is no C++ compiler, or it failed; with its own reason.
         OSError: the cache cannot be written.
     """
+    library = path(dtype)
     if _loads(library):
-        return
+        return library
     if _AHEAD is not None:
         _AHEAD.join()  # at once in a fork, which has no such thread; the lock is of processes
     with _locked(library):
-        if _loads(library):  # another process has just made it
-            return
-        _compile(library)
-        _load(library)
+        if not _loads(library):  # another process has not just made it
+            _compile(library, dtype)
+            _load(library)
+    return library
 
 
-def _compile_once(library: Path) -> None:
-    with suppress(OSError, BackendError), _locked(library):
-        if not library.exists():
-            _compile(library)
+def _compile_once(*dtypes: str | None) -> None:
+    for dtype in dtypes:
+        with suppress(OSError, BackendError), _locked(library := path(dtype)):
+            if not library.exists():
+                _compile(library, dtype)
 
 
 def _fingerprint() -> str:
-    """Source, flags, torch, Python and processor: what the compiled library depends on."""
+    """Source, flags, torch, Python and processor: what compiled libraries depend on."""
     python = str(sys.implementation.cache_tag)
-    texts = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    sources = sorted({*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")})
+    texts = [source.read_text() for source in sources]
     parts = [*texts, *FLAGS, version("torch"), python, platform.machine()]
     parts.append(fingerprint.processor())  # -march=native: a shared cache has one for each kind
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -127,7 +145,7 @@ def _locked(library: Path) -> Iterator[None]:
         yield
 
 
-def _compile(library: Path) -> None:
+def _compile(library: Path, dtype: str | None) -> None:
     """Compile and move it here.
 
     Raises:
@@ -147,7 +165,9 @@ def _compile(library: Path) -> None:
         )
     torchs = Path(str(getattr(find_spec("torch"), "origin", ""))).parent
     headers = torchs / "include", sysconfig.get_path("include", "posix_prefix")
-    sources = *(f"-I{folder}" for folder in headers), str(SOURCE)
+    source = SOURCES / ("kernels.cpp" if dtype else "operators.cpp")
+    defined = (f"-DDTYPE={KERNELS[dtype]}",) if dtype else ()
+    sources = *(f"-I{folder}" for folder in headers), *defined, str(source)
     links = f"-L{torchs / 'lib'}", "-ltorch_cpu", "-lc10"
     with tempfile.TemporaryDirectory(dir=library.parent) as build:
         built = Path(build) / library.name

@@ -9,6 +9,7 @@
 
 #include "vectors.h"
 
+namespace attnres {
 namespace {
 
 // Ask for what a later token reads.  Into the second cache, not the first, which lets so few requests
@@ -240,3 +241,4 @@ void for_tokens(int64_t tokens, int64_t elements_each, const F& body) {
 }
 
 }  // namespace
+}  // namespace attnres

@@ -14,6 +14,7 @@
 
 #include "vectors.h"
 
+namespace attnres {
 namespace {
 
 constexpr int64_t kRows = 64;    // rows of a state that a thread takes at once
@@ -268,3 +269,4 @@ void recurrence(
 }
 
 }  // namespace
+}  // namespace attnres

@@ -1,14 +1,21 @@
-// Tensors that a function is given: where their rows lie, and the checks before they are used.
+// What operators are given, checked, as they hand it to the kernels of a dtype.
 
 #pragma once
 
+#include <bit>
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
 
-#include "vectors.h"
+namespace attnres {
 
-namespace {
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
 
 template <class D>
 struct Rows {  // [tokens, rows, hidden] or answers [sites, tokens, hidden], any distance apart
@@ -20,7 +27,7 @@ struct Rows {  // [tokens, rows, hidden] or answers [sites, tokens, hidden], any
 };
 
 // How far `count` things of `size` elements reach that begin `stride` apart; -1 where two overlap.
-int64_t reach(int64_t count, int64_t stride, int64_t size) {
+inline int64_t reach(int64_t count, int64_t stride, int64_t size) {
   if (size < 0 || count <= 1) return size;
   return stride < size ? -1 : (count - 1) * stride + size;
 }
@@ -77,19 +84,19 @@ struct State {
   }
 };
 
-void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
+inline void check_vector(const Tensor& vector, int64_t hidden, bool float32) {
   STD_TORCH_CHECK(
       vector.numel() == hidden && vector.is_contiguous() &&
           (!float32 || vector.scalar_type() == ScalarType::Float),
       "a query, key norm or weight must be [hidden], and the first two float32");
 }
 
-const float* floats(const Tensor& vector, int64_t hidden) {
+inline const float* floats(const Tensor& vector, int64_t hidden) {
   check_vector(vector, hidden, true);
   return static_cast<const float*>(vector.const_data_ptr());
 }
 
-const float* floats(const std::optional<Tensor>& vector, int64_t hidden) {
+inline const float* floats(const std::optional<Tensor>& vector, int64_t hidden) {
   return vector ? floats(*vector, hidden) : nullptr;
 }
 
@@ -103,4 +110,75 @@ struct NormWeight {
   }
 };
 
-}  // namespace
+// What is known before a site runs (two-phase): the answer to rows that are not read again.
+struct Ahead {
+  const void* answer = nullptr;  // of the first token, in the activation dtype
+  const float* log_sum = nullptr;
+};
+
+// What a site is told besides tensors.  Five numbers come in two, as the bits of each half: with
+// cold caches, as in decode, an argument costs a microsecond.
+struct Numbers {
+  int64_t row;
+  bool fresh;
+  float logit_scale, key_eps, norm_eps;
+  Numbers(int64_t slot, int64_t eps)
+      : row(static_cast<int32_t>(slot) >> 1), fresh(slot & 1),
+        logit_scale(high(slot)), key_eps(high(eps)), norm_eps(low(eps)) {}
+
+ private:
+  static float low(int64_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits)); }
+  static float high(int64_t bits) { return low(bits >> 32); }
+};
+
+// What a site has learned.
+struct Site {
+  const float *query, *key_norm, *bias;  // there may be no bias
+  NormWeight norm_weight;
+  Site(const float* query, const float* key_norm, const float* bias, NormWeight norm_weight)
+      : query(query), key_norm(key_norm), bias(bias), norm_weight(norm_weight) {}
+  Site(
+      const Tensor& query, const Tensor& key_norm, const std::optional<Tensor>& bias,
+      const Tensor& norm_weight, int64_t hidden)
+      : Site(floats(query, hidden), floats(key_norm, hidden), floats(bias, 1),
+             NormWeight(norm_weight, hidden)) {}
+};
+
+struct Key {
+  const float *query, *key_norm;
+};
+using Keys = std::vector<Key>;
+
+inline Keys keys_of(const Tensors& queries, const Tensors& key_norms, int64_t hidden) {
+  STD_TORCH_CHECK(
+      !queries.empty() && queries.size() == key_norms.size(), "every query must have a key norm");
+  Keys keys;
+  for (size_t site = 0; site < queries.size(); ++site)
+    keys.push_back({floats(queries[site], hidden), floats(key_norms[site], hidden)});
+  return keys;
+}
+
+// Experts with Kimi K3's activation, by what experts.py says of them; all is contiguous.
+struct SituExperts {
+  const void *x, *gate_up, *down;  // [tokens, latent], [experts, 2 width, latent] and
+                                   // [experts, latent, width] in one dtype
+  const float* shares;             // [tokens, top_k]
+  const int64_t* ids;              // [tokens, top_k]
+  float* out;                      // [tokens, latent]
+  int64_t tokens, latent, experts, width, top_k;
+  float beta, clip;  // bounds of the gate and of what it gates, the latter 0 for none
+};
+
+// The functions of one dtype; each is compiled for it alone, in a library of its own.
+struct Kernels {
+  void (*attend)(
+      const State& state, int64_t first, const Ahead& known, const Numbers& numbers,
+      const Site& site);
+  void (*attend_group)(
+      const State& state, const Numbers& numbers, bool completes, const Keys& keys,
+      const float* bias, const NormWeight& norm_weight, void* answers, float* log_sum);
+  void (*add_to_row)(const State& state, int64_t row);
+  void (*situ_experts)(const SituExperts& given);
+};
+
+}  // namespace attnres

@@ -15,8 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Half.h>
 
 // Seen with clang 14: elements of a row's last, partial step; right with clang 16.
@@ -24,11 +22,8 @@
 #error "clang before version 16 computes float16 wrongly for this processor"
 #endif
 
+namespace attnres {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Tensors = std::vector<Tensor>;
 
 #if defined(__AVX512F__)
 constexpr int64_t kLanes = 16;
@@ -323,14 +318,5 @@ inline float* scratch(Use use, int64_t size) {
 // Rows of float32 lie so far apart that whole steps can be read and written; the rest is zero.
 inline int64_t padded(int64_t hidden) { return (hidden + kStep - 1) / kStep * kStep; }
 
-template <class F>
-void dispatch(ScalarType dtype, const F& run) {
-  switch (dtype) {
-    case ScalarType::Float: return run(Float32{});
-    case ScalarType::BFloat16: return run(BFloat16{});
-    case ScalarType::Half: return run(Float16{});
-    default: STD_TORCH_CHECK(false, "depth attention on CPU takes float32, float16 and bfloat16");
-  }
-}
-
 }  // namespace
+}  // namespace attnres

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from attnres_serve.kernels.interface import SiteWeights
@@ -12,8 +13,8 @@ IN_PLACE: Final = False
 Answers = tuple[tuple[Tensor, Tensor], ...]
 
 
-def prepare() -> None:
-    """Nothing to prepare."""
+def prepare(dtype: torch.dtype | None = None) -> None:
+    """Nothing to prepare; any dtype."""
 
 
 def single_pass(

@@ -36,8 +36,8 @@ SCHEMAS = {
 }
 
 
-def prepare() -> None:
-    """Register the operators.
+def prepare(dtype: torch.dtype | None = None) -> None:
+    """Register the operators, for any dtype.
 
     Raises:
         BackendError: there is no Triton, or neither a CUDA device nor Triton's interpreter.

@@ -19,7 +19,7 @@ def test_both_compute_the_same_where_the_bound_is_far(dtype, monkeypatch) -> Non
     vLLM's rounds to bfloat16, by 2^-9, what goes into each of two products and what comes out of
     them; a processor may lose two bits more.  Numbers are of size one.
     """
-    assert cpp.problem() is None
+    cpp.prepare()
     monkeypatch.setattr(experts, "BETAS", (1e4, None))
     cell = experts.Cell(5, 8, 2, 64, 96, dtype)
     ours, theirs = (run().float().clone() for run in experts.calls(cell).values())

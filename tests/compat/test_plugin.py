@@ -748,6 +748,9 @@ def test_flags_that_the_server_is_not_started_with(monkeypatch: pytest.MonkeyPat
         openai_server.run_server(name, {}, [], {})
 
 
+MODEL = SimpleNamespace(dtype=torch.bfloat16)
+
+
 def test_the_cpp_backend_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, not replaced, where it was asked for."""
     monkeypatch.setattr(host, "on_cpu", lambda: False)
@@ -772,8 +775,8 @@ def test_the_batch_invariant_mode(
     """The backend whose numbers do not depend on the batch is chosen, or the mode is refused."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
-    monkeypatch.setattr(backends, "load", lambda name: name)
-    config = SimpleNamespace(additional_config={"attnres_backend": asked})
+    monkeypatch.setattr(backends, "load", lambda name, dtype: name)
+    config = SimpleNamespace(additional_config={"attnres_backend": asked}, model_config=MODEL)
     if expected in backends.BACKENDS:
         assert backend_choice.choose(config) == (expected, expected)
         assert config.additional_config == {"attnres_backend": expected}
@@ -798,7 +801,7 @@ def test_no_compiler(said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     for given in (None, {"attnres_backend": "auto"}):
-        config = SimpleNamespace(additional_config=given)
+        config = SimpleNamespace(additional_config=given, model_config=MODEL)
         assert backend_choice.choose(config) == ("torch", torch_backend)
         assert config.additional_config == {"attnres_backend": "torch"}
         sentence = said.pop()
@@ -806,7 +809,7 @@ def test_no_compiler(said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path:
             "AttnRes runs on the slower torch backend: the C++ backend could"
         )
         assert "install a C++ compiler" in sentence and not said
-    config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
+    config = SimpleNamespace(additional_config={"attnres_backend": "cpp"}, model_config=MODEL)
     with pytest.raises(SettingError, match="install a C\\+\\+ compiler such as g\\+\\+, or choose"):
         backend_choice.choose(config)
     assert not said
@@ -817,7 +820,7 @@ def test_another_worker_without_a_compiler(
 ) -> None:
     """All workers run on the same backend."""
     monkeypatch.setattr(decoder, "all_workers", lambda flag: False)
-    config = SimpleNamespace(additional_config=None)
+    config = SimpleNamespace(additional_config=None, model_config=MODEL)
     assert backend_choice.choose(config) == ("torch", torch_backend)
     (sentence,) = said
     assert "another worker could not load the cpp backend" in sentence
@@ -831,7 +834,7 @@ def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleName
     """
     found = SimpleNamespace(capability=(8, 0), fault=lambda: None, said=said)
 
-    def load(name: str) -> Any:
+    def load(name: str, dtype: torch.dtype) -> Any:
         if name == "triton":
             found.fault()
             return cpp_backend

@@ -19,7 +19,7 @@ SIZES = [
 
 @pytest.fixture(params=["C++", "torch"])
 def ready(request, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpp.problem() is None
+    cpp.prepare()
     monkeypatch.setattr(cpp, "_ready", request.param == "C++")
 
 
@@ -94,8 +94,9 @@ X, IDS, SHARES = torch.zeros(3, 5), torch.zeros(3, 2).long(), torch.zeros(3, 2)
 )
 def test_what_would_be_misread_is_refused(change, said) -> None:
     """Nothing is read or written beyond an argument."""
-    assert cpp.problem() is None
+    cpp.prepare()
     given = {"x": X, "gate_up": torch.zeros(2, 8, 5), "down": torch.zeros(2, 5, 4)}
     given |= {"shares": SHARES, "ids": IDS} | change
+    out = torch.zeros(given["x"].shape)
     with pytest.raises(RuntimeError, match=said):
-        situ_experts(**given, beta=4.0, clip=None)
+        torch.ops.attnres_serve.cpp_situ_experts(**given, beta=4.0, clip=0.0, out=out)

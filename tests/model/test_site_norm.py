@@ -297,7 +297,7 @@ def test_which_functions_run_for_each_choice(
     """Numbers cannot tell: every algorithm has the same."""
     calls: list[str] = []
     module = backends.load(backend)
-    monkeypatch.setattr(backends, "load", lambda name: Spied(module, calls))
+    monkeypatch.setattr(backends, "load", lambda name, dtype=None: Spied(module, calls))
     spec = AttnResSpec(Layout.of(4), (0, 1, 4, 6), KEY_EPS)
     x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(6))
     serve(definition(spec, seed=5), spec, algorithm, backend, 0, x)

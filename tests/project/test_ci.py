@@ -82,7 +82,7 @@ def test_a_change_runs_its_families_and_one_of_each_kind(
     [
         "attnres_serve/model/stage.py",
         "attnres_serve/compat/workarounds/amx.py",
-        "kernels/cpp/sites.cpp",
+        "kernels/cpp/kernels.cpp",
         "attnres_serve/checkpoints/convert/command.py",
         "attnres_serve/families/rotary.py",
         "tests/support/facts/shared.py",

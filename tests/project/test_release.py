@@ -68,7 +68,8 @@ def test_the_wheel_is_the_package_and_nothing_else(release):
     expected = sources()
     assert sorted(package) == sorted(expected)
     assert [name for name in package if package[name] != expected[name]] == []
-    assert {f"attnres_serve/kernels/cpp/{name}" for name in ("sites.cpp", "loops.h")} <= {*package}
+    compiled = "operators.cpp", "kernels.cpp", "loops.h"
+    assert {f"attnres_serve/kernels/cpp/{name}" for name in compiled} <= {*package}
     assert "attnres_serve/server/launcher.py" in package
     assert all(stat.S_ISREG(mode) for mode in modes)
 

@@ -497,7 +497,7 @@ def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, log, is_given)
     monkeypatch.setenv("VLLM_PLUGINS", "attnres")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "")
     monkeypatch.delenv("VLLM_LOGGING_LEVEL")
-    monkeypatch.setattr(launcher, "check_checkpoint", lambda name, words: (name, None))
+    monkeypatch.setattr(launcher, "check_checkpoint", lambda name, words: (name, None, "bfloat16"))
     monkeypatch.setattr(launcher.openai_server, "run_server", lambda *_: None)
     own = cli.build_parser().parse_args(["serve"])
     with log.heard():

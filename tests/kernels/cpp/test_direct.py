@@ -146,7 +146,7 @@ def test_without_direct_calls(missing: str, named: str, monkeypatch: pytest.Monk
         monkeypatch.delitem(CUSTOM_EXTERN_KERNEL_CODEGEN, cpp_direct.operator(name))
         monkeypatch.setitem(cpp_direct.calls, name, partial(cpp_direct._by_operator, name))
     monkeypatch.setattr(cpp_direct, missing, named)
-    library = next(Path(path) for path in torch.ops.loaded_libraries if "cpp_backend" in path)
+    library = next(Path(path) for path in torch.ops.loaded_libraries if "cpp_operators" in path)
     cpp_direct.install(library)
     assert not CUSTOM_EXTERN_KERNEL_CODEGEN.keys() & {*map(cpp_direct.operator, cpp_direct.NAMES)}
     layout = cpp_direct.layout(in_place.HIDDEN, in_place.SLOTS, torch.float32, torch.float32)

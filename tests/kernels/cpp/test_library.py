@@ -1,4 +1,4 @@
-"""A start compiles the library of the cpp backend ahead, and whoever loads it waits."""
+"""A start compiles libraries of the cpp backend ahead, and whoever loads one waits."""
 
 import os
 import shlex
@@ -13,14 +13,15 @@ COMPILER = """#!/bin/sh
 echo once >> "$COMPILED"
 sleep 1
 while [ "$1" != -o ]; do shift; done
-cp "$MADE" "$2"
+cp "$MADE/$(basename "$2")" "$2"
 """
 AHEAD = """
 import sys
 from attnres_serve.kernels.cpp import library
-library.compile_ahead()
+library.compile_ahead("float16")
 print("torch" in sys.modules, library.path().exists())
-library.load(library.path())
+library.load()
+library.load("float16")
 import torch
 print(torch.ops.attnres_serve.cpp_single_pass.default)
 """
@@ -28,10 +29,11 @@ print(torch.ops.attnres_serve.cpp_single_pass.default)
 FORK = """
 import os, time
 from attnres_serve.kernels.cpp import library
-library.compile_ahead()
+library.compile_ahead("float16")
 time.sleep(0.3)
 child = os.fork()
-library.load(library.path())
+library.load()
+library.load("float16")
 if not child:
     os._exit(0)
 print(os.waitpid(child, 0)[1])
@@ -44,13 +46,13 @@ def test_a_start_compiles_ahead_without_torch(tmp_path: Path) -> None:
     operator = "attnres_serve.cpp_single_pass.default"
     assert run(AHEAD, given) == ["False False", operator]
     assert run(AHEAD, given) == ["False True", operator]  # there is nothing to compile
-    assert compiled.read_text() == "once\n"
+    assert compiled.read_text() == "once\n" * 2  # the operators, and kernels of one dtype
 
 
 def test_a_fork_waits_and_keeps_no_lock(tmp_path: Path) -> None:
     given, compiled = slow_compiler(tmp_path)
     assert run(FORK, given) == ["0"]
-    assert compiled.read_text() == "once\n"
+    assert compiled.read_text() == "once\n" * 2  # the operators, and kernels of one dtype
 
 
 def slow_compiler(tmp_path: Path) -> tuple[dict[str, str], Path]:
@@ -60,7 +62,7 @@ def slow_compiler(tmp_path: Path) -> tuple[dict[str, str], Path]:
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     given = {"CXX": shlex.quote(str(compiler)), "COMPILED": str(compiled)}
-    given |= {"MADE": str(library.path()), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    given |= {"MADE": str(library.path().parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     return given, compiled
 
 

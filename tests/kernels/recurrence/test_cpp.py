@@ -175,10 +175,10 @@ def test_what_does_not_fit_is_refused(name, change, says):
 
 
 def test_without_a_compiler_torch_runs(monkeypatch):
-    def fail() -> None:
+    def fail(dtypes: tuple) -> None:
         raise BackendError("no compiler here")
 
-    monkeypatch.setattr(cpp, "prepare", fail)
+    monkeypatch.setattr(cpp, "_load", fail)
     monkeypatch.setattr(cpp, "_ready", False)
     assert cpp.problem() == "no compiler here"
     batch = random().to(FLOAT, FLOAT)
