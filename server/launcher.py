@@ -98,6 +98,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     given_key = value_of("--api-key", vllm_arguments) is not None
     if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
+    if source.is_cpu_build() and own.attnres_backend != "torch":
+        library.compile_ahead(dtype)  # beside all that is imported from here on
     check_plugin()
     place = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     log = own.verbose or levels.wants_log(words, os.environ)
@@ -116,8 +118,6 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         )
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
-    if source.is_cpu_build() and own.attnres_backend != "torch":
-        library.compile_ahead(dtype)
     openai_server.run_server(
         model,
         DEFAULTS
