@@ -31,6 +31,7 @@ HARMLESS = {"break-system-packages", "cache-dir", "disable-pip-version-check", "
 HARMLESS |= {"log", "no-cache-dir", "no-color", "no-compile", "no-input", "progress-bar", "quiet"}
 HARMLESS |= {"no-python-version-warning", "no-warn-conflicts", "no-warn-script-location"}
 HARMLESS |= {"retries", "root-user-action", "use-feature", "verbose"}
+LISTED = "SETUP_PIP_CONFIG"  # what `pip config list` prints
 NO = ("", "0", "false", "no", "off")
 # Lines of the two that say the same for every package, but for downloads of 10 MB and more.
 DULL = re.compile(
@@ -43,7 +44,8 @@ def main(words: list[str]) -> int:
     """Install, and return the exit status."""
     if not words:
         return 0 if has_pip() else equip()
-    settings = configuration(run(*PIP, "config", "list").stdout)
+    listed = os.environ.get(LISTED)  # by whoever calls this several times: pip takes a second
+    settings = configuration(run(*PIP, "config", "list").stdout if listed is None else listed)
     reason = by_uv(words, settings)
     if reason is None:
         return 0

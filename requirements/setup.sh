@@ -81,6 +81,8 @@ echo "$device" > "$venv/.device"
 echo "$vllm" > "$venv/.vllm"
 install() { "$venv/bin/python" requirements/install.py "$@"; }
 install || fail "$venv cannot get pip; install it for ${PYTHON:-this Python} (Debian: python3-pip or python3-venv)."
+SETUP_PIP_CONFIG=$("$venv/bin/python" -m pip --disable-pip-version-check config list)
+export SETUP_PIP_CONFIG
 
 if [ "$device" = cpu ]; then
   torch=$(grep '^torch==' "${lists[0]}")

@@ -1,5 +1,6 @@
 """vLLM's ``serve`` command and its arguments."""
 
+import gc
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -154,6 +155,7 @@ def run_server(
     try:
         command = ServeSubcommand()
         command.validate(args)
+        gc.enable()  # which the imports of a start do without
         command.cmd(args)
     except ValidationError as error:
         raise SettingError(engine_config.reasons(error)) from None

@@ -5,6 +5,7 @@ than half of a start.  Intel's OpenMP begins anew in a fork and reads its cores 
 a process that is spawned; GNU's reads them only when it is loaded, and needs those.
 """
 
+import gc
 import os
 import signal
 from multiprocessing.context import ForkContext, ForkProcess
@@ -15,6 +16,9 @@ from attnres_serve.compat.workarounds import orphans
 class _Process(ForkProcess):
     def start(self) -> None:
         self._cores = os.sched_getaffinity(0)
+        # A collection in a fork would look at, and so copy, all that it inherits; vLLM has three.
+        gc.collect()
+        gc.freeze()
         super().start()
 
     def run(self) -> None:
