@@ -1,5 +1,6 @@
 """Engines and workers of our server fork on CPU, with the cores of their server."""
 
+import gc
 import multiprocessing
 import os
 from multiprocessing.context import ForkProcess
@@ -57,7 +58,8 @@ def test_a_fork_loads_plugins_and_an_engine_has_the_cores_of_its_server(
         return begin(self, *args, **options)
 
     def found(self) -> None:
-        self._write.send((plugins.plugins_loaded, os.sched_getaffinity(0)))
+        frozen = gc.get_freeze_count() > 0  # what it inherits is not looked at again
+        self._write.send((plugins.plugins_loaded, frozen, os.sched_getaffinity(0)))
         run(self)
 
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "run", found)
@@ -67,7 +69,8 @@ def test_a_fork_loads_plugins_and_an_engine_has_the_cores_of_its_server(
     process = context.Process(target=int, name=name)
     process._write = write
     process.start()
+    gc.unfreeze()
     assert read.poll(60)
-    assert read.recv() == (False, cores if name.startswith("Engine") else bound)
+    assert read.recv() == (False, True, cores if name.startswith("Engine") else bound)
     process.join(60)
     assert process.exitcode == 0
