@@ -6,12 +6,19 @@ from typing import Any
 
 from attnres_serve.compat import host, source
 from attnres_serve.errors import SettingError
+from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.kernels import fingerprint
 
 
 def has_attn_res(vllm_config) -> bool:
     """Whether the model is one of ours, as ``model.config.build`` describes it."""
     return hasattr(vllm_config.model_config.hf_config, "attn_res_config")
+
+
+def family_of(vllm_config) -> str:
+    """The name of the family of one of our models."""
+    (architecture,) = vllm_config.model_config.hf_config.architectures
+    return BY_ARCHITECTURE[architecture].name
 
 
 def require_safetensors(vllm_config) -> None:

@@ -1,6 +1,6 @@
 """The moments at which workarounds are due; the rest of the project calls none of them by name."""
 
-from attnres_serve.compat import failures, host, start_events, versions
+from attnres_serve.compat import engine_config, failures, host, start_events, versions
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     adapters_again,
@@ -55,10 +55,10 @@ def process() -> None:
             failures.tell_logged()
             quick_exit.instead_of_finalization()
     if host.on_cpu():
-        hybrid_prefix_caching.off_by_default()
-        mla_context.keep_settings()
+        hybrid_prefix_caching.PATCH.apply()
+        mla_context.PATCH.apply()
     if orphans.is_engine_of_vllm():
-        no_token_left.end_answers()
+        no_token_left.PATCH.apply()
     torch_vector_math.settle()
 
 
@@ -70,50 +70,54 @@ def engine(vllm_config) -> None:
             weights of a trainer were, which AttnRes models do not take.
     """
     replaced_weights.check_start(vllm_config)
-    replaced_weights.refuse_for_clients()
+    for patch in replaced_weights.CLIENTS:
+        patch.apply()
     if vllm_config.lora_config is not None:
-        adapters_again.refuse_for_clients()
+        for patch in adapters_again.PATCHES:
+            patch.apply()
     if host.on_cpu():
         if vllm_config.cache_config.enable_prefix_caching:
             problem = hybrid_prefix_caching.problem(vllm_config.model_config)
             if problem is not None:
                 raise SettingError(problem)
         mla_backend.ask_for_cpu_mla(vllm_config)
-    orphans.end_coordinator_with_parent(vllm_config)
-    no_token_left.end_answers()  # of an engine in this process
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        orphans.PATCH.apply()
+    no_token_left.PATCH.apply()  # of an engine in this process
 
 
 def worker(vllm_config) -> None:
     """Called where a model is about to be built, before anything is compiled (idempotent)."""
     amx.permit_amx()
     shared_memory.forget_shared_memory()
-    python_frames.give_loops_room()
-    xielu.in_the_models_type()
-    replaced_weights.refuse_in_workers()
+    python_frames.PATCH.apply()
+    if engine_config.family_of(vllm_config) == "apertus":
+        xielu.PATCH.apply()
+    replaced_weights.WORKERS.apply()
     if vllm_config.speculative_config is not None:
-        draft_blocks.read_own_blocks()
+        draft_blocks.PATCH.apply()
         if host.on_cpu():
-            draft_sampling.repeat_for_drafts()
+            draft_sampling.PATCH.apply()
             numba_threads.launch_early()
     if vllm_config.lora_config is not None:
-        whole_adapters.require()
+        whole_adapters.PATCH.apply()
         if host.on_cpu():
-            experts_beside_adapters.use_usual_kernel()
-            rows_without_adapter.leave_as_they_are()
-            prompts_of_adapters.tell_whose_rows()
+            experts_beside_adapters.PATCH.apply()
+            rows_without_adapter.PATCH.apply()
+            prompts_of_adapters.PATCH.apply()
     if host.on_cpu():
         malloc.keep_freed()
-        rotary.rotate_every_head()
-        router_bias.correct_softmax()
-        seeds_beside_others.keep_seeds()
-        expert_map.use_local_experts()
+        rotary.PATCH.apply()
+        router_bias.PATCH.apply()
+        seeds_beside_others.PATCH.apply()
+        expert_map.PATCH.apply()
         mla_backend.compute_every_row()
-        zeroed_blocks.zero_whole_blocks()
+        zeroed_blocks.PATCH.apply()
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            eager_stages.make_room()
+            eager_stages.PATCH.apply()
     if not vllm_config.model_config.enforce_eager:
         compile_paths.quote_paths()
-        inductor.keep_order_of_mutations()
+        inductor.PATCH.apply()
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.
         if host.on_cpu() and not versions.untested():
             compiled_code.accept()
@@ -121,14 +125,15 @@ def worker(vllm_config) -> None:
 
 def routes() -> None:
     """Called where a server's routes are made, before adapters are loaded (idempotent)."""
-    adapter_refusals.answer_in_a_sentence()
-    dead_engine.answer_in_a_sentence()
-    long_refusals.cut_long_messages()
-    model_names.list_in_refusals()
-    grammar_refusals.answer_in_a_sentence()
-    responses_errors.stream_refusals()
-    penalties.refuse_overflowing_beams()
-    prompt_logprobs.give_to_every_answer()
+    adapter_refusals.PATCH.apply()
+    dead_engine.PATCH.apply()
+    for patch in long_refusals.PATCHES:
+        patch.apply()
+    model_names.PATCH.apply()
+    grammar_refusals.PATCH.apply()
+    responses_errors.PATCH.apply()
+    penalties.PATCH.apply()
+    prompt_logprobs.PATCH.apply()
 
 
 def server(client) -> None:

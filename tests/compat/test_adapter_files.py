@@ -290,8 +290,8 @@ def over_http(monkeypatch):
     )
     family = SimpleNamespace(shapes=lambda config: NEEDED)
     monkeypatch.setattr(adapter_refusals, "BY_ARCHITECTURE", {"AttnResLlamaForCausalLM": family})
-    adapter_refusals.answer_in_a_sentence()
-    adapter_refusals.answer_in_a_sentence()
+    adapter_refusals.PATCH.apply()
+    adapter_refusals.PATCH.apply()
     return load
 
 

@@ -83,8 +83,8 @@ def test_a_cpu_has_no_experts_with_adapters(monkeypatch: pytest.MonkeyPatch) -> 
 
     asked = []
     monkeypatch.setattr(module, "select_unquantized_moe_backend", asked.append)
-    experts_beside_adapters.use_usual_kernel()
-    experts_beside_adapters.use_usual_kernel()
+    experts_beside_adapters.PATCH.apply()
+    experts_beside_adapters.PATCH.apply()
     module.select_unquantized_moe_backend(SimpleNamespace(is_lora_enabled=True))  # type: ignore[arg-type]
     assert asked == [SimpleNamespace(is_lora_enabled=False)]
 
@@ -182,8 +182,8 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         return found["adapter"]
 
     monkeypatch.setattr(WorkerLoRAManager, "_load_adapter", of_vllm)
-    whole_adapters.require()
-    whole_adapters.require()
+    whole_adapters.PATCH.apply()
+    whole_adapters.PATCH.apply()
     config = SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32)
     request = SimpleNamespace(lora_name="mine", lora_int_id=1, lora_path=str(tmp_path / "nowhere"))
 

@@ -191,8 +191,8 @@ def engine_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         *((InputProcessor, "_validate_lora"), (LLMEngine, "add_lora"), (AsyncLLM, "add_lora")),
     ):
         monkeypatch.setattr(cls, name, getattr(cls, name))
-    adapters_again.refuse_for_clients()
-    adapters_again.refuse_for_clients()  # idempotent
+    for patch in adapters_again.PATCHES * 2:  # idempotent
+        patch.apply()
     return request.param
 
 

@@ -27,7 +27,7 @@ def test_every_draft_is_judged_by_its_requests_parameters(
     temperatures: list[float], chosen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rejection_sampler, NAME, getattr(rejection_sampler, NAME))
-    draft_sampling.repeat_for_drafts()
+    draft_sampling.PATCH.apply()
     drafts = torch.tensor([2, 0, 3][-len(temperatures) :])
     every = {
         "top_k": torch.tensor([2, 5, 8], dtype=torch.int32),
@@ -50,5 +50,5 @@ def test_a_vllm_without_that_function_is_warned_of(
 ) -> None:
     monkeypatch.delattr(rejection_sampler, NAME)
     monkeypatch.setattr(host.logger(), "propagate", True)
-    draft_sampling.repeat_for_drafts()
+    draft_sampling.PATCH.apply()
     assert f"no {NAME} to replace" in caplog.text

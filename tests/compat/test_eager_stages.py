@@ -40,7 +40,7 @@ def test_a_stage_has_room_for_what_it_receives(tokens, monkeypatch) -> None:
     monkeypatch.setattr(CPUModelRunner, name, getattr(CPUModelRunner, name), raising=False)
     with pytest.raises(AssertionError):
         receive(tokens)
-    eager_stages.make_room()
-    eager_stages.make_room()
+    eager_stages.PATCH.apply()
+    eager_stages.PATCH.apply()
     sent, found = receive(tokens)
     assert torch.equal(sent, found)

@@ -39,9 +39,9 @@ def test_vllms_kernel_is_given_local_experts(chosen, on_input, monkeypatch):
     monkeypatch.setattr(
         cpu_moe.CPUUnquantizedExperts, "apply", lambda self, **words: given.update(words)
     )
-    expert_map.use_local_experts()
+    expert_map.PATCH.apply()
     patched = cpu_moe.CPUUnquantizedExperts.apply
-    expert_map.use_local_experts()
+    expert_map.PATCH.apply()
     assert cpu_moe.CPUUnquantizedExperts.apply is patched  # once only
     weights, ids = chosen
     words = {"topk_weights": weights, "topk_ids": ids, "apply_router_weight_on_input": on_input}

@@ -34,7 +34,7 @@ TOKENS, HEADS, SIZE, NOPE, LATENT = 7, 3, 64, 128, 512
 @pytest.mark.parametrize("heads", [1, HEADS])
 def test_every_head_of_latent_attention_is_rotated(heads: int, neox: bool, dtype) -> None:
     """The shapes and strides that vLLM's latent attention gives the layer."""
-    rotary.rotate_every_head()
+    rotary.PATCH.apply()
     with set_current_vllm_config(VllmConfig()):
         layer = RotaryEmbedding(SIZE, SIZE, 128, 10000.0, neox, dtype)
     positions = torch.randperm(100)[:TOKENS]
@@ -56,7 +56,7 @@ def test_every_head_of_latent_attention_is_rotated(heads: int, neox: bool, dtype
 @pytest.mark.parametrize("neox", [True, False])
 def test_other_calls_go_to_the_operator(neox: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the faster of the two, and writes to what it is given."""
-    rotary.rotate_every_head()
+    rotary.PATCH.apply()
     with set_current_vllm_config(VllmConfig()):
         layer = RotaryEmbedding(SIZE, SIZE, 128, 10000.0, neox, torch.float32)
     positions = torch.randperm(100)[:TOKENS]
@@ -116,7 +116,7 @@ class Model(ModelConfig):
 def test_prefix_caching_is_off_by_default_where_it_cannot_run(
     given: tuple, supported: bool
 ) -> None:
-    hybrid_prefix_caching.off_by_default()
+    hybrid_prefix_caching.PATCH.apply()
     assert Model(*given).is_prefix_caching_supported is supported
 
 
@@ -162,8 +162,8 @@ def test_latent_attention_keeps_chunks_and_prefixes(
         vllm_config.cache_config.enable_prefix_caching = False
 
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(forced))
-    mla_context.keep_settings()
-    mla_context.keep_settings()
+    mla_context.PATCH.apply()
+    mla_context.PATCH.apply()
     for chunks, prefixes in ((True, True), (True, False), (False, False)):
         config = SimpleNamespace(
             model_config=Model(*given),
@@ -218,7 +218,7 @@ def test_a_model_after_one_with_vllms_backend_has_ours(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("split", [1, 4, 5])
 def test_new_blocks_are_zeroed_and_no_others(split: int) -> None:
     """Blocks of attention, each of some of the kernel's; a layer of states is left alone."""
-    zeroed_blocks.zero_whole_blocks()
+    zeroed_blocks.PATCH.apply()
     blocks, new = 7, [2, 5]
     attention = FullAttentionSpec(
         block_size=16 * split, num_kv_heads=1, head_size=8, dtype=torch.float32

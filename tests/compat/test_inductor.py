@@ -29,7 +29,7 @@ def sums(x: Tensor, y: Tensor, gate: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
 def test_a_buffer_is_read_after_it_was_filled() -> None:
     """Without the mend every element of the sum is NaN here, and silently wrong elsewhere."""
-    inductor.keep_order_of_mutations()
+    inductor.PATCH.apply()
     reset_compiler()
     inputs = torch.randn(33, 64), torch.randn(33, 64), torch.randn(33, 1), torch.randn(33, 1)
     with torch.inference_mode(), lowered_anew():
@@ -41,7 +41,7 @@ def test_a_buffer_is_read_after_it_was_filled() -> None:
 def test_the_mend_is_made_once() -> None:
     from torch._inductor.scheduler import SchedulerNode
 
-    inductor.keep_order_of_mutations()
+    inductor.PATCH.apply()
     once = SchedulerNode.recompute_size_and_body
-    inductor.keep_order_of_mutations()
+    inductor.PATCH.apply()
     assert SchedulerNode.recompute_size_and_body is once

@@ -21,8 +21,8 @@ from attnres_serve.compat.workarounds import model_names
     ],
 )
 def test_a_missing_model(names, adapters, listed) -> None:
-    model_names.list_in_refusals()
-    model_names.list_in_refusals()
+    model_names.PATCH.apply()
+    model_names.PATCH.apply()
     serving = BaseServing.__new__(BaseServing)
     serving.request_logger = None
     serving.models = SimpleNamespace(

@@ -113,8 +113,8 @@ def step(monkeypatch: pytest.MonkeyPatch):
     """Takes the tokens of a step as a scheduler does: what it keeps, and whether it stops."""
     name = "_update_request_with_output"
     monkeypatch.setattr(Scheduler, name, getattr(Scheduler, name))
-    no_token_left.end_answers()
-    no_token_left.end_answers()  # idempotent
+    no_token_left.PATCH.apply()
+    no_token_left.PATCH.apply()  # idempotent
 
     def update(
         tokens: list[int],

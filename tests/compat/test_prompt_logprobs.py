@@ -44,7 +44,7 @@ def merged(name: str) -> list | None:
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("name", MERGED)
 def test_none_are_lost(name: str) -> None:
-    prompt_logprobs.give_to_every_answer()
+    prompt_logprobs.PATCH.apply()
     assert merged(name) == MERGED[name][3]
 
 

@@ -64,7 +64,7 @@ def test_loops_get_room_once(monkeypatch):
         monkeypatch.setattr(owner, name, ran)
     monkeypatch.setattr(python_frames, "_LOOPS_WITH_ROOM", [])
     for _ in range(2):
-        python_frames.give_loops_room()
+        python_frames.PATCH.apply()
         for owner, name in loops:
             assert getattr(owner, name)(None) is call_with_room.__code__
             assert getattr(owner, name).__wrapped__ is ran

@@ -47,7 +47,7 @@ def test_a_length_penalty_that_overflows(monkeypatch: pytest.MonkeyPatch, penalt
         return run(None, prompt="a", request_id="name", params=params)
 
     monkeypatch.setattr(BeamSearchOnlineMixin, "beam_search", lambda *_: "beams")
-    penalties.refuse_overflowing_beams()
+    penalties.PATCH.apply()
     with pytest.raises(VLLMValidationError, match=r"^`length_penalty` is ") as caught:
         asked(penalty)
     assert caught.value.parameter == "length_penalty"
@@ -88,7 +88,7 @@ def validate():
 def one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "_validate_structured_outputs"
     monkeypatch.setattr(SamplingParams, name, getattr(SamplingParams, name))
-    grammar_refusals.answer_in_a_sentence()
+    grammar_refusals.PATCH.apply()
 
 
 @pytest.mark.usefixtures("one_sentence")
@@ -214,7 +214,7 @@ def test_a_refusal_within_a_stream_of_responses(monkeypatch: pytest.MonkeyPatch)
             raise VLLMValidationError("No.", parameter="seed")
 
     monkeypatch.setattr(OpenAIServingResponses, "responses_stream_generator", stream)
-    responses_errors.stream_refusals()
+    responses_errors.PATCH.apply()
 
     async def events(wrong: bool) -> list[Any]:
         run: Any = OpenAIServingResponses.responses_stream_generator

@@ -163,8 +163,8 @@ def engine_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     for cls in (LLMEngine, AsyncLLM):
         for name in ("collective_rpc", "sleep"):
             monkeypatch.setattr(cls, name, getattr(cls, name))
-    replaced_weights.refuse_for_clients()
-    replaced_weights.refuse_for_clients()  # idempotent
+    for patch in replaced_weights.CLIENTS * 2:  # idempotent
+        patch.apply()
     return request.param
 
 
@@ -225,8 +225,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     model = Expecting()
     found.get_model = lambda: model
     monkeypatch.setattr(GPUModelRunner, RELOAD, own)
-    replaced_weights.refuse_in_workers()
-    replaced_weights.refuse_in_workers()  # idempotent
+    replaced_weights.WORKERS.apply()
+    replaced_weights.WORKERS.apply()  # idempotent
     found.call = GPUModelRunner.reload_weights.__get__(found)
     return found
 

@@ -22,7 +22,7 @@ def chosen(router: CPURouter, logits: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_experts_are_chosen_by_score_and_bias(renormalize: bool) -> None:
     """And weighed by score alone, as Hugging Face's Ernie 4.5 MoE does."""
-    router_bias.correct_softmax()
+    router_bias.PATCH.apply()
     logits, bias = torch.randn(TOKENS, EXPERTS), torch.rand(EXPERTS)
     found = chosen(
         CPURouter(TOP_K, EXPERTS, renormalize=renormalize, e_score_correction_bias=bias), logits
@@ -36,7 +36,7 @@ def test_experts_are_chosen_by_score_and_bias(renormalize: bool) -> None:
 
 
 def test_routers_without_a_bias_are_vllms_own() -> None:
-    router_bias.correct_softmax()
+    router_bias.PATCH.apply()
     logits = torch.randn(TOKENS, EXPERTS)
     found = chosen(CPURouter(TOP_K, EXPERTS), logits)
     best = logits.topk(TOP_K)

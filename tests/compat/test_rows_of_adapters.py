@@ -24,8 +24,8 @@ def functions_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (lora_ops, punica_cpu):
         for name in ("bgmv_expand", "bgmv_expand_slice"):
             monkeypatch.setattr(module, name, getattr(module, name))
-    rows_without_adapter.leave_as_they_are()
-    rows_without_adapter.leave_as_they_are()
+    rows_without_adapter.PATCH.apply()
+    rows_without_adapter.PATCH.apply()
 
 
 def wrapper(ids: tuple[int, ...]) -> punica_cpu.PunicaWrapperCPU:
@@ -79,8 +79,8 @@ def test_a_prompts_rows_have_its_own_adapter(monkeypatch: pytest.MonkeyPatch) ->
         return {name: "its logprobs"}
 
     monkeypatch.setattr(GPUModelRunner, "_get_prompt_logprobs_dict", of_vllm)
-    prompts_of_adapters.tell_whose_rows()
-    prompts_of_adapters.tell_whose_rows()
+    prompts_of_adapters.PATCH.apply()
+    prompts_of_adapters.PATCH.apply()
     tuned = SimpleNamespace(lora_request=SimpleNamespace(lora_int_id=9))
     runner: Any = SimpleNamespace(
         num_prompt_logprobs={"tuned": 0, "chunked": 3, "plain": 1},

@@ -30,7 +30,7 @@ def test_a_seed_gives_the_same_tokens_beside_any_requests(
     seeded: list[int], limits: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TopKTopPSampler, "__call__", TopKTopPSampler.__call__)
-    seeds_beside_others.keep_seeds()
+    seeds_beside_others.PATCH.apply()
     current_platform.import_kernels()
     logits = torch.randn(ROWS, TOKENS)
     alone = sampled(logits[:1], [0], limits)[:, 0]

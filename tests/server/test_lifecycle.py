@@ -409,13 +409,12 @@ def test_only_processes_of_vllm_end_with_their_parent(name, ends, monkeypatch):
 def test_the_coordinator_of_data_parallel_engines_ends_with_its_parent(monkeypatch):
     """Forked, it finds ours in the place of vLLM's function; spawned, it is told ours by name."""
     done = []
-    config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=2))
     vllms = staticmethod(lambda *args, **options: done.append((args, options)))
     monkeypatch.setattr(coordinator.DPCoordinatorProc, "run_coordinator", vllms)
     monkeypatch.setattr(orphans, "_COORDINATE", None)
     monkeypatch.setattr(orphans, "end_with_parent", lambda: done.append("watched"))
     for _ in range(2):
-        orphans.end_coordinator_with_parent(config)
+        orphans.PATCH.apply()
     started = coordinator.DPCoordinatorProc.run_coordinator
     assert pickle.loads(pickle.dumps(started)) is started
     started(1, engine_count=2)

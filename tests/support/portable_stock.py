@@ -7,7 +7,7 @@ from attnres_serve.model import linear_attention
 
 def _hybrid() -> None:
     mla_backend.compute_every_row()
-    rotary.rotate_every_head()
+    rotary.PATCH.apply()
 
 
 def kimi_linear() -> None:

@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.compat import adapter_files, adapters, engine_config
+from attnres_serve.compat.patch import Patch
 from attnres_serve.families import BY_ARCHITECTURE
 
 
-def answer_in_a_sentence() -> None:
-    """Have a server of an AttnRes model refuse adapters with 400 and one sentence (idempotent)."""
+def _in_a_sentence(own: Any) -> Any:
+    """Have a server of an AttnRes model refuse adapters with 400 and one sentence."""
     from vllm.entrypoints.openai.models import serving
-
-    cls: Any = serving.OpenAIServingModels
-    own = cls.load_lora_adapter
-    if getattr(own, "answers_in_a_sentence", False):
-        return
 
     async def load_lora_adapter(self, request, base_model_name=None):
         config, name = self.engine_client.vllm_config, request.lora_name
@@ -36,8 +32,7 @@ def answer_in_a_sentence() -> None:
                 return answer
         return serving.create_error_response(reason[0].upper() + reason[1:])
 
-    load_lora_adapter.answers_in_a_sentence = True  # type: ignore[attr-defined]
-    cls.load_lora_adapter = load_lora_adapter
+    return load_lora_adapter
 
 
 def _problem(vllm_config: Any, name: str, place: str) -> str | None:
@@ -58,3 +53,12 @@ def _problem(vllm_config: Any, name: str, place: str) -> str | None:
     )
     found = adapter_files.problem(folder, model)
     return found and f"{adapters.name_of(name)} {found}"
+
+
+PATCH = Patch(
+    targets=("vllm.entrypoints.openai.models.serving:OpenAIServingModels.load_lora_adapter",),
+    make=_in_a_sentence,
+    why="a refused adapter was answered with 500",
+    models="AttnRes models in `attnres-serve`",
+    first=(0, 28),
+)

@@ -17,6 +17,7 @@ from typing import Any
 
 from attnres_serve.compat import adapters, engine_config
 from attnres_serve.compat.adapter_files import CONFIG, WEIGHTS
+from attnres_serve.compat.patch import Patch
 from attnres_serve.errors import SettingError
 
 FILES = (CONFIG, *WEIGHTS)
@@ -114,42 +115,53 @@ def loading(owner: Any, request: Any, folder: Path) -> Iterator[None]:
         raise
 
 
-def refuse_for_clients() -> None:
-    """Have engines of AttnRes models refuse other files under an old name (idempotent)."""
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.input_processor import InputProcessor
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    processor: Any = InputProcessor
-    client: Any = AsyncLLM
-    engine: Any = LLMEngine
-    validate, add, add_async = processor._validate_lora, engine.add_lora, client.add_lora
-    if getattr(validate, "knows_contents", False):
-        return
-
+def _validating(validate: Any) -> Any:
     def _validate_lora(self, lora_request):
         validate(self, lora_request)
         if lora_request is not None and engine_config.has_attn_res(self.vllm_config):
             with loading(self, lora_request, _folder(lora_request)):
                 pass
 
+    return _validate_lora
+
+
+def _adding(add: Any) -> Any:
     def add_lora(self, lora_request):
         if not engine_config.has_attn_res(self.vllm_config):
             return add(self, lora_request)
         with loading(self.input_processor, lora_request, _folder(lora_request)):
             return add(self, lora_request)
 
-    async def add_lora_async(self, lora_request):
-        if not engine_config.has_attn_res(self.vllm_config):
-            return await add_async(self, lora_request)
-        with loading(self.input_processor, lora_request, _folder(lora_request)):
-            return await add_async(self, lora_request)
+    return add_lora
 
-    _validate_lora.knows_contents = True  # type: ignore[attr-defined]
-    processor._validate_lora = _validate_lora
-    engine.add_lora = add_lora
-    client.add_lora = add_lora_async
+
+def _adding_async(add: Any) -> Any:
+    async def add_lora(self, lora_request):
+        if not engine_config.has_attn_res(self.vllm_config):
+            return await add(self, lora_request)
+        with loading(self.input_processor, lora_request, _folder(lora_request)):
+            return await add(self, lora_request)
+
+    return add_lora
 
 
 def _folder(request: Any) -> Path:
     return Path(request.lora_path).expanduser()
+
+
+# Engines of AttnRes models refuse other files under an old name.
+PATCHES = tuple(
+    Patch(
+        targets=(target,),
+        make=make,
+        why="other files under the name of an adapter were answered from the cache of the first "
+        "ones",
+        models="AttnRes models with `--enable-lora`",
+        first=(0, 28),
+    )
+    for target, make in {
+        "vllm.v1.engine.input_processor:InputProcessor._validate_lora": _validating,
+        "vllm.v1.engine.llm_engine:LLMEngine.add_lora": _adding,
+        "vllm.v1.engine.async_llm:AsyncLLM.add_lora": _adding_async,
+    }.items()
+)

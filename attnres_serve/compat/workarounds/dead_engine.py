@@ -1,13 +1,14 @@
 """What clients are told of a dead engine; vLLM's sentence is about a stack trace above."""
 
-from typing import Any
+from attnres_serve.compat.patch import Patch
 
 SENTENCE = "The engine is dead; ask another server, or ask again later."
 
 
-def answer_in_a_sentence() -> None:
-    """Say it in every answer that there is not, and in the log (idempotent)."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    error: Any = EngineDeadError
-    error.__str__ = lambda self: SENTENCE
+PATCH = Patch(  # of every answer that there is not, and of the log
+    targets=("vllm.v1.engine.exceptions:EngineDeadError.__str__",),
+    make=lambda own: lambda self: SENTENCE,
+    why="answers named a stack trace above",
+    models="every model of our server",
+    first=(0, 28),
+)

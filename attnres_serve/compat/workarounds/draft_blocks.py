@@ -5,22 +5,20 @@ their own group of layers, and a draft model those of the first group.  The draf
 the target's recurrent states, or into the keys and values of layers with a window.
 """
 
+from attnres_serve.compat.patch import Patch
 from attnres_serve.errors import SettingError
 
 
-def read_own_blocks() -> None:
-    """Let vLLM take the drafter of a draft model for one of EAGLE's kind there (idempotent).
+def _of_eagles_kind(bases: tuple[type, ...]) -> tuple[type, ...]:
+    """Let vLLM take the drafter of a draft model for one of EAGLE's kind there.
 
     Everywhere else in the runner both kinds are named together.
     """
-    try:
-        from vllm.v1.spec_decode.draft_model import DraftModelProposer
-        from vllm.v1.spec_decode.eagle import EagleProposer
-        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-    except ImportError:  # a vLLM with other drafters
-        return
-    if DraftModelProposer.__bases__ != (SpecDecodeBaseProposer,):
-        return
+    from vllm.v1.spec_decode.eagle import EagleProposer
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    if bases != (SpecDecodeBaseProposer,):
+        return bases
 
     class OfAGroup(EagleProposer):
         def __init__(self, **given) -> None:
@@ -36,4 +34,14 @@ def read_own_blocks() -> None:
                     "layers and one kind of attention."
                 ) from None
 
-    DraftModelProposer.__bases__ = (OfAGroup,)
+    return (OfAGroup,)
+
+
+PATCH = Patch(
+    targets=("vllm.v1.spec_decode.draft_model:DraftModelProposer.__bases__",),
+    make=_of_eagles_kind,
+    why="a draft model wrote into the target's cache",
+    models="AttnRes models with `--speculative-config`",
+    first=(0, 28),
+    report="draft-models-beside-two-caches",
+)

@@ -7,21 +7,7 @@ of greedy requests beside sampled ones.
 
 from typing import Any
 
-from attnres_serve.compat import host
-
-
-def repeat_for_drafts() -> None:
-    """Let vLLM repeat them by torch (idempotent)."""
-    from vllm.v1.sample import rejection_sampler
-
-    sampler: Any = rejection_sampler
-    if hasattr(sampler, "expand_batch_to_tokens"):
-        sampler.expand_batch_to_tokens = repeated
-    else:
-        host.logger().warning(
-            "AttnRes: this vLLM has no expand_batch_to_tokens to replace, so drafts of sampled "
-            "requests may be judged wrongly on a CPU; start the server without drafts to be sure."
-        )
+from attnres_serve.compat.patch import Patch
 
 
 def repeated(x: Any, ends: Any, count: int, replace_from: float = 0, replace_to: float = 0) -> Any:
@@ -36,3 +22,13 @@ def repeated(x: Any, ends: Any, count: int, replace_from: float = 0, replace_to:
     """
     own = ends.diff(prepend=ends.new_zeros(1))
     return x.masked_fill(x == replace_from, replace_to).repeat_interleave(own, output_size=count)
+
+
+PATCH = Patch(
+    targets=("vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",),
+    make=lambda own: repeated,
+    why="drafts were sampled at no temperature",
+    models="AttnRes models on CPU with `--speculative-config`",
+    first=(0, 28),
+    report="drafts-at-no-temperature",
+)

@@ -6,15 +6,11 @@ code is compiled.  The first request then ends every stage after the first one b
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def make_room() -> None:
-    """Let a stage make room when it receives something and has none (idempotent)."""
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    runner: Any = CPUModelRunner
-    receive = getattr(runner, "sync_and_gather_intermediate_tensors", None)
-    if receive is None or getattr(receive, "makes_room", False):
-        return
+def _making_room(receive: Any) -> Any:
+    """Let a stage make room when it receives something and has none."""
 
     def sync_and_gather_intermediate_tensors(self, *args, **options):
         if self.intermediate_tensors is None:
@@ -23,5 +19,16 @@ def make_room() -> None:
             )
         return receive(self, *args, **options)
 
-    sync_and_gather_intermediate_tensors.makes_room = True  # type: ignore[attr-defined]
-    runner.sync_and_gather_intermediate_tensors = sync_and_gather_intermediate_tensors
+    return sync_and_gather_intermediate_tensors
+
+
+PATCH = Patch(
+    targets=(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.sync_and_gather_intermediate_tensors",
+    ),
+    make=_making_room,
+    why="eager pipelines ended by an assertion",
+    models="AttnRes models on CPU with `--pipeline-parallel-size`",
+    first=(0, 28),
+    report="eager-pipelines-on-cpu",
+)

@@ -6,18 +6,12 @@ that has this worker's experts alone.  It reads behind them, which ends the work
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def use_local_experts() -> None:
-    """Number experts as this worker does, and weigh those of other workers by 0 (idempotent)."""
+
+def _of_this_worker(own: Any) -> Any:
+    """Number experts as this worker does, and weigh those of other workers by 0."""
     import torch
-
-    try:
-        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-    except ImportError:  # a vLLM with other experts
-        return
-    own: Any = CPUUnquantizedExperts.apply
-    if getattr(own, "uses_local_experts", False):
-        return
 
     def apply(self, *, expert_map, **given):  # vLLM's calls are by keywords
         if expert_map is not None:
@@ -31,8 +25,7 @@ def use_local_experts() -> None:
             )
         own(self, expert_map=None, **given)
 
-    apply.uses_local_experts = True  # type: ignore[attr-defined]
-    CPUUnquantizedExperts.apply = apply
+    return apply
 
 
 def local_experts(weights: Any, ids: Any, expert_map: Any) -> tuple[Any, Any]:
@@ -44,3 +37,13 @@ def local_experts(weights: Any, ids: Any, expert_map: Any) -> tuple[Any, Any]:
     """
     local = expert_map[ids.long()]
     return weights * (local >= 0), local.clamp(min=0).to(ids.dtype)
+
+
+PATCH = Patch(
+    targets=("vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply",),
+    make=_of_this_worker,
+    why="expert parallelism read other workers' experts",
+    models="AttnRes models on CPU",
+    first=(0, 28),
+    report="expert-parallel-on-cpu",
+)

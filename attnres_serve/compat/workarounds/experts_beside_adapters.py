@@ -7,21 +7,30 @@ This can go with a vLLM that chooses by the layers that have adapters.
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def use_usual_kernel() -> None:
-    """Let experts on CPU run by the kernel that they have without LoRA (idempotent).
+
+def _as_without_adapters(own: Any) -> Any:
+    """Let experts on CPU run by the kernel that they have without LoRA.
 
     Adapters of experts are refused before, see ``compat.adapters``.
     """
-    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as module
-
-    own: Any = getattr(module, "select_unquantized_moe_backend", None)
-    if own is None or getattr(own, "knows_no_adapters", False):  # none in some other vLLMs
-        return
 
     def select_unquantized_moe_backend(moe_config):
         moe_config.is_lora_enabled = False
         return own(moe_config)
 
-    select_unquantized_moe_backend.knows_no_adapters = True  # type: ignore[attr-defined]
-    module.select_unquantized_moe_backend = select_unquantized_moe_backend
+    return select_unquantized_moe_backend
+
+
+PATCH = Patch(
+    targets=(
+        "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
+        ":select_unquantized_moe_backend",
+    ),
+    make=_as_without_adapters,
+    why="experts did not start on CPU with LoRA",
+    models="AttnRes models on CPU with `--enable-lora`",
+    first=(0, 28),
+    report="lora-beside-experts",
+)

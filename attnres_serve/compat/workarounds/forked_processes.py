@@ -10,6 +10,7 @@ import os
 import signal
 from multiprocessing.context import ForkContext, ForkProcess
 
+from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds import orphans
 
 
@@ -36,11 +37,19 @@ class _Context(ForkContext):
     Process = _Process  # type: ignore[assignment]
 
 
+PATCH = Patch(
+    targets=(
+        "vllm.v1.engine.utils:get_mp_context",
+        "vllm.v1.executor.multiproc_executor:get_mp_context",
+    ),
+    make=lambda own: _Context,
+    why="engines and workers on CPU imported vLLM anew, half of a start",
+    models="every model of `attnres-serve` on CPU, with Intel's OpenMP",
+    first=(0, 28),
+)
+
+
 def begin_imported() -> None:
     """Have the engines of this server, and their workers, fork (idempotent)."""
     if "libiomp" in os.environ.get("LD_PRELOAD", ""):
-        from vllm.v1.engine import utils
-        from vllm.v1.executor import multiproc_executor
-
-        utils.get_mp_context = _Context
-        multiproc_executor.get_mp_context = _Context
+        PATCH.apply()

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds.request_refusals import refusal
 
 LONGEST = 200  # characters of a reason, which may hold the whole grammar
@@ -23,14 +24,8 @@ ELSEWHERE = {
 }
 
 
-def answer_in_a_sentence() -> None:
-    """Have every server refuse such grammars in one sentence that names the field (idempotent)."""
-    from vllm.sampling_params import SamplingParams
-
-    cls: Any = SamplingParams
-    own = cls._validate_structured_outputs
-    if getattr(own, "answers_in_a_sentence", False):
-        return
+def _in_a_sentence(own: Any) -> Any:
+    """Have every server refuse such grammars in one sentence that names the field."""
 
     def _validate_structured_outputs(self, *rest, **options):
         field = field_of(self.structured_outputs)
@@ -39,8 +34,7 @@ def answer_in_a_sentence() -> None:
         except Exception as error:  # whatever a compiler raises at a grammar
             raise refusal(f"{field} cannot be compiled ({reason(str(error))}).") from error
 
-    _validate_structured_outputs.answers_in_a_sentence = True  # type: ignore[attr-defined]
-    cls._validate_structured_outputs = _validate_structured_outputs
+    return _validate_structured_outputs
 
 
 def field_of(outputs) -> str:
@@ -97,3 +91,13 @@ async def _unless_uncompiled(answers, field: str):
                     f"{field} cannot be compiled by this server, whose log says why; simplify it."
                 )
             yield output
+
+
+PATCH = Patch(
+    targets=("vllm.sampling_params:SamplingParams._validate_structured_outputs",),
+    make=_in_a_sentence,
+    why="a refusal of a grammar had several lines and no field",
+    models="every model of our server",
+    first=(0, 28),
+    report="grammars-of-two-backends",
+)

@@ -8,27 +8,22 @@ cached state with other answers; lightning attention was not tried.
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.families.limits import Limit
 
 
-def off_by_default() -> None:
-    """Leave prefix caching of AttnRes models off where it cannot run (idempotent).
+def _off_by_default(supported: Any) -> Any:
+    """Leave prefix caching of AttnRes models off where it cannot run.
 
-    Call it on CPU, before an engine's arguments are completed. Whoever asks for it is refused.
+    To be applied on CPU, before an engine's arguments are completed.  Whoever asks for it is
+    refused.
     """
-    from vllm.config import ModelConfig
-
-    config: Any = ModelConfig
-    supported = config.is_prefix_caching_supported
-    if getattr(supported.fget, "knows_cpu", False):
-        return
 
     def is_prefix_caching_supported(self) -> bool:
         return problem(self) is None and supported.fget(self)
 
-    is_prefix_caching_supported.knows_cpu = True  # type: ignore[attr-defined]
-    config.is_prefix_caching_supported = property(is_prefix_caching_supported)
+    return property(is_prefix_caching_supported)
 
 
 def problem(model_config) -> str | None:
@@ -48,3 +43,13 @@ def problem(model_config) -> str | None:
         f"--enable-prefix-caching is set, and vLLM cannot cache prefixes of {family.title} on this "
         "CPU; leave it out."
     )
+
+
+PATCH = Patch(
+    targets=("vllm.config:ModelConfig.is_prefix_caching_supported",),
+    make=_off_by_default,
+    why="vLLM caches prefixes that it cannot continue",
+    models="AttnRes models with [no prefix cache](families.md#prefixes) on CPU",
+    first=(0, 28),
+    report="mamba2-prefix-caching-on-cpu",
+)

@@ -4,29 +4,23 @@ vLLM 0.32 hands on whatever a library says, and repeats a client's own grammar o
 This can go with a vLLM that bounds the message of its errors.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from attnres_serve import sentences
 from attnres_serve.compat import host
+from attnres_serve.compat.patch import Patch
 
 
-def cut_long_messages() -> None:
-    """Cut the message of every error that vLLM's routes answer (idempotent)."""
-    from vllm.entrypoints.serve.engine import serving
-
-    answer: Any = serving.ErrorResponse
-    cls: Any = answer.model_fields["error"].annotation  # ErrorInfo, wherever a version has it
-    own = cls.__init__
-    if getattr(own, "cuts", False):
-        return
+def _cutting(own: Any) -> Any:
+    """Cut the message of every error that vLLM's routes answer."""
 
     def __init__(self, **given: Any) -> None:
         if isinstance(given.get("message"), str):
             given["message"] = for_client(given["message"])
         own(self, **given)
 
-    __init__.cuts = True  # type: ignore[attr-defined]
-    cls.__init__ = __init__
+    return __init__
 
 
 def for_client(message: str) -> str:
@@ -35,3 +29,19 @@ def for_client(message: str) -> str:
         return message
     host.logger().info("AttnRes: an answer was cut, whose whole message is %r", message)
     return sentences.cut(message, "the server's log with --verbose has the whole")
+
+
+LATER = Patch(
+    targets=("vllm.entrypoints.serve.engine.protocol:ErrorInfo.__init__",),
+    make=_cutting,
+    why="a refusal repeated 100 kB of what a client sent",
+    models="every model of our server",
+    first=(0, 29),
+)
+EARLIER = replace(
+    LATER,
+    targets=("vllm.entrypoints.openai.engine.protocol:ErrorInfo.__init__",),
+    first=(0, 28),
+    last=(0, 28),
+)
+PATCHES = LATER, EARLIER

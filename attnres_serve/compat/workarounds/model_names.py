@@ -8,16 +8,11 @@ from http import HTTPStatus
 from typing import Any
 
 from attnres_serve.compat import openai_app
+from attnres_serve.compat.patch import Patch
 
 
-def list_in_refusals() -> None:
-    """Have every route that vLLM serves list the names of models and adapters (idempotent)."""
-    from vllm.entrypoints.serve.engine import serving
-
-    cls: Any = serving.BaseServing
-    own = cls._check_model
-    if getattr(own, "lists_names", False):
-        return
+def _listing_names(own: Any) -> Any:
+    """Have every route that vLLM serves list the names of models and adapters."""
 
     async def _check_model(self, request):
         answer = await own(self, request)
@@ -25,5 +20,13 @@ def list_in_refusals() -> None:
             answer.error.message = openai_app.no_such_model(self.models, request.model)
         return answer
 
-    _check_model.lists_names = True  # type: ignore[attr-defined]
-    cls._check_model = _check_model
+    return _check_model
+
+
+PATCH = Patch(
+    targets=("vllm.entrypoints.serve.engine.serving:BaseServing._check_model",),
+    make=_listing_names,
+    why="a refusal did not list the served names",
+    models="every model of our server",
+    first=(0, 28),
+)

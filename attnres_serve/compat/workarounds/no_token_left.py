@@ -13,6 +13,7 @@ from contextlib import aclosing
 from typing import Any
 
 from attnres_serve.compat import engine_config
+from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 
 REASON = "no_token_left"  # the stop_reason of an answer that an engine ends
@@ -71,18 +72,12 @@ def _ends(sampling) -> set[int]:
     return sampling.all_stop_token_ids
 
 
-def end_answers() -> None:
-    """Have schedulers end answers of AttnRes models before a token that is forbidden (idempotent).
+def _ending_answers(own: Any) -> Any:
+    """Have schedulers end answers of AttnRes models before a token that is forbidden.
 
     All of them were, or it would not have been sampled.
     """
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import RequestStatus
-
-    cls: Any = Scheduler
-    own = cls._update_request_with_output
-    if getattr(own, "ends_answers", False):
-        return
 
     def _update_request_with_output(self, request, new_token_ids, *rest, **options):
         is_ours = engine_config.has_attn_res(self.vllm_config)
@@ -95,8 +90,7 @@ def end_answers() -> None:
             request.resumable = False  # a session does not go on from here
         return tokens, True
 
-    _update_request_with_output.ends_answers = True  # type: ignore[attr-defined]
-    cls._update_request_with_output = _update_request_with_output
+    return _update_request_with_output
 
 
 def permitted(scheduler, request, tokens: Sequence[int]) -> int:
@@ -197,3 +191,13 @@ async def _until_dead_end(answers, fields: list[str]):
             if any(one.stop_reason == REASON for one in output.outputs):
                 raise refusal(_sentence(fields, "to go on with in this answer"))
             yield output
+
+
+PATCH = Patch(
+    targets=("vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output",),
+    make=_ending_answers,
+    why="a token was sampled although a request forbids them all",
+    models="AttnRes models",
+    first=(0, 28),
+    report="no-token-left",
+)

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from attnres_serve.compat.patch import Patch
+
 NAME = "AttnResEndWithParent"
 
 
@@ -49,20 +51,6 @@ def is_engine_of_vllm() -> bool:
     return multiprocessing.current_process().name.startswith(ENGINE)
 
 
-def end_coordinator_with_parent(vllm_config) -> None:
-    """Let the process that coordinates data-parallel engines end with its parent (idempotent).
-
-    It loads no plugins, so the server starts ``_coordinate`` there instead of vLLM's function.
-    """
-    if vllm_config.parallel_config.data_parallel_size > 1:
-        from vllm.v1.engine.coordinator import DPCoordinatorProc
-
-        global _COORDINATE
-        if DPCoordinatorProc.run_coordinator is not _coordinate:
-            _COORDINATE = DPCoordinatorProc.run_coordinator
-            DPCoordinatorProc.run_coordinator = staticmethod(_coordinate)
-
-
 _COORDINATE: Callable | None = None  # vLLM's own, where it is replaced
 
 
@@ -73,3 +61,22 @@ def _coordinate(*args, **options) -> None:
     end_with_parent()
     run = _COORDINATE or DPCoordinatorProc.run_coordinator  # a spawned process has it as it was
     run(*args, **options)
+
+
+def _ending_with_parent(own: Callable) -> staticmethod:
+    """Let the process that coordinates data-parallel engines end with its parent.
+
+    It loads no plugins, so the server starts ``_coordinate`` there instead of vLLM's function.
+    """
+    global _COORDINATE
+    _COORDINATE = own
+    return staticmethod(_coordinate)
+
+
+PATCH = Patch(
+    targets=("vllm.v1.engine.coordinator:DPCoordinatorProc.run_coordinator",),
+    make=_ending_with_parent,
+    why="the process outlived a killed server",
+    models="AttnRes models with `--data-parallel-size`",
+    first=(0, 28),
+)

@@ -8,6 +8,7 @@ is divided by the length to the power of ``length_penalty``, and the error of th
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 
 LEAST, MOST = 1e-30, 1e30  # logits of up to 1e8 stay finite
@@ -31,14 +32,8 @@ def problem(sampling) -> str | None:
     return f"`repetition_penalty` is {found:g}; expected {LEAST:g} to {MOST:g}, and 1 for none."
 
 
-def refuse_overflowing_beams() -> None:
-    """Have every server refuse beam searches with such a length penalty (idempotent)."""
-    from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
-
-    cls: Any = BeamSearchOnlineMixin
-    own = cls.beam_search
-    if getattr(own, "refuses_overflowing", False):
-        return
+def _refusing_overflowing(own: Any) -> Any:
+    """Have every server refuse beam searches with such a length penalty."""
 
     def beam_search(self, prompt, request_id, params, *rest, **options):
         if not abs(params.length_penalty) <= STEEPEST:
@@ -48,5 +43,13 @@ def refuse_overflowing_beams() -> None:
             )
         return own(self, prompt, request_id, params, *rest, **options)
 
-    beam_search.refuses_overflowing = True  # type: ignore[attr-defined]
-    cls.beam_search = beam_search
+    return beam_search
+
+
+PATCH = Patch(
+    targets=("vllm.entrypoints.generate.beam_search.online:BeamSearchOnlineMixin.beam_search",),
+    make=_refusing_overflowing,
+    why="a `length_penalty` that overflows was refused without a field",
+    models="every model of our server",
+    first=(0, 28),
+)

@@ -8,15 +8,11 @@ breaks off by an IndexError or a KeyError.
 from functools import wraps
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def give_to_every_answer() -> None:
-    """Keep them where outputs are merged (idempotent)."""
-    from vllm.outputs import RequestOutput
 
-    cls: Any = RequestOutput
-    own = cls.add
-    if getattr(own, "keeps_prompt_logprobs", False):
-        return
+def _keeping(own: Any) -> Any:
+    """Keep them where outputs are merged."""
 
     @wraps(own)
     def add(self, next_output, aggregate):
@@ -24,5 +20,14 @@ def give_to_every_answer() -> None:
             vars(self).update(prompt_logprobs=next_output.prompt_logprobs)
         own(self, next_output, aggregate)
 
-    add.keeps_prompt_logprobs = True  # type: ignore[attr-defined]
-    cls.add = add
+    return add
+
+
+PATCH = Patch(
+    targets=("vllm.outputs:RequestOutput.add",),
+    make=_keeping,
+    why="streams with `echo` and several answers broke off",
+    models="every model of our server",
+    first=(0, 28),
+    report="echo-of-several-answers",
+)

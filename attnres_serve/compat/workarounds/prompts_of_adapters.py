@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def tell_whose_rows() -> None:
-    """Let the runner compute them request by request, with its own adapter (idempotent)."""
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    own: Any = GPUModelRunner._get_prompt_logprobs_dict
-    if hasattr(own, "tells_whose_rows"):
-        return
+def _telling_whose_rows(own: Any) -> Any:
+    """Let the runner compute them request by request, with its own adapter."""
 
     def _get_prompt_logprobs_dict(self, hidden_states, num_scheduled_tokens):
         asked = self.num_prompt_logprobs
@@ -35,8 +32,7 @@ def tell_whose_rows() -> None:
         asked.update(unfinished)
         return found
 
-    _get_prompt_logprobs_dict.tells_whose_rows = True  # type: ignore[attr-defined]
-    GPUModelRunner._get_prompt_logprobs_dict = _get_prompt_logprobs_dict  # type: ignore[method-assign]
+    return _get_prompt_logprobs_dict
 
 
 @contextmanager
@@ -49,3 +45,13 @@ def _rows_of(manager: Any, request: Any) -> Iterator[None]:
     manager.set_adapter_mapping(LoRAMapping(of_step.index_mapping, numbers, is_prefill=True))
     yield
     manager.set_adapter_mapping(of_step)
+
+
+PATCH = Patch(
+    targets=("vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict",),
+    make=_telling_whose_rows,
+    why="`prompt_logprobs` beside other requests ended the engine",
+    models="AttnRes models on CPU with `--enable-lora`",
+    first=(0, 28),
+    report="prompt-logprobs-with-lora-on-cpu",
+)

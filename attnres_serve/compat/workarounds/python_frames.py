@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
+
 SLOTS = 1 << 15  # of 8 bytes: such a frame gets a chunk of 512 KiB, half of it for its callees
 
 
@@ -33,24 +35,14 @@ def with_room(function: Callable[..., Any]) -> Callable[..., Any]:
     return roomy
 
 
-def give_loops_room() -> None:
-    """Let the loop that this process is about to enter have room for frames (``call_with_room``).
-
-    Called where a model is built, which is before any of them (idempotent).
-    """
-    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
-    from vllm.v1.executor.multiproc_executor import WorkerProc
-
-    for owner, name in (
-        (EngineCoreProc, "run_busy_loop"),
-        (DPEngineCoreProc, "run_busy_loop"),
-        (WorkerProc, "worker_busy_loop"),
-    ):
-        loop = getattr(owner, name)
-        if loop not in _LOOPS_WITH_ROOM:
-            roomy = with_room(loop)
-            _LOOPS_WITH_ROOM.append(roomy)
-            setattr(owner, name, roomy)
-
-
-_LOOPS_WITH_ROOM: list[Callable] = []
+PATCH = Patch(  # of the loop that a process enters after a model is built
+    targets=(
+        "vllm.v1.engine.core:EngineCoreProc.run_busy_loop",
+        "vllm.v1.engine.core:DPEngineCoreProc.run_busy_loop",
+        "vllm.v1.executor.multiproc_executor:WorkerProc.worker_busy_loop",
+    ),
+    make=with_room,
+    why="function calls mapped memory in every decode step",
+    models="AttnRes models",
+    first=(0, 28),
+)

@@ -9,10 +9,10 @@ checkpoints that were validated take the place of each other, and the prefix cac
 This can go with a vLLM whose ``GPUModelRunner.reload_weights`` is exact for all models on a CPU.
 """
 
-import importlib
 from typing import Any
 
 from attnres_serve.compat import engine_config, host
+from attnres_serve.compat.patch import Patch
 from attnres_serve.errors import SettingError
 from attnres_serve.families import BY_ARCHITECTURE
 
@@ -28,7 +28,6 @@ OTHERS = (
     "update_config",
     "update_weights",
 )
-RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 FORMATS = ("auto", "safetensors")  # of --load-format, whose files are those that are validated
 ASKED = "attn_res_asked"  # an argument for workers: it comes from here, and the cache is empty
 WAY = "start a new engine with the new weights."
@@ -70,59 +69,46 @@ def check_start(vllm_config: Any) -> None:
         )
 
 
-def refuse_for_clients() -> None:
-    """Have engines of AttnRes models refuse calls that replace weights (idempotent).
-
-    They are refused before they are sent: of several workers that raise, vLLM reads one answer.
-    """
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    client: Any = AsyncLLM
-    engine: Any = LLMEngine
-    if getattr(client.collective_rpc, "refuses", False):
-        return
-    ask, ask_all = engine.collective_rpc, client.collective_rpc
-    sleep, sleep_all = engine.sleep, client.sleep
-
+def _asking(own: Any) -> Any:
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if _replaces(self, method):
             _require_empty(self.reset_prefix_cache())
             kwargs = {**(kwargs or {}), ASKED: True}
-        return ask(self, method, timeout, args, kwargs)
+        return own(self, method, timeout, args, kwargs)
 
-    async def collective_rpc_async(self, method, timeout=None, args=(), kwargs=None):
+    return collective_rpc
+
+
+def _asking_async(own: Any) -> Any:
+    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if _replaces(self, method):
             _require_empty(await self.reset_prefix_cache())
             _replaces(self, method)  # no request came meanwhile
             kwargs = {**(kwargs or {}), ASKED: True}
-        return await ask_all(self, method, timeout, args, kwargs)
+        return await own(self, method, timeout, args, kwargs)
 
-    def sleeps(self, level=1, *args, **kwargs):
+    return collective_rpc
+
+
+def _sleeping(own: Any) -> Any:
+    def sleep(self, level=1, *args, **kwargs):
         _check_sleep(self, level)
-        return sleep(self, level, *args, **kwargs)
+        return own(self, level, *args, **kwargs)
 
-    async def sleeps_async(self, level=1, *args, **kwargs):
+    return sleep
+
+
+def _sleeping_async(own: Any) -> Any:
+    async def sleep(self, level=1, *args, **kwargs):
         _check_sleep(self, level)
-        return await sleep_all(self, level, *args, **kwargs)
+        return await own(self, level, *args, **kwargs)
 
-    collective_rpc_async.refuses = True  # type: ignore[attr-defined]
-    engine.collective_rpc = collective_rpc
-    client.collective_rpc = collective_rpc_async
-    engine.sleep = sleeps
-    client.sleep = sleeps_async
-
-
-def refuse_in_workers() -> None:
-    """Have a worker refuse what reached it another way, and validate what it reads (idempotent)."""
-    for module in RUNNERS:
-        cls: Any = importlib.import_module(module).GPUModelRunner
-        own = cls.reload_weights
-        if not getattr(own, "refuses", False):
-            cls.reload_weights = _reloading(own)
+    return sleep
 
 
 def _reloading(own: Any) -> Any:
+    """Have a worker refuse what reached it another way, and validate what it reads."""
+
     def reload_weights(
         self,
         weights_iterator=None,
@@ -149,7 +135,6 @@ def _reloading(own: Any) -> Any:
         with model.attn_res_expecting(weights_path or self.vllm_config.model_config.model):
             own(self, weights_path=weights_path)
 
-    reload_weights.refuses = True  # type: ignore[attr-defined]
     return reload_weights
 
 
@@ -188,3 +173,27 @@ def _check_sleep(engine: Any, level: int) -> None:
             f"sleep level {level} discards the weights, and an AttnRes model on a GPU does not get "
             "them back; use level 1, which keeps them."
         )
+
+
+WHY = "weights replaced in a running engine gave wrong answers silently"
+# Engines refuse such calls before they are sent: of several workers that raise, vLLM reads one.
+CLIENTS = tuple(
+    Patch(targets=(target,), make=make, why=WHY, models="AttnRes models", first=(0, 28))
+    for target, make in {
+        "vllm.v1.engine.llm_engine:LLMEngine.collective_rpc": _asking,
+        "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": _asking_async,
+        "vllm.v1.engine.llm_engine:LLMEngine.sleep": _sleeping,
+        "vllm.v1.engine.async_llm:AsyncLLM.sleep": _sleeping_async,
+    }.items()
+)
+WORKERS = Patch(
+    targets=(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
+        "vllm.v1.worker.gpu.model_runner:GPUModelRunner.reload_weights",
+    ),
+    make=_reloading,
+    why=WHY,
+    models="AttnRes models",
+    first=(0, 28),
+)
+PATCHES = (*CLIENTS, WORKERS)

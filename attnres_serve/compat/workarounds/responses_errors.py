@@ -5,15 +5,11 @@ Its other routes stream an event that says what is wrong.
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def stream_refusals() -> None:
-    """Have such a stream end by OpenAI's event of the type ``error`` (idempotent)."""
-    from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 
-    cls: Any = OpenAIServingResponses
-    own = cls.responses_stream_generator
-    if getattr(own, "streams_refusals", False):
-        return
+def _streaming_refusals(own: Any) -> Any:
+    """Have such a stream end by OpenAI's event of the type ``error``."""
 
     async def responses_stream_generator(self, *rest, **options):
         from openai.types.responses import ResponseErrorEvent
@@ -33,5 +29,17 @@ def stream_refusals() -> None:
                 sequence_number=count,
             )
 
-    responses_stream_generator.streams_refusals = True  # type: ignore[attr-defined]
-    cls.responses_stream_generator = responses_stream_generator
+    return responses_stream_generator
+
+
+PATCH = Patch(
+    targets=(
+        "vllm.entrypoints.openai.responses.serving"
+        ":OpenAIServingResponses.responses_stream_generator",
+    ),
+    make=_streaming_refusals,
+    why="a refusal cut the connection",
+    models="every model of our server",
+    first=(0, 28),
+    report="errors-in-responses",
+)

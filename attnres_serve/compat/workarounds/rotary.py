@@ -9,18 +9,15 @@ and yarn have code of their own.
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def rotate_every_head() -> None:
-    """Let vLLM's own torch code rotate the tensors that its operator misreads (idempotent).
 
-    All other calls go to the operator as before.  Call it before a model is built: a layer binds
-    the method when it is made.
+def _every_head(by_operator: Any) -> Any:
+    """Let vLLM's own torch code rotate the tensors that its operator misreads.
+
+    All other calls go to the operator as before.  To be applied before a model is built: a layer
+    binds the method when it is made.
     """
-    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
-
-    by_operator: Any = RotaryEmbedding.forward_cpu
-    if getattr(by_operator, "rotates_every_head", False):
-        return
 
     def forward_cpu(self, positions, query, key=None):
         flat = positions.dim() + 1  # the shape of the positions, and one dimension for all heads
@@ -28,5 +25,14 @@ def rotate_every_head() -> None:
             return by_operator(self, positions, query, key)
         return self.forward_native(positions, query, key)
 
-    forward_cpu.rotates_every_head = True  # type: ignore[attr-defined]
-    RotaryEmbedding.forward_cpu = forward_cpu
+    return forward_cpu
+
+
+PATCH = Patch(
+    targets=("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_cpu",),
+    make=_every_head,
+    why="some queries were rotated wrongly",
+    models="AttnRes models on CPU",
+    first=(0, 28),
+    report="rotary-on-cpu",
+)

@@ -6,19 +6,14 @@ so that other experts are chosen than on a GPU.  Ernie 4.5 MoE is served so.
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def correct_softmax() -> None:
-    """Let the router choose by score and bias, and weigh by score alone (idempotent).
+
+def _corrected(own: Any) -> Any:
+    """Let the router choose by score and bias, and weigh by score alone.
 
     All other calls go to vLLM's own code as before.
     """
-    try:
-        from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
-    except ImportError:  # a vLLM with other routers
-        return
-    own: Any = CPURouter._compute_routing
-    if getattr(own, "corrects_softmax", False):
-        return
 
     def _compute_routing(self, hidden_states, router_logits, indices_type, *, input_ids=None):
         bias = self.e_score_correction_bias
@@ -27,8 +22,7 @@ def correct_softmax() -> None:
             return own(self, hidden_states, router_logits, indices_type, input_ids=input_ids)
         return biased_top_k(router_logits, bias, self.top_k, self.renormalize)
 
-    _compute_routing.corrects_softmax = True  # type: ignore[attr-defined]
-    CPURouter._compute_routing = _compute_routing
+    return _compute_routing
 
 
 def biased_top_k(logits: Any, bias: Any, top_k: int, renormalize: bool) -> tuple[Any, Any]:
@@ -48,3 +42,13 @@ def biased_top_k(logits: Any, bias: Any, top_k: int, renormalize: bool) -> tuple
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights, chosen.to(torch.int32)
+
+
+PATCH = Patch(
+    targets=("vllm.model_executor.layers.fused_moe.router.cpu_router:CPURouter._compute_routing",),
+    make=_corrected,
+    why="the bias of softmax routers was left out",
+    models="AttnRes models on CPU",
+    first=(0, 30),
+    report="router-bias-on-cpu",
+)

@@ -7,26 +7,31 @@ This can go with a vLLM whose functions leave such rows as they are.
 
 from typing import Any
 
-
-def leave_as_they_are() -> None:
-    """Let the functions that add an adapter's part add nothing to such rows (idempotent)."""
-    from vllm.lora.ops.torch_ops import lora_ops
-    from vllm.lora.punica_wrapper import punica_cpu
-
-    modules: tuple[Any, ...] = (lora_ops, punica_cpu)  # the second has names of its own for them
-    for module in modules:
-        module.bgmv_expand = _leaving_rows(module.bgmv_expand)
-        module.bgmv_expand_slice = _leaving_rows(module.bgmv_expand_slice)
+from attnres_serve.compat.patch import Patch
 
 
 def _leaving_rows(own: Any) -> Any:
-    if hasattr(own, "leaves_rows"):
-        return own
+    """Let a function that adds an adapter's part add nothing to such rows."""
 
     def expand(inputs, weights, output, numbers, *more, **options):
         """``inputs``: ``[rows, rank]``; ``numbers``: of adapters, ``[rows]``, or of one for all."""
         kept = inputs.masked_fill((numbers < 0)[:, None], 0)
         return own(kept, weights, output, numbers, *more, **options)
 
-    expand.leaves_rows = True  # type: ignore[attr-defined]
     return expand
+
+
+PATCH = Patch(
+    targets=(
+        "vllm.lora.ops.torch_ops.lora_ops:bgmv_expand",
+        "vllm.lora.ops.torch_ops.lora_ops:bgmv_expand_slice",
+        # This module has names of its own for them.
+        "vllm.lora.punica_wrapper.punica_cpu:bgmv_expand",
+        "vllm.lora.punica_wrapper.punica_cpu:bgmv_expand_slice",
+    ),
+    make=_leaving_rows,
+    why="requests without an adapter got another one's answers",
+    models="AttnRes models on CPU with `--enable-lora`",
+    first=(0, 28),
+    report="lora-beside-the-base-on-cpu",
+)

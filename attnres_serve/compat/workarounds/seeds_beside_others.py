@@ -6,23 +6,26 @@ This can go with the support of vLLM 0.28.
 
 from typing import Any
 
-from attnres_serve.compat import versions
-
-RIGHT_SINCE = (0, 29)
+from attnres_serve.compat.patch import Patch
 
 
-def keep_seeds() -> None:
-    """Sample by vLLM's function for any device where a request has a seed (idempotent)."""
-    if not versions.is_older_than(RIGHT_SINCE):
-        return
-    from torch import nn
-    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+def _keeping_seeds(own: Any) -> Any:
+    """Sample by vLLM's function for any device where a request has a seed."""
 
     def __call__(self, logits, generators, k, p):
         if generators:
             return self.forward_native(logits, generators, k, p)
-        return nn.Module.__call__(self, logits, generators, k, p)
+        return own(self, logits, generators, k, p)
 
+    return __call__
+
+
+PATCH = Patch(
     # A sampler is there before a model is, and has kept its own ``forward``.
-    sampler: Any = TopKTopPSampler
-    sampler.__call__ = __call__
+    targets=("vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.__call__",),
+    make=_keeping_seeds,
+    why="seeds were left out beside requests without one",
+    models="AttnRes models on CPU",
+    first=(0, 28),
+    last=(0, 28),
+)

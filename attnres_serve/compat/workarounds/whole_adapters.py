@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.compat import adapter_files, adapters, decoder
+from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds import adapters_again
 from attnres_serve.errors import SettingError
 from attnres_serve.families import experts
@@ -29,17 +30,12 @@ UNAPPLIED = (
 )
 
 
-def require() -> None:
-    """Have an AttnRes model refuse an adapter that it cannot take whole (idempotent).
+def _requiring_whole(own: Any) -> Any:
+    """Have an AttnRes model refuse an adapter that it cannot take whole.
 
     The models of vLLM's own in this process take what they took before.
     """
     from vllm.lora.utils import get_adapter_absolute_path
-    from vllm.lora.worker_manager import WorkerLoRAManager
-
-    own: Any = WorkerLoRAManager._load_adapter
-    if getattr(own, "requires_whole", False):
-        return
 
     def _load_adapter(self, lora_request):
         base = getattr(self._adapter_manager.model, "attn_res_base", None)
@@ -65,8 +61,7 @@ def require() -> None:
             raise SettingError(f"{adapters.name_of(lora_request.lora_name)} {found}")
         return adapter
 
-    _load_adapter.requires_whole = True  # type: ignore[attr-defined]
-    WorkerLoRAManager._load_adapter = _load_adapter  # type: ignore[method-assign]
+    return _load_adapter
 
 
 def _in_one_sentence(reason: str) -> str:
@@ -167,3 +162,13 @@ def _altered(model: Any, reordered: tuple[str, ...]) -> dict[str, str]:
     if "MLAAttention" in classes:
         found["kv_b_proj"] = "folds into other weights"
     return found
+
+
+PATCH = Patch(
+    targets=("vllm.lora.worker_manager:WorkerLoRAManager._load_adapter",),
+    make=_requiring_whole,
+    why="parts of an adapter were left out silently",
+    models="AttnRes models with `--enable-lora`",
+    first=(0, 28),
+    report="lora-left-out",
+)

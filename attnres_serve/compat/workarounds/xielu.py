@@ -7,18 +7,24 @@ of precision: its activations are off by up to 0.2 %.
 
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def in_the_models_type() -> None:
-    """Let the layer have the type of the model that is built (idempotent)."""
+
+def _in_the_models_type(as_given: Any) -> Any:
+    """Let the layer have the type of the model that is built."""
     import torch
-    from vllm.model_executor.layers.activation import XIELU
-
-    as_given: Any = XIELU.__init__
-    if getattr(as_given, "has_the_models_type", False):
-        return
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         as_given(self, *args, **{"dtype": torch.get_default_dtype(), **kwargs})
 
-    __init__.has_the_models_type = True  # type: ignore[attr-defined]
-    XIELU.__init__ = __init__  # type: ignore[method-assign]
+    return __init__
+
+
+PATCH = Patch(
+    targets=("vllm.model_executor.layers.activation:XIELU.__init__",),
+    make=_in_the_models_type,
+    why="the activation was computed in bfloat16",
+    models="AttnRes models of Apertus",
+    first=(0, 28),
+    report="xielu-in-bfloat16",
+)

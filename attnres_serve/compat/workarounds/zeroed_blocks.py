@@ -7,17 +7,11 @@ block is zeroed, which may hold the state of a sequence that is being decoded.
 
 from typing import Any
 
-
-def zero_whole_blocks() -> None:
-    """Let the runner zero all the kernel's blocks that a new block has (idempotent)."""
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-
-    runner: Any = CPUModelRunner
-    if hasattr(runner, "_zero_block_ids"):  # which older versions lack
-        runner._zero_block_ids = _zero_block_ids
+from attnres_serve.compat.patch import Patch
 
 
 def _zero_block_ids(self: Any, block_ids: list[int]) -> None:
+    """Zero all the kernel's blocks that a new block has."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     layers = self.compilation_config.static_forward_context
@@ -26,3 +20,13 @@ def _zero_block_ids(self: Any, block_ids: list[int]) -> None:
             for name in group.layer_names:
                 cache = layers[name].kv_cache  # [num_blocks x kernel's blocks, ...]
                 cache.unflatten(0, (self.kv_cache_config.num_blocks, -1))[block_ids] = 0
+
+
+PATCH = Patch(
+    targets=("vllm.v1.worker.cpu_model_runner:CPUModelRunner._zero_block_ids",),
+    make=lambda own: _zero_block_ids,
+    why="zeros overwrote another block",
+    models="AttnRes models on CPU",
+    first=(0, 28),
+    report="zeroed-blocks-on-cpu",
+)

@@ -7,7 +7,7 @@ FACTS = Facts(
     "Apertus",
     tiny=tiny(hidden_act="xielu", without=NO_HEAD_DIM),
     norms={"attention": "attention_layernorm", "mlp": "feedforward_layernorm"},
-    workaround="xielu:in_the_models_type",
+    workaround="xielu:PATCH",
     variants={"": {}, "biases": {"attention_bias": True, "tie_word_embeddings": True}},
     refused=(
         {"hidden_act": "silu"},

@@ -16,7 +16,7 @@ FACTS = Facts(
     ),
     norms={"attention": "operator_norm", "mlp": "ffn_norm"},
     final_norm="embedding_norm",
-    workaround="rotary:rotate_every_head",
+    workaround="rotary:PATCH",
     variants={
         "": {},
         "no bias of experts": {

@@ -214,7 +214,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         module, _, function = job["workaround"].partition(":")
         if find_spec(module) is None:  # it is no module of the tests
             module = f"attnres_serve.compat.workarounds.{module}"
-        getattr(importlib.import_module(module), function)()
+        mend = getattr(importlib.import_module(module), function)
+        getattr(mend, "apply", mend)()
     options: dict[str, Any] = {"distributed_executor_backend": "uni"}
     if job["algorithm"]:
         chosen = {"attnres_algorithm": job["algorithm"], "attnres_backend": job["backend"]}
