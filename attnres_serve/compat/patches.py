@@ -9,7 +9,9 @@ from attnres_serve.compat import workarounds
 from attnres_serve.compat.patch import Patch
 
 # Modules beside ``workarounds`` that state a patch.
-OTHERS: tuple[str, ...] = ()
+OTHERS = tuple(
+    f"attnres_serve.compat.{name}" for name in ("openai_app", "registry", "token_counts")
+)
 
 
 @cache

@@ -116,8 +116,8 @@ def worker(vllm_config) -> None:
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             eager_stages.PATCH.apply()
     if not vllm_config.model_config.enforce_eager:
-        compile_paths.quote_paths()
-        inductor.PATCH.apply()
+        for patch in (*compile_paths.PATCHES, inductor.PATCH):
+            patch.apply()
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.
         if host.on_cpu() and not versions.untested():
             compiled_code.accept()
@@ -145,4 +145,4 @@ def server(client) -> None:
     penalties.refuse_overflowing(client)
     grammar_refusals.refuse_uncompiled(client)
     no_token_left.refuse_contradictions(client)
-    no_token_left.refuse_dead_ends(client)
+    no_token_left.CLIENT.apply_to(client)
