@@ -46,7 +46,7 @@ def problem(model_config) -> str | None:
 
 
 PATCH = Patch(
-    targets=("vllm.config:ModelConfig.is_prefix_caching_supported",),
+    targets=("vllm.config.model:ModelConfig.is_prefix_caching_supported",),
     make=_off_by_default,
     why="vLLM caches prefixes that it cannot continue",
     models="AttnRes models with [no prefix cache](families.md#prefixes) on CPU",
