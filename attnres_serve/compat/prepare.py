@@ -1,6 +1,6 @@
 """The moments at which workarounds are due; the rest of the project calls none of them by name."""
 
-from attnres_serve.compat import failures, host, start_events, versions
+from attnres_serve.compat import device, failures, start_events, versions
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     adapters_again,
@@ -54,7 +54,7 @@ def process() -> None:
         if start_events.is_heard():  # other servers' processes end as vLLM has them end
             failures.tell_logged()
             quick_exit.instead_of_finalization()
-    if host.on_cpu():
+    if device.is_cpu():
         hybrid_prefix_caching.off_by_default()
         mla_context.keep_settings()
     if orphans.is_engine_of_vllm():
@@ -73,7 +73,7 @@ def engine(vllm_config) -> None:
     replaced_weights.refuse_for_clients()
     if vllm_config.lora_config is not None:
         adapters_again.refuse_for_clients()
-    if host.on_cpu():
+    if device.is_cpu():
         if vllm_config.cache_config.enable_prefix_caching:
             problem = hybrid_prefix_caching.problem(vllm_config.model_config)
             if problem is not None:
@@ -92,16 +92,16 @@ def worker(vllm_config) -> None:
     replaced_weights.refuse_in_workers()
     if vllm_config.speculative_config is not None:
         draft_blocks.read_own_blocks()
-        if host.on_cpu():
+        if device.is_cpu():
             draft_sampling.repeat_for_drafts()
             numba_threads.launch_early()
     if vllm_config.lora_config is not None:
         whole_adapters.require()
-        if host.on_cpu():
+        if device.is_cpu():
             experts_beside_adapters.use_usual_kernel()
             rows_without_adapter.leave_as_they_are()
             prompts_of_adapters.tell_whose_rows()
-    if host.on_cpu():
+    if device.is_cpu():
         malloc.keep_freed()
         rotary.rotate_every_head()
         router_bias.correct_softmax()
@@ -115,7 +115,7 @@ def worker(vllm_config) -> None:
         compile_paths.quote_paths()
         inductor.keep_order_of_mutations()
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.
-        if host.on_cpu() and not versions.untested():
+        if device.is_cpu() and not versions.untested():
             compiled_code.accept()
 
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device
 
 # What an engine that is being made was given as its additional_config.
 _additional_config: ContextVar[Any] = ContextVar("additional_config", default=None)
@@ -115,7 +115,7 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
         (of_base or VerifyAndUpdateConfig,),
         {"verify_and_update_config": staticmethod(both if of_base else on_config)},
     )
-    for module, name in _LISTS if host.on_cpu() else (*_LISTS, _GRAPHS):
+    for module, name in _LISTS if device.is_cpu() else (*_LISTS, _GRAPHS):
         names: frozenset[str] = getattr(importlib.import_module(module), name, frozenset())
         if base in names:
             setattr(sys.modules[module], name, names | {architecture})
@@ -130,7 +130,7 @@ def register_class(architecture: str, target: str) -> None:
     """
     from vllm import ModelRegistry
 
-    if host.on_cpu():
+    if device.is_cpu():
         ModelRegistry.models[architecture] = _inspected_here()(*target.split(":"))
     else:
         ModelRegistry.register_model(architecture, target)

@@ -8,7 +8,7 @@ cache are those of vLLM's layers.
 import importlib
 import sys
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device, host
 from attnres_serve.kernels.cpp import backend as cpp
 
 LAYERS = "vllm.model_executor.layers.mamba"
@@ -26,7 +26,7 @@ def replace_on_cpu() -> None:
     Call it when the model's class is imported and before it is built.  Layers that are not imported
     by then are left: they bring Triton along, which other models do without.
     """
-    if not host.on_cpu():
+    if not device.is_cpu():
         return
     from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 
