@@ -20,7 +20,7 @@ REPLACED = (
 )
 
 
-def replace_on_cpu() -> None:
+def replace_for_cpu() -> None:
     """Let vLLM build the layers of this package instead of its own, on CPU only (idempotent).
 
     Call it when the model's class is imported and before it is built.  Layers that are not imported
