@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import formats
-from attnres_serve.compat import engine_config, host, native, registry, versions
+from attnres_serve.compat import device, engine_config, host, native, registry, versions
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import with_list_of_architectures
 
@@ -112,7 +112,7 @@ def on_config(vllm_config) -> None:
             "embeddings, classification and scoring are not supported with AttnRes; serve it with "
             "--runner generate and without --convert."
         )
-    if host.on_cpu() and engine_config.uses_ray(vllm_config):
+    if device.is_cpu() and engine_config.uses_ray(vllm_config):
         raise SettingError(
             "--distributed-executor-backend is ray, which vLLM has on GPUs alone; leave it out on "
             "a CPU, where processes are started without Ray, on several machines by --nnodes."

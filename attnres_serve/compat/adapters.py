@@ -6,7 +6,7 @@ in ``workarounds.whole_adapters``.
 
 import re
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device
 from attnres_serve.families.family import Family
 from attnres_serve.families.limits import Limit
 
@@ -35,7 +35,7 @@ def problem(vllm_config, family: Family, has_experts: bool) -> str | None:
     targets = vllm_config.lora_config.target_modules
     if (
         not has_experts
-        or not host.on_cpu()
+        or not device.is_cpu()
         or (targets and not any(EXPERTS in target.split(".") for target in targets))
     ):
         return None

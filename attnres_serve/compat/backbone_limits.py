@@ -7,7 +7,7 @@ A family's file states its limits. Here each of them refuses the settings that i
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
-from attnres_serve.compat import host, versions
+from attnres_serve.compat import device, versions
 from attnres_serve.errors import SettingError
 from attnres_serve.families import footprint
 from attnres_serve.families.family import Family, Shape
@@ -65,7 +65,7 @@ def sequence_parallel_problem(vllm_config, shapes: Shapes) -> str | None:
 
 def lightning_problem(vllm_config, shapes: Shapes) -> str | None:
     """The kernel of lightning attention for GPUs; on a CPU it is ours."""
-    if host.on_cpu():
+    if device.is_cpu():
         return None
     return (
         "vLLM's kernel of lightning attention computes prompts of more than 256 tokens, and those "
@@ -78,7 +78,7 @@ def caches_problem(vllm_config, shapes: Shapes) -> str | None:
 
     Recurrent layers alone have another layout, and none of them no group to copy states in.
     """
-    if not host.on_cpu():
+    if not device.is_cpu():
         return None
     return _stages_problem(
         vllm_config,
@@ -131,7 +131,7 @@ def version_problem(vllm_config, shapes: Shapes) -> str | None:
 
 def speculation_problem(vllm_config, shapes: Shapes) -> str | None:
     """vLLM's copy of a cached state for drafts is a Triton kernel, without a form for CPUs."""
-    if not host.on_cpu() or not vllm_config.num_speculative_tokens:
+    if not device.is_cpu() or not vllm_config.num_speculative_tokens:
         return None
     if not vllm_config.cache_config.enable_prefix_caching:
         return None
@@ -145,11 +145,12 @@ def drafts_problem(vllm_config, shapes: Shapes) -> str | None:
     """Where vLLM computes on with the state of a rejected draft, and answers with other tokens.
 
     On a CPU these layers keep one state of a sequence.  Without a layer of attention the runner of
-    CPUs, and the older one of GPUs, counts no accepted drafts (0.32); the newer one was not tried.
+    CPUs, and the older one of GPUs, counts no accepted drafts (0.32); the newer one was not tried,
+    and neither was a device that is not CUDA's.
     """
     if not (drafts := vllm_config.num_speculative_tokens):
         return None
-    if not host.on_cpu() and vllm_config.model_config.is_hybrid:
+    if device.is_cuda() and vllm_config.model_config.is_hybrid:
         return None
     return (
         f"speculative decoding with {drafts} tokens is not supported here for this family, whose "
@@ -159,7 +160,7 @@ def drafts_problem(vllm_config, shapes: Shapes) -> str | None:
 
 def tracing_problem(vllm_config, shapes: Shapes) -> str | None:
     """vLLM's own layer of Kimi Delta Attention looks at the batch, which a compiler would fix."""
-    if host.on_cpu() or vllm_config.model_config.enforce_eager:
+    if device.is_cpu() or vllm_config.model_config.enforce_eager:
         return None
     return (
         "this family cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is "
@@ -190,7 +191,7 @@ def convolution_problem(vllm_config, shapes: Shapes) -> str | None:
 
     For more of them it takes one value for all, and says nothing (``causal_conv1d.py``, 0.32).
     """
-    if host.on_cpu():
+    if device.is_cpu():
         return None
     config = vllm_config.model_config.hf_text_config
     for place in (config, SimpleNamespace(**(getattr(config, "linear_attn_config", None) or {}))):
@@ -207,7 +208,7 @@ def convolution_problem(vllm_config, shapes: Shapes) -> str | None:
 def engines_problem(vllm_config, shapes: Shapes) -> str | None:
     """Experts of several engines gather tokens by a function that vLLM 0.32 has on GPUs alone."""
     engines = vllm_config.parallel_config.data_parallel_size
-    if not host.on_cpu() or engines == 1 or not footprint.expert_layers(shapes):
+    if not device.is_cpu() or engines == 1 or not footprint.expert_layers(shapes):
         return None
     return (
         f"--data-parallel-size is {engines}, by which vLLM divides a mixture of experts on GPUs "
@@ -217,7 +218,7 @@ def engines_problem(vllm_config, shapes: Shapes) -> str | None:
 
 def kernels_problem(vllm_config, shapes: Shapes) -> str | None:
     """The kernels for drafts of vLLM 0.30 are a GPU's on a CPU too, which ends the engine."""
-    if not host.on_cpu() or not vllm_config.num_speculative_tokens:
+    if not device.is_cpu() or not vllm_config.num_speculative_tokens:
         return None
     major, minor = WITHOUT_DRAFTS
     if versions.is_older_than(WITHOUT_DRAFTS) or not versions.is_older_than((major, minor + 1)):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import host, source
+from attnres_serve.compat import device, source
 from attnres_serve.errors import SettingError
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.kernels import fingerprint
@@ -127,7 +127,7 @@ def keep_states_in_float32(vllm_config) -> None:
 def tell_origin(vllm_config) -> None:
     """Have vLLM's compile-cache key tell what this worker's code is compiled from and for."""
     told = [fingerprint.source()]
-    if host.on_cpu():
+    if device.is_cpu():
         told += [fingerprint.processor(), fingerprint.vectors()]
     set_additional(vllm_config, "compiled_by_attnres", " ".join(told))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device
 from attnres_serve.compat.patch import Patch
 
 # What an engine that is being made was given as its additional_config.
@@ -107,7 +107,7 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
         (of_base or VerifyAndUpdateConfig,),
         {"verify_and_update_config": staticmethod(both if of_base else on_config)},
     )
-    for patch in (LIST,) if host.on_cpu() else (LIST, GRAPHS):
+    for patch in (LIST,) if device.is_cpu() else (LIST, GRAPHS):
         lists, (name,) = importlib.import_module(str(patch.of)), patch.targets
         if base in getattr(lists, name, ()):
             patch.apply_to(lists, lambda names: names | {architecture})
@@ -122,7 +122,7 @@ def register_class(architecture: str, target: str) -> None:
     """
     from vllm import ModelRegistry
 
-    if host.on_cpu():
+    if device.is_cpu():
         ModelRegistry.models[architecture] = _inspected_here()(*target.split(":"))
     else:
         ModelRegistry.register_model(architecture, target)

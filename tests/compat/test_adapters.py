@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from attnres_serve.compat import adapters, host
+from attnres_serve.compat import adapters, device
+from attnres_serve.compat.device import Kind
 from attnres_serve.compat.workarounds import experts_beside_adapters, whole_adapters
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
@@ -58,7 +59,7 @@ def test_the_families_without_adapters_are_vllms(family: Family) -> None:
 
 
 def test_experts_without_adapters_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     found = adapters.problem(config(), MIXTURE, has_experts=True)
     assert found is not None and "--lora-target-modules is not given; name layers beside" in found
     found = adapters.problem(
@@ -73,7 +74,7 @@ def test_experts_without_adapters_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
         is None
     )
     assert adapters.problem(config(), MIXTURE, has_experts=False) is None
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     assert adapters.problem(config(), MIXTURE, has_experts=True) is None
 
 

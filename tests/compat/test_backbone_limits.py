@@ -10,7 +10,8 @@ import pytest
 import torch
 from facts import TINY
 
-from attnres_serve.compat import backbone_limits, host
+from attnres_serve.compat import backbone_limits, device
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Config, Family
@@ -84,9 +85,9 @@ def test_a_setting_is_refused_for_the_families_that_it_breaks(
 
 
 def test_lightning_attention_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     require("bailing_hybrid")
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     require("llama")
     with pytest.raises(SettingError, match=r"lightning attention .* serve this family on a CPU"):
         require("bailing_hybrid")
@@ -108,7 +109,7 @@ def test_a_stage_with_one_kind_of_cache(
         found = [kinds[letter] for letter in letters]
         return {key: found if key == "layer_types" else "".join(found), "num_dense_layers": 0}
 
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     for letters in ("LFLF", "FLLF"):
         require(name, layers(letters), stages=2)
     for letters, has in (("LFLL", "a KV cache"), ("FLFF", "a recurrent state")):
@@ -123,13 +124,13 @@ def test_a_stage_with_one_kind_of_cache(
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,3")
     with pytest.raises(SettingError, match="layers 0 to 0 has no layer with"):
         require(name, layers("LFLF"), stages=2)
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     require(name, layers("LFLF"), stages=2)
 
 
 def test_layers_without_any_cache_are_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage with an MLP beside one layer of each kind; and a model of one kind alone."""
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     pattern = "hybrid_override_pattern"
     require("nemotron_h", {pattern: "M*-M*-", "num_hidden_layers": 6}, stages=2, layers=6)
     require("lfm2", {"layer_types": ["conv"] * 4}, stages=2)
@@ -154,7 +155,7 @@ def test_a_stage_without_experts(
 ) -> None:
     if name == "glm4_moe_lite":
         changes = {**changes, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2}
-    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     require(name, changes)
     with pytest.raises(SettingError) as raised:
         require(name, changes, stages=2)
@@ -181,7 +182,7 @@ def test_a_stage_without_experts(
 def test_what_linear_attention_cannot_have(
     on_cpu: bool, given: dict, name: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     with pytest.raises(SettingError, match=says):
         require(name, **given)
     require("llama", **given)
@@ -195,10 +196,10 @@ def test_drafts_where_a_state_cannot_go_back(monkeypatch: pytest.MonkeyPatch) ->
     assert {*refused} >= {"lfm2", "lfm2_moe", "mamba2", "nemotron_h", "bailing_hybrid", "kda"}
     for name in {*recurrent} - {*refused}:
         assert Limit.LINEAR_ATTENTION in FAMILIES[name].limits
-        monkeypatch.setattr(host, "on_cpu", lambda: True)
+        monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
         require(name, drafts=3)
     for name in refused:
-        monkeypatch.setattr(host, "on_cpu", lambda: True)
+        monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
         require(name)
         with pytest.raises(SettingError, match=r"with 3 tokens is not supported here for this f"):
             require(name, drafts=3)
@@ -228,7 +229,7 @@ def test_drafts_on_a_cpu_with_a_vllm_that_has_no_kernels_for_them(
     version: str, on_cpu: bool, drafts: int, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
-    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     if not refused:
         return require("llama", drafts=drafts)
     with pytest.raises(SettingError, match=r"on a CPU ends the engine of vLLM 0\.30; install"):
@@ -291,13 +292,13 @@ def test_every_limit_is_refused_somewhere() -> None:
 def test_a_convolution_that_vllms_kernel_computes_wrongly(
     sizes: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     if said is None:
         require("gated_deltanet", **sizes)
     else:
         with pytest.raises(SettingError, match=f"{said}.*; serve this model on a CPU"):
             require("gated_deltanet", **sizes)
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     require("gated_deltanet", **sizes)
 
 
@@ -313,9 +314,9 @@ def test_experts_of_several_engines_are_refused_on_a_cpu(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their collective is not there on a CPU; models without experts share nothing."""
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     require(name, engines=2)
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     with pytest.raises(SettingError, match=r"--data-parallel-size is 2, .* start as many servers"):
         require(name, engines=2)
     require("llama", engines=2)
