@@ -6,8 +6,7 @@ from enum import Enum
 class Limit(Enum):
     """A fact about vLLM's layers of a family.
 
-    ``compat.backbone_limits`` refuses what it rules out, and ``compat.adapters`` and a workaround
-    for prefix caching do so with the last ones.
+    A row of ``compat.rules`` refuses what it rules out, and for prefix caching a workaround.
     """
 
     FLOAT16 = "In float16 they scale the residual, and a depth state has none to scale."
