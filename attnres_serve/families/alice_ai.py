@@ -132,5 +132,4 @@ FAMILY = hugging_face.family(
     adjust=adjust,
     recurrent_bytes=kda.state,
     cache_elements=cache_elements,
-    shows_layers=True,
 )

@@ -95,5 +95,4 @@ FAMILY = hugging_face.family(
     kinds=KINDS,
     rotates_part=True,
     recurrent_bytes=state,
-    shows_layers=True,
 )
