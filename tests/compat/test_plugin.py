@@ -386,6 +386,15 @@ def test_weights_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
     plugin.on_config(vllm_config(folder, load_config=SimpleNamespace(load_format="dummy")))
 
 
+@pytest.mark.parametrize("key", ["intermediate_size", "num_attention_heads", "vocab_size"])
+def test_a_size_that_is_open_is_refused_before_a_worker_starts(key: str) -> None:
+    """Also where no weights are read."""
+    config = vllm_config(load_config=SimpleNamespace(load_format="dummy"))
+    del config.model_config.hf_config.attn_res_config[key]
+    with pytest.raises(CheckpointError, match=key):
+        plugin.on_config(config)
+
+
 def test_ids_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
     """Where vLLM's own command starts the engine."""
     folder = write_fla(tmp_path)
