@@ -62,6 +62,13 @@ def is_older_than(other: Minor) -> bool:
     return minor(vllm.__version__) < other
 
 
+def is_minor(other: Minor) -> bool:
+    """Whether the installed vLLM is a release, patched or not, of a minor version."""
+    import vllm
+
+    return minor(vllm.__version__) == other
+
+
 def minor(version: str) -> Minor:
     """Major and minor number; those of the coming release for a candidate or development build."""
     from packaging.version import InvalidVersion, Version

@@ -18,6 +18,7 @@ import torch
 from checkpoints import GOLDENS, write_fla
 from checkpoints.tiktoken_files import write_kimi
 from facts import TINY
+from vllm_configs import vllm_config
 
 from attnres_serve import plugin, settings
 from attnres_serve.checkpoints import checked, hub
@@ -26,11 +27,12 @@ from attnres_serve.compat import (
     device,
     engine_config,
     host,
-    kv_connector,
     openai_server,
     registry,
+    rules,
     versions,
 )
+from attnres_serve.compat.asked import Asked
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -217,47 +219,6 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return calls
 
 
-def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace:
-    """As much of a VllmConfig as the hook reads."""
-    values: dict[str, Any] = {
-        "additional_config": {},
-        "speculative_config": None,
-        "num_speculative_tokens": 0,
-        "load_config": SimpleNamespace(load_format="auto"),
-        "parallel_config": SimpleNamespace(
-            worker_extension_cls="",
-            data_parallel_size=1,
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
-            distributed_executor_backend="mp",
-            use_sequence_parallel_moe=False,
-        ),
-        "lora_config": None,
-        "kv_transfer_config": None,
-        "scheduler_config": SimpleNamespace(enable_chunked_prefill=False),
-        "cache_config": SimpleNamespace(enable_prefix_caching=False, kv_offloading_size=None),
-        "model_config": SimpleNamespace(
-            model=str(model),
-            revision="v2",
-            tokenizer=str(model),
-            tokenizer_revision=None,
-            tokenizer_mode="auto",
-            trust_remote_code=False,
-            skip_tokenizer_init=False,
-            runner_type="generate",
-            dtype=torch.bfloat16,
-            use_mla=False,
-            hf_text_config=SimpleNamespace(),
-            hf_config=SimpleNamespace(
-                attn_res_format="fla",
-                attn_res_config=TINY["llama"] | {"vocab_size": 320},
-                architectures=["AttnResLlamaForCausalLM"],
-            ),
-        ),
-    }
-    return SimpleNamespace(**values | changes)
-
-
 @pytest.mark.parametrize("method", ["dflash", "extract_hidden_states", "medusa", "suffix", None])
 def test_speculation_that_is_refused(method: str | None) -> None:
     """Whatever looks inside the target model, or was never tried, is refused by its name."""
@@ -425,6 +386,15 @@ def test_weights_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="damaged or truncated"):
         plugin.on_config(vllm_config(folder))
     plugin.on_config(vllm_config(folder, load_config=SimpleNamespace(load_format="dummy")))
+
+
+@pytest.mark.parametrize("key", ["intermediate_size", "num_attention_heads", "vocab_size"])
+def test_a_size_that_is_open_is_refused_before_a_worker_starts(key: str) -> None:
+    """Also where no weights are read."""
+    config = vllm_config(load_config=SimpleNamespace(load_format="dummy"))
+    del config.model_config.hf_config.attn_res_config[key]
+    with pytest.raises(CheckpointError, match=key):
+        plugin.on_config(config)
 
 
 def test_ids_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
@@ -608,7 +578,7 @@ def test_what_the_example_of_a_kv_connector_is_refused_with(
     config.parallel_config.tensor_parallel_size = workers
     config.model_config.hf_config.attn_res_format = "house"
     if said is None or not is_example:
-        assert kv_connector.problem(config, FAMILIES["llama"]) is None
+        rules.require(Asked(config))
     else:
         with pytest.raises(SettingError, match=said):
             plugin.on_config(config)
@@ -623,11 +593,12 @@ def test_recurrent_states_go_through_no_kv_connector(flag: str, family: str) -> 
         config.kv_transfer_config = connector("NixlConnector")
     else:
         config.cache_config.kv_offloading_size = 1.0
-    assert kv_connector.problem(config, FAMILIES["llama"]) is None
+    rules.require(Asked(config))
     config.model_config.hf_config.attn_res_config = TINY[family]
-    found = kv_connector.problem(config, FAMILIES[family]) or ""
-    assert f"({flag})" in found
-    assert f"the recurrent states of {FAMILIES[family].title}; start the server" in found
+    config.model_config.hf_config.architectures = [FAMILIES[family].architecture]
+    said = rf"\({flag}\), .* the recurrent states of {FAMILIES[family].title}; start the server"
+    with pytest.raises(SettingError, match=said):
+        rules.require(Asked(config))
 
 
 def test_sharded_sites_are_asked_for_by_flags() -> None:

@@ -83,7 +83,7 @@ def test_every_dotted_name_is_of_something() -> None:
     ("planted", "missing"),
     [
         ('"""See ``server.supervisor``."""', ["server.supervisor"]),
-        ("# as ``adapters.problems`` and ``adapters.problem`` do", ["adapters.problems"]),
+        ("# as ``rules.requires`` and ``rules.require`` do", ["rules.requires"]),
         ("# of ``nobodys_module.merge``", ["nobodys_module.merge"]),
         ("# of ``Family.limit``, ``Family.limits``, ``torch.save`` and ``a.py``", ["Family.limit"]),
         (

@@ -1,4 +1,4 @@
-"""Settings that some of vLLM's layers cannot have with AttnRes."""
+"""What a configuration cannot have, by limits of a family and for all of them."""
 
 import importlib
 import inspect
@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from facts import TINY
+from vllm_configs import vllm_config
 
-from attnres_serve.compat import backbone_limits, device
+from attnres_serve.compat import device, rules
+from attnres_serve.compat.asked import Asked
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
@@ -33,27 +35,24 @@ def config(
     eager: bool = False,
     **sizes: Any,
 ):
-    own = SimpleNamespace(num_hidden_layers=layers, **sizes)
-    return SimpleNamespace(
-        model_config=SimpleNamespace(
-            dtype=dtype, hf_text_config=own, enforce_eager=eager, is_hybrid=hybrid
-        ),
-        num_speculative_tokens=drafts,
-        cache_config=SimpleNamespace(enable_prefix_caching=prefixes),
-        parallel_config=SimpleNamespace(
-            use_sequence_parallel_moe=split,
-            tensor_parallel_size=workers,
-            data_parallel_size=engines,
-            pipeline_parallel_size=stages,
-        ),
-    )
+    found = vllm_config(num_speculative_tokens=drafts)
+    model, parallel = found.model_config, found.parallel_config
+    model.dtype, model.enforce_eager, model.is_hybrid = dtype, eager, hybrid
+    model.hf_text_config = SimpleNamespace(num_hidden_layers=layers, **sizes)
+    found.cache_config.enable_prefix_caching = prefixes
+    parallel.use_sequence_parallel_moe = split
+    parallel.tensor_parallel_size, parallel.data_parallel_size = workers, engines
+    parallel.pipeline_parallel_size = stages
+    return found
 
 
 def require(name: str, changes: Config | None = None, **given: Any) -> None:
     """Ask for the settings of a family with its tiny config.json, changed."""
-    family, own = FAMILIES[name], {**TINY.get(name, {}), **(changes or {})}
-    shapes = family.shapes(own) if own else {}
-    backbone_limits.require_whole_residual(config(**given), family, shapes)
+    found = config(**given)
+    model = found.model_config.hf_config
+    model.architectures = [FAMILIES[name].architecture]
+    model.attn_res_config = {**TINY[name], **(changes or {})}
+    rules.require(Asked(found))
 
 
 @pytest.mark.parametrize(
@@ -273,8 +272,8 @@ def test_layers_that_are_reordered_are_those_of_the_installed_vllm() -> None:
 
 
 def test_every_limit_is_refused_somewhere() -> None:
-    elsewhere = {Limit.ADAPTERS, Limit.ADAPTERS_OF_WORKERS, Limit.PREFIX_CACHING}
-    assert {*Limit} - {*backbone_limits.PROBLEMS} == elsewhere
+    elsewhere = {Limit.PREFIX_CACHING, Limit.SHOWN_LAYERS, Limit.STOCK_ON_CPU}
+    assert {*Limit} - {rule.limit for rule in rules.RULES} == elsewhere
     assert {limit for family in FAMILIES.values() for limit in family.limits} == {*Limit}
 
 
