@@ -25,6 +25,20 @@ library.load("float16")
 import torch
 print(torch.ops.attnres_serve.cpp_single_pass.default)
 """
+KILLED = """
+import os, time
+from pathlib import Path
+from attnres_serve.kernels.cpp import library
+library.compile_ahead("float16")
+while not Path(os.environ["COMPILED"]).exists():
+    time.sleep(0.01)
+os._exit(0)
+"""
+UNDISTURBED = """
+from attnres_serve.kernels.cpp import library
+library.compile_ahead("float16")
+library._AHEAD.join()
+"""
 # As a server does, whose engines and workers load the library.
 FORK = """
 import os, time
@@ -53,6 +67,15 @@ def test_a_fork_waits_and_keeps_no_lock(tmp_path: Path) -> None:
     given, compiled = slow_compiler(tmp_path)
     assert run(FORK, given) == ["0"]
     assert compiled.read_text() == "once\n" * 2  # the operators, and kernels of one dtype
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    given, _ = slow_compiler(tmp_path)
+    folder = tmp_path / "cache" / "attnres_serve"
+    run(KILLED, given)
+    assert [one for one in folder.iterdir() if one.is_dir()]
+    run(UNDISTURBED, given)
+    assert {one.suffix for one in folder.iterdir()} == {".lock", ".so"}
 
 
 def slow_compiler(tmp_path: Path) -> tuple[dict[str, str], Path]:
