@@ -91,7 +91,7 @@ def worker(vllm_config) -> None:
     amx.permit_amx()
     shared_memory.forget_shared_memory()
     python_frames.PATCH.apply()
-    if engine_config.family_of(vllm_config) == "apertus":
+    if engine_config.activation(vllm_config) == "xielu":
         xielu.PATCH.apply()
     replaced_weights.WORKERS.apply()
     if vllm_config.speculative_config is not None:
