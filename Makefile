@@ -68,6 +68,7 @@ test-versions: $(addprefix test-vllm-,$(VERSIONS)) ## the oldest and the newest 
 test-vllm-%: ## one that has a file requirements/vllm-VERSION.txt
 	@DEVICE=cpu VLLM=$* VENV=$(VENV)-$* requirements/setup.sh test
 	$(VENV)-$*/bin/python $(PYTEST) -m "versions or (not engine and not exhaustive)" $(ARGS_TEST)
+	$(VENV)-$*/bin/python -m tests.compat.faults
 
 check-vllm: setup-test ## has vLLM VERSION=0.33.0 what our source asks of it?  Fetches and reads its wheel
 	@[ "$(origin VERSION)" = "command line" ] || { echo "check-vllm: name one with VERSION=." >&2; exit 1; }

@@ -1,8 +1,6 @@
 """The folder of a LoRA adapter: every tensor of it is used, or refused by its name."""
 
-import asyncio
 import json
-from collections import defaultdict
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -20,6 +18,7 @@ from attnres_serve.compat import adapter_files
 from attnres_serve.compat.workarounds import adapter_refusals, whole_adapters
 from attnres_serve.errors import SettingError
 from attnres_serve.server import launcher
+from tests.compat.faults.adapter_refusals import WRAPPED, load
 
 QUERY, VALUE = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"
 EMBEDDING = "model.embed_tokens"
@@ -250,36 +249,6 @@ def test_a_worker_compares_its_rows_of_a_table(rows):
 # --- over HTTP
 
 
-def load(reason: Exception | None, folder: Path, lora: bool = True) -> Any:
-    """What vLLM answers for an adapter that its engine refuses for a reason, or takes."""
-    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-    from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
-    from vllm.utils.counter import AtomicCounter
-
-    asked = []
-
-    async def add_lora(request) -> None:
-        asked.append(request.lora_name)
-        if reason is not None:
-            raise reason
-
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(
-            hf_config=SimpleNamespace(
-                attn_res_config={"hidden_size": 8}, architectures=["AttnResLlamaForCausalLM"]
-            )
-        ),
-        lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32) if lora else None,
-    )
-    serving = OpenAIServingModels.__new__(OpenAIServingModels)
-    serving.engine_client = SimpleNamespace(add_lora=add_lora, vllm_config=config)  # type: ignore[assignment]
-    serving.lora_resolver_lock = defaultdict(asyncio.Lock)
-    serving.lora_requests, serving.lora_id_counter = {}, AtomicCounter(0)
-    serving.registry = SimpleNamespace(is_base_model=lambda name: False)  # type: ignore[assignment]
-    request = LoadLoRAAdapterRequest(lora_name="mine", lora_path=str(folder))
-    return asyncio.run(serving.load_lora_adapter(request)), asked
-
-
 @pytest.fixture
 def over_http(monkeypatch):
     pytest.importorskip("vllm")
@@ -293,13 +262,6 @@ def over_http(monkeypatch):
     adapter_refusals.PATCH.apply()
     adapter_refusals.PATCH.apply()
     return load
-
-
-WRAPPED = (
-    "Call to add_lora method failed: Worker failed with error 'the LoRA adapter 'mine' changes "
-    "model.layers.0.x, to which vLLM applies no adapter.', please check the stack trace above for "
-    "the root cause"
-)
 
 
 @pytest.mark.parametrize(

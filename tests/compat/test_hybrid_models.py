@@ -17,14 +17,15 @@ from attnres_serve.errors import SettingError
 
 pytest.importorskip("vllm")
 
-from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention import selector
 from vllm.v1.attention.backends import registry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from tests.compat.faults.hybrid_prefix_caching import Model
+from tests.compat.faults.zeroed_blocks import BLOCKS, zero
 
 TOKENS, HEADS, SIZE, NOPE, LATENT = 7, 3, 64, 128, 512
 
@@ -80,22 +81,6 @@ def test_a_process_of_another_model_keeps_vllms_layer(monkeypatch: pytest.Monkey
 
 
 NEMOTRON, KIMI = "AttnResNemotronHForCausalLM", "AttnResKimiLinearForCausalLM"
-
-
-class Model(ModelConfig):
-    """vLLM's configuration of a model that generates, as far as it is asked."""
-
-    pooler_config = None
-
-    def __init__(self, architecture: str, mla: bool = False, row: tuple = (512, 64)) -> None:
-        named = dict(zip(("kv_lora_rank", "qk_rope_head_dim"), row, strict=True))
-        self.hf_config = self.hf_text_config = SimpleNamespace(
-            architectures=[architecture], **named
-        )
-        self.mla = mla
-
-    is_hybrid = property(lambda self: True)
-    use_mla = property(lambda self: self.mla)
 
 
 @pytest.mark.parametrize(
@@ -219,26 +204,10 @@ def test_a_model_after_one_with_vllms_backend_has_ours(monkeypatch: pytest.Monke
 def test_new_blocks_are_zeroed_and_no_others(split: int) -> None:
     """Blocks of attention, each of some of the kernel's; a layer of states is left alone."""
     zeroed_blocks.PATCH.apply()
-    blocks, new = 7, [2, 5]
-    attention = FullAttentionSpec(
-        block_size=16 * split, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
-    states = MambaSpec(block_size=16, shapes=((8,),), dtypes=(torch.float32,), mamba_type="mamba2")
-    cache = torch.ones(blocks * split, 16, 8)
-    layers = {
-        "attention": SimpleNamespace(kv_cache=cache),
-        "states": SimpleNamespace(kv_cache=[torch.ones(blocks, 8)]),
-    }
-    groups = [
-        SimpleNamespace(kv_cache_spec=attention, layer_names=["attention"]),
-        SimpleNamespace(kv_cache_spec=states, layer_names=["states"]),
-    ]
-    runner = SimpleNamespace(
-        kv_cache_config=SimpleNamespace(kv_cache_groups=groups, num_blocks=blocks),
-        compilation_config=SimpleNamespace(static_forward_context=layers),
-    )
-    CPUModelRunner._zero_block_ids(runner, new)
-    kept = cache.view(blocks, -1).all(dim=1)
-    assert [block for block in range(blocks) if not kept[block]] == new
-    assert cache.sum() == (blocks - len(new)) * split * 16 * 8
-    assert layers["states"].kv_cache[0].all()
+    new = [2, 5]
+    cache = torch.ones(BLOCKS * split, 16, 8)
+    states = zero(cache, split, new)
+    kept = cache.view(BLOCKS, -1).all(dim=1)
+    assert [block for block in range(BLOCKS) if not kept[block]] == new
+    assert cache.sum() == (BLOCKS - len(new)) * split * 16 * 8
+    assert states.all()

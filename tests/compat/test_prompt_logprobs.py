@@ -6,17 +6,9 @@ from attnres_serve.compat.workarounds import prompt_logprobs
 
 pytest.importorskip("vllm")
 
-from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 
-PROMPT = [None, {5: Logprob(-1.0)}]
-
-
-def output(index: int, logprobs: list | None) -> RequestOutput:
-    """What an engine streams of an answer: a token, and of its first output those of the prompt."""
-    answer = CompletionOutput(index, "a", [5], 0.0, [{5: Logprob(-2.0)}])
-    return RequestOutput("name", None, [3, 5], logprobs, [answer], finished=False)
-
+from tests.compat.faults.prompt_logprobs import PROMPT, output
 
 # The logprobs of the prompt in two outputs that are merged, of the answers 0 and ``other``.
 MERGED = {
@@ -46,10 +38,3 @@ def merged(name: str) -> list | None:
 def test_none_are_lost(name: str) -> None:
     prompt_logprobs.PATCH.apply()
     assert merged(name) == MERGED[name][3]
-
-
-def test_vllm_loses_those_of_another_answer() -> None:
-    own = getattr(RequestOutput.add, "__wrapped__", RequestOutput.add)
-    found = output(0, [])
-    own(found, output(1, PROMPT), True)
-    assert found.prompt_logprobs == []

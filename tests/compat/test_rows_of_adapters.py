@@ -15,8 +15,14 @@ from vllm.lora.ops.torch_ops import lora_ops
 from vllm.lora.punica_wrapper import punica_cpu
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-WIDTH, RANK, TOKENS, SLOTS = 6, 3, 8, 2
-OF_SLOTS = [7, 9]  # the ids of the adapters in the slots
+from tests.compat.faults.rows_without_adapter import (
+    OF_SLOTS,
+    RANK,
+    SLOTS,
+    TOKENS,
+    WIDTH,
+    wrapper,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +32,6 @@ def functions_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, getattr(module, name))
     rows_without_adapter.PATCH.apply()
     rows_without_adapter.PATCH.apply()
-
-
-def wrapper(ids: tuple[int, ...]) -> punica_cpu.PunicaWrapperCPU:
-    """vLLM's, for rows with the adapters of these ids; 0 is none."""
-    found = punica_cpu.PunicaWrapperCPU(64, 64, "cpu")
-    found.update_metadata(LoRAMapping(ids, ids, is_prefill=True), OF_SLOTS, SLOTS + 1, TOKENS)
-    return found
 
 
 BATCHES = [(0, 7), (9, 0, 0, 7), (0, 0), (9, 9), (7, 0, 9, 0, 7), (0, 9)]

@@ -10,18 +10,10 @@ pytest.importorskip("vllm")
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-ROWS, TOKENS, STEPS = 4, 50, 12
+from tests.compat.faults.seeds_beside_others import sampled
+
+ROWS, TOKENS = 4, 50
 LIMITS = {"plain": (None, None), "top_k": (9, None), "top_p": (None, 0.9), "both": (9, 0.9)}
-
-
-def sampled(logits: torch.Tensor, seeded: list[int], limits: tuple) -> torch.Tensor:
-    """The tokens of all rows in every step, ``[steps, rows]``; a row's seed is its number."""
-    generators = {row: torch.Generator().manual_seed(row) for row in seeded}
-    sampler, rows = TopKTopPSampler(), len(logits)
-    k, p = limits
-    k = None if k is None else torch.full((rows,), k, dtype=torch.int32)
-    p = None if p is None else torch.full((rows,), p)
-    return torch.stack([sampler(logits.clone(), generators, k, p)[0] for _ in range(STEPS)])
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)

@@ -44,6 +44,6 @@ PATCH = Patch(
     make=_of_this_worker,
     why="expert parallelism read other workers' experts",
     models="AttnRes models on CPU",
-    first=(0, 28),
+    first=(0, 30),
     report="expert-parallel-on-cpu",
 )
