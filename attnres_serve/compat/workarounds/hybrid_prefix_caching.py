@@ -51,5 +51,5 @@ PATCH = Patch(
     why="vLLM caches prefixes that it cannot continue",
     models="AttnRes models with [no prefix cache](families.md#prefixes) on CPU",
     first=(0, 28),
-    report="mamba2-prefix-caching-on-cpu",
+    report="prefix-caching-of-recurrent-layers-on-cpu",
 )
