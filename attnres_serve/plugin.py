@@ -88,9 +88,8 @@ def on_config(vllm_config) -> None:
     from attnres_serve import settings
     from attnres_serve.checkpoints import aux_stream, draft, needs
     from attnres_serve.checkpoints.checked import check_folder, check_hub
-    from attnres_serve.compat import adapters, backbone_limits, kv_connector, token_shards
-    from attnres_serve.errors import SettingError
-    from attnres_serve.families import BY_ARCHITECTURE, footprint
+    from attnres_serve.compat import prepare, rules
+    from attnres_serve.compat.asked import Asked
     from attnres_serve.model import config as model_config
 
     warning = versions.untested()
@@ -101,50 +100,14 @@ def on_config(vllm_config) -> None:
     method = engine_config.speculation_method(vllm_config)
     if method is not None:
         draft.require_method(method)
-    if method is not None and engine_config.has_stages(vllm_config):
-        raise SettingError(
-            "speculative decoding is not supported with pipeline parallelism, of which only the "
-            "last stage has drafts in vLLM; leave --pipeline-parallel-size out, or start without "
-            "--speculative-config."
-        )
-    if engine_config.pools(vllm_config):
-        raise SettingError(
-            "embeddings, classification and scoring are not supported with AttnRes; serve it with "
-            "--runner generate and without --convert."
-        )
-    if host.on_cpu() and engine_config.uses_ray(vllm_config):
-        raise SettingError(
-            "--distributed-executor-backend is ray, which vLLM has on GPUs alone; leave it out on "
-            "a CPU, where processes are started without Ray, on several machines by --nnodes."
-        )
-    config = vllm_config.model_config.hf_config
-    title = formats.own_layer_names(config.attn_res_format)
-    if engine_config.uses_lora(vllm_config) and title is not None:
-        raise SettingError(
-            f"LoRA adapters are not supported on {title} checkpoints: their names are "
-            f"{title}'s, and vLLM would apply only a part of them; convert the model to "
-            "the house format."
-        )
-    (architecture,) = config.architectures
-    family = BY_ARCHITECTURE[architecture]
-    shapes = family.shapes(config.attn_res_config)
-    backbone_limits.require_whole_residual(vllm_config, family, shapes)
-    problem = kv_connector.problem(vllm_config, family)
-    if problem is None and settings.shard_tokens(vllm_config.additional_config) is not None:
-        problem = token_shards.problem(vllm_config)
-    if problem is not None:
-        raise SettingError(problem)
+    asked = Asked(vllm_config)
+    rules.require(asked)
+    family, config = asked.family, asked.model
+    family.shapes(config.attn_res_config)  # raises where a size is left open
     if family.has_float32_states:
         engine_config.keep_states_in_float32(vllm_config)
-    if engine_config.uses_lora(vllm_config):
-        has_experts = bool(footprint.expert_layers(shapes))
-        problem = adapters.problem(vllm_config, family, has_experts)
-        if problem is not None:
-            raise SettingError(problem)
     engine_config.require_safetensors(vllm_config)
     engine_config.install_worker_extension(vllm_config)
-    from attnres_serve.compat import prepare
-
     prepare.engine(vllm_config)
     source = engine_config.reads_weights_from(vllm_config)
     checkpoint = None

@@ -81,7 +81,8 @@ echo "$device" > "$venv/.device"
 echo "$vllm" > "$venv/.vllm"
 install() { "$venv/bin/python" requirements/install.py "$@"; }
 install || fail "$venv cannot get pip; install it for ${PYTHON:-this Python} (Debian: python3-pip or python3-venv)."
-SETUP_PIP_CONFIG=$("$venv/bin/python" -m pip --disable-pip-version-check config list)
+SETUP_PIP_CONFIG=$("$venv/bin/python" -m pip --disable-pip-version-check config list) ||
+  fail "pip cannot read its configuration, as it says above; mend that and try again."
 export SETUP_PIP_CONFIG
 
 if [ "$device" = cpu ]; then

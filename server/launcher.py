@@ -17,7 +17,7 @@ from attnres_serve.checkpoints import blocks, cache, hub, needs
 from attnres_serve.checkpoints.check import served_dtype
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
-from attnres_serve.compat import compiler, openai_server, source, start_events, workers
+from attnres_serve.compat import compiler, device, openai_server, start_events, workers
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
 from attnres_serve.kernels.cpp import library
@@ -98,7 +98,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     given_key = value_of("--api-key", vllm_arguments) is not None
     if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
-    if source.is_cpu_build() and own.attnres_backend != "torch":
+    if device.is_cpu() and own.attnres_backend != "torch":
         library.compile_ahead(dtype)  # beside all that is imported from here on
     check_plugin()
     place = [word for name, value in given.items() for word in (f"--{name}", str(value))]

@@ -15,10 +15,11 @@ from attnres_serve.checkpoints.convert.source import Source, Stream
 from attnres_serve.checkpoints.names import is_left_over, site_of
 from attnres_serve.checkpoints.read import header
 from attnres_serve.checkpoints.write import shards, write_shards
-from attnres_serve.compat import source as vllm_source
+from attnres_serve.compat import device
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
+from attnres_serve.families.limits import Limit
 from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
 
@@ -35,7 +36,7 @@ def twin_config(parsed: ParsedConfig) -> dict[str, Any]:
 
 def is_ours(family: Family) -> bool:
     """Whether our plugin serves the twin, as a model without sites: stock vLLM cannot, here."""
-    return not family.is_stock or (family.needs_gpu and vllm_source.is_cpu_build())
+    return not family.is_stock or (Limit.STOCK_ON_CPU in family.limits and device.is_cpu())
 
 
 def write_twin(folder: Path, checkpoint: Checkpoint, target: Path) -> None:

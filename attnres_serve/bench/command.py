@@ -18,7 +18,7 @@ from attnres_serve.bench.workload import (
     rounds_of,
 )
 from attnres_serve.checkpoints import checked, draft, hub, needs
-from attnres_serve.compat import compiler, workers
+from attnres_serve.compat import compiler, device, workers
 from attnres_serve.compat import source as vllm_source
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
@@ -129,7 +129,7 @@ def _refuse_uncomparable(flags: list[str]) -> None:
     for flag, why in REFUSED.items():
         if flag in given:
             raise SettingError(f"{flag} {why}")
-    if "--enforce-eager" in flags and vllm_source.is_cpu_build():
+    if "--enforce-eager" in flags and device.is_cpu():
         raise SettingError(
             "--enforce-eager makes a norm of vLLM's many operators on CPU, while AttnRes with its "
             "norm is one, so that AttnRes would seem faster than no AttnRes; leave it out to "
@@ -166,7 +166,7 @@ def _in_engines(
     if longest is None:  # its KV cache need not fit
         most = max(cell.context + cell.max_tokens(drafted) for cell in cells)
         flags = [*flags, f"--max-model-len={most}"]
-    if not vllm_source.is_cpu_build() and value_of("--gpu-memory-utilization", flags) is None:
+    if not device.is_cpu() and value_of("--gpu-memory-utilization", flags) is None:
         flags = [*flags, "--gpu-memory-utilization=0.45"]  # both stay up
     starts = own.starts or (1 if own.quick else STARTS)
     rounds = rounds_of(starts)

@@ -123,6 +123,7 @@ class Bench:
     def facts(self) -> dict[str, Any]:
         """Facts about the engine that runs here; those of ``alike`` are to be others' too."""
         from vllm.compilation.counter import compilation_counter
+        from vllm.platforms import current_platform
 
         config = self.engine.vllm_config
         model, scheduler = config.model_config, config.scheduler_config
@@ -133,7 +134,7 @@ class Bench:
         dtype = str(model.dtype).removeprefix("torch.")
         ask = self.engine.collective_rpc
         return {
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "gpu": None if current_platform.is_cpu() else current_platform.get_device_name(),
             "architecture": model.architecture,
             "plugin_loaded": ours,
             "compiled": compiled,

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from attnres_serve.compat import source
+from attnres_serve.compat.versions import installed
 from attnres_serve.kernels import fingerprint
 
 SECRETS = ("--hf-token", "--header", "--api-key")
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
     """Versions of what is measured; a digest of this package's code says which 0.1.0 it is."""
     return {
         "python": platform.python_version(),
-        "vllm": source.installed()[1],
+        "vllm": installed()[1],
         "torch": version("torch"),
         "attnres_serve": version("attnres-serve"),
         "attnres_serve_source": fingerprint.source(),

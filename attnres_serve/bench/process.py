@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import output, settings
-from attnres_serve.compat import engine_log, source
+from attnres_serve.compat import device, engine_log
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 
@@ -177,7 +177,7 @@ def environment(contender: Contender, cache: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "HF_HUB_OFFLINE": "1",
     }
-    if not source.is_cpu_build():
+    if not device.is_cpu():
         return os.environ | own
     own |= malloc.keep_freed()
     if not any("kv-cache-memory" in word for word in contender.flags):

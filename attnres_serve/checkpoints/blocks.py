@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from attnres_serve.checkpoints import needs
-from attnres_serve.compat import source
+from attnres_serve.compat import device, source
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
@@ -29,7 +29,7 @@ def check(name: str, parsed: ParsedConfig, words: list[str]) -> None:
         SettingError: in one sentence, with the flag and what it may be.
     """
     family, config = FAMILIES[parsed.base], parsed.config
-    if not source.is_cpu_build() or not family.cache_elements(config):
+    if not device.is_cpu() or not family.cache_elements(config):
         return
     step, given = source.block_step() or 1, _integer(SIZE, words)
     takes_any = family.is_latent or family.state_bytes(config, 2)  # vLLM makes another of it

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnres_serve.checkpoints import blocks, needs
-from attnres_serve.compat import environment, memory, source
+from attnres_serve.compat import device, environment, memory
 from attnres_serve.compat.workers import workers_of
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -65,7 +65,7 @@ def of(name: str, parsed: ParsedConfig, words: list[str] | None = None) -> Cache
     words = words or []
     given = _given(words)
     left_to_vllm = given is None and any(value_of(flag, words) for flag in LEFT_TO_VLLM)
-    if left_to_vllm or not source.is_cpu_build():
+    if left_to_vllm or not device.is_cpu():
         return None
     family, config = FAMILIES[parsed.base], parsed.config
     asked = number(value_of("--max-model-len", words))

@@ -17,6 +17,7 @@ from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, heads
 from attnres_serve.families.family import Family
+from attnres_serve.families.limits import Limit
 from attnres_serve.flags import usual, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.settings import HEADS, MIXED, MODEL, MTP, REFUSED, SPECULATION
@@ -198,7 +199,7 @@ def check_hook(target: ParsedConfig, method: str) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    if not FAMILIES[target.base].shows_layers:
+    if Limit.SHOWN_LAYERS in FAMILIES[target.base].limits:
         raise CheckpointError(
             f"speculative decoding by {method!r} is not supported for {FAMILIES[target.base].title}"
             ", whose class in vLLM hands on nothing from between its layers; "

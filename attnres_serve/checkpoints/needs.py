@@ -10,7 +10,7 @@ from typing import Any
 
 from attnres_serve.checkpoints import quantized, token_ids, tokenizer_class
 from attnres_serve.checkpoints.tensor_index import TensorIndex
-from attnres_serve.compat import source
+from attnres_serve.compat import device, source
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, experts, latent
 from attnres_serve.flags import number, usual, value_of
@@ -122,7 +122,7 @@ def check_quantized(name: str, index: TensorIndex | None) -> None:
     Raises:
         CheckpointError: there are some.
     """
-    if index is None or not source.is_cpu_build():
+    if index is None or not device.is_cpu():
         return
     found = quantized.first_quantised(index.stored, quantized.FOLDED)
     if found is not None:

@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from attnres_serve.compat import source
+from attnres_serve.compat import device
 from attnres_serve.errors import SettingError
 from attnres_serve.flags import usual
 
@@ -22,7 +22,7 @@ def require(words: list[str]) -> None:
     """
     words = [usual(word) for word in words]
     eager = [word for word in words if word in ("--enforce-eager", "--no-enforce-eager")]
-    if not source.is_cpu_build() or eager[-1:] == ["--enforce-eager"]:
+    if not device.is_cpu() or eager[-1:] == ["--enforce-eager"]:
         return
     compiler = os.environ.get("CXX", "g++")  # as torch's inductor chooses
     may_install = bool(os.environ.get("TORCH_INDUCTOR_INSTALL_GXX"))

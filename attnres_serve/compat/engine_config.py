@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import host, source
+from attnres_serve.compat import device, source
 from attnres_serve.errors import SettingError
-from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.kernels import fingerprint
 
 
@@ -15,10 +14,10 @@ def has_attn_res(vllm_config) -> bool:
     return hasattr(vllm_config.model_config.hf_config, "attn_res_config")
 
 
-def family_of(vllm_config) -> str:
-    """The name of the family of one of our models."""
-    (architecture,) = vllm_config.model_config.hf_config.architectures
-    return BY_ARCHITECTURE[architecture].name
+def activation(vllm_config) -> str | None:
+    """The name of the activation of one of our models, as its config.json states it."""
+    name: str | None = vllm_config.model_config.hf_config.attn_res_config.get("hidden_act")
+    return name
 
 
 def require_safetensors(vllm_config) -> None:
@@ -127,7 +126,7 @@ def keep_states_in_float32(vllm_config) -> None:
 def tell_origin(vllm_config) -> None:
     """Have vLLM's compile-cache key tell what this worker's code is compiled from and for."""
     told = [fingerprint.source()]
-    if host.on_cpu():
+    if device.is_cpu():
         told += [fingerprint.processor(), fingerprint.vectors()]
     set_additional(vllm_config, "compiled_by_attnres", " ".join(told))
 

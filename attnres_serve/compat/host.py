@@ -1,4 +1,4 @@
-"""The installed vLLM: its platform and its log.
+"""The installed vLLM: its log and its mode.
 
 vLLM itself is imported inside the functions, so that a module can be imported without it.
 """
@@ -18,12 +18,6 @@ def logger() -> Logger:
     found = init_logger("vllm.attnres_serve")
     found.addHandler(start_events.WARNINGS)  # anew: a configuration of logging drops it
     return found
-
-
-def on_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return current_platform.is_cpu()
 
 
 def batch_invariant() -> bool:

@@ -1,11 +1,11 @@
-"""Checkpoints with Attention Residuals that vLLM serves by itself, on a GPU."""
+"""Checkpoints with Attention Residuals that vLLM serves by itself, on CUDA and on ROCm."""
 
 import importlib
 import inspect
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from attnres_serve.compat import host, source
+from attnres_serve.compat import device
 from attnres_serve.errors import SettingError
 
 MODELS = "vllm.model_executor.models"  # where newer versions may have modules that older ones lack
@@ -31,14 +31,14 @@ def is_left_to_vllm(format_name: str, own: Native, wanted: str) -> bool:
     Args:
         format_name: its format.
         own: what shows that vLLM serves it.
-        wanted: ``on``, ``off``, or ``auto``, which is on where a GPU is.
+        wanted: ``on``, ``off``, or ``auto``, which is on where vLLM has a class for the device.
 
     Raises:
         SettingError: it was asked for where vLLM has no such class.
     """
     if wanted == "off":
         return False
-    if not host.on_cpu() and _has_class(own):
+    if _is_for_this_device() and _has_class(own):
         return True
     if wanted == "on":
         raise SettingError(
@@ -50,11 +50,19 @@ def is_left_to_vllm(format_name: str, own: Native, wanted: str) -> bool:
 
 def served_by(own: Native) -> str:
     """Whose class serves a checkpoint on this device if nothing is asked for, and why."""
-    if source.is_cpu_build():
-        return "this project's class, because vLLM's own needs a GPU"
+    if not _is_for_this_device():
+        return "this project's class, because vLLM's own needs CUDA or ROCm"
     if _has_class(own):
-        return "vLLM's own class, because this is a GPU; --attnres-native off takes this project's"
+        return (
+            f"vLLM's own class, because this is {device.kind()}; --attnres-native off takes this "
+            "project's"
+        )
     return "this project's class, because this vLLM has none of its own"
+
+
+def _is_for_this_device() -> bool:
+    """Whether vLLM's classes with Attention Residuals have a variant for it."""
+    return device.kind() in (device.Kind.CUDA, device.Kind.ROCM)
 
 
 def _has_class(own: Native) -> bool:

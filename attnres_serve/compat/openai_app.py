@@ -1,9 +1,11 @@
 """vLLM's FastAPI app: its routes, headers, state and end."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from attnres_serve import sentences
+from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds.long_refusals import for_client
 
 
@@ -41,35 +43,32 @@ def on_shutdown(client, drain: Callable[[float], float]) -> None:
         client: vLLM's engine client.
         drain: told how long it may wait; returns how long the engine may then take to end.
     """
-    stop = client.shutdown
     called = False
 
-    def shutdown(timeout: float | None = None) -> None:
-        nonlocal called
-        died = False
-        if not called:
-            called = True
-            timeout = drain(timeout or 0)
-            died = client.errored
-            # vLLM would log that its engine is dead, where that has ended before the handler does.
-            handler = getattr(client, "output_handler", None)
-            if timeout and handler is not None and not died:
-                handler.get_loop().call_soon_threadsafe(handler.cancel)
-        stop(timeout=timeout)
-        if died:
-            raise SystemExit(1)
+    def draining(stop: Callable[..., None]) -> Callable[..., None]:
+        def shutdown(timeout: float | None = None) -> None:
+            nonlocal called
+            died = False
+            if not called:
+                called = True
+                timeout = drain(timeout or 0)
+                died = client.errored
+                # vLLM would log that its engine is dead, if that has ended before the handler does.
+                handler = getattr(client, "output_handler", None)
+                if timeout and handler is not None and not died:
+                    handler.get_loop().call_soon_threadsafe(handler.cancel)
+            stop(timeout=timeout)
+            if died:
+                raise SystemExit(1)
 
-    client.shutdown = shutdown
+        return shutdown
+
+    SHUTDOWN.apply_to(client, draining)
 
 
 def around(app, wrap: Callable) -> None:
     """Wrap an app with all of its middleware, also what vLLM adds after plugins were asked."""
-    build = app.build_middleware_stack
-
-    def build_wrapped():
-        return wrap(build())
-
-    app.build_middleware_stack = build_wrapped
+    MIDDLEWARE.apply_to(app, lambda build: lambda: wrap(build()))
 
 
 def guard_instead_of_vllm(app) -> None:
@@ -77,13 +76,16 @@ def guard_instead_of_vllm(app) -> None:
 
     To be called where another one guards every route: vLLM's covers some prefixes of paths.
     """
-    build = app.build_middleware_stack
 
-    def build_without():
-        app.user_middleware = [one for one in app.user_middleware if not _is_vllms_guard(one.cls)]
-        return build()
+    def without(build: Callable) -> Callable:
+        def build_without():
+            kept = [one for one in app.user_middleware if not _is_vllms_guard(one.cls)]
+            app.user_middleware = kept
+            return build()
 
-    app.build_middleware_stack = build_without
+        return build_without
+
+    MIDDLEWARE.apply_to(app, without)
 
 
 def _is_vllms_guard(middleware) -> bool:
@@ -137,20 +139,15 @@ def read_http_by(protocol: str) -> None:
     from uvicorn.config import HTTP_PROTOCOLS
 
     if find_spec("httptools"):
-        HTTP_PROTOCOLS["auto"] = protocol
+        PROTOCOL.apply_to(HTTP_PROTOCOLS, lambda own: protocol)
 
 
 def refuse_bodies_by(handler: Callable) -> None:
     """Have vLLM's app answer bodies that it cannot read by a handler of ours.
 
-    vLLM sets its own when plugins have attached their routes; one before 0.32 has it elsewhere and
-    keeps it.
+    vLLM sets its own when plugins have attached their routes.
     """
-    try:
-        from vllm.entrypoints.serve.exception_handling import register
-    except ImportError:
-        return
-    register.validation_exception_handler = handler
+    replace(BODIES, make=lambda own: handler).apply()
 
 
 def header_bounds(config) -> tuple[int, int]:
@@ -189,3 +186,35 @@ def _adapters(value) -> Iterator:
         yield from _adapters(cell.cell_contents)
     for entry in value if isinstance(value, list | tuple) else ():
         yield from _adapters(entry)
+
+
+_SERVER = "every model of our server"
+SHUTDOWN = Patch(
+    targets=("shutdown",),
+    of="one engine's client",
+    why="running requests were cut off, and a server whose engine died ended with the status 0",
+    models=_SERVER,
+    first=(0, 28),
+)
+MIDDLEWARE = Patch(
+    targets=("build_middleware_stack",),
+    of="vLLM's FastAPI app",
+    why="keys guarded a part of the routes, and an access line needs the whole of a request",
+    models=_SERVER,
+    first=(0, 28),
+)
+PROTOCOL = Patch(
+    targets=("auto",),
+    of="`uvicorn.config.HTTP_PROTOCOLS`",
+    why="headers were bounded for h11 alone",
+    models=_SERVER,
+    first=(0, 28),
+    report="headers-of-httptools",
+)
+BODIES = Patch(
+    targets=("vllm.entrypoints.serve.exception_handling.register:validation_exception_handler",),
+    why="a refusal of a body repeated it, and had no single sentence",
+    models=_SERVER,
+    first=(0, 28),
+    report="errors-of-a-body",
+)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from attnres_serve.compat import engine_config, host, start_events, versions
+from attnres_serve.compat import device, engine_config, start_events, versions
 from attnres_serve.compat.workarounds import forked_processes
 from attnres_serve.errors import SettingError
 
@@ -126,7 +126,7 @@ def run_server(
 
     start_events.tell("imported")
     _set_variables()
-    if host.on_cpu():
+    if device.is_cpu():
         forked_processes.begin_imported()
     parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
     parser.error = _refuse  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ the fault is, and how to see it.  The table of all is ``compat.patches``.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -31,7 +31,8 @@ class Patch:
     Attributes:
         targets: dotted names in the form ``module:Class.attribute``, with one ``make`` for all;
             attributes alone where ``of`` names the object.
-        make: gives what takes the place of the thing that it is given.
+        make: gives what takes the place of the thing that it is given; None where ``apply_to`` is
+            told, as it has to know the object.
         why: what is wrong without it, as the end of a sentence.
         models: for which models it is applied, as the page says it.
         first: the first version of the library that it is for.
@@ -44,7 +45,7 @@ class Patch:
     """
 
     targets: tuple[str, ...]
-    make: Callable[[Any], Any]
+    make: Callable[[Any], Any] | None = None
     why: str
     models: str
     first: Minor
@@ -83,8 +84,13 @@ class Patch:
 
         Each call wraps what is there: several patches have one target.
         """
+        made = make or self.make
+        assert made is not None, "nothing says what takes the place"
         for name in self.targets:
-            setattr(owner, name, (make or self.make)(getattr(owner, name)))
+            if isinstance(owner, dict):
+                owner[name] = made(owner.get(name))
+            else:
+                setattr(owner, name, made(getattr(owner, name)))
 
     def _replace(self, target: str) -> None:
         owner, name = place(target)
@@ -94,7 +100,7 @@ class Patch:
             return
         if name in vars(owner):  # otherwise it is inherited
             _tell_of_others(target, current)
-        setattr(owner, name, self.make(getattr(owner, name)))
+        replace(self, targets=(name,)).apply_to(owner)
         _applied[key] = _at(owner, name)
 
     def _lacks(self, name: str) -> None:

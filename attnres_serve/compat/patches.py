@@ -1,15 +1,21 @@
-"""The table of what is replaced in vLLM and torch: each ``Patch`` by the file that states it."""
+"""The table of what is replaced in vLLM and torch: each ``Patch`` by the file that states it.
+
+``python -m attnres_serve.compat.patches`` prints it as docs/use/replaced.md has it.
+"""
 
 import pkgutil
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 
-from attnres_serve.compat import workarounds
+from attnres_serve.compat import versions, workarounds
 from attnres_serve.compat.patch import Patch
 
 # Modules beside ``workarounds`` that state a patch.
-OTHERS: tuple[str, ...] = ()
+OTHERS = tuple(
+    f"attnres_serve.compat.{name}" for name in ("openai_app", "registry", "token_counts")
+)
 
 
 @cache
@@ -27,3 +33,41 @@ def _stated(module: ModuleType) -> tuple[Patch, ...]:
         several = value if isinstance(value, tuple) else (value,)
         found += [one for one in several if isinstance(one, Patch) and one not in found]
     return tuple(found)
+
+
+def markdown() -> str:
+    """The table for a reader: a row for what a file replaces for one reason."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for module, patches in table().items():
+        for patch in patches:
+            why = patch.why
+            if patch.report:
+                why += f" ([report](../build/upstream/{patch.report}.md))"
+            file = f"`{module.rpartition('.')[2]}.py`"
+            row = file, why, patch.models, _versions(patch)
+            rows.setdefault(row, []).extend(_names(patch))
+    head = "| what | file | why | for which models | for |\n|---|---|---|---|---|"
+    lines = (f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in rows.items())
+    return "\n".join((head, *lines))
+
+
+def _names(patch: Patch) -> Iterator[str]:
+    for target in patch.targets:
+        module, _, path = target.rpartition(":")
+        if patch.of:
+            of = f"`{patch.of}`" if patch.of.startswith("vllm.") else patch.of
+            yield f"`{path}` of {of}"
+        else:
+            yield f"`{path}`" if "." in path else f"`{module.rpartition('.')[2]}.{path}`"
+
+
+def _versions(patch: Patch) -> str:
+    library = {"vllm": "vLLM"}.get(patch.library, patch.library)
+    first, last = versions.dotted(patch.first), patch.last and versions.dotted(patch.last)
+    if last is None:
+        return f"{library} {first} and later"
+    return f"{library} {first}" if first == last else f"{library} {first} to {last}"
+
+
+if __name__ == "__main__":
+    print(markdown())

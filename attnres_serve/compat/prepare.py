@@ -1,6 +1,6 @@
 """The moments at which workarounds are due; the rest of the project calls none of them by name."""
 
-from attnres_serve.compat import engine_config, failures, host, start_events, versions
+from attnres_serve.compat import device, engine_config, failures, start_events, versions
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     adapters_again,
@@ -54,7 +54,7 @@ def process() -> None:
         if start_events.is_heard():  # other servers' processes end as vLLM has them end
             failures.tell_logged()
             quick_exit.instead_of_finalization()
-    if host.on_cpu():
+    if device.is_cpu():
         hybrid_prefix_caching.PATCH.apply()
         mla_context.PATCH.apply()
     if orphans.is_engine_of_vllm():
@@ -75,7 +75,7 @@ def engine(vllm_config) -> None:
     if vllm_config.lora_config is not None:
         for patch in adapters_again.PATCHES:
             patch.apply()
-    if host.on_cpu():
+    if device.is_cpu():
         if vllm_config.cache_config.enable_prefix_caching:
             problem = hybrid_prefix_caching.problem(vllm_config.model_config)
             if problem is not None:
@@ -91,21 +91,21 @@ def worker(vllm_config) -> None:
     amx.permit_amx()
     shared_memory.forget_shared_memory()
     python_frames.PATCH.apply()
-    if engine_config.family_of(vllm_config) == "apertus":
+    if engine_config.activation(vllm_config) == "xielu":
         xielu.PATCH.apply()
     replaced_weights.WORKERS.apply()
     if vllm_config.speculative_config is not None:
         draft_blocks.PATCH.apply()
-        if host.on_cpu():
+        if device.is_cpu():
             draft_sampling.PATCH.apply()
             numba_threads.launch_early()
     if vllm_config.lora_config is not None:
         whole_adapters.PATCH.apply()
-        if host.on_cpu():
+        if device.is_cpu():
             experts_beside_adapters.PATCH.apply()
             rows_without_adapter.PATCH.apply()
             prompts_of_adapters.PATCH.apply()
-    if host.on_cpu():
+    if device.is_cpu():
         malloc.keep_freed()
         rotary.PATCH.apply()
         router_bias.PATCH.apply()
@@ -116,10 +116,10 @@ def worker(vllm_config) -> None:
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             eager_stages.PATCH.apply()
     if not vllm_config.model_config.enforce_eager:
-        compile_paths.quote_paths()
-        inductor.PATCH.apply()
+        for patch in (*compile_paths.PATCHES, inductor.PATCH):
+            patch.apply()
         # A vLLM that was not tested may mean more by what it misses: it compiles anew.
-        if host.on_cpu() and not versions.untested():
+        if device.is_cpu() and not versions.untested():
             compiled_code.accept()
 
 
@@ -145,4 +145,4 @@ def server(client) -> None:
     penalties.refuse_overflowing(client)
     grammar_refusals.refuse_uncompiled(client)
     no_token_left.refuse_contradictions(client)
-    no_token_left.refuse_dead_ends(client)
+    no_token_left.CLIENT.apply_to(client)

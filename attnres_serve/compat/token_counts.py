@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
+
 
 @dataclass
 class TokenCounts:
@@ -37,8 +39,10 @@ def begin() -> TokenCounts:
 
 def count(client) -> None:
     """Have vLLM's engine client count tokens for the requests that called ``begin``."""
-    generate: Callable[..., AsyncGenerator[Any, None]] = client.generate
+    PATCH.apply_to(client)
 
+
+def _counting(generate: Callable[..., AsyncGenerator[Any, None]]) -> Any:
     def generate_and_count(prompt, sampling_params, request_id, **options):
         answers = generate(prompt, sampling_params, request_id, **options)
         counts = _counts.get()
@@ -48,7 +52,17 @@ def count(client) -> None:
             counts.uncounted += 1
         return _counted(answers, counts, sampling_params)
 
-    client.generate = generate_and_count
+    return generate_and_count
+
+
+PATCH = Patch(
+    targets=("generate",),
+    of="one engine's client",
+    make=_counting,
+    why="an access line counts the tokens of its request; no fault",
+    models="every model of our server",
+    first=(0, 28),
+)
 
 
 async def _counted(answers, counts: TokenCounts, sampling_params):

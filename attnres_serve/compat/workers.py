@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnres_serve.compat import source
+from attnres_serve.compat import device
 from attnres_serve.errors import SettingError
 from attnres_serve.flags import number, value_of
 
@@ -81,7 +81,7 @@ def bind(words: list[str]) -> str | None:
     Raises:
         SettingError: there is no core for each worker, or the variable does not fit them.
     """
-    if not source.is_cpu_build() or os.environ.get(SIMULATED, "0") != "0":
+    if not device.is_cpu() or os.environ.get(SIMULATED, "0") != "0":
         return None
     workers, said = workers_of(words), os.environ.get(VARIABLE, AUTO).strip()
     if said == UNBOUND:

@@ -50,5 +50,4 @@ FAMILY = hugging_face.family(
     kinds=("sliding_attention", "full_attention"),
     more_checks=(checks.stated_heads, checks.expert_groups("num_experts"), experts),
     adapt=state_routing,
-    shows_layers=True,
 )

@@ -99,14 +99,8 @@ FAMILY = hugging_face.family(
     cls="AliceAIForCausalLM",
     # An adapter of a projection that every worker has whole would be cut, as if it were shared.
     limits=frozenset(
-        {
-            Limit.SEQUENCE_PARALLEL,
-            Limit.BOTH_CACHES,
-            Limit.EXPERTS,
-            Limit.LINEAR_ATTENTION,
-            Limit.EAGER_ON_GPU,
-            Limit.ADAPTERS,
-        }
+        {Limit.SEQUENCE_PARALLEL, Limit.BOTH_CACHES, Limit.EXPERTS, Limit.LINEAR_ATTENTION}
+        | {Limit.EAGER_ON_GPU, Limit.ADAPTERS}
     ),
     has_hf_class=False,
     treated_as="KimiLinearForCausalLM",
@@ -132,5 +126,4 @@ FAMILY = hugging_face.family(
     adjust=adjust,
     recurrent_bytes=kda.state,
     cache_elements=cache_elements,
-    shows_layers=True,
 )

@@ -11,5 +11,5 @@ FAMILY = hugging_face.family(
     also=("head_dim", "qk_norm"),
     activations=("xielu",),
     only={"qk_norm": (True,)},  # neither class reads it; heads have norms always
-    shows_layers=True,
+    limits=frozenset(),
 )

@@ -194,12 +194,11 @@ FAMILY = Family(
     # docs/build/upstream/lightning-prefill.md
     limits=frozenset(
         {Limit.DRAFTS, Limit.LIGHTNING, Limit.LINEAR_ATTENTION}
-        | {Limit.ADAPTERS, Limit.PREFIX_CACHING}
+        | {Limit.SHOWN_LAYERS, Limit.ADAPTERS, Limit.PREFIX_CACHING, Limit.STOCK_ON_CPU}
     ),
     config_class="attnres_serve.model.bailing:BailingHybridConfig",
     hf="bailing_hybrid",
     has_hf_class=False,
-    needs_gpu=True,
     keys=lambda: KEYS,
     shapes=shapes,
     checks=(

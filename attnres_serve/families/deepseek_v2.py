@@ -21,7 +21,7 @@ FAMILY = hugging_face.family(
     title="DeepSeek-V2",
     module="vllm.model_executor.models.deepseek_v2",
     cls="DeepseekV2ForCausalLM",
-    limits=frozenset({Limit.FLOAT16, Limit.SEQUENCE_PARALLEL}),
+    limits=frozenset({Limit.FLOAT16, Limit.SEQUENCE_PARALLEL, Limit.SHOWN_LAYERS}),
     is_latent=True,
     also=("moe_layer_freq", "scoring_func"),
     # Hugging Face's class does not normalise the weights of experts.

@@ -8,5 +8,5 @@ FAMILY = hugging_face.family(
     module="vllm.model_executor.models.ernie45",
     cls="Ernie4_5ForCausalLM",
     only={"use_bias": (False,)},  # vLLM's class takes the bias of the output away
-    shows_layers=True,
+    limits=frozenset(),
 )

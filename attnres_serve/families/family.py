@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnres_serve.depth.layout import Layout
-from attnres_serve.families.limits import Limit
+from attnres_serve.families.limits import UNTRIED, Limit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,92 +86,101 @@ class Family:
     In it ``hidden, residual = norm(hidden, residual)`` runs before every sublayer and once at the
     end; those norms become the sites.
 
-    Attributes:
+    Attributes, which models they are:
         name: the key in ``FAMILIES``.
         title: the name for a person.
         module, cls: the class of vLLM's.
         listed: the architecture under which vLLM lists the class; None where that is its name.
         treated_as: the architecture whose treatment by name in vLLM it shares; None for its own.
-        limits: what vLLM's layers cannot have.
-        reordered: linear layers whose rows vLLM brings into another order when it loads them.
-        adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
-            keys.
+        hf: the Hugging Face model type whose config.json and tensor names it has.
+        has_hf_class: whether Hugging Face has the model too.
+        is_stock: whether vLLM has it with standard residuals.
+
+    Attributes, how config.json is read:
+        keys: gives what its classes read of a config.json, beside what every family's read.
+        other_names: keys that vLLM's class reads, by those that mean the same.
+        checks: raise CheckpointError for a value that vLLM or Hugging Face's class would stumble
+            over.
         config_class: the class of the configuration in memory, as module:class, where vLLM's class
             cannot have Hugging Face's.
-        hf: the Hugging Face model type whose config.json and tensor names it has.
-        keys: gives what its classes read of a config.json, beside what every family's read.
+        adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
+            keys.
+        window: gives the window that Hugging Face's class has in every layer, in tokens; None for
+            none.  None where vLLM's class has no windows, and ``checks`` refuse them.
+        windows_by_types: whether vLLM's class has a window only where ``layer_types`` says so.
+        eps: the key of the norms' epsilon.
+        usual_eps: its value where a config.json does not state it; None where it must.
+        has_fixed_eps: whether vLLM's class has one epsilon in all its norms, whatever is stated;
+            the norms are then given the stated one.
+        is_latent: whether attention is latent, see ``families.latent``.
+        has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
+        head_size: gives the size of a head, as kernels of attention count it; None without
+            attention.
+
+    Attributes, its sublayers and tensors:
         layout: gives the sublayers.
         shapes: gives the shape of every tensor, by Hugging Face's names; raises CheckpointError
             where config.json leaves a size open.
         in_memory: gives what of a ``state_dict`` has another form on disk, by its names; nothing
             where no class of Hugging Face's says so.
-        checks: raise CheckpointError for a value that vLLM or Hugging Face's class would stumble
-            over.
-        window: gives the window that Hugging Face's class has in every layer, in tokens; None for
-            none.  None where vLLM's class has no windows, and ``checks`` refuse them.
-        windows_by_types: whether vLLM's class has a window only where ``layer_types`` says so.
+        fused: linear layers of which vLLM makes one.
+        reordered: linear layers whose rows vLLM brings into another order when it loads them.
+        draft: the head of its checkpoints; None where vLLM has no class of one, or it was not
+            tried.
+
+    Attributes, what an engine needs for it, and cannot:
         cache_elements: gives the elements of the KV cache for a token.
         state_bytes: gives the bytes of what recurrent layers keep of a sequence, of a config.json
             and the bytes of an activation.
         has_float32_states: whether it keeps them in float32 unless ``--mamba-ssm-cache-dtype``
             says otherwise, whatever the activations are.
         idle_elements: gives the elements of the experts that a token does not see.
-        fused: linear layers of which vLLM makes one.
-        eps: the key of the norms' epsilon.
-        usual_eps: its value where a config.json does not state it; None where it must.
-        has_fixed_eps: whether vLLM's class has one epsilon in all its norms, whatever is stated;
-            the norms are then given the stated one.
-        head_size: gives the size of a head, as kernels of attention count it; None without
-            attention.
-        is_latent: whether attention is latent, see ``families.latent``.
-        has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
-        has_hf_class: whether Hugging Face has the model too.
-        needs_gpu: whether vLLM's own model, with standard residuals, runs on a GPU alone.
-        draft: the head of its checkpoints; None where vLLM has no class of one, or it was not
-            tried.
-        shows_layers: whether vLLM's class has a hook for what goes between layers, and says so,
-            which heads of EAGLE's kind read.  False where that was not tried.
+        limits: what vLLM's class cannot have.
         reloads: whether an engine on a CPU that was given other weights while it ran was measured
             to answer as a new engine with them, of a config.json.  False where that was not tried.
-        is_stock: whether vLLM has it with standard residuals.
     """
 
+    # Which models they are.
     name: str
     title: str
     module: str
     cls: str
-    hf: str
-    keys: Callable[[], Collection[str]]
-    shapes: Callable[[Config], dict[str, Shape]]
-    checks: tuple[Check, ...]
-    window: Callable[[Config], int | None] | None
-    cache_elements: Callable[[Config], int]
-    fused: tuple[tuple[str, ...], ...]
-    layout: Callable[[Config], Layout] = lambda config: Layout.of(config.get("num_hidden_layers"))
-    in_memory: Callable[[Config], Mapping[str, Held]] = lambda config: {}
-    limits: frozenset[Limit] = frozenset()
-    reordered: tuple[str, ...] = ()
     listed: str | None = None
     treated_as: str | None = None
+    hf: str
+    has_hf_class: bool = True
+    is_stock: bool = True
+
+    # How config.json is read.
+    keys: Callable[[], Collection[str]]
     other_names: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Check, ...]
     config_class: str | None = None
-    state_bytes: Callable[[Config, int], int] = lambda config, width: 0
-    idle_elements: Callable[[Config], int] = lambda config: 0
     adapt: Callable[[Any], None] = lambda config: None
-    has_float32_states: bool = False
+    window: Callable[[Config], int | None] | None
     windows_by_types: bool = True
     eps: str = "rms_norm_eps"
     usual_eps: float | None = 1e-6
     has_fixed_eps: bool = False
-    head_size: Callable[[Config], int | None] = _usual_head_size
     is_latent: bool = False
     has_head_norms: bool = False
-    has_hf_class: bool = True
-    needs_gpu: bool = False
+    head_size: Callable[[Config], int | None] = _usual_head_size
+
+    # Its sublayers and tensors.
+    layout: Callable[[Config], Layout] = lambda config: Layout.of(config.get("num_hidden_layers"))
+    shapes: Callable[[Config], dict[str, Shape]]
+    in_memory: Callable[[Config], Mapping[str, Held]] = lambda config: {}
+    fused: tuple[tuple[str, ...], ...]
+    reordered: tuple[str, ...] = ()
     draft: Head | None = None
-    shows_layers: bool = False
+
+    # What an engine needs for it, and cannot.
+    cache_elements: Callable[[Config], int]
+    state_bytes: Callable[[Config, int], int] = lambda config, width: 0
+    has_float32_states: bool = False
+    idle_elements: Callable[[Config], int] = lambda config: 0
+    limits: frozenset[Limit] = UNTRIED
     reloads: Callable[[Config], bool] = lambda config: False
-    is_stock: bool = True
 
     @property
     def stock_architecture(self) -> str:

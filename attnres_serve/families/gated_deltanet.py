@@ -41,7 +41,7 @@ FAMILY = delta_net.family(
     "gated_deltanet",
     title="Gated DeltaNet",
     cls="GatedDeltaNetForCausalLM",
-    limits=frozenset({Limit.DRAFTS, Limit.LINEAR_ATTENTION, Limit.ADAPTERS}),
+    limits=frozenset({Limit.DRAFTS, Limit.LINEAR_ATTENTION, Limit.ADAPTERS, Limit.SHOWN_LAYERS}),
     config_class="attnres_serve.model.delta_config:GatedDeltaNetConfig",
     stated=(KEYS, VALUES, KEY, VALUE),
     only=ONLY,

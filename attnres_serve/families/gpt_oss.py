@@ -56,5 +56,5 @@ FAMILY = hugging_face.family(
     more_checks=(checks.stated_heads, _windows, _yarn, _unquantized),
     usual_eps=1e-5,
     has_fixed_eps=True,
-    shows_layers=True,
+    limits=frozenset(),
 )

@@ -52,7 +52,10 @@ FAMILY = delta_net.family(
     "kda",
     title="Kimi Delta Attention",
     cls="KDAForCausalLM",
-    limits=frozenset({Limit.DRAFTS, Limit.LINEAR_ATTENTION, Limit.EAGER_ON_GPU, Limit.ADAPTERS}),
+    limits=frozenset(
+        {Limit.DRAFTS, Limit.LINEAR_ATTENTION, Limit.EAGER_ON_GPU}
+        | {Limit.SHOWN_LAYERS, Limit.ADAPTERS}
+    ),
     config_class="attnres_serve.model.delta_config:KDAConfig",
     stated=(HEADS, HEAD),
     only={},

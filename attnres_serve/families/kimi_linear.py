@@ -163,9 +163,9 @@ FAMILY = hugging_face.family(
     module="attnres_serve.model.kimi",
     cls="KimiLinearForCausalLM",
     limits=frozenset(
-        {Limit.SEQUENCE_PARALLEL, Limit.LINEAR_ATTENTION, Limit.ADAPTERS, Limit.PREFIX_CACHING}
+        {Limit.SEQUENCE_PARALLEL, Limit.LINEAR_ATTENTION, Limit.SHOWN_LAYERS}
+        | {Limit.ADAPTERS, Limit.PREFIX_CACHING, Limit.STOCK_ON_CPU}
     ),
-    needs_gpu=True,
     other_names=OTHER_NAMES,
     config_class="attnres_serve.model.kimi_config:KimiLinearConfig",
     stated=STATED,

@@ -1,13 +1,13 @@
-"""What vLLM's layers of a family cannot have, as the family's file states it in ``limits``."""
+"""What vLLM's class of a family cannot have, as the family's file states it in ``limits``."""
 
 from enum import Enum
 
 
 class Limit(Enum):
-    """A fact about vLLM's layers of a family.
+    """A fact about vLLM's class of a family, or its layers.
 
-    ``compat.backbone_limits`` refuses what it rules out, and ``compat.adapters`` and a workaround
-    for prefix caching do so with the last ones.
+    A row of ``compat.rules`` refuses what it rules out.  For prefix caching a workaround does so,
+    and the checks of drafts for shown layers.
     """
 
     FLOAT16 = "In float16 they scale the residual, and a depth state has none to scale."
@@ -21,3 +21,9 @@ class Limit(Enum):
     ADAPTERS = "They take no LoRA adapters."
     ADAPTERS_OF_WORKERS = "Several workers cut their LoRA adapters otherwise than their weights."
     PREFIX_CACHING = "On a CPU vLLM cannot continue a cached prefix."
+    SHOWN_LAYERS = "The class has no hook for what goes between layers, which EAGLE's heads read."
+    STOCK_ON_CPU = "The class itself, with standard residuals, runs on a GPU alone."
+
+
+# Of a family that states nothing: the hook has to be tried.
+UNTRIED = frozenset({Limit.SHOWN_LAYERS})

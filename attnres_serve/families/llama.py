@@ -23,6 +23,6 @@ FAMILY = dense.family(
     cls="LlamaForCausalLM",
     checks=CHECKS,
     window=checks.stated_window,
-    shows_layers=True,
+    limits=frozenset(),
     reloads=lambda config: True,
 )

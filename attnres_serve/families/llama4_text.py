@@ -71,5 +71,5 @@ FAMILY = hugging_face.family(
     kinds=_KINDS,
     more_checks=(checks.stated_heads, _chunks, _experts),
     usual_eps=1e-5,
-    shows_layers=True,
+    limits=frozenset(),
 )

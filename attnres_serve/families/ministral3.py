@@ -38,5 +38,5 @@ FAMILY = hugging_face.family(
     rope=partial(rotary.check, also=ALSO),
     more_checks=(scaled,),
     adapt=state_scale,
-    shows_layers=True,
+    limits=frozenset(),
 )

@@ -28,5 +28,5 @@ FAMILY = dense.family(
     checks=(checks.values, checks.groups, checks.even_heads, rotary.check),
     window=window,
     windows_by_types=False,
-    shows_layers=True,
+    limits=frozenset(),
 )

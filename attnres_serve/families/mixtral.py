@@ -8,6 +8,6 @@ FAMILY = hugging_face.family(
     title="Mixtral",
     module="vllm.model_executor.models.mixtral",
     cls="MixtralForCausalLM",
-    limits=frozenset({Limit.EXPERTS}),
+    limits=frozenset({Limit.EXPERTS, Limit.SHOWN_LAYERS}),
     only={"sliding_window": (None,)},
 )

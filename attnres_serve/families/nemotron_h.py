@@ -51,7 +51,8 @@ FAMILY = hugging_face.family(
     module="vllm.model_executor.models.nemotron_h",
     cls="NemotronHForCausalLM",
     limits=frozenset(
-        {Limit.DRAFTS, Limit.BOTH_CACHES, Limit.ADAPTERS_OF_WORKERS, Limit.PREFIX_CACHING}
+        {Limit.DRAFTS, Limit.BOTH_CACHES, Limit.SHOWN_LAYERS}
+        | {Limit.ADAPTERS_OF_WORKERS, Limit.PREFIX_CACHING}
     ),
     norms=("norm",),
     final_norm="norm_f",

@@ -10,5 +10,5 @@ FAMILY = hugging_face.family(
     # vLLM's class has neither windows nor biases.
     only={"sliding_window": (None,), "attention_bias": (False,)},
     rotates_part=True,
-    shows_layers=True,
+    limits=frozenset(),
 )

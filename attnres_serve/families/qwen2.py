@@ -27,5 +27,5 @@ FAMILY = dense.family(
         rotary.check,
     ),
     window=checks.flagged_window,
-    shows_layers=True,
+    limits=frozenset(),
 )

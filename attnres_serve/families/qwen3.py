@@ -25,5 +25,5 @@ FAMILY = dense.family(
     checks=(checks.values, checks.groups, checks.even_stated_heads, rotary.check),
     window=checks.flagged_window,
     has_head_norms=True,
-    shows_layers=True,
+    limits=frozenset(),
 )

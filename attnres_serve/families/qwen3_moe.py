@@ -12,5 +12,4 @@ FAMILY = hugging_face.family(
     also=("head_dim",),
     # With biases, Hugging Face's class has one on the output too.
     only={"attention_bias": (False,), "use_sliding_window": (False,)},
-    shows_layers=True,
 )

@@ -71,13 +71,8 @@ FAMILY = hugging_face.family(
     module="vllm.model_executor.models.qwen3_next",
     cls="Qwen3NextForCausalLM",
     limits=frozenset(
-        {
-            Limit.SEQUENCE_PARALLEL,
-            Limit.BOTH_CACHES,
-            Limit.EXPERTS,
-            Limit.LINEAR_ATTENTION,
-            Limit.ADAPTERS_OF_WORKERS,
-        }
+        {Limit.SEQUENCE_PARALLEL, Limit.BOTH_CACHES, Limit.EXPERTS, Limit.LINEAR_ATTENTION}
+        | {Limit.ADAPTERS_OF_WORKERS}
     ),
     stated=STATED,
     draft=heads.QWEN,
@@ -95,5 +90,4 @@ FAMILY = hugging_face.family(
     kinds=KINDS,
     rotates_part=True,
     recurrent_bytes=state,
-    shows_layers=True,
 )

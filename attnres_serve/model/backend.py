@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, cast
 
 from attnres_serve import settings
-from attnres_serve.compat import decoder, engine_config, host, source
+from attnres_serve.compat import decoder, device, engine_config, host
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels import backends
 from attnres_serve.kernels.interface import Backend, BackendError, BankBackend
@@ -20,6 +20,7 @@ MANY_BLOCKS = 32
 # never more than 4 % slower, summed from blocks on 2, 4 and 8 rows (docs/measure/gpu.md).
 BLOCKS_ON_GPU, SUBLAYERS_ON_GPU, HIDDEN_ON_GPU = 6, 6, 7168
 TRITON_SINCE = (8, 0)  # compute capability; the kernels are compiled and read for no older one
+SHOWN = "the triton backend was shown on CUDA alone"
 
 
 def require(asked: str | None) -> None:
@@ -28,12 +29,19 @@ def require(asked: str | None) -> None:
     Raises:
         SettingError: with the sentence that a worker would end with.
     """
-    interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off")
-    if asked == "triton" and source.is_cpu_build() and not interpreted:
+    kind = device.kind()
+    is_known = kind != device.Kind.OTHER  # else a worker tells
+    if asked == "triton" and is_known and not _has_triton():
         raise SettingError(
-            "--attnres-backend is triton, which needs a GPU, and this vLLM is built for CPU; leave "
-            "it out, or choose cpp or torch."
+            "--attnres-backend is triton, which was shown on CUDA alone, and this vLLM is built "
+            f"for {kind}; leave it out, or choose torch."
         )
+
+
+def _has_triton() -> bool:
+    """Whether the triton backend may run: on CUDA, and on a CPU in Triton's interpreter."""
+    interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off")
+    return device.is_cuda() or (device.is_cpu() and interpreted)
 
 
 def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
@@ -52,10 +60,9 @@ def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
         SettingError: the backend that was asked for cannot run here.
     """
     name = settings.choice(vllm_config.additional_config, settings.BACKEND_KEY)
-    if name == "cpp" and not host.on_cpu():
-        raise SettingError("the cpp backend runs on CPU only; choose the torch backend.")
     if host.batch_invariant():
         name = _invariant(name)
+    _require_device(name)
     if name == settings.AUTO:
         name = _fastest(vllm_config)
     try:
@@ -107,10 +114,20 @@ def _load(name: str, dtype: "torch.dtype") -> Backend:
     return backend
 
 
-def _invariant(asked: str) -> str:
-    if host.on_cpu():
+def _require_device(name: str) -> None:
+    if name == "cpp" and not device.is_cpu():
+        raise SettingError("the cpp backend runs on CPU only; choose the torch backend.")
+    if name == "triton" and not _has_triton():
         raise SettingError(
-            "VLLM_BATCH_INVARIANT is set, and vLLM's kernels for it are for GPUs; unset it."
+            f"{SHOWN}, and vLLM runs on {device.kind()} here; choose the torch backend."
+        )
+
+
+def _invariant(asked: str) -> str:
+    if not device.is_cuda():
+        raise SettingError(
+            "VLLM_BATCH_INVARIANT is set, which the triton backend alone heeds, and vLLM runs on "
+            f"{device.kind()} here, where that was not shown; unset it."
         )
     if asked not in ("triton", settings.AUTO):
         raise SettingError(
@@ -122,8 +139,9 @@ def _invariant(asked: str) -> str:
 
 def _fastest(vllm_config: "VllmConfig") -> str:
     """cpp or triton if every worker can have it, and torch otherwise, with one warning."""
-    name = "cpp" if host.on_cpu() else "triton"
-    problem = _cpp_problem(vllm_config) if host.on_cpu() else _triton_problem(vllm_config)
+    on_cpu = device.is_cpu()
+    name = "cpp" if on_cpu else "triton"
+    problem = _cpp_problem(vllm_config) if on_cpu else _triton_problem(vllm_config)
     if decoder.all_workers(problem is None):
         return name
     host.logger().warning(
@@ -146,17 +164,19 @@ def _triton_problem(vllm_config: "VllmConfig") -> str | None:
 
     from attnres_serve.kernels import comparison
 
-    chosen = f"the triton backend is chosen on CUDA devices from {_dotted(TRITON_SINCE)} on"
-    if torch.version.cuda is None:
-        return f"{chosen}, and this is none."
     model = vllm_config.model_config
     try:
-        device = torch.device("cuda", torch.cuda.current_device())
-        capability = torch.cuda.get_device_capability(device)
+        capability = device.capability()
+        if capability is None:
+            return f"{SHOWN}, and vLLM runs on {device.kind()} here."
         if capability < TRITON_SINCE:
-            return f"{chosen} (compute capability), and this is one of {_dotted(capability)}."
+            return (
+                f"the triton backend is chosen on CUDA devices from {_dotted(TRITON_SINCE)} on "
+                f"(compute capability), and this is one of {_dotted(capability)}."
+            )
         backend = cast("BankBackend", _load("triton", model.dtype))
-        differs = comparison.difference(backend, model.get_hidden_size(), model.dtype, device)
+        here = torch.device("cuda", torch.cuda.current_device())
+        differs = comparison.difference(backend, model.get_hidden_size(), model.dtype, here)
     except Exception as error:  # a compiler or a device may fail in ways of its own
         return f"the triton backend failed on this device ({type(error).__name__}: {error})."
     if differs:

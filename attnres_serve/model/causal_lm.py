@@ -44,7 +44,7 @@ class AttnResMixin(LoadingMixin):
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "", **kwargs: Any) -> None:
         prepare.worker(vllm_config)
-        linear_attention.replace_on_cpu()
+        linear_attention.replace_for_cpu()
         super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)

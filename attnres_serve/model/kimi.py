@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
-from vllm.platforms import current_platform
 
+from attnres_serve.compat import device
 from attnres_serve.compat.bare_package import without_init
 from attnres_serve.families import latent
 from attnres_serve.model.made_of import made_of
 from attnres_serve.model.residual_decoder import ResidualDecoder
 
 with without_init("vllm.models.kimi_k3"):  # which imports the variant for CUDA on a CPU too
-    if not TYPE_CHECKING and current_platform.is_cuda():
+    if not TYPE_CHECKING and device.is_cuda():
         from vllm.models.kimi_k3.nvidia import model as linear
     else:
         from vllm.models.kimi_k3.amd import linear
 
 
 # Elsewhere vLLM's layers of Kimi Delta Attention are no operators of torch's.
-@support_torch_compile(enable_if=lambda _: current_platform.is_cpu())
+@support_torch_compile(enable_if=lambda _: device.is_cpu())
 class KimiLinearDecoder(ResidualDecoder, linear.KimiLinearModel):
     pass
 
@@ -43,7 +43,7 @@ def _set_eps(attention: nn.Module, eps: float) -> None:
 class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, **kwargs: Any) -> None:
         parts: dict[str, Any] = {"KimiLinearModel": KimiLinearDecoder}
-        if current_platform.is_cpu():
+        if device.is_cpu():
             from attnres_serve.model import situ_experts
 
             # Its layer for Kimi K3 is made of kernels; the other one can do the same.

@@ -9,7 +9,7 @@ full of other weights: so it takes few arguments, and a site returns no new tens
 import ctypes
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-ex
 _ops = torch.ops.attnres_serve
 _ready = False  # whether the operators are loaded
 _dtypes: set[torch.dtype] = set()  # whose kernels are
+_use: Any = None  # hands kernels to the loaded operators
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -63,11 +64,12 @@ def _load(dtypes: Sequence[torch.dtype]) -> None:
 
 
 def _load_operators() -> None:
-    global _ready
+    global _ready, _use
     if not _ready:
         compiled = library.load()
         _register_fakes()
         cpp_direct.install(compiled)
+        _use = ctypes.CDLL(str(compiled)).attnres_serve_use
         _ready = True
 
 
@@ -75,8 +77,7 @@ def _load_kernels(dtype: torch.dtype) -> None:
     if dtype not in _dtypes:
         kernels = ctypes.CDLL(str(library.load(_name(dtype)))).attnres_serve_kernels
         kernels.restype = ctypes.c_void_p
-        use = ctypes.CDLL(str(library.path())).attnres_serve_use
-        use(ctypes.c_int64(cpp_direct.DTYPES[dtype]), ctypes.c_void_p(kernels()))
+        _use(ctypes.c_int64(cpp_direct.DTYPES[dtype]), ctypes.c_void_p(kernels()))
         _dtypes.add(dtype)
 
 

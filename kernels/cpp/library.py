@@ -146,7 +146,7 @@ def _locked(library: Path) -> Iterator[None]:
 
 
 def _compile(library: Path, dtype: str | None) -> None:
-    """Compile and move it here.
+    """Compile and move it here; whoever calls it holds the lock.
 
     Raises:
         BackendError: there is no C++ compiler, or it failed; with its own reason.
@@ -169,7 +169,9 @@ def _compile(library: Path, dtype: str | None) -> None:
     defined = (f"-DDTYPE={KERNELS[dtype]}",) if dtype else ()
     sources = *(f"-I{folder}" for folder in headers), *defined, str(source)
     links = f"-L{torchs / 'lib'}", "-ltorch_cpu", "-lc10"
-    with tempfile.TemporaryDirectory(dir=library.parent) as build:
+    for left in library.parent.glob(f"{library.stem}-*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent) as build:
         built = Path(build) / library.name
         done = subprocess.run(
             [*words, *FLAGS, "-shared", "-fPIC", *sources, *links, "-o", str(built)],

@@ -1,8 +1,8 @@
 """``python requirements/check_vllm VERSION``: does that vLLM have what our source asks of it?
 
 Fetches its wheel and reads it, without running it: every name that is imported, every call that is
-made of such a name, every function that takes the place of one of vLLM's.  What objects are made of
-while vLLM runs is left to the tests.
+made of such a name, every function that takes the place of one of vLLM's, and whether that is as it
+was.  What objects are made of while vLLM runs is left to the tests.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import griffe
+import replaced
 from release import Lack, Release, download
 from uses import Use, uses
 
@@ -93,10 +94,20 @@ def main() -> int:
     """Print what is missing; 1 if something is."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("version", help="of vLLM, as 0.33.0")
-    version = parser.parse_args().version
+    parser.add_argument(
+        "--tested", action="store_true", help="remember what is replaced as it is in that version"
+    )
+    given = parser.parse_args()
+    version = given.version
     found = [use for name in FOLDERS for use in uses(ROOT / name)]
+    found += replaced.targets(version, ROOT)
     with tempfile.TemporaryDirectory() as folder:
-        told = problems(Release(download(version, Path(folder))), found)
+        release = Release(download(version, Path(folder)))
+        if given.tested:
+            replaced.remember(version, release)
+        told = problems(release, found)
+        for line in replaced.rows(version, release):
+            print(line)
     for line in told:
         print(line.removeprefix(f"{ROOT}/"))
     paths = {path for use in found for path in use.paths}

@@ -146,6 +146,10 @@ class Source(ast.NodeVisitor):
                     self._add(function, paths, own=function)
         self.generic_visit(node)
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "targets":  # of a patch: ``replaced`` knows for which versions
+            self.generic_visit(node)
+
     def visit_Constant(self, node: ast.Constant) -> None:
         text = node.value
         if isinstance(text, str) and PATH.fullmatch(text) and not NO_MODULES.fullmatch(text):

@@ -2,7 +2,7 @@
 
 from attnres_serve import __version__
 from attnres_serve.checkpoints.cache import Cache
-from attnres_serve.compat import source
+from attnres_serve.compat import device, versions
 from attnres_serve.depth.sites import sites
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.limits import Limit
@@ -11,8 +11,8 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 
 def title() -> str:
     """Name and version of this package and of vLLM."""
-    device = " on CPU" if source.is_cpu_build() else ""
-    return f"attnres-serve {__version__}, vLLM {source.installed()[1]}{device}"
+    on = " on CPU" if device.is_cpu() else ""
+    return f"attnres-serve {__version__}, vLLM {versions.installed()[1]}{on}"
 
 
 def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[str, str]:
@@ -36,6 +36,6 @@ def _prefixes(parsed: ParsedConfig) -> dict[str, str]:
     family = FAMILIES[parsed.base]
     if not family.cache_elements(parsed.config):
         return {"prefixes": "not cached, as vLLM has no such cache for models without attention"}
-    if source.is_cpu_build() and Limit.PREFIX_CACHING in family.limits:
+    if device.is_cpu() and Limit.PREFIX_CACHING in family.limits:
         return {"prefixes": "not cached, as vLLM cannot continue those of this family on a CPU"}
     return {}

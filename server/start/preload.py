@@ -10,7 +10,7 @@ import sysconfig
 from contextlib import suppress
 from pathlib import Path
 
-from attnres_serve.compat import source
+from attnres_serve.compat import device
 
 BEGUN = "ATTNRES_SERVE_PRELOADED"  # set while the command begins again
 FOLDERS = (Path("/usr/lib") / str(sysconfig.get_config_var("MULTIARCH")), Path("/usr/lib64"))
@@ -26,7 +26,7 @@ def begin_again_with_libraries() -> None:
     no LD_PRELOAD, and goes on without.
     """
     has_begun = os.environ.pop(BEGUN, None)
-    if has_begun or "LD_PRELOAD" in os.environ or not source.is_cpu_build():
+    if has_begun or "LD_PRELOAD" in os.environ or not device.is_cpu():
         return
     if found := libraries():
         environment = {**os.environ, "LD_PRELOAD": ":".join(map(str, found)), BEGUN: "1"}

@@ -52,6 +52,8 @@ from attnres_serve.bench.ratios import (
 from attnres_serve.bench.workload import Cell, make_cells
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.cli import main
+from attnres_serve.compat import device
+from attnres_serve.compat.device import Kind
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
@@ -182,7 +184,7 @@ def test_a_baseline_that_cannot_be_written_is_one_sentence(tmp_path):
 )
 def test_what_stock_vllm_cannot_serve_is_compared_with_ours(golden, on_cpu, stock, monkeypatch):
     """The same class of ours, without sites; it is what vLLM's own computes."""
-    monkeypatch.setattr(baseline.vllm_source, "is_cpu_build", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     parsed = check_folder(GOLDENS.parent / golden).parsed
     twin = twin_config(parsed)
     if stock:
@@ -211,7 +213,9 @@ def test_the_baseline_has_no_plugin_and_the_engines_equal_threads(tmp_path, monk
 
 
 TELLS = """
-from attnres_serve.compat import failures
+from attnres_serve.compat import device, failures
+from attnres_serve.compat.device import Kind
+from attnres_serve.compat.device import Kind
 with failures.told():
     raise ValueError("no\\nroom")
 """
@@ -354,7 +358,10 @@ def test_a_refusal_is_one_sentence(words, sentence, capsys):
 
 # What an engine would end at, by what words and with vLLM's attention of what head size.
 EARLY = {
-    "--attnres-backend is triton, which needs a GPU": (["--attnres-backend", "triton"], 64),
+    "is triton, which was shown on CUDA alone": (
+        ["--attnres-backend", "triton"],
+        64,
+    ),
     "Connection refused); expected the address of": (["--http", "http://127.0.0.1:9"], 64),
     "has heads of the size 64, and vLLM's attention on CPU computes those of 7": ([], 7),
     "found no 'g++' on the path": ([], 64),
@@ -363,8 +370,8 @@ SCRIPT = """
 import json, sys
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.cli import main
-from attnres_serve.compat import source
-source.is_cpu_build = lambda: True
+from attnres_serve.compat import device, source
+device.kind = lambda: device.Kind.CPU
 for words, size in json.loads(sys.argv[1]):
     source.head_sizes = lambda: [size]
     print(main(["bench", *words]), {"torch", "vllm"} & set(sys.modules))

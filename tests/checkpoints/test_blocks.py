@@ -6,7 +6,8 @@ from facts import FACTS
 
 from attnres_serve.checkpoints import blocks, cache
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import memory, source
+from attnres_serve.compat import device, memory, source, versions
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.server.start import facts
@@ -16,7 +17,7 @@ CONTEXT = 512  # of a tiny checkpoint
 
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     monkeypatch.setattr(source, "block_step", lambda: 32)
     monkeypatch.setattr(source, "has_amx", lambda: False)
 
@@ -75,7 +76,7 @@ def test_others_are_left_to_vllm(base, words, tmp_path) -> None:
 
 
 def test_blocks_of_another_device_are_left_to_vllm(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     check(tmp_path, "llama", "--block-size 16 --num-gpu-blocks-override 1")
 
 
@@ -100,7 +101,7 @@ def test_a_cache_holds_a_context_in_whole_blocks_and_one_more(
             cache.of("m", parsed, words)
 
 
-@pytest.mark.skipif(not source.installed()[0], reason="reads vLLM's source")
+@pytest.mark.skipif(not versions.installed()[0], reason="reads vLLM's source")
 def test_the_step_is_that_of_the_installed_vllm(monkeypatch) -> None:
     from vllm.v1.attention.backends import cpu_attn
 

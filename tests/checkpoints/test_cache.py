@@ -13,7 +13,8 @@ from attnres_serve import cli
 from attnres_serve.checkpoints import cache
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import memory, openai_server, source, start_events
+from attnres_serve.compat import device, memory, openai_server, start_events
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.resolve import resolve
 
@@ -41,7 +42,7 @@ CONFIG: dict[str, Any] = {
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with 64 GiB free, and nothing said about the cache."""
     monkeypatch.delenv(cache.VARIABLE, raising=False)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     has_free(monkeypatch, 64)
 
 
@@ -117,7 +118,7 @@ def test_what_is_said_is_told(space, words, size, monkeypatch) -> None:
 def test_what_vllm_measures_is_not_told(words, monkeypatch) -> None:
     """On a GPU, or where a share of the memory is asked for."""
     if words.startswith("-tp"):
-        monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+        monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     assert of(*words.split()) is None
 
 

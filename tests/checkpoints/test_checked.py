@@ -64,6 +64,33 @@ def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
     assert flags == ["--port", str(port), "--dtype", "float32"]
 
 
+@pytest.mark.parametrize(
+    ("stated", "flags", "compiled"),
+    [
+        ("float16", [], ["float16"]),
+        ("bfloat16", ["--dtype=auto"], ["bfloat16"]),
+        ("float32", [], ["bfloat16"]),  # as vLLM takes it
+        (None, [], ["bfloat16"]),  # of float32 weights
+        ("bfloat16", ["--dtype", "half"], ["float16"]),
+        ("float16", ["--dtype=float"], ["float32"]),
+        ("float16", ["--attnres-backend", "torch"], []),
+    ],
+)
+def test_the_dtype_that_is_compiled_ahead(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stated: str | None,
+    flags: list[str],
+    compiled: list[str],
+) -> None:
+    """Another one would cost a first start the time of two."""
+    found: list[str] = []
+    monkeypatch.setattr(launcher.library, "compile_ahead", found.append)
+    edit(folder, dtype=stated, torch_dtype=None)
+    assert cli.main(["serve", str(folder), "--port", str(free_port()), *flags]) == 0
+    assert found == compiled
+
+
 def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is judged is what is served."""
     read = []

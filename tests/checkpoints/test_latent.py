@@ -10,7 +10,8 @@ from checkpoints import edit, write_house
 from attnres_serve.checkpoints import needs
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import source
+from attnres_serve.compat import device, source
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 
@@ -59,9 +60,9 @@ def test_rows_that_a_device_does_not_compute(
     pytest.importorskip("vllm")
     row = {"kv_lora_rank": latents, "qk_rope_head_dim": rotated}
     parsed = check_folder(written(tmp_path, "deepseek_v3", qk_nope_head_dim=24, **row))
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     needs.check_heads("m", parsed.translated("m"))
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     if on_gpu:
         needs.check_heads("m", parsed.translated("m"))
         return
@@ -75,7 +76,7 @@ def test_the_rows_are_those_of_vllms_metadata(monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("vllm")
     from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
 
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     assert source.latent_rows() == MLACommonBackend.get_supported_head_sizes()
 
 

@@ -19,7 +19,8 @@ from serving import DEMO
 from attnres_serve import cli
 from attnres_serve.checkpoints import needs, token_ids
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import compiler, host, openai_server, source
+from attnres_serve.compat import compiler, device, openai_server, source
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 
@@ -31,7 +32,7 @@ SIZES = [32, 64, 128]
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "head_sizes", lambda: SIZES)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
 
 
 def required(folder: Path, *words: str) -> None:
@@ -77,8 +78,7 @@ def computes(size: int, dtype: torch.dtype) -> bool:
 def test_the_sizes_of_heads_are_those_that_the_kernels_compute(dtype: torch.dtype) -> None:
     """No more, which would crash a worker, and no fewer, which would refuse what can be served."""
     pytest.importorskip("vllm")
-    assert source.is_cpu_build() == host.on_cpu()
-    if not host.on_cpu():
+    if not device.is_cpu():
         assert source.head_sizes() is None
         return
     assert source.head_sizes() == [size for size in range(2, 641, 2) if computes(size, dtype)]
@@ -423,7 +423,7 @@ def test_check_says_it_with_the_facts(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--attnres-backend", "triton"], "needs a GPU"),
+        (["--attnres-backend", "triton"], "shown on CUDA alone, and this vLLM is built for CPU"),
         (["--max-model-len", "4096"], "a context of 1024 tokens"),
     ],
 )
@@ -467,7 +467,7 @@ def test_quantised_experts_without_a_kernel(
     needs.check_quantized("m", None)
     with pytest.raises(CheckpointError) as caught:
         needs.check_quantized("m", found)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     needs.check_quantized("m", found)
     assert str(caught.value) == (
         "m has quantised experts (model.layers.0.mlp.experts.0.down_proj.weight in house names), "
@@ -500,7 +500,7 @@ def test_int8_without_dot_products(
         return needs.check_quantized("m", found)
     with pytest.raises(CheckpointError, match=r"m has INT8 weights \(model\.layers\.0\..*avx_vnni"):
         needs.check_quantized("m", found)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     needs.check_quantized("m", found)
 
 
@@ -508,9 +508,9 @@ def test_a_quantised_layer_that_is_folded(tmp_path: Path, monkeypatch: pytest.Mo
     base = write_house(tmp_path / "float", "deepseek_v3", layers=2, block_size=2)
     layers = linear_layers(load_file(base / "model.safetensors"), without=r"\.experts\.")
     found = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     needs.check_quantized("m", found)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     needs.check_quantized("m", check_folder(base).index)
     with pytest.raises(CheckpointError, match=r"m has a quantised kv_b_proj \(model\.layers\.0\."):
         needs.check_quantized("m", found)

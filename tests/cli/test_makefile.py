@@ -49,6 +49,25 @@ def test_a_build_for_cpu_is_refused_where_cuda_was_asked_for(
         assert f"setup: pip's sources gave torch {torch}, a build for CPU" in done.stderr
 
 
+def test_what_pip_cannot_read_ends_the_set_up(tmp_path: Path) -> None:
+    """Nothing is installed from other indexes than those that were meant."""
+    python, asked = tmp_path / "env" / "bin" / "python", tmp_path / "asked"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >> {asked}\ncase "$*" in *"config list") exit 2 ;; esac\n'
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "requirements" / "setup.sh", "serve"],
+        env={"PATH": "/usr/bin:/bin", "VENV": str(tmp_path / "env"), "DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("setup: pip cannot read its configuration")
+    assert asked.read_text().splitlines()[1:] == ["-m pip --disable-pip-version-check config list"]
+
+
 def test_pictures_can_be_made_after_a_setup() -> None:
     for name in ("cpu", "cuda"):
         pins = (ROOT / "requirements" / f"{name}.txt").read_text()

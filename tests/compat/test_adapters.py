@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from facts import TINY
 from torch import nn
+from vllm_configs import vllm_config
 
-from attnres_serve.compat import adapters, host
+from attnres_serve.compat import device, rules
+from attnres_serve.compat.asked import Asked
+from attnres_serve.compat.device import Kind
 from attnres_serve.compat.workarounds import experts_beside_adapters, whole_adapters
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
@@ -19,33 +23,39 @@ from attnres_serve.families.limits import Limit
 vllm = pytest.importorskip("vllm")
 
 REMEDY = "start without --enable-lora, and merge the adapter into the weights."
-LLAMA, MIXTURE = FAMILIES["llama"], FAMILIES["qwen3_moe"]
 
 
-def config(*targets: str, lora: bool = True, workers: int = 1) -> SimpleNamespace:
+def asked(name: str, *targets: str, workers: int = 1, lora: bool = True) -> Asked:
+    """Adapters for a family with its tiny config.json."""
     own = SimpleNamespace(target_modules=[*targets] or None) if lora else None
-    parallel = SimpleNamespace(tensor_parallel_size=workers)
-    return SimpleNamespace(lora_config=own, parallel_config=parallel)
+    found = vllm_config(lora_config=own)
+    found.parallel_config.tensor_parallel_size = workers
+    model = found.model_config
+    model.enforce_eager = True
+    model.hf_config.attn_res_format = "house"
+    model.hf_config.architectures = [FAMILIES[name].architecture]
+    model.hf_config.attn_res_config = TINY[name]
+    return Asked(found)
 
 
 @pytest.mark.parametrize(
     "name", ["mamba2", "bailing_hybrid", "kda", "gated_deltanet", "kimi_linear", "alice_ai"]
 )
 def test_a_family_without_adapters(name: str) -> None:
-    family = FAMILIES[name]
-    found = adapters.problem(config(), family, has_experts=False)
-    assert found == f"LoRA adapters are not supported on {family.title}; {REMEDY}"
-    assert adapters.problem(config(), LLAMA, has_experts=False) is None
-    assert adapters.problem(config(lora=False), family, has_experts=True) is None
+    with pytest.raises(SettingError) as caught:
+        rules.require(asked(name))
+    expected = f"LoRA adapters are not supported on {FAMILIES[name].title}; {REMEDY}"
+    assert str(caught.value) == expected
+    rules.require(asked("llama"))
+    rules.require(asked(name, lora=False))
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "nemotron_h"])
 def test_workers_that_would_cut_adapters_otherwise_than_weights(name: str) -> None:
-    family = FAMILIES[name]
-    found = adapters.problem(config("q_proj", workers=2), family, has_experts=False)
-    assert found is not None and "--tensor-parallel-size is 2" in found and found.endswith(REMEDY)
-    assert adapters.problem(config("q_proj"), family, has_experts=False) is None
-    assert adapters.problem(config("q_proj", workers=2), MIXTURE, has_experts=False) is None
+    with pytest.raises(SettingError, match=rf"^--tensor-parallel-size is 2, .*{REMEDY}$"):
+        rules.require(asked(name, "q_proj", workers=2))
+    rules.require(asked(name, "q_proj"))
+    rules.require(asked("qwen3_moe", "q_proj", workers=2))
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES.values() if family.is_stock])
@@ -58,23 +68,20 @@ def test_the_families_without_adapters_are_vllms(family: Family) -> None:
 
 
 def test_experts_without_adapters_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
-    found = adapters.problem(config(), MIXTURE, has_experts=True)
-    assert found is not None and "--lora-target-modules is not given; name layers beside" in found
-    found = adapters.problem(
-        config("q_proj", "model.layers.0.mlp.experts"), MIXTURE, has_experts=True
-    )
-    assert (
-        found is not None
-        and "--lora-target-modules is q_proj model.layers.0.mlp.experts; name layers" in found
-    )
-    assert (
-        adapters.problem(config("q_proj", "w1", "shared_experts"), MIXTURE, has_experts=True)
-        is None
-    )
-    assert adapters.problem(config(), MIXTURE, has_experts=False) is None
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
-    assert adapters.problem(config(), MIXTURE, has_experts=True) is None
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
+    for targets, said in (
+        ((), "is not given; name layers beside"),
+        (
+            ("q_proj", "model.layers.0.mlp.experts"),
+            "is q_proj model.layers.0.mlp.experts; name layers",
+        ),
+    ):
+        with pytest.raises(SettingError, match=f"--lora-target-modules {said}"):
+            rules.require(asked("qwen3_moe", *targets))
+    rules.require(asked("qwen3_moe", "q_proj", "w1", "shared_experts"))
+    rules.require(asked("llama"))
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
+    rules.require(asked("qwen3_moe"))
 
 
 def test_a_cpu_has_no_experts_with_adapters(monkeypatch: pytest.MonkeyPatch) -> None:

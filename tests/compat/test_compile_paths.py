@@ -28,7 +28,8 @@ def mended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quotes paths for the time of a test."""
     monkeypatch.setattr(CppBuilder, "__init__", CppBuilder.__init__)
     monkeypatch.setattr(VecISA, "_probe_load", VecISA._probe_load)
-    compile_paths.quote_paths()
+    for patch in compile_paths.PATCHES:
+        patch.apply()
 
 
 def built(folder: Path) -> int:
@@ -90,8 +91,10 @@ def test_commands_without_such_letters_are_as_they_were(monkeypatch) -> None:
     before = CppBuilder("o", "i", option).get_command_line()
     monkeypatch.setattr(CppBuilder, "__init__", CppBuilder.__init__)
     monkeypatch.setattr(VecISA, "_probe_load", VecISA._probe_load)
-    compile_paths.quote_paths()
+    for patch in compile_paths.PATCHES:
+        patch.apply()
     once = CppBuilder.__init__
-    compile_paths.quote_paths()
+    for patch in compile_paths.PATCHES:
+        patch.apply()
     assert CppBuilder.__init__ is once
     assert CppBuilder("o", "i", option).get_command_line() == before

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnres_serve.compat import host
 from attnres_serve.compat.workarounds import draft_sampling
 
 pytest.importorskip("vllm")
@@ -43,12 +42,3 @@ def test_every_draft_is_judged_by_its_requests_parameters(
     divided = logits / given.where(given != 0, 1.0)[of, None]
     own = [None if limit is None else limit[of] for limit in limits.values()]
     torch.testing.assert_close(found, apply_top_k_top_p(divided, *own))
-
-
-def test_a_vllm_without_that_function_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delattr(rejection_sampler, NAME)
-    monkeypatch.setattr(host.logger(), "propagate", True)
-    draft_sampling.PATCH.apply()
-    assert f"no {NAME} to replace" in caplog.text

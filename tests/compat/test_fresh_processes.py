@@ -10,7 +10,7 @@ from checkpoints import GOLDENS, write_fla
 
 pytest.importorskip("vllm")
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device
 
 RESOLVE = """
 from vllm.transformers_utils.config import get_config
@@ -116,7 +116,7 @@ def test_before_fla() -> None:
 
 def test_a_cpu_imports_nothing_for_cuda(answers: dict[str, Any]) -> None:
     """And vLLM's package of Kimi K3 is as vLLM has it for whoever imports it later."""
-    if not host.on_cpu():
+    if not device.is_cpu():
         pytest.skip("no CPU build")
     loaded = answers["kimi"]
     assert "attnres_serve.model.kimi" in loaded
@@ -125,6 +125,6 @@ def test_a_cpu_imports_nothing_for_cuda(answers: dict[str, Any]) -> None:
 
 
 def test_drafts_of_n_grams_leave_a_workers_threads_as_they_were(answers: dict[str, Any]) -> None:
-    if not host.on_cpu():
+    if not device.is_cpu():
         pytest.skip("no CPU build")
     assert answers["numba"] == [2, 2, 2]

@@ -13,11 +13,13 @@ from vllm.transformers_utils.config import _CONFIG_FORMAT_TO_CONFIG_PARSER as ta
 from attnres_serve import plugin, settings
 from attnres_serve.checkpoints import needs
 from attnres_serve.checkpoints.check import check
-from attnres_serve.compat import host, native, registry, source
+from attnres_serve.compat import device, native, registry
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats import alice_ai, kimi_linear
 
-KIMI = TINY["kimi_linear"] | {"attn_res_block_size": 2}
+BLOCK = "attn_res_block_size"
+KIMI = TINY["kimi_linear"] | {BLOCK: 2}
 K3 = {
     "model_type": "kimi_k3",
     "architectures": ["KimiK3ForConditionalGeneration"],
@@ -26,33 +28,34 @@ K3 = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=["CPU", "GPU"])
-def on_cpu(request, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(host, "on_cpu", lambda: request.param)
-    return request.param
+@pytest.fixture(params=list(Kind), ids=str)
+def vllms_own(request, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether vLLM has classes for the device, of every kind in turn."""
+    monkeypatch.setattr(device, "kind", lambda: request.param)
+    return request.param in (Kind.CUDA, Kind.ROCM)
 
 
 @pytest.mark.parametrize("wanted", ["auto", None, "off"])
 @pytest.mark.parametrize("config", [KIMI, K3], ids=["the text", "the whole"])
 def test_a_gpu_runs_vllms_own_unless_told_otherwise(
-    on_cpu: bool, config: dict[str, Any], wanted: str | None
+    vllms_own: bool, config: dict[str, Any], wanted: str | None
 ) -> None:
     given = None if wanted is None else {settings.NATIVE_KEY: wanted}
-    assert plugin.is_left_to_vllm(config, given) == (not on_cpu and wanted != "off")
+    assert plugin.is_left_to_vllm(config, given) == (vllms_own and wanted != "off")
 
 
-def test_on_means_a_gpu(on_cpu: bool) -> None:
+def test_on_means_a_device_of_vllms_classes(vllms_own: bool) -> None:
     given = {settings.NATIVE_KEY: "on"}
-    if on_cpu:
+    if vllms_own:
+        assert plugin.is_left_to_vllm(KIMI, given)
+    else:
         with pytest.raises(SettingError, match="on this device; leave it out"):
             plugin.is_left_to_vllm(KIMI, given)
-    else:
-        assert plugin.is_left_to_vllm(KIMI, given)
 
 
 def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would serve the checkpoint with standard residuals."""
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     module, name, _ = kimi_linear.NATIVE
     for odd in ((module, name, "gone"), (module, "Gone", "x"), ("vllm.gone", name, "x")):
         monkeypatch.setattr(kimi_linear, "NATIVE", native.Native(*odd))
@@ -60,17 +63,19 @@ def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_cpu", "key", "said"),
+    ("kind", "key", "said"),
     [
-        (True, "attn_res_block_size", "this project's class, because vLLM's own needs a GPU"),
-        (False, "attn_res_block_size", "vLLM's own class, because this is a GPU; --attnres-native"),
-        (False, "gone", "this project's class, because this vLLM has none of its own"),
+        (Kind.CPU, BLOCK, "this project's class, because vLLM's own needs CUDA or ROCm"),
+        (Kind.XPU, BLOCK, "this project's class, because vLLM's own needs CUDA or ROCm"),
+        (Kind.CUDA, BLOCK, "vLLM's own class, because this is CUDA; --attnres-native off takes"),
+        (Kind.ROCM, BLOCK, "vLLM's own class, because this is ROCm; --attnres-native off takes"),
+        (Kind.CUDA, "gone", "this project's class, because this vLLM has none of its own"),
     ],
 )
 def test_check_says_whose_class_serves_it(
-    is_cpu: bool, key: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    kind: Kind, key: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(source, "is_cpu_build", lambda: is_cpu)
+    monkeypatch.setattr(device, "kind", lambda: kind)
     monkeypatch.setattr(needs, "check", lambda *_: None)  # vLLM's kernels for GPUs lack such a row
     monkeypatch.setattr(kimi_linear, "NATIVE", kimi_linear.NATIVE._replace(key=key))
     check(str(FAMILY_GOLDENS / "kimi_k3"), as_json=False)
@@ -78,16 +83,16 @@ def test_check_says_whose_class_serves_it(
 
 
 def test_alice_ai_is_left_where_vllm_has_its_module(
-    on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+    vllms_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = TINY["alice_ai"] | {"block_attn_res_block_size": 2}
     for module, has_it in (("a_module_of_a_later_vllm", False), ("qwen3_next", True)):
         own = native.Native(f"vllm.model_executor.models.{module}")
         monkeypatch.setattr(alice_ai, "NATIVE", own)
-        assert plugin.is_left_to_vllm(alice, None) == (has_it and not on_cpu)
+        assert plugin.is_left_to_vllm(alice, None) == (has_it and vllms_own)
 
 
-def test_only_what_vllm_has_is_left_to_it(on_cpu: bool) -> None:
+def test_only_what_vllm_has_is_left_to_it(vllms_own: bool) -> None:
     """In the house format the same model is ours everywhere; a plain one is nobody's to claim."""
     house = {"model_type": "attnres_kimi_linear", "attn_res": {"block_size": 4}}
     for config in (KIMI | house, TINY["kimi_linear"], TINY["llama"]):
@@ -102,7 +107,7 @@ def test_what_is_ours_alone_to_refuse_is_left_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(PreTrainedConfig, "get_config_dict", lambda *_, **__: (k3, {}))
     with pytest.raises(CheckpointError, match="quantization_config is"):
         parser.parse("m", False)
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     monkeypatch.setattr(type(parser).__base__, "parse", lambda *_, **__: "vLLM's")
     assert parser.parse("m", False) == "vLLM's"
 

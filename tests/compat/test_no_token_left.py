@@ -233,7 +233,7 @@ FIELDS = {
 def test_a_client_is_told_of_an_answer_that_ended_so(said: str) -> None:
     closed: list[bool] = []
     client = client_of([None, REASON, None], closed)
-    no_token_left.refuse_dead_ends(client)
+    no_token_left.CLIENT.apply_to(client)
     with pytest.raises(VLLMValidationError) as caught:
         asked(client, params(**FIELDS[said]))
     assert said in str(caught.value) and caught.value.parameter in said and closed == [True]
@@ -241,6 +241,6 @@ def test_a_client_is_told_of_an_answer_that_ended_so(said: str) -> None:
 
 def test_other_answers_come_as_they_are() -> None:
     client = client_of([None, "stop", None], [])
-    no_token_left.refuse_dead_ends(client)
+    no_token_left.CLIENT.apply_to(client)
     assert asked(client, params(allowed_token_ids=[5])) == 3
     assert asked(client, params()) == 3

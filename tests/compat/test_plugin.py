@@ -18,18 +18,22 @@ import torch
 from checkpoints import GOLDENS, write_fla
 from checkpoints.tiktoken_files import write_kimi
 from facts import TINY
+from vllm_configs import vllm_config
 
 from attnres_serve import plugin, settings
 from attnres_serve.checkpoints import checked, hub
 from attnres_serve.compat import (
     decoder,
+    device,
     engine_config,
     host,
-    kv_connector,
     openai_server,
     registry,
+    rules,
     versions,
 )
+from attnres_serve.compat.asked import Asked
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.kernels import backends, comparison
@@ -96,7 +100,7 @@ def test_a_class_is_inspected_here_where_that_cannot_initialise_cuda(
 
     elsewhere = []
     monkeypatch.setitem(ModelRegistry.models, "MadeUp", None)
-    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     monkeypatch.setattr(
         vllms, "_run_in_subprocess", lambda inspect: elsewhere.append(inspect) or inspect()
     )
@@ -213,47 +217,6 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
     monkeypatch.setattr(checked, "check_hub", check_hub)
     return calls
-
-
-def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace:
-    """As much of a VllmConfig as the hook reads."""
-    values: dict[str, Any] = {
-        "additional_config": {},
-        "speculative_config": None,
-        "num_speculative_tokens": 0,
-        "load_config": SimpleNamespace(load_format="auto"),
-        "parallel_config": SimpleNamespace(
-            worker_extension_cls="",
-            data_parallel_size=1,
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
-            distributed_executor_backend="mp",
-            use_sequence_parallel_moe=False,
-        ),
-        "lora_config": None,
-        "kv_transfer_config": None,
-        "scheduler_config": SimpleNamespace(enable_chunked_prefill=False),
-        "cache_config": SimpleNamespace(enable_prefix_caching=False, kv_offloading_size=None),
-        "model_config": SimpleNamespace(
-            model=str(model),
-            revision="v2",
-            tokenizer=str(model),
-            tokenizer_revision=None,
-            tokenizer_mode="auto",
-            trust_remote_code=False,
-            skip_tokenizer_init=False,
-            runner_type="generate",
-            dtype=torch.bfloat16,
-            use_mla=False,
-            hf_text_config=SimpleNamespace(),
-            hf_config=SimpleNamespace(
-                attn_res_format="fla",
-                attn_res_config=TINY["llama"] | {"vocab_size": 320},
-                architectures=["AttnResLlamaForCausalLM"],
-            ),
-        ),
-    }
-    return SimpleNamespace(**values | changes)
 
 
 @pytest.mark.parametrize("method", ["dflash", "extract_hidden_states", "medusa", "suffix", None])
@@ -380,9 +343,9 @@ def test_lora_with_other_names_is_refused(name: str, whose: str) -> None:
 def test_ray_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     config = vllm_config()
     config.parallel_config.distributed_executor_backend = "ray"
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     plugin.on_config(config)
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     with pytest.raises(SettingError, match=r"backend is ray, which vLLM has on GPUs alone"):
         plugin.on_config(config)
 
@@ -423,6 +386,15 @@ def test_weights_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="damaged or truncated"):
         plugin.on_config(vllm_config(folder))
     plugin.on_config(vllm_config(folder, load_config=SimpleNamespace(load_format="dummy")))
+
+
+@pytest.mark.parametrize("key", ["intermediate_size", "num_attention_heads", "vocab_size"])
+def test_a_size_that_is_open_is_refused_before_a_worker_starts(key: str) -> None:
+    """Also where no weights are read."""
+    config = vllm_config(load_config=SimpleNamespace(load_format="dummy"))
+    del config.model_config.hf_config.attn_res_config[key]
+    with pytest.raises(CheckpointError, match=key):
+        plugin.on_config(config)
 
 
 def test_ids_are_judged_before_a_worker_starts(tmp_path: Path) -> None:
@@ -606,7 +578,7 @@ def test_what_the_example_of_a_kv_connector_is_refused_with(
     config.parallel_config.tensor_parallel_size = workers
     config.model_config.hf_config.attn_res_format = "house"
     if said is None or not is_example:
-        assert kv_connector.problem(config, FAMILIES["llama"]) is None
+        rules.require(Asked(config))
     else:
         with pytest.raises(SettingError, match=said):
             plugin.on_config(config)
@@ -621,11 +593,12 @@ def test_recurrent_states_go_through_no_kv_connector(flag: str, family: str) -> 
         config.kv_transfer_config = connector("NixlConnector")
     else:
         config.cache_config.kv_offloading_size = 1.0
-    assert kv_connector.problem(config, FAMILIES["llama"]) is None
+    rules.require(Asked(config))
     config.model_config.hf_config.attn_res_config = TINY[family]
-    found = kv_connector.problem(config, FAMILIES[family]) or ""
-    assert f"({flag})" in found
-    assert f"the recurrent states of {FAMILIES[family].title}; start the server" in found
+    config.model_config.hf_config.architectures = [FAMILIES[family].architecture]
+    said = rf"\({flag}\), .* the recurrent states of {FAMILIES[family].title}; start the server"
+    with pytest.raises(SettingError, match=said):
+        rules.require(Asked(config))
 
 
 def test_sharded_sites_are_asked_for_by_flags() -> None:
@@ -753,28 +726,30 @@ MODEL = SimpleNamespace(dtype=torch.bfloat16)
 
 def test_the_cpp_backend_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, not replaced, where it was asked for."""
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     config = SimpleNamespace(additional_config={"attnres_backend": "cpp"})
     with pytest.raises(SettingError, match="the cpp backend runs on CPU only"):
         backend_choice.choose(config)
 
 
 @pytest.mark.parametrize(
-    ("on_cpu", "asked", "expected"),
+    ("kind", "asked", "expected"),
     [
-        (False, "auto", "triton"),
-        (False, "triton", "triton"),
-        (False, "torch", "which the torch backend does not heed; choose the triton backend."),
-        (True, "auto", "vLLM's kernels for it are for GPUs; unset it."),
-        (True, "triton", "vLLM's kernels for it are for GPUs; unset it."),
+        (Kind.CUDA, "auto", "triton"),
+        (Kind.CUDA, "triton", "triton"),
+        (Kind.CUDA, "torch", "which the torch backend does not heed; choose the triton backend."),
+        (Kind.CPU, "auto", "vLLM runs on CPU here, where that was not shown; unset it."),
+        (Kind.CPU, "triton", "vLLM runs on CPU here, where that was not shown; unset it."),
+        (Kind.ROCM, "auto", "vLLM runs on ROCm here, where that was not shown; unset it."),
+        (Kind.XPU, "triton", "vLLM runs on XPU here, where that was not shown; unset it."),
     ],
 )
 def test_the_batch_invariant_mode(
-    on_cpu: bool, asked: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, asked: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backend whose numbers do not depend on the batch is chosen, or the mode is refused."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: kind)
     monkeypatch.setattr(backends, "load", lambda name, dtype: name)
     config = SimpleNamespace(additional_config={"attnres_backend": asked}, model_config=MODEL)
     if expected in backends.BACKENDS:
@@ -790,7 +765,7 @@ def said(warned: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Warnings of one worker on CPU, whose vLLM has no other."""
     from vllm import distributed
 
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     monkeypatch.setattr(distributed, "get_world_group", lambda: SimpleNamespace(world_size=1))
     return warned
 
@@ -841,11 +816,10 @@ def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleName
         return f"the {name} backend"
 
     cpp_backend.prepare()
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     monkeypatch.setattr(backends, "load", load)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found.capability)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: found.capability)
     compare = comparison.difference
     on_cpu = torch.device("cpu")
     monkeypatch.setattr(comparison, "difference", lambda *given: compare(*given[:3], on_cpu))
@@ -872,15 +846,6 @@ def test_torch_is_chosen_on_an_older_gpu(gpu: SimpleNamespace) -> None:
     assert backend_choice.choose(gpu.config) == ("torch", "the torch backend")
     (sentence,) = gpu.said
     assert sentence.endswith("devices from 8.0 on (compute capability), and this is one of 7.5.")
-
-
-def test_torch_is_chosen_on_another_vendors_gpu(
-    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.delattr(torch.cuda, "current_device")  # which fails on some
-    assert backend_choice.choose(gpu.config)[0] == "torch"
-    assert gpu.said.pop().endswith("is chosen on CUDA devices from 8.0 on, and this is none.")
 
 
 def test_torch_is_chosen_where_triton_does_not_run(gpu: SimpleNamespace) -> None:

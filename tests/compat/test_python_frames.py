@@ -62,7 +62,6 @@ def test_loops_get_room_once(monkeypatch):
     monkeypatch.setattr(DPEngineCoreProc, "run_busy_loop", DPEngineCoreProc.run_busy_loop)
     for owner, name in loops:
         monkeypatch.setattr(owner, name, ran)
-    monkeypatch.setattr(python_frames, "_LOOPS_WITH_ROOM", [])
     for _ in range(2):
         python_frames.PATCH.apply()
         for owner, name in loops:

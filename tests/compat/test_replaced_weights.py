@@ -16,7 +16,8 @@ from checkpoints import write_house
 from jobs import fresh_prompts, run_replace_jobs
 from safetensors.torch import load_file, save_file
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device
+from attnres_serve.compat.device import Kind
 from attnres_serve.compat.workarounds import replaced_weights
 from attnres_serve.compat.workarounds.replaced_weights import ASKED, BUSY, OTHERS, RELOAD
 from attnres_serve.errors import SettingError
@@ -54,7 +55,7 @@ def made_up(family: str = "llama", own: dict[str, Any] | None = None, **more: An
 
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
 
 
 SOME: Any = object()
@@ -84,7 +85,7 @@ def test_an_engine_whose_weights_are_replaced(monkeypatch: pytest.MonkeyPatch) -
     own = {"tie_word_embeddings": False}
     safetensors = SimpleNamespace(load_format="safetensors")
     assert replaced_weights.problem(made_up(own=own, load_config=safetensors)) is None
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     assert "on a GPU, where that was never tried" in str(replaced_weights.problem(made_up()))
 
 

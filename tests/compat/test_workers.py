@@ -7,7 +7,8 @@ import pytest
 from serving import DEMO
 
 from attnres_serve import cli
-from attnres_serve.compat import openai_server, source, workers
+from attnres_serve.compat import device, openai_server, workers
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import SettingError
 
 # Logical processors by their cores, and those by their memory nodes.
@@ -22,7 +23,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build for CPUs, and nothing said about cores."""
     for name in (workers.VARIABLE, workers.RESERVED, workers.NODES, workers.SIMULATED):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_what_the_user_says_is_left_alone(has, monkeypatch, name, value, words) 
 
 def test_another_device_is_left_alone(has, monkeypatch) -> None:
     has(TWO, 0)
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     assert workers.bind(["-tp", "8"]) is None
 
 

@@ -29,6 +29,7 @@ from serving import DEMO, ROOT, Server, draft_of_the_demo, running_demo
 from torch import Tensor
 
 from attnres_serve.families import FAMILIES
+from attnres_serve.families.limits import Limit
 from attnres_serve.verify.oracle import load
 from attnres_serve.verify.rewritten import Rewritten
 from tests.end_to_end.test_families import check_trace
@@ -36,7 +37,11 @@ from tests.end_to_end.test_families import check_trace
 pytestmark = pytest.mark.engine
 EXHAUSTIVE, OF_FAMILIES = pytest.mark.exhaustive, pytest.mark.families
 
-SHOWN = sorted(name for name, family in FAMILIES.items() if family.shows_layers and name != "llama")
+SHOWN = sorted(
+    name
+    for name, family in FAMILIES.items()
+    if Limit.SHOWN_LAYERS not in family.limits and name != "llama"
+)
 TEXTS = (
     "import os\n\n\ndef ",
     "def read_file(path):\n    with open(",

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnres_serve.kernels import backends, reference
 from attnres_serve.kernels.cpp import backend as cpp_backend
+from attnres_serve.kernels.cpp import library
 from attnres_serve.kernels.interface import BackendError, BankSlot, SiteWeights, slot_of
 from attnres_serve.kernels.torch import functions as torch_functions
 
@@ -704,18 +705,23 @@ def test_a_cold_cache_and_a_damaged_library(tmp_path: Path) -> None:
     """
     cache = {"XDG_CACHE_HOME": str(tmp_path)}
     assert load_in_processes(2, **cache) == ["attnres_serve.cpp_single_pass.default"] * 2
-    (library,) = (tmp_path / "attnres_serve").glob("*.so")
-    made, lock = library.stat().st_ino, library.with_suffix(".lock")
-    lock.unlink()
-    lock.mkdir()  # as in a folder that can only be read, for any user: it cannot be opened
+    made = {one: one.stat().st_ino for one in (tmp_path / "attnres_serve").glob("*.so")}
+    names = {"cpp_operators", *(f"cpp_{name}" for name in library.KERNELS)}
+    assert {one.name.partition("-")[0] for one in made} == names
+    for lock in (one.with_suffix(".lock") for one in made):
+        lock.unlink()
+        lock.mkdir()  # as in a folder that can only be read, for any user: it cannot be opened
     assert load_in_processes(1, **cache) == ["attnres_serve.cpp_single_pass.default"]
-    assert library.stat().st_ino == made
-    library.write_bytes(b"no library")
-    (said,) = load_in_processes(1, **cache)
-    assert "no place for its library" in said and lock.name in said
-    lock.rmdir()
-    assert load_in_processes(1, **cache) == ["attnres_serve.cpp_single_pass.default"]
-    assert library.stat().st_size > 1000
+    assert {one: one.stat().st_ino for one in made} == made
+    for name in ("operators", "float32"):
+        (one,) = (tmp_path / "attnres_serve").glob(f"cpp_{name}-*.so")
+        one.write_bytes(b"no library")
+        (said,) = load_in_processes(1, **cache)
+        lock = one.with_suffix(".lock")
+        assert "no place for its library" in said and lock.name in said
+        lock.rmdir()
+        assert load_in_processes(1, **cache) == ["attnres_serve.cpp_single_pass.default"]
+        assert one.stat().st_size > 1000
 
 
 UNABLE = """#!/bin/sh

@@ -28,7 +28,8 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import decoder, host, source
+from attnres_serve.compat import decoder, device, source
+from attnres_serve.compat.device import Kind
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError, SettingError
@@ -114,11 +115,11 @@ def test_a_model_on_cpu_keeps_what_its_steps_free(
 ) -> None:
     kept = []
     monkeypatch.setattr(malloc, "keep_freed", lambda: kept.append(True))
-    for on_cpu in (True, False):
-        monkeypatch.setattr(host, "on_cpu", lambda answer=on_cpu: answer)
+    for kind in (Kind.CPU, Kind.CUDA):
+        monkeypatch.setattr(device, "kind", lambda answer=kind: answer)
         kept.clear()
         make("llama")
-        assert kept == [True] * on_cpu
+        assert kept == [True] * (kind == Kind.CPU)
 
 
 @pytest.mark.parametrize("algorithm", ["single_pass", "two_phase"])

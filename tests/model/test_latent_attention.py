@@ -9,11 +9,11 @@ pytest.importorskip("vllm")
 
 from vllm.platforms import current_platform
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device
 from attnres_serve.families import latent
 from attnres_serve.model.latent_attention import KERNEL_BLOCK, Attention, Backend
 
-if not host.on_cpu():
+if not device.is_cpu():
     pytest.skip("the kernels are those for CPUs", allow_module_level=True)
 
 LENGTHS = (1, 16, 45, 130)  # tokens of the sequences: a block is not full, or just full

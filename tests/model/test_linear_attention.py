@@ -49,7 +49,7 @@ FAR = 2e-5  # float32 against float64: a few hundred roundings of 2^-24, of numb
 def replaced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = write_house(tmp_path_factory.mktemp("any") / "model", "llama", layers=2, block_size=2)
     with world(folder):
-        linear_attention.replace_on_cpu()
+        linear_attention.replace_for_cpu()
         yield folder
 
 

@@ -7,6 +7,9 @@ import torch
 
 pytest.importorskip("vllm")
 
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
 from attnres_serve.kernels.experts import situ_experts as whole
 from attnres_serve.model import situ_experts
 
@@ -34,3 +37,16 @@ def test_workers_add_up_to_all_experts(tokens, count, top_k, latent, width) -> N
         experts.apply(output=out, hidden_states=x, w1=gate_up[chosen], w2=down[chosen], **given)
         parts += out
     torch.testing.assert_close(whole(x, gate_up, down, shares, ids, *BETAS.values()), parts)
+
+
+def test_experts_load_the_kernels_of_their_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all layers; without them the numbers are the same, and slow."""
+    asked: list[torch.dtype] = []
+    situ_experts.load.cache_clear()
+    monkeypatch.setattr(situ_experts.cpp, "problem", asked.append)
+    for dtype in (torch.bfloat16, torch.bfloat16, torch.float32):
+        moe = SimpleNamespace(activation=MoEActivation.SITU, in_dtype=dtype)
+        with set_current_vllm_config(VllmConfig()):
+            situ_experts.UnquantizedFusedMoEMethod(moe)
+    situ_experts.load.cache_clear()
+    assert asked == [torch.bfloat16, torch.float32]

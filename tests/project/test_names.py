@@ -47,6 +47,8 @@ def ours() -> set[str]:
 OURS = ours()
 MODULES = {module.rpartition(".")[2] for module in SOURCES} | {*FOLDERS}
 
+TARGET = re.compile(r"[\w.]*:\w+(\.\w+)*")
+
 
 def unresolved(source: str) -> list[str]:
     """The names in the docstrings and comments of a source that nothing has.
@@ -57,6 +59,8 @@ def unresolved(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         parts = (getattr(node, field, None) for field in ("id", "arg", "attr", "name"))
         words |= {part for part in parts if isinstance(part, str)}
+        if isinstance(node, ast.Constant) and TARGET.fullmatch(str(node.value)):
+            words |= {*re.split("[.:]", node.value)}  # what a patch replaces
     return [
         name
         for name in NAME.findall(source)
@@ -83,7 +87,7 @@ def test_every_dotted_name_is_of_something() -> None:
     ("planted", "missing"),
     [
         ('"""See ``server.supervisor``."""', ["server.supervisor"]),
-        ("# as ``adapters.problems`` and ``adapters.problem`` do", ["adapters.problems"]),
+        ("# as ``rules.requires`` and ``rules.require`` do", ["rules.requires"]),
         ("# of ``nobodys_module.merge``", ["nobodys_module.merge"]),
         ("# of ``Family.limit``, ``Family.limits``, ``torch.save`` and ``a.py``", ["Family.limit"]),
         (

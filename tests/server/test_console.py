@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from attnres_serve import cli
-from attnres_serve.compat import failures, source, start_events
+from attnres_serve.compat import device, failures, start_events
+from attnres_serve.compat.device import Kind
 from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.compat.workarounds import quick_exit
 from attnres_serve.errors import CheckpointError, SettingError
@@ -674,7 +675,7 @@ def begun(monkeypatch, tmp_path):
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.setattr(preload, "FOLDERS", (tmp_path / "nowhere", tmp_path))
     monkeypatch.setattr(preload.sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(source, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     monkeypatch.setattr(os, "execve", lambda *arguments: found.append(arguments))
     return found
 
@@ -709,7 +710,7 @@ def test_nothing_is_preloaded_where_there_is_nothing(begun, monkeypatch, tmp_pat
     monkeypatch.setattr(preload.sys, "prefix", str(tmp_path / "nowhere"))
     monkeypatch.setattr(preload, "FOLDERS", ())
     preload.begin_again_with_libraries()
-    monkeypatch.setattr(source, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     monkeypatch.setattr(preload, "libraries", lambda: [Path("found.so")])
     preload.begin_again_with_libraries()
     assert not begun

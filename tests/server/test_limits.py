@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import gzip
 import json
 import math
@@ -986,6 +987,20 @@ def served(monkeypatch) -> list[argparse.Namespace]:
     monkeypatch.setenv("VLLM_PLUGINS", "")
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     return found
+
+
+def test_garbage_is_collected_in_a_server(served, monkeypatch):
+    """Which its imports do without."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    command = staticmethod(lambda _: served.append(gc.isenabled()))
+    monkeypatch.setattr(ServeSubcommand, "cmd", command)
+    gc.disable()
+    try:
+        assert cli.main(["serve", GOLDEN, "--port", "0"]) == 0
+    finally:
+        gc.enable()
+    assert served == [True]
 
 
 def test_flags_reach_the_server(served, tmp_path, capfd):

@@ -17,7 +17,7 @@ def kimi_linear() -> None:
     _hybrid()
     with without_init("vllm.models.kimi_k3"):
         from vllm.models.kimi_k3.amd.linear import KimiLinearForCausalLM
-    linear_attention.replace_on_cpu()
+    linear_attention.replace_for_cpu()
     ModelRegistry.register_model("KimiLinearForCausalLM", KimiLinearForCausalLM)
 
 
@@ -30,14 +30,14 @@ def bailing_hybrid() -> None:
 
     _hybrid()
     AutoConfig.register("bailing_hybrid", BailingHybridConfig, exist_ok=True)
-    linear_attention.replace_on_cpu()
+    linear_attention.replace_for_cpu()
 
 
 def qwen3_next() -> None:
     """Let plain vLLM take our layer of Gated DeltaNet: its own knows bfloat16 and two sizes."""
     from vllm.model_executor.models import qwen3_next  # noqa: F401  its layer is replaced
 
-    linear_attention.replace_on_cpu()
+    linear_attention.replace_for_cpu()
 
 
 def bailing_moe() -> None:

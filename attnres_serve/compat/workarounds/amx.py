@@ -1,6 +1,6 @@
 """AMX, which vLLM's attention in bfloat16 uses without asking the kernel for it."""
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device, host
 
 
 def permit_amx() -> None:
@@ -11,7 +11,7 @@ def permit_amx() -> None:
     """
     import torch
 
-    if host.on_cpu() and torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
+    if device.is_cpu() and torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
         host.logger().warning(
             "The operating system refuses AMX, which vLLM's attention in bfloat16 uses: serve with "
             "--dtype float32 if the engine ends by an illegal instruction."

@@ -2,24 +2,19 @@
 
 torch 2.13 joins the words of a command and splits them again as a shell would, and quotes no paths
 but those of headers.  It probes vector instructions by a library whose path it puts into a string
-of Python; without it, it would compile for none, and say nothing.  This file imports nothing of
-ours, so that ``bench.engine`` can run it for stock vLLM.
+of Python; without it, it would compile for none, and say nothing.
 """
 
 import json
+from dataclasses import replace
 from shlex import quote
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
 
-def quote_paths() -> None:
-    """Quote the paths of a folder for caches or temporary files, and of torch's (idempotent)."""
-    from torch._inductor.cpp_builder import CppBuilder
-    from torch._inductor.cpu_vec_isa import VecISA
 
-    builder: Any = CppBuilder
-    if getattr(builder.__init__, "quotes_paths", False):
-        return
-    make = builder.__init__
+def _quoting(make: Any) -> Any:
+    """Quote the paths of a folder for caches or temporary files, and of torch's."""
 
     def __init__(self, name, sources, BuildOption, output_dir="") -> None:
         sources = [sources] if isinstance(sources, str) else sources
@@ -33,21 +28,30 @@ def quote_paths() -> None:
         folders = [f"-L{quote(folder)}" for folder in BuildOption.get_libraries_dirs()]
         self._libraries_dirs_args = _joined(folders)
 
-    __init__.quotes_paths = True  # type: ignore[attr-defined]
-    builder.__init__ = __init__
-    _quote_in_probe(VecISA)
+    return __init__
 
 
 def _joined(words: list[str]) -> str:
     return "".join(f"{word} " for word in words)
 
 
-def _quote_in_probe(isa: Any) -> None:
+def _escaping(probe: Any) -> Any:
     """Escape the path that is put between the quotes of a string of Python."""
-    if (probe := getattr(isa, "_probe_load", None)) is None:  # an older torch
-        return
 
     def _probe_load(self, output_path: str) -> bool:
         return probe(self, json.dumps(output_path, ensure_ascii=False)[1:-1])
 
-    isa._probe_load = _probe_load
+    return _probe_load
+
+
+COMMANDS = Patch(
+    targets=("torch._inductor.cpp_builder:CppBuilder.__init__",),
+    make=_quoting,
+    why="paths with blanks or quotes were split",
+    models="compiled AttnRes models",
+    first=(2, 13),
+)
+PROBE = replace(
+    COMMANDS, targets=("torch._inductor.cpu_vec_isa:VecISA._probe_load",), make=_escaping
+)
+PATCHES = COMMANDS, PROBE

@@ -10,6 +10,7 @@ This can go with a vLLM that answers both with 400 and one sentence.
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from attnres_serve.compat.patch import Patch
@@ -64,16 +65,17 @@ def refuse_uncompiled(client) -> None:
 
     It gives such a request up as it does one whose cache another server could not send.
     """
-    if client.vllm_config.kv_transfer_config is not None:
-        return
-    generate: Callable[..., AsyncGenerator[Any, None]] = client.generate
+    if client.vllm_config.kv_transfer_config is None:
+        CLIENT.apply_to(client)
 
+
+def _refusing_uncompiled(generate: Callable[..., AsyncGenerator[Any, None]]) -> Any:
     def generate_or_refuse(prompt, sampling_params, *rest, **options):
         answers = generate(prompt, sampling_params, *rest, **options)
         outputs = sampling_params.structured_outputs
         return answers if outputs is None else _unless_uncompiled(answers, field_of(outputs))
 
-    client.generate = generate_or_refuse
+    return generate_or_refuse
 
 
 async def _unless_uncompiled(answers, field: str):
@@ -100,4 +102,11 @@ PATCH = Patch(
     models="every model of our server",
     first=(0, 28),
     report="grammars-of-two-backends",
+)
+CLIENT = replace(
+    PATCH,
+    targets=("generate",),
+    of="one engine's client",
+    make=_refusing_uncompiled,
+    why="a grammar that the engine could not compile was a 500",
 )

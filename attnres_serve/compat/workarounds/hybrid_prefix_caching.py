@@ -46,10 +46,10 @@ def problem(model_config) -> str | None:
 
 
 PATCH = Patch(
-    targets=("vllm.config:ModelConfig.is_prefix_caching_supported",),
+    targets=("vllm.config.model:ModelConfig.is_prefix_caching_supported",),
     make=_off_by_default,
     why="vLLM caches prefixes that it cannot continue",
     models="AttnRes models with [no prefix cache](families.md#prefixes) on CPU",
     first=(0, 28),
-    report="mamba2-prefix-caching-on-cpu",
+    report="prefix-caching-of-recurrent-layers-on-cpu",
 )

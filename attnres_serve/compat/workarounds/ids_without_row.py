@@ -7,7 +7,9 @@ of more than 32 bits.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 
 
@@ -44,7 +46,6 @@ def name_the_field(client) -> None:
     prompt for ``echo``, before that.
     """
     renderer, rows = client.renderer, client.vllm_config.model_config.get_vocab_size()
-    decode: Callable = renderer._detokenize_prompt_async
 
     def require_known(ids: Iterable[int], part: str) -> None:
         if renderer.tokenizer is not None:
@@ -55,13 +56,16 @@ def name_the_field(client) -> None:
     def validate_token_ids(token_ids, *, parameter=None) -> None:
         require_known(token_ids, f"`{parameter or 'prompt'}`")
 
-    async def _detokenize_prompt_async(prompt):
-        require_known(prompt["prompt_token_ids"], "`tokens` or `prompt`")
-        return await decode(prompt)
+    def detokenizing(decode: Callable) -> Callable:
+        async def _detokenize_prompt_async(prompt):
+            require_known(prompt["prompt_token_ids"], "`tokens` or `prompt`")
+            return await decode(prompt)
 
-    if hasattr(renderer, "validate_token_ids"):  # before 0.32 it is no method of a renderer
-        renderer.validate_token_ids = validate_token_ids
-    renderer._detokenize_prompt_async = _detokenize_prompt_async
+        return _detokenize_prompt_async
+
+    if VALIDATES.is_due():
+        VALIDATES.apply_to(renderer, lambda own: validate_token_ids)
+    DECODES.apply_to(renderer, detokenizing)
 
 
 def _outside(ids: Iterable[int], part: str, rows: int) -> str | None:
@@ -73,3 +77,13 @@ def _outside(ids: Iterable[int], part: str, rows: int) -> str | None:
         f"Token {found} of {part} is not in the vocabulary of {rows} tokens; the model has "
         f"those from 0 to {rows - 1}."
     )
+
+
+DECODES = Patch(
+    targets=("_detokenize_prompt_async",),
+    of="one engine's renderer",
+    why="ids without a token were decoded to no text, or refused without a field",
+    models="every model of our server",
+    first=(0, 28),
+)
+VALIDATES = replace(DECODES, targets=("validate_token_ids",), first=(0, 32))

@@ -10,6 +10,7 @@ This can go with a vLLM whose workers tell the scheduler that every logit of a r
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from attnres_serve.compat import engine_config
@@ -168,16 +169,15 @@ def constraints(sampling) -> list[str]:
     return [field for field, value in found.items() if value]
 
 
-def refuse_dead_ends(client) -> None:
+def _refusing_dead_ends(generate: Callable[..., AsyncGenerator[Any, None]]) -> Any:
     """Have an engine's client answer an error where the engine ended an answer for ``REASON``."""
-    generate: Callable[..., AsyncGenerator[Any, None]] = client.generate
 
     def generate_or_refuse(prompt, sampling_params, *rest, **options):
         answers = generate(prompt, sampling_params, *rest, **options)
         fields = constraints(sampling_params)
         return _until_dead_end(answers, fields) if fields else answers
 
-    client.generate = generate_or_refuse
+    return generate_or_refuse
 
 
 async def _until_dead_end(answers, fields: list[str]):
@@ -200,4 +200,11 @@ PATCH = Patch(
     models="AttnRes models",
     first=(0, 28),
     report="no-token-left",
+)
+CLIENT = replace(
+    PATCH,
+    targets=("generate",),
+    of="one engine's client",
+    make=_refusing_dead_ends,
+    models="every model of our server",
 )

@@ -11,7 +11,7 @@ This can go with a vLLM whose ``GPUModelRunner.reload_weights`` is exact for all
 
 from typing import Any
 
-from attnres_serve.compat import engine_config, host
+from attnres_serve.compat import device, engine_config
 from attnres_serve.compat.patch import Patch
 from attnres_serve.errors import SettingError
 from attnres_serve.families import BY_ARCHITECTURE
@@ -44,7 +44,7 @@ def problem(vllm_config: Any) -> str | None:
     family, own = BY_ARCHITECTURE[architecture], config.attn_res_config
     load_format = vllm_config.load_config.load_format
     reasons = {
-        "on a GPU, where that was never tried": not host.on_cpu(),
+        "on a GPU, where that was never tried": not device.is_cpu(),
         f"of {family.title}, where that was not shown to be exact": not family.reloads(own),
         "with a tied head, of which vLLM keeps a packed copy": own.get("tie_word_embeddings"),
         "with quantized weights": vllm_config.model_config.quantization is not None,
@@ -168,7 +168,7 @@ def _require_empty(is_empty: bool) -> None:
 
 def _check_sleep(engine: Any, level: int) -> None:
     """Raise SettingError for a sleep that discards the weights; on a CPU none does."""
-    if level > 1 and engine_config.has_attn_res(engine.vllm_config) and not host.on_cpu():
+    if level > 1 and engine_config.has_attn_res(engine.vllm_config) and not device.is_cpu():
         raise SettingError(
             f"sleep level {level} discards the weights, and an AttnRes model on a GPU does not get "
             "them back; use level 1, which keeps them."

@@ -5,22 +5,25 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from attnres_serve.compat.patch import Patch
+
 
 def refuse_by(client, problem: Callable[[Any], str | None]) -> None:
     """Have an engine refuse requests about which ``problem`` has a sentence.
 
     They are asked when given their id: whole, and not yet queued.
     """
-    processor = client.input_processor
-    assign: Callable = processor.assign_request_id
 
-    def assign_if_there_is_none(request) -> None:
-        found = problem(request)
-        if found:
-            raise refusal(found)
-        assign(request)
+    def make(assign: Callable) -> Callable:
+        def assign_if_there_is_none(request) -> None:
+            found = problem(request)
+            if found:
+                raise refusal(found)
+            assign(request)
 
-    processor.assign_request_id = assign_if_there_is_none
+        return assign_if_there_is_none
+
+    PATCH.apply_to(client.input_processor, make)
 
 
 def refusal(sentence: str) -> Exception:
@@ -38,3 +41,14 @@ def _class_of_refusals() -> type:
             return self.args[0]  # vLLM's adds the parameter to the sentence
 
     return Refusal
+
+
+PATCH = Patch(
+    targets=("assign_request_id",),
+    of="one engine's input processor",
+    why="some requests ended the engine (`worker_limits.py`, `ids_without_row.py`), were answered "
+    "with 500 (`unsendable.py`) or by an arbitrary token (`no_token_left.py`, `penalties.py`)",
+    models="every model of our server",
+    first=(0, 28),
+    report="requests-that-end-the-engine",
+)

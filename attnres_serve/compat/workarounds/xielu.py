@@ -24,7 +24,7 @@ PATCH = Patch(
     targets=("vllm.model_executor.layers.activation:XIELU.__init__",),
     make=_in_the_models_type,
     why="the activation was computed in bfloat16",
-    models="AttnRes models of Apertus",
+    models="AttnRes models with the activation xIELU",
     first=(0, 28),
     report="xielu-in-bfloat16",
 )

@@ -8,7 +8,7 @@ cache are those of vLLM's layers.
 import importlib
 import sys
 
-from attnres_serve.compat import host
+from attnres_serve.compat import device, host
 from attnres_serve.kernels.cpp import backend as cpp
 
 LAYERS = "vllm.model_executor.layers.mamba"
@@ -20,13 +20,13 @@ REPLACED = (
 )
 
 
-def replace_on_cpu() -> None:
+def replace_for_cpu() -> None:
     """Let vLLM build the layers of this package instead of its own, on CPU only (idempotent).
 
     Call it when the model's class is imported and before it is built.  Layers that are not imported
     by then are left: they bring Triton along, which other models do without.
     """
-    if not host.on_cpu():
+    if not device.is_cpu():
         return
     from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 

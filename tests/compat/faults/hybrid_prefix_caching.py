@@ -1,4 +1,4 @@
-"""docs/build/upstream/mamba2-prefix-caching-on-cpu.md"""
+"""docs/build/upstream/prefix-caching-of-recurrent-layers-on-cpu.md"""
 
 from types import SimpleNamespace
 from typing import Any

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,36 @@ library.load()
 library.load("float16")
 import torch
 print(torch.ops.attnres_serve.cpp_single_pass.default)
+"""
+KILLED = """
+import os, time
+from pathlib import Path
+from attnres_serve.kernels.cpp import library
+library.compile_ahead("float16")
+while not Path(os.environ["COMPILED"]).exists():
+    time.sleep(0.01)
+os._exit(0)
+"""
+UNDISTURBED = """
+from attnres_serve.kernels.cpp import library
+library.compile_ahead("float16")
+library._AHEAD.join()
+"""
+# Kernels of two dtypes, the second of which come from another cache.
+ONE_BY_ONE = """
+import os, torch
+from attnres_serve.kernels.cpp import backend
+backend.prepare(torch.float16)
+print(*(backend.is_ready(dtype) for dtype in backend.DTYPES))
+row, bank = torch.ones(1, 8), torch.ones(1, 2, 8)
+try:
+    backend.add_to_row(row, bank, 1)
+except RuntimeError as error:
+    print(error)
+os.environ["XDG_CACHE_HOME"] = os.environ["ANOTHER"]
+backend.prepare(torch.float32)
+backend.add_to_row(row, bank, 1)
+print(bank.sum().item())
 """
 # As a server does, whose engines and workers load the library.
 FORK = """
@@ -53,6 +84,25 @@ def test_a_fork_waits_and_keeps_no_lock(tmp_path: Path) -> None:
     given, compiled = slow_compiler(tmp_path)
     assert run(FORK, given) == ["0"]
     assert compiled.read_text() == "once\n" * 2  # the operators, and kernels of one dtype
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    given, _ = slow_compiler(tmp_path)
+    folder = tmp_path / "cache" / "attnres_serve"
+    run(KILLED, given)
+    assert [one for one in folder.iterdir() if one.is_dir()]
+    run(UNDISTURBED, given)
+    assert {one.suffix for one in folder.iterdir()} == {".lock", ".so"}
+
+
+def test_a_dtype_is_served_once_its_kernels_are_loaded(tmp_path: Path) -> None:
+    """By the operators that are loaded, wherever else there are some."""
+    backend.prepare()
+    shutil.copytree(library.path().parent, tmp_path / "attnres_serve")
+    first, refusal, second = run(ONE_BY_ONE, {"ANOTHER": str(tmp_path)})
+    assert first == "False True False"
+    assert "those of them that it was prepared for" in refusal
+    assert second == "24.0"  # two rows of ones, and one that was added
 
 
 def slow_compiler(tmp_path: Path) -> tuple[dict[str, str], Path]:

@@ -1,4 +1,4 @@
-"""Settings that some of vLLM's layers cannot have with AttnRes."""
+"""What a configuration cannot have, by limits of a family and for all of them."""
 
 import importlib
 import inspect
@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from facts import TINY
+from vllm_configs import vllm_config
 
-from attnres_serve.compat import backbone_limits, host
+from attnres_serve.compat import device, rules
+from attnres_serve.compat.asked import Asked
+from attnres_serve.compat.device import Kind
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Config, Family
@@ -32,27 +35,24 @@ def config(
     eager: bool = False,
     **sizes: Any,
 ):
-    own = SimpleNamespace(num_hidden_layers=layers, **sizes)
-    return SimpleNamespace(
-        model_config=SimpleNamespace(
-            dtype=dtype, hf_text_config=own, enforce_eager=eager, is_hybrid=hybrid
-        ),
-        num_speculative_tokens=drafts,
-        cache_config=SimpleNamespace(enable_prefix_caching=prefixes),
-        parallel_config=SimpleNamespace(
-            use_sequence_parallel_moe=split,
-            tensor_parallel_size=workers,
-            data_parallel_size=engines,
-            pipeline_parallel_size=stages,
-        ),
-    )
+    found = vllm_config(num_speculative_tokens=drafts)
+    model, parallel = found.model_config, found.parallel_config
+    model.dtype, model.enforce_eager, model.is_hybrid = dtype, eager, hybrid
+    model.hf_text_config = SimpleNamespace(num_hidden_layers=layers, **sizes)
+    found.cache_config.enable_prefix_caching = prefixes
+    parallel.use_sequence_parallel_moe = split
+    parallel.tensor_parallel_size, parallel.data_parallel_size = workers, engines
+    parallel.pipeline_parallel_size = stages
+    return found
 
 
 def require(name: str, changes: Config | None = None, **given: Any) -> None:
     """Ask for the settings of a family with its tiny config.json, changed."""
-    family, own = FAMILIES[name], {**TINY.get(name, {}), **(changes or {})}
-    shapes = family.shapes(own) if own else {}
-    backbone_limits.require_whole_residual(config(**given), family, shapes)
+    found = config(**given)
+    model = found.model_config.hf_config
+    model.architectures = [FAMILIES[name].architecture]
+    model.attn_res_config = {**TINY[name], **(changes or {})}
+    rules.require(Asked(found))
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_a_setting_is_refused_for_the_families_that_it_breaks(
 
 
 def test_lightning_attention_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     require("bailing_hybrid")
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     require("llama")
     with pytest.raises(SettingError, match=r"lightning attention .* serve this family on a CPU"):
         require("bailing_hybrid")
@@ -108,7 +108,7 @@ def test_a_stage_with_one_kind_of_cache(
         found = [kinds[letter] for letter in letters]
         return {key: found if key == "layer_types" else "".join(found), "num_dense_layers": 0}
 
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     for letters in ("LFLF", "FLLF"):
         require(name, layers(letters), stages=2)
     for letters, has in (("LFLL", "a KV cache"), ("FLFF", "a recurrent state")):
@@ -123,13 +123,13 @@ def test_a_stage_with_one_kind_of_cache(
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,3")
     with pytest.raises(SettingError, match="layers 0 to 0 has no layer with"):
         require(name, layers("LFLF"), stages=2)
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     require(name, layers("LFLF"), stages=2)
 
 
 def test_layers_without_any_cache_are_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage with an MLP beside one layer of each kind; and a model of one kind alone."""
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     pattern = "hybrid_override_pattern"
     require("nemotron_h", {pattern: "M*-M*-", "num_hidden_layers": 6}, stages=2, layers=6)
     require("lfm2", {"layer_types": ["conv"] * 4}, stages=2)
@@ -154,7 +154,7 @@ def test_a_stage_without_experts(
 ) -> None:
     if name == "glm4_moe_lite":
         changes = {**changes, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2}
-    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     require(name, changes)
     with pytest.raises(SettingError) as raised:
         require(name, changes, stages=2)
@@ -181,7 +181,7 @@ def test_a_stage_without_experts(
 def test_what_linear_attention_cannot_have(
     on_cpu: bool, given: dict, name: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     with pytest.raises(SettingError, match=says):
         require(name, **given)
     require("llama", **given)
@@ -195,10 +195,10 @@ def test_drafts_where_a_state_cannot_go_back(monkeypatch: pytest.MonkeyPatch) ->
     assert {*refused} >= {"lfm2", "lfm2_moe", "mamba2", "nemotron_h", "bailing_hybrid", "kda"}
     for name in {*recurrent} - {*refused}:
         assert Limit.LINEAR_ATTENTION in FAMILIES[name].limits
-        monkeypatch.setattr(host, "on_cpu", lambda: True)
+        monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
         require(name, drafts=3)
     for name in refused:
-        monkeypatch.setattr(host, "on_cpu", lambda: True)
+        monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
         require(name)
         with pytest.raises(SettingError, match=r"with 3 tokens is not supported here for this f"):
             require(name, drafts=3)
@@ -228,7 +228,7 @@ def test_drafts_on_a_cpu_with_a_vllm_that_has_no_kernels_for_them(
     version: str, on_cpu: bool, drafts: int, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
-    monkeypatch.setattr(host, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     if not refused:
         return require("llama", drafts=drafts)
     with pytest.raises(SettingError, match=r"on a CPU ends the engine of vLLM 0\.30; install"):
@@ -272,8 +272,8 @@ def test_layers_that_are_reordered_are_those_of_the_installed_vllm() -> None:
 
 
 def test_every_limit_is_refused_somewhere() -> None:
-    elsewhere = {Limit.ADAPTERS, Limit.ADAPTERS_OF_WORKERS, Limit.PREFIX_CACHING}
-    assert {*Limit} - {*backbone_limits.PROBLEMS} == elsewhere
+    elsewhere = {Limit.PREFIX_CACHING, Limit.SHOWN_LAYERS, Limit.STOCK_ON_CPU}
+    assert {*Limit} - {rule.limit for rule in rules.RULES} == elsewhere
     assert {limit for family in FAMILIES.values() for limit in family.limits} == {*Limit}
 
 
@@ -291,13 +291,13 @@ def test_every_limit_is_refused_somewhere() -> None:
 def test_a_convolution_that_vllms_kernel_computes_wrongly(
     sizes: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     if said is None:
         require("gated_deltanet", **sizes)
     else:
         with pytest.raises(SettingError, match=f"{said}.*; serve this model on a CPU"):
             require("gated_deltanet", **sizes)
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     require("gated_deltanet", **sizes)
 
 
@@ -313,9 +313,9 @@ def test_experts_of_several_engines_are_refused_on_a_cpu(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their collective is not there on a CPU; models without experts share nothing."""
-    monkeypatch.setattr(host, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     require(name, engines=2)
-    monkeypatch.setattr(host, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     with pytest.raises(SettingError, match=r"--data-parallel-size is 2, .* start as many servers"):
         require(name, engines=2)
     require("llama", engines=2)
