@@ -1,7 +1,7 @@
 """One function of vLLM's or torch's that takes another's place while a process runs.
 
-Each file of ``compat.workarounds`` states its own as a ``Patch``: what it replaces, by what, where
-the fault is, and how to see it.  The table of all is ``compat.patches``.
+Each file of ``compat.workarounds`` states its own as a ``Patch``: what it replaces, by what, and where
+the fault is.  The table of all is ``compat.patches``; tests/compat/faults shows the faults.
 """
 
 import re
@@ -15,7 +15,6 @@ from attnres_serve.compat import host, versions
 from attnres_serve.compat.versions import Minor
 from attnres_serve.errors import SettingError
 
-Fault = Callable[[], bool]
 # What stands in the place of each target, by its owner and name.
 _applied: dict[tuple[int, str], Any] = {}
 
@@ -38,8 +37,6 @@ class Patch:
         first: the first version of the library that it is for.
         last: the last one; None for all that came since.
         report: the file in docs/build/upstream/, without its ending; None where there is no report.
-        fault: whether the fault is there, tried on the library as it is; or a sentence that says
-            why a CPU cannot show it.
         of: the one object whose attributes are replaced, such as "one engine's client"; None for
             modules and classes.
     """
@@ -51,7 +48,6 @@ class Patch:
     first: Minor
     last: Minor | None = None
     report: str | None = None
-    fault: Fault | str = ""
     of: str | None = None
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attnres_serve.compat import source
+from attnres_serve.compat import versions
 from benchmarks.kernels.cells import KEY_EPS, NORM_EPS, Inputs
 from benchmarks.kernels.contenders import Contender, Run
 
@@ -137,4 +137,4 @@ def find(vllm_file: Path | None) -> tuple[dict[str, Contender], dict[str, str], 
         return {name: vllm}, {name: f"the file {vllm_file.name}"}, {}
     if importlib.util.find_spec("vllm") is None:
         return {}, {}, {name: "vllm is not installed, and --vllm-file names no file of it."}
-    return {name: vllm}, {name: " ".join(("installed", *source.installed()))}, {}
+    return {name: vllm}, {name: " ".join(("installed", *versions.installed()))}, {}

@@ -62,7 +62,9 @@ class Client:
         self.names: list[str] = []
         self.end: int | None = None
         self.input_processor = SimpleNamespace(assign_request_id=None)
-        self.renderer = SimpleNamespace(tokenizer=None, _detokenize_prompt_async=None)
+        self.renderer = SimpleNamespace(
+            tokenizer=None, _detokenize_prompt_async=None, validate_token_ids=None
+        )
 
     async def collective_rpc(self, method: str, args: tuple = ()) -> list[Any]:
         self.calls.append(method)

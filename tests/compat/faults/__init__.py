@@ -68,7 +68,7 @@ def is_tried(name: str) -> bool:
 
 def missing(name: str) -> list[str]:
     """The targets that the installed library lacks, of patches that are for its version."""
-    due = [patch for patch in _STATED[name] if patch.is_due()]
+    due = [patch for patch in _STATED[name] if patch.is_due() and not patch.of]
     return [target for patch in due for target in patch.targets if not _is_there(target)]
 
 
@@ -86,7 +86,8 @@ def try_out(name: str) -> Tried:
 
 def apply(name: str) -> None:
     for patch in _STATED[name]:
-        patch.apply()
+        if not patch.of:  # of one object, which a fault has no more of
+            patch.apply()
 
 
 def _module(name: str) -> ModuleType:
