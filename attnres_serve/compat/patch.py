@@ -1,7 +1,7 @@
 """One function of vLLM's or torch's that takes another's place while a process runs.
 
-Each file of ``compat.workarounds`` states its own as a ``Patch``: what it replaces, by what, and where
-the fault is.  The table of all is ``compat.patches``; tests/compat/faults shows the faults.
+Each file of ``compat.workarounds`` states its own as a ``Patch``: what it replaces, by what, and
+for which versions.  The table of all is ``compat.patches``; tests/compat/faults shows the faults.
 """
 
 import re

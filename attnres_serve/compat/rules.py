@@ -63,6 +63,15 @@ RULES = (
         "--runner generate and without --convert.",
     ),
     Rule(
+        lambda asked: (
+            device.is_cpu()
+            and versions.is_older_than((0, 30))
+            and asked.vllm.parallel_config.enable_expert_parallel
+        ),
+        "--enable-expert-parallel is set, with which vLLM before 0.30 reads the experts of other "
+        "workers on a CPU; leave it out, or install a later vLLM.",
+    ),
+    Rule(
         lambda asked: device.is_cpu() and engine_config.uses_ray(asked.vllm),
         "--distributed-executor-backend is ray, which vLLM has on GPUs alone; leave it out on "
         "a CPU, where processes are started without Ray, on several machines by --nnodes.",

@@ -11,7 +11,7 @@ import torch
 from facts import TINY
 from vllm_configs import vllm_config
 
-from attnres_serve.compat import device, rules
+from attnres_serve.compat import device, rules, versions
 from attnres_serve.compat.asked import Asked
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import SettingError
@@ -320,3 +320,27 @@ def test_experts_of_several_engines_are_refused_on_a_cpu(
         require(name, engines=2)
     require("llama", engines=2)
     require(name)
+
+
+@pytest.mark.parametrize(
+    ("older", "kind", "parallel", "refused"),
+    [
+        (True, Kind.CPU, True, True),
+        (True, Kind.CPU, False, False),
+        (False, Kind.CPU, True, False),
+        (True, Kind.CUDA, True, False),
+    ],
+)
+def test_expert_parallelism_of_older_versions_on_a_cpu(
+    older: bool, kind: Kind, parallel: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read the experts of other workers, and no patch mends it there."""
+    config = vllm_config()
+    config.parallel_config.enable_expert_parallel = parallel
+    monkeypatch.setattr(device, "kind", lambda: kind)
+    monkeypatch.setattr(versions, "is_older_than", lambda other: older and other == (0, 30))
+    if refused:
+        with pytest.raises(SettingError, match=r"^--enable-expert-parallel is set, .* later vLLM"):
+            rules.require(Asked(config))
+    else:
+        rules.require(Asked(config))

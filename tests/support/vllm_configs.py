@@ -21,6 +21,7 @@ def vllm_config(model: object = "some/model", **changes: Any) -> SimpleNamespace
             pipeline_parallel_size=1,
             distributed_executor_backend="mp",
             use_sequence_parallel_moe=False,
+            enable_expert_parallel=False,
         ),
         "lora_config": None,
         "kv_transfer_config": None,
