@@ -6,7 +6,7 @@ for which versions.  The table of all is ``compat.patches``; tests/compat/faults
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -80,13 +80,8 @@ class Patch:
 
         Each call wraps what is there: several patches have one target.
         """
-        made = make or self.make
-        assert made is not None, "nothing says what takes the place"
         for name in self.targets:
-            if isinstance(owner, dict):
-                owner[name] = made(owner.get(name))
-            else:
-                setattr(owner, name, made(getattr(owner, name)))
+            _put(owner, name, make or self.make)
 
     def _replace(self, target: str) -> None:
         owner, name = place(target)
@@ -96,7 +91,7 @@ class Patch:
             return
         if name in vars(owner):  # otherwise it is inherited
             _tell_of_others(target, current)
-        replace(self, targets=(name,)).apply_to(owner)
+        _put(owner, name, self.make)
         _applied[key] = _at(owner, name)
 
     def _lacks(self, name: str) -> None:
@@ -105,6 +100,14 @@ class Patch:
         if self.library == "vllm" and versions.minor(found) <= versions.NEWEST:
             raise SettingError(f"{said}; install {self.library} as it was released.")
         _warn(f"AttnRes: {said}: what it mends may be wrong.")
+
+
+def _put(owner: Any, name: str, make: Callable[[Any], Any] | None) -> None:
+    assert make is not None, "nothing says what takes the place"
+    if isinstance(owner, dict):
+        owner[name] = make(owner.get(name))
+    else:
+        setattr(owner, name, make(getattr(owner, name)))
 
 
 def place(target: str) -> tuple[Any, str]:
