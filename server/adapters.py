@@ -1,43 +1,40 @@
 """The adapters that ``--lora-modules`` names, checked by their files before the engine starts."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnres_serve.checkpoints.checked import Checkpoint, read_tensor
 from attnres_serve.compat import adapter_files, adapters
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import SettingError
 from attnres_serve.families.family import EMBEDDING, HEAD
-from attnres_serve.flags import usual, value_of, values_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MODULES = "--lora-modules"
-USUAL_RANK = 16  # vLLM's --max-lora-rank where none is given
 
 
-def check(words: list[str], checkpoint: Checkpoint) -> None:
+def check(arguments: Arguments, checkpoint: Checkpoint) -> None:
     """Raise SettingError for an adapter that would not be applied whole.
 
     One whose files are not on this machine is checked when it is loaded.
 
     Args:
-        words: flags of vLLM's, with those of a file.
+        arguments: of vLLM.
         checkpoint: the model that adapters are for.
     """
-    named = list(_named(values_of(MODULES, words)))
-    given = dict(named)
+    given = {module["name"]: module["path"] for module in arguments.lora_modules}
     if not given:
         return
-    if "--enable-lora" not in map(usual, words):
+    if not arguments.enable_lora:
         raise SettingError(f"{MODULES} is given without --enable-lora; give that as well.")
-    _check_names([name for name, _ in named], values_of("--served-model-name", words))
-    index, rank = checkpoint.index, value_of("--max-lora-rank", words) or ""
+    names = [module["name"] for module in arguments.lora_modules]
+    _check_names(names, arguments.served_model_name or [])
+    index = checkpoint.index
     model = adapter_files.Model(
         needed=index.base.needed if index else {},
-        most_rank=int(rank) if rank.isdecimal() else USUAL_RANK,
+        most_rank=arguments.max_lora_rank,
         has_table=lambda leaf, table: _has_table(checkpoint, leaf, table),
     )
     for name, place in given.items():
@@ -62,23 +59,6 @@ def _check_names(names: list[str], served: list[str]) -> None:
                 f"found {name!r} after {MODULES} and after --served-model-name; give the adapter "
                 "another name, as requests for the model would be answered with it."
             )
-
-
-def _named(modules: list[str]) -> Iterator[tuple[str, str]]:
-    """Names of adapters and their places, in vLLM's two ways to write them."""
-    for module in modules:
-        name, equals, place = module.partition("=")
-        if equals and "," not in module:
-            yield name, place
-            continue
-        try:
-            written = json.loads(module)
-            yield str(written["name"]), str(written["path"])
-        except (ValueError, KeyError, TypeError):
-            raise SettingError(
-                f"found {module!r} after {MODULES}; expected NAME=FOLDER, or JSON such as "
-                '{"name": "mine", "path": "FOLDER"}.'
-            ) from None
 
 
 def _has_table(checkpoint: Checkpoint, leaf: str, table: "Tensor") -> bool:

@@ -6,7 +6,6 @@ costs a second, not a minute.
 
 import argparse
 import os
-import re
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from attnres_serve.checkpoints.check import served_dtype
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
 from attnres_serve.compat import compiler, device, openai_server, start_events, workers
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.flags import value_of, with_config
 from attnres_serve.kernels.cpp import library
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.server import adapters
@@ -58,17 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verbose", action="store_true", help="show vLLM's whole log, not its warnings alone"
     )
-    parser.add_argument("--host", default=None, help=f"address to bind (default: {DEFAULT_HOST})")
-    parser.add_argument("--port", type=int, default=None, help=f"(default: {DEFAULT_PORT})")
 
 
-def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[str]) -> None:
+def serve(
+    checkpoint: str | None, own: argparse.Namespace, arguments: Arguments, words: list[str]
+) -> None:
     """Serve a checkpoint until the server is stopped.
 
     Args:
         checkpoint: folder or Hugging Face model id; None for the demo of a source checkout.
         own: what ``add_arguments`` defines.
-        vllm_arguments: any flags of vLLM's server.
+        arguments: of vLLM's server.
+        words: the same as they are given to vLLM.
 
     Raises:
         CheckpointError, SettingError: with one sentence, before anything is started.
@@ -76,39 +76,36 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     check_environment()
     keys = policy.read_keys(own.api_key_file) if own.api_key_file else []
     name = bundled_demo() if checkpoint is None else checkpoint
-    words = with_config(vllm_arguments)
-    other = value_of("--model", words) or (words[0] if words[:1] and words[0][:1] != "-" else None)
-    if other is not None:
+    if arguments.model is not None:
         raise SettingError(
-            f"found the model {other!r} among the flags; give the checkpoint once, right after "
-            "`serve`."
+            f"found the model {arguments.model!r} among the flags; give the checkpoint once, right "
+            "after `serve`."
         )
-    model, kept, dtype = check_checkpoint(name, words)
+    model, kept, dtype = check_checkpoint(name, arguments)
     chosen = {"kv_cache_memory_bytes": kept.size} if kept and kept.is_chosen else {}
     backend_choice.require(own.attnres_backend)
-    compiler.require(words)
-    if (cores := workers.bind(words)) is not None:
+    compiler.require(arguments)
+    if (cores := workers.bind(arguments)) is not None:
         start_events.tell("model", facts={"cores": f"{cores}, a part for each worker"})
-    given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
-    if socket := value_of("--uds", words):
-        address.clear_socket(socket)
-    elif given or "--config" not in vllm_arguments:  # a file may name another address
+    if arguments.uds:
+        address.clear_socket(arguments.uds)
+    else:
+        given = {name: getattr(arguments, name) for name in DEFAULTS if arguments.has(name)}
         address.check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
-    given_key = value_of("--api-key", vllm_arguments) is not None
+    given_key = arguments.has("api_key")
     if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
     if device.is_cpu() and own.attnres_backend != "torch":
         library.compile_ahead(dtype)  # beside all that is imported from here on
     check_plugin()
-    place = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    log = own.verbose or levels.wants_log(words, os.environ)
+    log = own.verbose or levels.wants_log(arguments.given, os.environ)
     start_events.tell(
         "checked",
         title=facts.title(),
         log=log,
-        headless="--headless" in words,
-        socket=socket,
+        headless=arguments.headless,
+        socket=arguments.uds,
     )
     if given_key:
         start_events.tell(
@@ -123,8 +120,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         DEFAULTS
         | SERVER_DEFAULTS
         | chosen
-        | {"served_model_name": names(checkpoint, model, words)},
-        [*place, *vllm_arguments],
+        | {"served_model_name": names(checkpoint, model, arguments)},
+        words,
         settings.given(own),
         keys,
         policy.given(own),
@@ -165,14 +162,14 @@ def bundled_demo() -> str:
 
 
 def check_checkpoint(
-    name: str, words: list[str] | None = None
+    name: str, arguments: Arguments | None = None
 ) -> tuple[str, cache.Cache | None, str]:
     """Validate a checkpoint by its files.
 
     Args:
         name: a folder, or a Hugging Face model id.
-        words: flags of vLLM's, with those of a file.  ``--revision`` is that of a model id; with
-            ``--load-format dummy`` no weights are read, and config.json alone must fit.
+        arguments: of vLLM.  ``revision`` is that of a model id; with the load format ``dummy`` no
+            weights are read, and config.json alone must fit.
 
     Returns:
         The name to pass to vLLM as the model, the cache that it will have on a CPU, and the dtype
@@ -182,36 +179,35 @@ def check_checkpoint(
         CheckpointError: it cannot be served as its config.json describes, or lacks what it needs.
         SettingError: a flag asks of it what it cannot do.
     """
-    words = words or []
-    has_weights = value_of("--load-format", words) != "dummy"
-    found = check_model(name, value_of("--revision", words), has_weights)
+    arguments = arguments or Arguments()
+    found = check_model(name, arguments.revision, arguments.load_format != "dummy")
     folder = hub.local_path(name)
     parsed = found.translated(name)
-    needs.check(name, parsed, folder, words)
-    blocks.check(name, parsed, words)
-    check_draft(name, found, words)
+    needs.check(name, parsed, folder, arguments)
+    blocks.check(name, parsed, arguments)
+    check_draft(name, found, arguments)
     if formats.own_layer_names(parsed.format) is None:  # others take no adapters
-        adapters.check(words, found)
-    kept = cache.of(name, parsed, words)
+        adapters.check(arguments, found)
+    kept = cache.of(name, parsed, arguments)
     start_events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
-    asked = value_of("--dtype", words) or "auto"
+    asked = arguments.dtype
     dtype = served_dtype(found.config, [*found.headers.values()])
     return str(folder or name), kept, dtype if asked == "auto" else DTYPES.get(asked, asked)
 
 
-def names(checkpoint: str | None, model: str, words: list[str]) -> list[str]:
+def names(checkpoint: str | None, model: str, arguments: Arguments) -> list[str]:
     """The names of the served model where no flag gives any: its folder's, and its path's.
 
     Args:
         checkpoint: as it was given; None for the demo.
         model: what vLLM is given.
-        words: flags of vLLM's, among which adapters may have the folder's name.
+        arguments: of vLLM, among which adapters may have the folder's name.
     """
     given = [model] if checkpoint is None else [checkpoint, model]
     first = "demo" if checkpoint is None else os.path.basename(os.path.abspath(model))
-    adapters = re.findall(r'([^=\n]+)=|"name": *"(.+?)"', "\n".join(words))
+    adapters = {module["name"] for module in arguments.lora_modules}
     is_folder = hub.local_path(given[0]) is not None
-    if not first or not is_folder or first in {name for pair in adapters for name in pair}:
+    if not first or not is_folder or first in adapters:
         return list(dict.fromkeys(given))
     return list(dict.fromkeys([first, *given]))
 

@@ -18,25 +18,25 @@ from attnres_serve.bench.workload import (
     rounds_of,
 )
 from attnres_serve.checkpoints import checked, draft, hub, needs
-from attnres_serve.compat import compiler, device, workers
-from attnres_serve.compat import source as vllm_source
+from attnres_serve.compat import arguments, compiler, device, workers
+from attnres_serve.compat.arguments import Arguments
+from attnres_serve.compat.flags.advice import names_of
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
-from attnres_serve.flags import names, number, require_known, usual, value_of
 from attnres_serve.model import backend as backend_choice
 
 ATTNRES, BASELINE, DRAFTS = "attnres", "baseline", "drafts"
 MINUTES = 10
 REFUSED = {
-    "--additional-config": "would be ours in one engine only; give --attnres-algorithm and "
+    "additional_config": "would be ours in one engine only; give --attnres-algorithm and "
     "--attnres-backend.",
     **dict.fromkeys(
-        ("--spec-method", "--spec-model", "--spec-tokens"),
+        ("spec_method", "spec_model", "spec_tokens"),
         "is a part of --speculative-config, which is read here; give that one.",
     ),
-    "--enable-prefix-caching": "would save what is timed here; leave it out.",
-    "--model": "goes with --http; here the checkpoint is what is measured.",
-    "--revision": "is not looked up here; give the folder of that snapshot as CHECKPOINT.",
+    "enable_prefix_caching": "would save what is timed here; leave it out.",
+    "model": "goes with --http; here the checkpoint is what is measured.",
+    "revision": "is not looked up here; give the folder of that snapshot as CHECKPOINT.",
 }
 OF_ENGINES = ("quick", "starts", "budget", *settings.KEYS)
 
@@ -84,10 +84,7 @@ def run(
             "bench needs a checkpoint as its first argument, the flags behind it: attnres-serve "
             "bench CHECKPOINT ..."
         )
-    if not own.http:
-        own_flags = names(add_arguments)
-        require_known(flags, vllm_source.flags_of_engine(), own_flags, vllm_source.choices)
-    flags, command = [usual(word) for word in flags], ["attnres-serve", *command]
+    command = ["attnres-serve", *command]
     if own.starts is not None and own.starts < 1:
         raise SettingError(f"--starts is {own.starts}; expected at least 1.")
     if own.budget is not None and not 0 < own.budget < inf:
@@ -117,19 +114,18 @@ def _over_http(
                 f"--{name.replace('_', '-')} does not go with --http, which measures a server as "
                 "it is."
             )
-    served = over_http.check_there(own.http, value_of("--model", flags), flags)
+    served = over_http.check_there(own.http, *over_http.asked(flags))
     loads = over_http.measure(folder, served, own, flags)
     document = HttpDocument.model_validate({**repeatable(command), "loads": loads})
     return document.model_dump(), over_http.render(loads)
 
 
-def _refuse_uncomparable(flags: list[str]) -> None:
+def _refuse_uncomparable(asked: Arguments) -> None:
     """Raise SettingError for a flag with which engines would not be alike, or not timed whole."""
-    given = {word.partition("=")[0].partition(".")[0] for word in flags}
-    for flag, why in REFUSED.items():
-        if flag in given:
-            raise SettingError(f"{flag} {why}")
-    if "--enforce-eager" in flags and device.is_cpu():
+    for name, why in REFUSED.items():
+        if asked.has(name):
+            raise SettingError(f"--{name.replace('_', '-')} {why}")
+    if asked.enforce_eager and device.is_cpu():
         raise SettingError(
             "--enforce-eager makes a norm of vLLM's many operators on CPU, while AttnRes with its "
             "norm is one, so that AttnRes would seem faster than no AttnRes; leave it out to "
@@ -141,22 +137,22 @@ def _in_engines(
     checkpoint: str, folder: Path, own: argparse.Namespace, flags: list[str], command: list[str]
 ) -> tuple[dict[str, Any], str]:
     """The document and the report of engines, refused early: torch is imported only afterwards."""
-    _refuse_uncomparable(flags)
-    drafted = drafts.asked(flags)
+    asked = arguments.of_engine(flags, names_of(add_arguments))
+    _refuse_uncomparable(asked)
+    drafted = drafts.asked(asked)
     backend_choice.require(own.attnres_backend)
-    has_weights = value_of("--load-format", flags) != "dummy"
-    found = checked.check_model(str(folder), has_weights=has_weights)
+    found = checked.check_model(str(folder), has_weights=asked.load_format != "dummy")
     parsed = found.translated(checkpoint)
     needs.check_heads(checkpoint, parsed)
-    needs.check_context(checkpoint, parsed, flags)
-    draft.check_draft(checkpoint, found, flags)
-    compiler.require(flags)
-    workers.bind(flags)
+    needs.check_context(checkpoint, parsed, asked)
+    draft.check_draft(checkpoint, found, asked)
+    compiler.require(asked)
+    workers.bind(asked)
     from attnres_serve.bench import baseline, document, machine, process, report, session, text
     from attnres_serve.bench.measure import PROCEDURE
     from attnres_serve.bench.ratios import overheads
 
-    longest = number(value_of("--max-model-len", flags))
+    longest = max(asked.max_model_len or 0, 0) or None
     steps = QUICK_STEPS if own.quick else STEPS
     context = longest or needs.context(parsed.config)
     read = text.Text(folder) if drafted else None
@@ -166,7 +162,7 @@ def _in_engines(
     if longest is None:  # its KV cache need not fit
         most = max(cell.context + cell.max_tokens(drafted) for cell in cells)
         flags = [*flags, f"--max-model-len={most}"]
-    if not device.is_cpu() and value_of("--gpu-memory-utilization", flags) is None:
+    if not device.is_cpu() and not asked.has("gpu_memory_utilization"):
         flags = [*flags, "--gpu-memory-utilization=0.45"]  # both stay up
     starts = own.starts or (1 if own.quick else STARTS)
     rounds = rounds_of(starts)

@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnres_serve.checkpoints import draft
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import SettingError
 
 
-def asked(flags: list[str]) -> int:
+def asked(arguments: Arguments) -> int:
     """The tokens that are drafted for a step; 0 where no drafts are asked for.
 
     Raises:
         SettingError: their number cannot be told.
     """
-    if (content := draft.given(flags)) is None:
+    if (content := draft.given(arguments)) is None:
         return 0
     number = content.get("num_speculative_tokens")
     if type(number) is not int or number < 1:

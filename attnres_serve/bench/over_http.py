@@ -17,8 +17,8 @@ from attnres_serve.address import base_of, past_proxies
 from attnres_serve.bench.workload import PERCENTILES, STEPS, make_cells
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.compat import bench_client
+from attnres_serve.compat.flags import spelling
 from attnres_serve.errors import SettingError
-from attnres_serve.flags import values_of
 
 TIMEOUT = 10  # seconds for the list of models
 LONGEST = 2**20  # tokens of a sequence, where a server does not say its own
@@ -39,7 +39,23 @@ class Served(NamedTuple):
     longest: float
 
 
-def check_there(url: str, model: str | None, flags: Sequence[str] = ()) -> Served:
+def asked(flags: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The model and the headers that flags of vLLM's client name.
+
+    Raises:
+        SettingError: one of them has no value.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--model")
+    parser.add_argument("--header", nargs="*", default=[])
+    try:
+        found, _ = parser.parse_known_args(spelling.usual(flags))
+    except argparse.ArgumentError as error:
+        raise SettingError(f"found {error.argument_name} without a value; give it one.") from None
+    return found.model, found.header
+
+
+def check_there(url: str, model: str | None, given: Sequence[str] = ()) -> Served:
     """Refuse a server that cannot be measured: its address, its key, or the model's name is wrong.
 
     vLLM's client takes seconds to import, and tells of every request that fails.
@@ -47,13 +63,13 @@ def check_there(url: str, model: str | None, flags: Sequence[str] = ()) -> Serve
     Args:
         url: of the server.
         model: the model's name there; None for its first.
-        flags: of vLLM's client, among which a --header may have the key.
+        given: headers as ``NAME=VALUE``, among which one may have the key.
 
     Raises:
         SettingError: with one sentence: what was found, what is expected, how to fix it.
     """
-    given = (header.partition("=") for header in values_of("--header", [*flags]))
-    headers = settings.authorization() | {name: value for name, _, value in given}
+    more = (header.partition("=") for header in given)
+    headers = settings.authorization() | {name: value for name, _, value in more}
     try:
         request = Request(f"{base_of(url)}/v1/models", headers=headers)
         with past_proxies(url), urlopen(request, timeout=TIMEOUT) as answer:

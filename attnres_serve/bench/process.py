@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import output, settings
-from attnres_serve.compat import device, engine_log
+from attnres_serve.compat import arguments, device, engine_log
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 
 SCRIPT = Path(__file__).with_name("engine.py")
 OURS = ("--no-enable-prefix-caching", "--skip-tokenizer-init")
 UNCOUNTED = "--disable-log-stats"
-PARALLEL = (  # flags with which the model runs in workers
-    *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
-    "--distributed-executor-backend",
-)
+# Values with which the model runs in workers.
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend")
 
 
 @dataclass(frozen=True)
@@ -180,10 +178,11 @@ def environment(contender: Contender, cache: Path) -> dict[str, str]:
     if not device.is_cpu():
         return os.environ | own
     own |= malloc.keep_freed()
-    if not any("kv-cache-memory" in word for word in contender.flags):
+    asked = arguments.among(contender.flags)
+    if not asked.has("kv_cache_memory_bytes"):
         # vLLM's default is half the memory, for each of them.
         own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-    if not any(word.partition("=")[0] in PARALLEL for word in contender.flags):
+    if not asked.has(*PARALLEL):
         torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
         openmp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
         cores = os.sched_getaffinity(0)

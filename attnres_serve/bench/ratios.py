@@ -13,8 +13,6 @@ from math import ceil, exp, log, log10, sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
-import numpy as np
-
 from attnres_serve.bench.workload import PHASES, Cell
 from attnres_serve.errors import SettingError
 
@@ -75,6 +73,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def student(freedom: int, probability: float = 0.95) -> float:
     """The bound below which the absolute value of Student's t is with a probability."""
+    import numpy as np  # a quarter of a second, which a refused command does without
+
     angles = np.linspace(0, np.pi / 2, 10_001)
     density = np.cos(angles) ** (freedom - 1)  # of the angle whose tangent is t / sqrt(freedom)
     below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

@@ -5,10 +5,10 @@ from typing import Any
 
 from attnres_serve.checkpoints import needs
 from attnres_serve.compat import device, source
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
-from attnres_serve.flags import number, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 SIZE, COUNT = "--block-size", "--num-gpu-blocks-override"
@@ -17,13 +17,13 @@ LATENT = 16  # of latent attention without AMX, whatever the flag says
 HELD_BACK = 1  # block that vLLM fills no sequence with
 
 
-def check(name: str, parsed: ParsedConfig, words: list[str]) -> None:
+def check(name: str, parsed: ParsedConfig, arguments: Arguments) -> None:
     """Refuse a size or a number of blocks with which vLLM cannot serve a whole context on a CPU.
 
     Args:
         name: what the checkpoint is called.
         parsed: what the resolver made of it.
-        words: flags of vLLM's server.
+        arguments: of vLLM's server.
 
     Raises:
         SettingError: in one sentence, with the flag and what it may be.
@@ -31,7 +31,7 @@ def check(name: str, parsed: ParsedConfig, words: list[str]) -> None:
     family, config = FAMILIES[parsed.base], parsed.config
     if not device.is_cpu() or not family.cache_elements(config):
         return
-    step, given = source.block_step() or 1, _integer(SIZE, words)
+    step, given = source.block_step() or 1, arguments.block_size
     takes_any = family.is_latent or family.state_bytes(config, 2)  # vLLM makes another of it
     if given is not None and (given < 1 or (given % step and not takes_any)):
         most = max(given // step, 1) * step
@@ -39,16 +39,15 @@ def check(name: str, parsed: ParsedConfig, words: list[str]) -> None:
             f"{SIZE} is {given}; vLLM's attention on CPU takes multiples of {step}, such as "
             f"{most} or {USUAL}, the default."
         )
-    count = _integer(COUNT, words)
+    count, asked = arguments.num_gpu_blocks_override, arguments.max_model_len
     if count is None:
         return
-    asked = value_of("--max-model-len", words)
-    is_fitted = asked is not None and (number(asked) or 0) < 1  # vLLM takes the longest that fits
-    if is_fitted or needs.has_other_context(words):
+    is_fitted = asked is not None and asked < 1  # vLLM takes the longest that fits
+    if is_fitted or arguments.has(*needs.OTHER_CONTEXT):
         return
-    context = number(asked) or needs.context(config)
+    context = asked or needs.context(config)
     fills = is_filled_by_tokens(family, config)
-    size = size_of(family, words)
+    size = size_of(family, arguments)
     least = math.ceil(context / size if fills else 1) + HELD_BACK
     if count < least:
         what = f"a sequence of {context} tokens in blocks of {size}" if fills else "a sequence"
@@ -60,11 +59,11 @@ def check(name: str, parsed: ParsedConfig, words: list[str]) -> None:
         )
 
 
-def size_of(family: Family, words: list[str]) -> int:
+def size_of(family: Family, arguments: Arguments) -> int:
     """Tokens of a block."""
     if family.is_latent and not source.has_amx():
         return LATENT
-    return _integer(SIZE, words) or USUAL
+    return arguments.block_size or USUAL
 
 
 def is_filled_by_tokens(family: Family, config: Any) -> bool:
@@ -83,12 +82,3 @@ def has_windows(family: Family, config: Any) -> bool:
         return False
     read = {"sliding_window", "attention_chunk_size"} & {*family.keys()}
     return any(config.get(key, True) is not None for key in read)
-
-
-def _integer(flag: str, words: list[str]) -> int | None:
-    """The whole number that a flag is given; None where it is left to vLLM."""
-    value = value_of(flag, words)
-    try:
-        return None if value is None else int(value)
-    except ValueError:
-        return None

@@ -11,16 +11,16 @@ from typing import Any
 
 from attnres_serve.checkpoints import blocks, needs
 from attnres_serve.compat import device, environment, memory
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.compat.workers import workers_of
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
-from attnres_serve.flags import number, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 VARIABLE = environment.CACHE  # whole GiB for every worker
 FLAG = "--kv-cache-memory-bytes"  # the variable has precedence
-LEFT_TO_VLLM = ("--gpu-memory-utilization", "--num-gpu-blocks-override")  # other ways to say it
+LEFT_TO_VLLM = ("gpu_memory_utilization", "num_gpu_blocks_override")  # other ways to say it
 GIB = 2**30
 UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
 CONTEXTS = 4  # that the cache holds, if
@@ -50,29 +50,29 @@ class Cache:
         return f"{amount(self.size)}{each}, {self.tokens:,} tokens"
 
 
-def of(name: str, parsed: ParsedConfig, words: list[str] | None = None) -> Cache | None:
+def of(name: str, parsed: ParsedConfig, arguments: Arguments | None = None) -> Cache | None:
     """The cache that a server on this machine will have; None where vLLM measures it.
 
     Args:
         name: what the checkpoint is called.
         parsed: what the resolver made of it.
-        words: flags of vLLM's server.
+        arguments: of vLLM's server.
 
     Raises:
         CheckpointError: it would not hold one sequence as long as the context.
         SettingError: a variable or a flag asks for what cannot be.
     """
-    words = words or []
-    given = _given(words)
-    left_to_vllm = given is None and any(value_of(flag, words) for flag in LEFT_TO_VLLM)
+    arguments = arguments or Arguments()
+    given = _given(arguments)
+    left_to_vllm = given is None and arguments.has(*LEFT_TO_VLLM)
     if left_to_vllm or not device.is_cpu():
         return None
     family, config = FAMILIES[parsed.base], parsed.config
-    asked = number(value_of("--max-model-len", words))
+    asked = max(arguments.max_model_len or 0, 0)
     context = asked or needs.context(config)
-    asked_workers = workers_of(words)
+    asked_workers = workers_of(arguments)
     workers, shares = asked_workers.count, (asked_workers.stages, asked_workers.ranks)
-    need = _of_a_context(family, config, context, words, shares)
+    need = _of_a_context(family, config, context, arguments, shares)
     free = min(memory.left(), workers * memory.left_on_a_node())
     most = free // (SHARE * workers)
     size, said = given or (min(max(CONTEXTS * need, LEAST), most), None)
@@ -83,7 +83,7 @@ def of(name: str, parsed: ParsedConfig, words: list[str] | None = None) -> Cache
             "for less."
         )
     found = Cache(size, workers, size * context // need, said is None)
-    block, least = blocks.size_of(family, words), context
+    block, least = blocks.size_of(family, arguments), context
     if blocks.is_filled_by_tokens(family, config):
         least = (math.ceil(context / block) + blocks.HELD_BACK) * block
     if found.tokens < least and not blocks.has_windows(family, config):
@@ -101,7 +101,7 @@ def amount(size: int) -> str:
     return f"{size / UNITS[unit]:.1f} {unit}"
 
 
-def _given(words: list[str]) -> tuple[int, str] | None:
+def _given(arguments: Arguments) -> tuple[int, str] | None:
     """The bytes that the variable or the flag asks for, and its name; None where neither does."""
     if said := os.environ.get(VARIABLE, "").strip():
         if not said.isdecimal() or not int(said):
@@ -110,20 +110,20 @@ def _given(words: list[str]) -> tuple[int, str] | None:
                 f"on, and {FLAG} takes any number of bytes."
             )
         return int(said) * GIB, f"{VARIABLE}={said}"
-    size = number(value := value_of(FLAG, words))
-    return None if size is None else (size, f"{FLAG} {value}")
+    size = arguments.kv_cache_memory_bytes
+    return None if size is None else (size, f"{FLAG} {size}")
 
 
 def _of_a_context(
     family: Family,
     config: Mapping[str, Any],
     tokens: int,
-    words: list[str],
+    arguments: Arguments,
     shares: tuple[int, int],
 ) -> int:
     """Bytes of a worker's cache that a sequence as long as the context takes."""
-    width = 4 if value_of("--dtype", words) in ("float32", "float") else 2
-    of_cache = 1 if (value_of("--kv-cache-dtype", words) or "").startswith("fp8") else width
+    width = 4 if arguments.dtype in ("float32", "float") else 2
+    of_cache = 1 if arguments.kv_cache_dtype.startswith("fp8") else width
     stages, ranks = shares
     layers = config["num_hidden_layers"]
     share = math.ceil(layers / stages) / layers

@@ -1,9 +1,7 @@
 """What drafts of speculative decoding come from, checked by files before anything is started."""
 
 import json
-import re
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +11,41 @@ from attnres_serve.checkpoints.checked import Checkpoint, check_folder, check_hu
 from attnres_serve.checkpoints.names import LOOKS_LIKE_ATTNRES, is_draft
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import engine_config
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, heads
 from attnres_serve.families.family import Family
 from attnres_serve.families.limits import Limit
-from attnres_serve.flags import usual, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.settings import HEADS, MIXED, MODEL, MTP, REFUSED, SPECULATION
 
 FLAG = "--speculative-config"
-# vLLM's flags of single keys of it.
-PARTS = {
-    "--spec-method": "method",
-    "--spec-model": "model",
-    "--spec-tokens": "num_speculative_tokens",
-}
+# Values of vLLM's flags that are single keys of it.
+PARTS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 
 
-def check_draft(name: str, target: Checkpoint, words: list[str]) -> None:
+def check_draft(name: str, target: Checkpoint, arguments: Arguments) -> None:
     """Check what vLLM's flags take drafts from: a model, the checkpoint's own head, another's.
 
     A draft with Attention Residuals is checked as a target is.  One with standard residuals is
-    vLLM's.  vLLM itself refuses JSON that it cannot read.
+    vLLM's.
 
     Args:
         name: what the target is called.
         target: the checkpoint that is served.
-        words: flags of vLLM's.
+        arguments: of vLLM.
 
     Raises:
         CheckpointError: the draft cannot be served exactly or has another vocabulary, is no head or
             no model, or the checkpoint has no head that vLLM could take drafts from.
         SettingError: the method is not supported.
     """
-    config, parsed = given(words) or {}, target.translated(name)
+    config, parsed = given(arguments) or {}, target.translated(name)
     model, revision = config.get("model"), config.get("revision")
     method = _method_of(config, name)
     if method == MTP:
-        other = engine_config.another(
-            [name], value_of("--revision", words), str(model or name), revision
-        )
+        other = engine_config.another([name], arguments.revision, str(model or name), revision)
         check_head(parsed, target.index, other)
     elif method in HEADS:
         check_hook(parsed, method)
@@ -105,36 +97,15 @@ def require_method(method: Any) -> None:
         )
 
 
-def given(words: list[str]) -> dict[str, Any] | None:
-    """What vLLM would make of its flags of drafts; nothing of JSON that it cannot read.
-
-    Keys behind a dot take the place of the whole JSON, as its parser has it.
-
-    Args:
-        words: flags of vLLM's.
-
-    Returns:
-        None without such a flag.
-    """
-    words = [re.sub(r"^-sc(?=[.=]|$)", FLAG, word) for word in words]
-    whole = value_of(FLAG, words)
-    try:
-        found = json.loads(whole or "{}")
-    except json.JSONDecodeError:
-        found = None
-    keys = {}
-    for word, following in pairwise([*words, ""]):
-        flag, equals, value = usual(word).partition("=")
-        if flag.startswith(f"{FLAG}."):
-            keys[flag.removeprefix(f"{FLAG}.")] = value if equals else following
-    parts = {key: value_of(flag, words) for flag, key in PARTS.items()}
-    parts = {key: value for key, value in parts.items() if value is not None}
-    if whole is None and not keys and not parts:
+def given(arguments: Arguments) -> dict[str, Any] | None:
+    """What vLLM makes of its flags of drafts; None without such a flag."""
+    parts = {key: getattr(arguments, name) for name, key in PARTS.items() if arguments.has(name)}
+    if not parts and not arguments.has("speculative_config"):
         return None
-    config = keys or found
-    if not isinstance(config, dict):
-        return {}
-    return {key.replace("-", "_"): value for key, value in (config | parts).items()}
+    config = arguments.speculative_config or {}
+    if not isinstance(config, Mapping):
+        raise SettingError(f"found {FLAG} {json.dumps(config)}; expected a JSON object.")
+    return {key.replace("-", "_"): value for key, value in config.items()} | parts
 
 
 def _check_model(target: ParsedConfig, model: Any, revision: str | None) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from attnres_serve.checkpoints import quantized, token_ids, tokenizer_class
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.compat import device, source
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, experts, latent
-from attnres_serve.flags import number, usual, value_of
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 # Files of which one is enough for a tokenizer of one kind or another.
@@ -24,7 +24,7 @@ TOKENIZERS = (
 WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # tokens are bytes
 UNSTATED = 2048  # tokens that vLLM takes for the context of a recurrent model that states none
 # Flags and variables with which vLLM takes more tokens than config.json states, or fewer.
-OTHER_CONTEXT = ("--hf-overrides", "--disable-sliding-window", "--rope-scaling")
+OTHER_CONTEXT = ("hf_overrides", "disable_sliding_window")
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
@@ -45,7 +45,7 @@ def facts(folder: Path) -> dict[str, Any]:
 
 
 def check(
-    name: str, parsed: ParsedConfig, folder: Path | None, words: list[str] | None = None
+    name: str, parsed: ParsedConfig, folder: Path | None, arguments: Arguments | None = None
 ) -> None:
     """Refuse a checkpoint that vLLM's server would fail at, after the seconds of its start.
 
@@ -53,7 +53,7 @@ def check(
         name: what the checkpoint is called.
         parsed: what the resolver made of it.
         folder: where its files are; None for a model id, whose tokenizer is not looked for.
-        words: flags of vLLM's server.
+        arguments: of vLLM's server.
 
     Raises:
         CheckpointError: there is no tokenizer, it is damaged, it would be read otherwise than the
@@ -61,16 +61,15 @@ def check(
             or this device computes no heads of that size.
         SettingError: ``--max-model-len`` is longer than the model's context.
     """
-    words = words or []
+    arguments = arguments or Arguments()
     check_heads(name, parsed)
-    check_context(name, parsed, words)
+    check_context(name, parsed, arguments)
     rows = parsed.config["vocab_size"]
     if folder is not None:
         token_ids.check_end(folder, rows)
-    other = value_of("--tokenizer", words)
-    place = folder if other is None else Path(other)
-    another_kind = value_of("--tokenizer-mode", words) not in (None, *source.TOKENIZER_MODES)
-    if another_kind or "--skip-tokenizer-init" in map(usual, words):
+    place = folder if arguments.tokenizer is None else Path(arguments.tokenizer)
+    another_kind = arguments.tokenizer_mode not in source.TOKENIZER_MODES
+    if another_kind or arguments.skip_tokenizer_init:
         return
     if place is None or not place.is_dir():
         return
@@ -80,7 +79,7 @@ def check(
             "weights, name another folder with --tokenizer, or serve token ids alone with "
             "--skip-tokenizer-init."
         )
-    tokenizer_class.reading(place, "--trust-remote-code" in map(usual, words))
+    tokenizer_class.reading(place, arguments.trust_remote_code)
     token_ids.check(place, rows)
 
 
@@ -147,21 +146,18 @@ def check_quantized(name: str, index: TensorIndex | None) -> None:
         )
 
 
-def has_other_context(words: list[str]) -> bool:
-    """Whether flags of vLLM's server give the model another context than its config.json."""
-    return any(usual(word).startswith(OTHER_CONTEXT) for word in words)
-
-
-def check_context(name: str, parsed: ParsedConfig, words: list[str]) -> None:
+def check_context(name: str, parsed: ParsedConfig, arguments: Arguments) -> None:
     """Refuse a ``--max-model-len`` that vLLM refuses.
 
     Raises:
         SettingError: it is longer than the model's context.
     """
-    asked = number(value_of("--max-model-len", words))
+    asked = arguments.max_model_len
     free = os.environ.get(LONGER, "0").strip().lower() in ("1", "true")
     config = parsed.config
-    if asked is None or free or has_other_context(words) or "max_position_embeddings" not in config:
+    if asked is None or free or arguments.has(*OTHER_CONTEXT):
+        return
+    if "max_position_embeddings" not in config:
         return
     rope = _rope(config)
     # By YaRN's own numbers in vLLM 0.28, by max_position_embeddings in later ones: the longer.

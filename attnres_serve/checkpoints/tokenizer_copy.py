@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from attnres_serve import cache_folder
 from attnres_serve.checkpoints import kimi_tokenizer
 from attnres_serve.checkpoints.files import read_object
 from attnres_serve.checkpoints.tokenizer_class import CONFIG, FAST, Way
@@ -51,7 +52,7 @@ def of(folder: Path, way: Way, rows: int | None) -> Path:
         digest.update(str(path.relative_to(folder)).encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     try:
-        place = _cache() / digest.hexdigest()[:32]
+        place = cache_folder.made("tokenizers") / digest.hexdigest()[:32]
         if place.is_dir():
             return place
         made = Path(mkdtemp(dir=place.parent))
@@ -91,14 +92,3 @@ def _move(made: Path, place: Path) -> None:
     except OSError:
         if not place.is_dir():
             raise
-
-
-def _cache() -> Path:
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        root = given if given.is_absolute() else Path.home() / ".cache"
-    except RuntimeError as error:  # a user without a home
-        raise OSError(str(error)) from None
-    folder = root / "attnres_serve" / "tokenizers"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder

@@ -8,10 +8,12 @@ import sys
 import textwrap
 from itertools import pairwise
 
-from attnres_serve import __version__, flags, output, sentences
+from attnres_serve import __version__, output, sentences
 from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
-from attnres_serve.compat import environment, openai_server, source, start_events
+from attnres_serve.compat import arguments as vllm_arguments
+from attnres_serve.compat import environment, openai_server, start_events
+from attnres_serve.compat.flags.advice import names_of
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.lens import command as inspect
 from attnres_serve.server import launcher
@@ -60,8 +62,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="serve a checkpoint over HTTP",
         usage="attnres-serve serve [CHECKPOINT] [--attnres-algorithm ALGORITHM] [flags]",
         description="Serve a checkpoint with vLLM's OpenAI-compatible server.",
-        epilog="Any other flag is vLLM's. --help=groups lists their groups, --help=ModelConfig "
-        "shows one, --help=max-model-len what has such a name, --help=all everything.\n\n"
+        epilog=f"Any other flag is vLLM's, for example --host (default: {launcher.DEFAULT_HOST}) "
+        f"and --port (default: {launcher.DEFAULT_PORT}). --help=groups lists their groups, "
+        "--help=ModelConfig shows one, --help=max-model-len what has such a name, --help=all everything.\n\n"
         + examples(
             "serve path/to/checkpoint",
             "serve path/to/checkpoint --port 9000 --max-model-len 4096",
@@ -213,9 +216,8 @@ def _run(arguments: list[str]) -> int:
         if own.command in ("serve", "verify", "bench", "inspect"):  # they start engines
             environment.make_usable()
         if own.command == "serve":
-            own_flags = flags.names(launcher.add_arguments)
-            flags.require_known(others, source.flags_of_server(), own_flags, source.choices)
-            launcher.serve(checkpoint, own, others)
+            asked = vllm_arguments.of_server(others, names_of(launcher.add_arguments))
+            launcher.serve(checkpoint, own, asked, others)
         elif own.command == "check":
             check.check(own.checkpoint, own.json)
         elif own.command == "verify":
@@ -227,9 +229,10 @@ def _run(arguments: list[str]) -> int:
                 return bench.run(checkpoint, own, others, command)
         elif own.command == "inspect":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            known, theirs = source.flags_of_server(), flags.names(launcher.add_arguments)
-            own_flags = flags.names(inspect.add_arguments)
-            flags.require_known(others, known and known | theirs, own_flags, source.choices)
+            theirs = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+            launcher.add_arguments(theirs)
+            rest = theirs.parse_known_args(others)[1]
+            vllm_arguments.of_server(rest, names_of(inspect.add_arguments))
             with output.libraries_hidden("inspect", own.verbose):
                 return inspect.run(checkpoint, own, others)
         else:

@@ -4,29 +4,26 @@ import os
 import shutil
 
 from attnres_serve.compat import device
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import SettingError
-from attnres_serve.flags import usual
-
-# Flags that say otherwise what is compiled, which is left to vLLM.
-OTHERS = ("-O", "-cc", "--optimization-level", "--compilation-config")
 
 
-def require(words: list[str]) -> None:
+def require(arguments: Arguments) -> None:
     """Refuse a compiled start on CPU without a compiler; a start with all code in the cache, too.
 
     Args:
-        words: flags of vLLM's, with those of a file.
+        arguments: of vLLM; what is compiled by ``-O`` or ``--compilation-config`` is left to it.
 
     Raises:
         SettingError: torch.compile would find no compiler.
     """
-    words = [usual(word) for word in words]
-    eager = [word for word in words if word in ("--enforce-eager", "--no-enforce-eager")]
-    if not device.is_cpu() or eager[-1:] == ["--enforce-eager"]:
+    if not device.is_cpu() or arguments.enforce_eager:
+        return
+    if arguments.has("optimization_level", "compilation_config"):
         return
     compiler = os.environ.get("CXX", "g++")  # as torch's inductor chooses
     may_install = bool(os.environ.get("TORCH_INDUCTOR_INSTALL_GXX"))
-    if may_install or shutil.which(compiler) or any(word.startswith(OTHERS) for word in words):
+    if may_install or shutil.which(compiler):
         return
     whence = ", which CXX names" if "CXX" in os.environ else ""
     raise SettingError(

@@ -7,76 +7,11 @@ from typing import Any
 
 from attnres_serve.compat import device
 
-ENGINE = "engine/arg_utils.py"
 # Of --tokenizer-mode, those that read a tokenizer by transformers' classes.
 TOKENIZER_MODES = (
     *("auto", "hf", "slow", "cohere", "inkling", "kimi_k3"),
     *("deepseek_v32", "deepseek_v4", "deepseek_v41"),
 )
-SERVER = ("entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py")  # of 0.28
-
-
-def flags_of_engine() -> frozenset[str] | None:
-    """The names of the flags of vLLM's engine, without the ``--no-`` forms of switches.
-
-    They are read from its source, because importing it takes seconds.  None where they cannot be
-    told: it is not installed, or a platform that is not its own may add some.
-    """
-    return _flags((_source(ENGINE) or "").partition("\nclass AsyncEngineArgs")[0])
-
-
-def flags_of_server() -> frozenset[str] | None:
-    """The same of vLLM's server, which are those of its engine and more."""
-    engine, more = _source(ENGINE), next(filter(None, map(_source, SERVER)), None)
-    return _flags(engine + more) if engine and more else None
-
-
-def _flags(source: str) -> frozenset[str] | None:
-    """The names that a source adds to a parser, one by one or as fields of a class."""
-    from importlib.metadata import entry_points
-
-    if not source or entry_points(group="vllm.platform_plugins"):
-        return None
-    names = {"-O", *re.findall('"(-(?:-[a-z]|[a-z])[a-z0-9-]*)"', source)}  # vLLM replaces -O
-    for body in re.findall(r"^class \w*FrontendArgs\b.*?(?=^\S|\Z)", source, re.S | re.M):
-        fields = re.findall(r"^    ([a-z]\w*): ", body, re.M)
-        names.update("--" + field.replace("_", "-") for field in fields)
-    return frozenset(names - {"--help"})
-
-
-def choices(flag: str) -> list[str] | None:
-    """The values that a flag of vLLM's engine takes; None if it takes others, or they are unknown.
-
-    ``add_argument`` is given a field of a class of ``vllm/config``, whose annotation lists them.
-    """
-    import ast
-
-    engine = _source(ENGINE)
-    name = re.escape(flag)
-    given = re.search(rf'"{name}",\s*\*\*(\w+)\["(\w+)"\],?\s*\)', engine or "")
-    owner = given and re.search(rf"\b{given[1]} = get_kwargs\((\w+)\)", engine or "")
-    folder = _file("config/__init__.py")
-    if not (given and owner and folder):
-        return None
-    files = [_text(file) for file in sorted(folder.parent.glob("*.py"))]
-    body = _found(rf"^class {owner[1]}\b.*?(?=^\S|\Z)", files, f"class {owner[1]}")
-    field = body and re.search(rf"^    {given[2]}: ([^=\n]+)", body[0], re.M)
-    found: list[str] = []
-    for part in (field[1] if field else "str").split("|"):
-        name = part.strip()
-        alias = _found(rf"^{re.escape(name)} = (Literal\[.*?\])$", files, f"{name} = Literal")
-        listed = (alias[1] if alias else name).removeprefix("Literal")
-        if re.fullmatch(r"\[[^\]a-zA-Z]*(\"[^\"]*\"[\s,]*)*\]", listed):
-            found += ast.literal_eval(listed)
-        elif listed not in ("None", "torch.dtype"):  # argparse takes only what is listed
-            return None
-    return sorted(map(str, found)) or None
-
-
-def _found(pattern: str, texts: list[str], words: str) -> re.Match[str] | None:
-    """The first match in texts, of which only those with the words are searched: that is fast."""
-    matches = (re.search(pattern, text, re.S | re.M) for text in texts if words in text)
-    return next(filter(None, matches), None)
 
 
 def module(path: str) -> Any:

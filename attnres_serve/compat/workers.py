@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnres_serve.compat import device
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import SettingError
-from attnres_serve.flags import number, value_of
 
 VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 AUTO, UNBOUND = "auto", "nobind"
@@ -22,13 +22,14 @@ NODES = "CPU_VISIBLE_MEMORY_NODES"
 SIMULATED = "VLLM_CPU_SIM_MULTI_NUMA"  # vLLM divides the cores itself
 PROCESSORS = Path("/sys/devices/system/cpu")
 STATUS = Path("/proc/self/status")
-# Flags whose product is the number of workers, each with its short form.
-STAGES = ("--pipeline-parallel-size", "-pp")
-RANKS = ("--tensor-parallel-size", "-tp")
-PARTS = ("--prefill-context-parallel-size", "-pcp")
-ENGINES = ("--data-parallel-size", "-dp")
-LOCAL_ENGINES = ("--data-parallel-size-local", "-dpl")
-ONE_ENGINE = ("--data-parallel-rank", "-dpn")  # of several that are started one by one
+# Values of vLLM's flags that make several workers.
+SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "data_parallel_size",
+    "data_parallel_size_local",
+)
 
 
 @dataclass(frozen=True)
@@ -49,30 +50,26 @@ class Workers:
     flags: str
 
 
-def workers_of(words: list[str]) -> Workers:
-    """The workers that flags of vLLM's ask for on this machine."""
-
-    def size(flags: tuple[str, ...]) -> int | None:
-        return next(filter(None, (number(value_of(flag, words)) for flag in flags)), None)
-
-    one = 1 if any(value_of(flag, words) is not None for flag in ONE_ENGINE) else None
-    engines = size(LOCAL_ENGINES) or one or size(ENGINES) or 1
-    stages, ranks, parts = (size(flags) or 1 for flags in (STAGES, RANKS, PARTS))
-    machines = size(("--nnodes", "-n")) or 1
+def workers_of(arguments: Arguments) -> Workers:
+    """The workers that arguments of vLLM ask for on this machine."""
+    is_one = arguments.has("data_parallel_rank")  # of several engines that are started one by one
+    engines = arguments.data_parallel_size_local or (1 if is_one else arguments.data_parallel_size)
+    stages, ranks = arguments.pipeline_parallel_size, arguments.tensor_parallel_size
     asked = [
-        f"{flags[0]} {found}"
-        for flags in (RANKS, STAGES, PARTS, ENGINES, LOCAL_ENGINES)
-        if (found := size(flags)) is not None
+        f"--{name.replace('_', '-')} {getattr(arguments, name)}"
+        for name in SIZES
+        if arguments.has(name)
     ]
-    count = max(stages * ranks * parts * engines // machines, 1)
-    return Workers(stages, ranks, engines, count, " with ".join(asked))
+    count = stages * ranks * arguments.prefill_context_parallel_size * engines
+    count //= max(arguments.nnodes, 1)
+    return Workers(stages, ranks, engines, max(count, 1), " with ".join(asked))
 
 
-def bind(words: list[str]) -> str | None:
+def bind(arguments: Arguments) -> str | None:
     """Divide the cores among the workers of this machine, where vLLM would not.
 
     Args:
-        words: flags of vLLM's.
+        arguments: of vLLM.
 
     Returns:
         What the processes of vLLM are told by ``VARIABLE``: lists of cores with ``|`` between them.
@@ -83,7 +80,7 @@ def bind(words: list[str]) -> str | None:
     """
     if not device.is_cpu() or os.environ.get(SIMULATED, "0") != "0":
         return None
-    workers, said = workers_of(words), os.environ.get(VARIABLE, AUTO).strip()
+    workers, said = workers_of(arguments), os.environ.get(VARIABLE, AUTO).strip()
     if said == UNBOUND:
         return None
     found = _cores()
@@ -131,8 +128,8 @@ def _memory_nodes() -> set[int]:
 
 def _divided(cores: Sequence[int], workers: Workers) -> str:
     """As many equal parts of cores as there are workers; each leaves some of its part free."""
-    reserved = number(os.environ.get(RESERVED))
-    spare = 1 if reserved is None else reserved * workers.engines // workers.count
+    reserved = os.environ.get(RESERVED, "").strip()
+    spare = int(reserved) * workers.engines // workers.count if reserved.isdecimal() else 1
     parts = []
     for worker in range(workers.count):
         begin, end = (len(cores) * (worker + n) // workers.count for n in (0, 1))

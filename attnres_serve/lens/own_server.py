@@ -13,8 +13,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from attnres_serve import output
+from attnres_serve.compat import arguments
+from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import SettingError
-from attnres_serve.flags import value_of, with_config
 from attnres_serve.lens.ask import Server, ServerFailed
 
 HOST = "127.0.0.1"
@@ -25,10 +26,7 @@ LIFTED = {
     "--max-trace-weights": 2**26,
 }
 # What would give it another address, another key or another protocol.
-PLACE = (
-    *("--host", "--port", "--uds", "--headless", "--api-key", "--api-key-file"),
-    *("--ssl-keyfile", "--ssl-certfile"),
-)
+PLACE = ("host", "port", "uds", "headless", "api_key", "ssl_keyfile", "ssl_certfile")
 REFUSED = 2  # exit status of a server that says in one sentence why it does not start
 POLL = 0.2  # seconds between two looks at a server that starts
 LAST = 60  # seconds for a server to stop; it is killed then
@@ -58,14 +56,15 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
             it is asked.  The sentence has the reason, and the path of a log unless the server
             refused what it was given.
     """
-    words = with_config([*flags])
-    for flag in PLACE:
-        if value_of(flag, words) is not None or flag in words:
-            raise SettingError(
-                f"{flag} is for a server that others ask, and this one is started for one question "
-                "with an address and a key of its own; leave it out, or start `attnres-serve "
-                "serve` and give its address."
-            )
+    asked = arguments.among(flags)
+    names = [name for name in PLACE if asked.has(name)]
+    names += ["api_key_file"] if "--api-key-file" in asked.unknown else []
+    for name in names:
+        raise SettingError(
+            f"--{name.replace('_', '-')} is for a server that others ask, and this one is started "
+            "for one question with an address and a key of its own; leave it out, or start "
+            "`attnres-serve serve` and give its address."
+        )
     port, key = _free_port(), secrets.token_urlsafe(32)
     number, name = tempfile.mkstemp(prefix="attnres-server-", suffix=".log")
     log, is_kept = Path(name), False
@@ -74,7 +73,7 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
         process = subprocess.Popen(
             [
                 *(sys.executable, "-c", BOUND, str(os.getpid())),
-                *_command(checkpoint, words, flags),
+                *_command(checkpoint, asked, flags),
                 *(f"--host={HOST}", f"--port={port}"),
             ],
             env=os.environ | {"VLLM_API_KEY": key},
@@ -97,10 +96,10 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
             log.unlink(missing_ok=True)
 
 
-def _command(checkpoint: str, words: list[str], flags: Sequence[str]) -> list[str]:
+def _command(checkpoint: str, asked: Arguments, flags: Sequence[str]) -> list[str]:
     """The command line, in which flags that are given come last: they outdo ours."""
     ours = ["--enforce-eager", "--max-num-seqs=1", *(f"{name}={n}" for name, n in LIFTED.items())]
-    if value_of("--served-model-name", words) is None:
+    if not asked.served_model_name:
         ours.append(f"--served-model-name={checkpoint}")
     return ["serve", checkpoint, *ours, *flags]
 

@@ -22,6 +22,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from attnres_serve import cache_folder
 from attnres_serve.kernels import fingerprint
 from attnres_serve.kernels.interface import BackendError
 
@@ -43,7 +44,7 @@ def path(dtype: str | None = None) -> Path:
     Raises:
         OSError: there is no such folder and none can be made.
     """
-    return _cache() / f"cpp_{dtype or 'operators'}-{_fingerprint()}.so"
+    return cache_folder.made() / f"cpp_{dtype or 'operators'}-{_fingerprint()}.so"
 
 
 def compile_ahead(dtype: str) -> None:
@@ -105,16 +106,6 @@ def _fingerprint() -> str:
     parts = [*texts, *FLAGS, version("torch"), python, platform.machine()]
     parts.append(fingerprint.processor())  # -march=native: a shared cache has one for each kind
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _cache() -> Path:
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        folder = (given if given.is_absolute() else Path.home() / ".cache") / "attnres_serve"
-    except RuntimeError as error:  # a user without a home
-        raise OSError(str(error)) from None
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def _loads(library: Path) -> bool:

@@ -1,0 +1,1 @@
+"""How vLLM's parser reads a command line, known without importing it."""

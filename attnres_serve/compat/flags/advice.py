@@ -1,0 +1,38 @@
+"""What to do instead of giving a flag that there is not."""
+
+import argparse
+import difflib
+from collections.abc import Callable, Collection
+
+
+def advice(flag: str, names: Collection[str]) -> str:
+    """The end of a sentence that names the nearest flag.
+
+    Args:
+        flag: that there is not.
+        names: of those there are, without the ``--no-`` forms of switches.
+    """
+    no = "--no-" if flag.startswith("--no-") else "--"
+    wanted = flag.replace(no, "--", 1)
+    longer = sorted(name for name in names if name.startswith(wanted) and len(wanted) > 2)
+    turned = [name for name in names if name in _turned(wanted)]
+    near = longer[:1] or turned or difflib.get_close_matches(wanted, names, n=1, cutoff=0.75)
+    if near:
+        if _turned(wanted) and _turned(near[0]) and near[0][:5] != wanted[:5]:
+            no = "--" if no == "--no-" else "--no-"
+        return f"which is no flag; did you mean {near[0].replace('--', no, 1)}?"
+    return "which is no flag; `attnres-serve serve --help=all` lists those there are."
+
+
+def names_of(add_arguments: Callable[[argparse.ArgumentParser], None]) -> set[str]:
+    """The names of the flags that a function adds to a parser."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return {name for action in parser._actions for name in action.option_strings}
+
+
+def _turned(flag: str) -> list[str]:
+    """The flag that turns on what one turns off, or the other way round; empty for any other."""
+    on, off = "--enable-", "--disable-"
+    swaps = ((on, off), (off, on))
+    return [flag.replace(this, that, 1) for this, that in swaps if flag.startswith(this)]

@@ -1,0 +1,147 @@
+"""The kinds of values that vLLM's flags take, each read as vLLM reads it."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from attnres_serve.compat.flags.flag import ADAPTERS, SWITCH, TRUE, Flag
+from attnres_serve.errors import SettingError
+
+DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Kind(NamedTuple):
+    """A kind of values.
+
+    Attributes:
+        read: gives the value of a word, or raises ValueError.
+        expected: what a word has to be, as a part of a sentence.
+    """
+
+    read: Callable[[str], Any]
+    expected: str
+
+
+def count(word: str) -> int:
+    """A number of tokens or bytes: ``4096``, ``4k``, ``4K``, ``25.6k``.
+
+    Raises:
+        ValueError: it is none; factors of 1024 take whole numbers alone.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", word.strip())
+    if not found:
+        return int(word)
+    number, factor = found.groups()
+    if factor in BINARY:
+        return int(number) * BINARY[factor]
+    return int(float(number) * DECIMAL[factor])
+
+
+def count_or_auto(word: str) -> int:
+    """The same, or -1, also for ``auto``: as many as fit."""
+    return -1 if word.strip().lower() in ("-1", "auto") else count(word)
+
+
+def expand(text: str) -> str:
+    """JSON in which numbers that stand bare have no ``k`` or ``K`` behind them any more."""
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
+    for place in range(0, len(parts), 2):  # outside of strings
+        parts[place] = re.sub(
+            r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda found: str(count(found[0])), parts[place]
+        )
+    return "".join(parts)
+
+
+def _object(word: str) -> Any:
+    if not isinstance(found := json.loads(expand(word)), dict):
+        raise ValueError
+    return found
+
+
+def _json_or_text(word: str) -> Any:
+    if not re.match(r"(?s)^\s*{.*}\s*$", word):
+        return word
+    return None if word in ("", "None") else json.loads(word)
+
+
+def _lowered(word: str) -> str:
+    return word.lower().replace("-", "_")
+
+
+def _devices(word: str) -> list[int | str]:
+    parts = (part.strip() for part in word.split(","))
+    return [int(part) if part.isdigit() else part for part in parts]
+
+
+WHOLE = "a whole number"
+KINDS = {
+    "text": Kind(str, "a value"),
+    "integer": Kind(int, WHOLE),
+    "number": Kind(float, "a number"),
+    "count": Kind(count, f"{WHOLE} such as 4096, 4k or 4K"),
+    "count or auto": Kind(count_or_auto, f"{WHOLE} such as 4096, 4k or 4K, or auto"),
+    "json": Kind(json.loads, "JSON"),
+    "json or text": Kind(_json_or_text, "JSON or a name"),
+    "object": Kind(_object, "a JSON object"),
+    "lowered": Kind(_lowered, "a value"),
+    "devices": Kind(_devices, "numbers of devices with commas between them"),
+}
+
+
+def expected(flag: Flag) -> str:
+    """What a flag's value has to be, as a part of a sentence."""
+    if flag.choices:
+        return f"one of {', '.join(str(choice) for choice in flag.choices if choice is not None)}"
+    return KINDS[flag.kind].expected if flag.kind else "a value"
+
+
+def value(flag: Flag, words: Any) -> Any:
+    """The value of a flag.
+
+    Args:
+        flag: what it is of.
+        words: what argparse makes of the command line: a word, words, or a truth value.
+
+    Raises:
+        SettingError: vLLM would refuse it; with the flag, what was found and what is expected.
+    """
+    if flag.action in (SWITCH, TRUE):
+        return words
+    if flag.action == ADAPTERS:
+        return [_adapter(word) for word in words if word not in ("", "None")]
+    if isinstance(words, list):
+        return [_one(flag, word) for word in words]
+    return _one(flag, words)
+
+
+def _one(flag: Flag, word: Any) -> Any:
+    if not isinstance(word, str):  # what stands for a missing value
+        return word
+    try:
+        found = None if flag.is_optional and word in ("", "None") else _read(flag, word)
+    except ValueError:
+        raise SettingError(f"found {flag.long} {word}; expected {expected(flag)}.") from None
+    if flag.choices and found not in flag.choices:
+        raise SettingError(f"found {flag.long} {word}; expected {expected(flag)}.")
+    return found
+
+
+def _read(flag: Flag, word: str) -> Any:
+    return KINDS[flag.kind].read(word) if flag.kind else word
+
+
+def _adapter(word: str) -> dict[str, Any]:
+    """An adapter's name and place, in vLLM's two ways to write them."""
+    name, equals, place = word.partition("=")
+    if equals and "," not in word:
+        return {"name": name, "path": place}
+    try:
+        written = json.loads(word)
+        return {**written, "name": str(written["name"]), "path": str(written["path"])}
+    except (ValueError, KeyError, TypeError):
+        raise SettingError(
+            f"found {word!r} after --lora-modules; expected NAME=FOLDER, or JSON such as "
+            '{"name": "mine", "path": "FOLDER"}.'
+        ) from None

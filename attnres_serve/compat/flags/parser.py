@@ -1,0 +1,127 @@
+"""A command line read by the flags that vLLM's parser has."""
+
+import argparse
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from attnres_serve.compat.flags import kinds, spelling
+from attnres_serve.compat.flags.advice import advice
+from attnres_serve.compat.flags.flag import ADAPTERS, APPEND, SWITCH, TRUE, Flag
+from attnres_serve.errors import SettingError
+
+
+class Found(NamedTuple):
+    """What a command line holds.
+
+    Attributes:
+        values: of the flags that are given, by the names of their values.
+        unknown: words that belong to no flag of the table.
+    """
+
+    values: dict[str, Any]
+    unknown: tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's, which gives words and judges none of them.
+
+    Abbreviations, which vLLM takes, are none: they would be other flags with another vLLM.
+    """
+
+    def __init__(self, flags: Sequence[Flag]) -> None:
+        super().__init__(
+            add_help=False,
+            allow_abbrev=False,
+            exit_on_error=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        for flag in flags:
+            if flag.action == SWITCH:
+                action: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+            elif flag.action == TRUE:
+                action = {"action": "store_true"}
+            elif flag.action == APPEND:
+                action = {"action": "append"}
+            else:
+                action = {"nargs": flag.count}
+                if flag.count == "?":
+                    action |= {"const": flag.alone}
+            if flag.spellings:
+                self.add_argument(*flag.spellings, dest=flag.name, **action)
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(f"{message}.")
+
+
+def read(
+    words: Sequence[str],
+    flags: Sequence[Flag],
+    others: Collection[str] = (),
+    takes_any: bool = False,
+) -> Found:
+    """The values of a command line, and of the file that ``--config`` names.
+
+    Args:
+        words: of flags, their values and nothing else.
+        flags: that there are.
+        others: names that a suggestion may name besides.
+        takes_any: whether there may be more flags than those, which are left to vLLM.
+
+    Raises:
+        SettingError: vLLM would refuse the words; in one sentence, with the flag, what was found
+            and what is expected, and the file it stands in.
+    """
+    parser = _Parser(flags)
+    known = parser._option_string_actions
+    path, of_file, rest = spelling.split(words, known)
+    names = {word for word in known if not word.startswith("--no-")}
+    if of_file:
+        try:
+            _read(parser, flags, of_file, names, takes_any)
+        except SettingError as error:
+            raise SettingError(f"{path}: {error}") from None
+    return _read(parser, flags, [*of_file, *rest], {*names, *others}, takes_any)
+
+
+def _read(
+    parser: _Parser,
+    flags: Sequence[Flag],
+    words: Sequence[str],
+    names: Collection[str],
+    takes_any: bool,
+) -> Found:
+    try:
+        given, unknown = parser.parse_known_args(spelling.usual(words))
+    except argparse.ArgumentError as error:
+        raise SettingError(_misused(flags, error)) from None
+    if unknown and not takes_any:
+        raise SettingError(_unknown(unknown, names))
+    found = vars(given)
+    values = {
+        flag.name: kinds.value(flag, found[flag.name]) for flag in flags if flag.name in found
+    }
+    return Found(values, tuple(unknown))
+
+
+def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
+    """The sentence for a flag without its value, or with one that it does not take."""
+    spellings = (error.argument_name or "").split("/")
+    flag = next(flag for flag in flags if {*flag.spellings} & {*spellings})
+    if flag.action in (SWITCH, TRUE):
+        off = f" or {flag.long.replace('--', '--no-', 1)}" if flag.action == SWITCH else ""
+        return f"found {flag.long} with a value, which takes none; give {flag.long}{off} alone."
+    example = "NAME=FOLDER" if flag.action == ADAPTERS else kinds.expected(flag)
+    return f"found {flag.long} without a value; expected {example}."
+
+
+def _unknown(words: Sequence[str], names: Collection[str]) -> str:
+    """The sentence for words that no flag takes, of which it names one."""
+    flag = next((word for word in words if re.match("-{1,2}[A-Za-z]", word)), None)
+    if flag is None:
+        return (
+            f"found {words[0]!r}, which belongs to no flag; leave it out, or give the checkpoint "
+            "once, right after the command."
+        )
+    name = re.split("[.=]", flag, maxsplit=1)[0]
+    return f"found {name}, {advice(name, names)}"

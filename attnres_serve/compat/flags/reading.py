@@ -1,0 +1,97 @@
+"""``python -m attnres_serve.compat.flags.reading``: the flags of the vLLM that Python finds.
+
+It imports vLLM, which takes seconds, and prints one JSON document: a row for each flag.
+"""
+
+import argparse
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from attnres_serve.compat.flags import flag as rows
+from attnres_serve.compat.flags.flag import Flag
+
+# Functions by which vLLM reads a word, by their names; an unnamed one by what it makes of a word.
+KINDS = {
+    "str": rows.TEXT,
+    "int": "integer",
+    "float": "number",
+    "loads": "json",
+    "human_readable_int": "count",
+    "human_readable_int_or_auto": "count or auto",
+    "union_dict_and_str": "json or text",
+    "parse_dataclass": "object",
+}
+UNNAMED = {("A-b", "a_b"): "lowered", ("1,b", (1, "b")): "devices"}
+
+
+def read() -> list[Flag]:
+    """The flags of vLLM's server, in the order of its parser."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.cli.serve import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    engine = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    of_engine = {action.dest for action in engine._actions}
+    server = make_arg_parser(FlexibleArgumentParser())
+    return [
+        _flag(action, action.dest in of_engine)
+        for action in server._actions
+        if not isinstance(action, argparse._HelpAction)
+    ]
+
+
+def _flag(action: argparse.Action, of_engine: bool) -> Flag:
+    is_switch = isinstance(action, argparse.BooleanOptionalAction)
+    kind, is_optional = _kind(action.type)
+    made = {
+        "BooleanOptionalAction": rows.SWITCH,
+        "_StoreTrueAction": rows.TRUE,
+        "_AppendAction": rows.APPEND,
+        "LoRAParserAction": rows.ADAPTERS,
+    }.get(type(action).__name__, rows.STORE)
+    has_value = made not in (rows.SWITCH, rows.TRUE)
+    return Flag(
+        spellings=tuple(
+            word for word in action.option_strings if not (is_switch and word.startswith("--no-"))
+        ),
+        name=action.dest,
+        action=made,
+        kind=kind if has_value else rows.TEXT,
+        is_optional=is_optional,
+        count=str(action.nargs) if has_value and action.nargs else None,
+        alone=action.const if has_value else None,
+        choices=None if action.choices is None else tuple(action.choices),
+        default=_plain(action.default),
+        of_engine=of_engine,
+    )
+
+
+def _kind(read: Callable[[str], Any] | None) -> tuple[str | None, bool]:
+    """The kind of a value, and whether ``None`` stands for none."""
+    name = getattr(read, "__name__", "str")
+    if name in ("_optional_type", "_parse_type"):  # vLLM's, around another one
+        (inner,) = (cell.cell_contents for cell in read.__closure__)  # type: ignore[union-attr]
+        return _kind(inner)[0], name == "_optional_type"
+    if name == "<lambda>":
+        return next((kind for said, kind in UNNAMED.items() if _makes(read, *said)), None), False
+    return KINDS.get(name), False
+
+
+def _makes(read: Callable[[str], Any], word: str, value: Any) -> bool:
+    try:
+        found = read(word)
+    except Exception:  # another function, which may do anything
+        return False
+    return (tuple(found) if isinstance(found, list) else found) == value
+
+
+def _plain(value: Any) -> Any:
+    """A default that is the same on every machine, None for any other."""
+    return value if type(value) in (str, int, float, bool) and value != argparse.SUPPRESS else None
+
+
+if __name__ == "__main__":
+    logging.disable()
+    print(json.dumps([rows.to_row(flag) for flag in read()]))

@@ -1,0 +1,122 @@
+"""The spellings of a command line that vLLM makes usual before argparse reads it.
+
+This follows ``vllm/utils/argparse_utils.py``, which is the same in this in vLLM 0.28 to 0.32.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.compat.flags import kinds
+from attnres_serve.errors import SettingError
+
+CONFIG = "--config"  # names a file of flags
+LEVEL = "--optimization-level"
+
+
+def usual(words: Sequence[str]) -> list[str]:
+    """Words with dashes in names, ``-O3`` written out, and keys behind dots as one JSON object."""
+    found: list[str] = []
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            begin, dot, keys = name.partition(".")
+            found.append(begin.replace("_", "-") + dot + keys + equals + value)
+        elif word.startswith("-O") and word != "-O":
+            found += [LEVEL, word[3:] if word[2] == "=" else word[2:]]
+        elif word == "-O" and words[place + 1 : place + 2] in (["0"], ["1"], ["2"], ["3"]):
+            found.append(LEVEL)
+        else:
+            found.append(word)
+    return _with_objects(found)
+
+
+def _with_objects(words: list[str]) -> list[str]:
+    """Words in which ``--flag.a.b 1`` is ``--flag {"a": {"b": 1}}``, behind all others."""
+    others: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not (word.startswith("-") and "." in name):
+            others.append(word)
+            continue
+        if not equals:
+            value = next(rest, "")
+        if name.endswith("+"):  # items of a list
+            name, value = name[:-1], json.dumps(value.split(","))
+        flag, *keys = name.split(".")
+        nested: Any = _value(value)
+        for key in reversed(keys):
+            nested = {key: nested}
+        _merge(objects.setdefault(flag, {}), nested)
+    for flag, content in objects.items():
+        others += [flag, json.dumps(content)]
+    return others
+
+
+def _value(word: str) -> Any:
+    for read in (json.loads, kinds.count):
+        try:
+            return read(word)
+        except ValueError:
+            pass
+    return word
+
+
+def _merge(known: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        before = known.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            _merge(before, value)
+        elif isinstance(value, list) and isinstance(before, list):
+            known[key] = before + value
+        else:
+            known[key] = value
+
+
+def split(words: Sequence[str], spellings: Collection[str]) -> tuple[str, list[str], list[str]]:
+    """The file that ``--config`` names, its flags as words, and the other words.
+
+    Args:
+        words: of a command line.
+        spellings: that the parser has, among which ``--no-`` forms.
+
+    Raises:
+        SettingError: vLLM would fail at the file, or not read it.
+    """
+    places = [place for place, word in enumerate(words) if word.partition("=")[0] == CONFIG]
+    if not places:
+        return "", [], [*words]
+    path = ([*words][places[0] + 1 :] or [""])[0]
+    if len(places) > 1 or "=" in words[places[0]] or not path.endswith((".yaml", ".yml")):
+        raise SettingError(
+            f"found {' '.join(words[places[0] :][:2])}; expected {CONFIG} FILE once, with a space "
+            "before the name and a file that ends with .yaml."
+        )
+    others = [*words[: places[0]], *words[places[0] + 2 :]]
+    return path, _of_file(path, spellings), others
+
+
+def _of_file(path: str, spellings: Collection[str]) -> list[str]:
+    import yaml  # comes with vLLM
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingError(f"{CONFIG}: {path} cannot be read ({reason}).") from None
+    if not isinstance(content, dict):
+        raise SettingError(f"{CONFIG}: {path} holds no flags; expected lines like `port: 8000`.")
+    found: list[str] = []
+    for key, value in content.items():
+        if value is False:  # vLLM leaves out what cannot be turned off
+            found += [f"--no-{key}"] if f"--no-{key}" in spellings else []
+        elif value is True:
+            found.append(f"--{key}")
+        elif isinstance(value, list):
+            found += [f"--{key}", *map(str, value)] if value else []
+        else:
+            found += [f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return found
