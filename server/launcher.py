@@ -99,7 +99,8 @@ def serve(
     if device.is_cpu() and own.attnres_backend != "torch":
         library.compile_ahead(dtype)  # beside all that is imported from here on
     check_plugin()
-    log = own.verbose or levels.wants_log(arguments.given, os.environ)
+    flags = [name for name, value in arguments.given.items() if value is not False]
+    log = own.verbose or levels.wants_log(flags, os.environ)
     start_events.tell(
         "checked",
         title=facts.title(),

@@ -64,7 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Serve a checkpoint with vLLM's OpenAI-compatible server.",
         epilog=f"Any other flag is vLLM's, for example --host (default: {launcher.DEFAULT_HOST}) "
         f"and --port (default: {launcher.DEFAULT_PORT}). --help=groups lists their groups, "
-        "--help=ModelConfig shows one, --help=max-model-len what has such a name, --help=all everything.\n\n"
+        "--help=ModelConfig shows one, --help=max-model-len what has such a name, --help=all "
+        "everything.\n\n"
         + examples(
             "serve path/to/checkpoint",
             "serve path/to/checkpoint --port 9000 --max-model-len 4096",

@@ -12,14 +12,14 @@ class Arguments:
     """Values of vLLM's flags, each under vLLM's name, with vLLM's default where it is not given.
 
     Attributes:
-        given: names of the values that are given, on the command line or in the file that
-            ``--config`` names.
+        given: all values that are given, on the command line or in the file that ``--config``
+            names, also those without an attribute.
         unknown: words that belong to no flag that is known; they are left to vLLM.
         max_model_len, kv_cache_memory_bytes: with ``k`` or ``K`` counted; -1 stands for ``auto``.
         lora_modules: each with ``name`` and ``path``.
     """
 
-    given: frozenset[str] = frozenset()
+    given: Mapping[str, Any] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     api_key: list[str] | None = None
     block_size: int | None = None
@@ -60,7 +60,7 @@ class Arguments:
 
     def has(self, *names: str) -> bool:
         """Whether one of some values is given."""
-        return not self.given.isdisjoint(names)
+        return any(name in self.given for name in names)
 
 
 NAMES = {one.name for one in fields(Arguments)}
@@ -102,4 +102,4 @@ def _arguments(words: Sequence[str], others: Collection[str], of_engine: bool) -
 
 def _made(found: parser.Found) -> Arguments:
     values = {name: value for name, value in found.values.items() if name in NAMES}
-    return Arguments(given=frozenset(found.values), unknown=found.unknown, **values)
+    return Arguments(given=found.values, unknown=found.unknown, **values)

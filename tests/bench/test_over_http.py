@@ -140,8 +140,9 @@ def test_a_key_is_asked_for_and_taken(below, monkeypatch):
         for flags in (["--header", "x=y", "Authorization=Bearer right"], []):
             if not flags:
                 monkeypatch.setenv("OPENAI_API_KEY", "right")
-            assert over_http.check_there(url + below, None, flags) == ("demo", 99)
-            assert over_http.check_there(url + below, "a", flags) == ("a", inf)
+            for model, found in ((None, ("demo", 99)), ("a", ("a", inf))):
+                named = [] if model is None else [f"--model={model}"]
+                assert over_http.check_there(url + below, *over_http.asked(named + flags)) == found
         monkeypatch.setenv("OPENAI_API_KEY", "wrong")
         with pytest.raises(SettingError, match=r"refuses the key \(status 401\); correct OPENAI"):
             over_http.check_there(url + below, None)

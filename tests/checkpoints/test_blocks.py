@@ -7,6 +7,7 @@ from facts import FACTS
 from attnres_serve.checkpoints import blocks, cache
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import device, memory, source, versions
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -24,7 +25,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(folder, base: str, words: str) -> None:
     parsed = check_folder(write_house(folder, base, block_size=2)).translated("m")
-    blocks.check("m", parsed, words.split())
+    blocks.check("m", parsed, of_server(words.split()))
 
 
 @pytest.mark.parametrize(
@@ -94,11 +95,11 @@ def test_a_cache_holds_a_context_in_whole_blocks_and_one_more(
     size = (CONTEXT + blocks.USUAL) * token + more
     words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(size)]
     if is_enough:
-        found = cache.of("m", parsed, words)
+        found = cache.of("m", parsed, of_server(words))
         assert found is not None and found.size == size
     else:
         with pytest.raises(CheckpointError, match="--max-model-len 384 or less, or set VLLM_CPU_"):
-            cache.of("m", parsed, words)
+            cache.of("m", parsed, of_server(words))
 
 
 @pytest.mark.skipif(not versions.installed()[0], reason="reads vLLM's source")

@@ -14,6 +14,7 @@ from attnres_serve.checkpoints import cache
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import device, memory, openai_server, start_events
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.resolve import resolve
@@ -52,7 +53,7 @@ def has_free(monkeypatch: pytest.MonkeyPatch, left: float, on_a_node: float | No
 
 
 def of(*words: str, **changes: Any) -> cache.Cache | None:
-    return cache.of("m", resolve(CONFIG | changes), list(words))
+    return cache.of("m", resolve(CONFIG | changes), of_server(words))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_few_contexts_and_at_most_a_quarter(
 def test_states_of_recurrent_layers_count(base, tmp_path) -> None:
     """They are as large for a short sequence as for a long one."""
     facts = describe(checkpoint := check_folder(write_house(tmp_path, base, block_size=1)))
-    found = cache.of("m", checkpoint.translated("m"), ["--max-model-len", "64"])
+    found = cache.of("m", checkpoint.translated("m"), of_server(["--max-model-len", "64"]))
     need = 64 * facts["kv_cache_bytes_per_token"] + facts["state_bytes_per_sequence"]
     assert found is not None and facts["state_bytes_per_sequence"] > 0
     assert found.tokens == found.size * 64 // need

@@ -17,6 +17,7 @@ from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.draft import check_draft, head_problem
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import Stored
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, heads
 
@@ -29,15 +30,19 @@ def flags(model: Path, **config: object) -> list[str]:
     return ["--speculative-config", json.dumps({"model": str(model)} | config)]
 
 
+def check(name: str, target: Checkpoint, words: list[str]) -> None:
+    check_draft(name, target, of_server(words))
+
+
 def demo_with(folder: Path, **changes: object) -> Path:
     return edit(copytree(DEMO, folder), **changes)
 
 
 def test_a_draft_that_fits(tmp_path):
-    check_draft("demo", TARGET, flags(DEMO, method="draft_model"))
+    check("demo", TARGET, flags(DEMO, method="draft_model"))
     plain = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attn_res": None}
-    check_draft("demo", TARGET, flags(demo_with(tmp_path / "plain", **plain)))
-    check_draft("demo", TARGET, [])
+    check("demo", TARGET, flags(demo_with(tmp_path / "plain", **plain)))
+    check("demo", TARGET, [])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def test_a_draft_that_fits(tmp_path):
 )
 def test_a_draft_that_cannot_be_served(changes, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
-        check_draft("demo", TARGET, flags(demo_with(tmp_path / "draft", **changes)))
+        check("demo", TARGET, flags(demo_with(tmp_path / "draft", **changes)))
 
 
 def test_another_vocabulary(tmp_path):
@@ -60,7 +65,7 @@ def test_another_vocabulary(tmp_path):
     house = write_house(tmp_path / "house", "llama", block_size=2)
     for draft in (plain, house, GOLDENS / "fla_transformer_block"):
         with pytest.raises(CheckpointError, match=r"vocabulary of \d+ tokens and the target"):
-            check_draft("demo", TARGET, flags(draft))
+            check("demo", TARGET, flags(draft))
 
 
 def head_of(folder: Path, base: str, config: dict | None = None, name: str = "") -> Path:
@@ -84,7 +89,7 @@ def test_heads(base, tmp_path):
     folder = head_of(tmp_path / "model", base)
     found = check_folder(folder)
     for method in ("mtp", f"{base}_mtp"):
-        check_draft(str(folder), found, ["--speculative-config", json.dumps({"method": method})])
+        check(str(folder), found, ["--speculative-config", json.dumps({"method": method})])
     facts = describe(found)
     assert facts["draft_head"]
     assert """'{"method": "mtp", "num_speculative_tokens": 1}' uses them""" in render(facts)
@@ -115,7 +120,7 @@ def test_a_head_of_alice_ais_own_format(tmp_path):
 def test_heads_that_vllm_would_compute_wrongly(base, config, tensor, message, tmp_path):
     found = check_folder(head_of(tmp_path / "model", base, config, tensor))
     with pytest.raises(CheckpointError, match=rf"by 'mtp' needs .*{message}"):
-        check_draft("model", found, MTP)
+        check("model", found, MTP)
     facts = describe(found)
     assert not facts["draft_head"]
     assert render(facts).splitlines()[-1].endswith("further tokens")
@@ -165,7 +170,7 @@ def test_no_heads(tmp_path):
         ),
     ):
         with pytest.raises(CheckpointError, match=message):
-            check_draft(str(model), check_folder(model), flags_)
+            check(str(model), check_folder(model), flags_)
 
 
 def test_quantised_heads(tmp_path):
@@ -181,7 +186,7 @@ def test_drafts_that_vllm_takes_for_heads(tmp_path):
     draft = write_house(tmp_path / "draft", "deepseek_v3", layers=2, block_size=2)
     target = write_house(tmp_path / "target", "llama", block_size=2)
     with pytest.raises(CheckpointError, match=r"DeepSeek-V3, of which vLLM takes every draft for"):
-        check_draft(str(target), check_folder(target), flags(draft))
+        check(str(target), check_folder(target), flags(draft))
 
 
 @pytest.mark.parametrize(
@@ -200,14 +205,14 @@ def test_drafts_that_vllm_takes_for_heads(tmp_path):
 )
 def test_every_spelling_of_the_flag(words):
     with pytest.raises(CheckpointError, match="by 'mtp' needs a draft head, and none of Llama"):
-        check_draft("demo", TARGET, words)
+        check("demo", TARGET, words)
 
 
 def test_the_draft_by_a_flag_of_its_own(tmp_path):
     draft = write_house(tmp_path / "draft", block_size=2)
     for words in (["--spec-model", str(draft)], [f"-sc.model={draft}"]):
         with pytest.raises(CheckpointError, match=r"vocabulary of \d+ tokens and the target"):
-            check_draft("demo", TARGET, words)
+            check("demo", TARGET, words)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
@@ -217,7 +222,7 @@ def test_families_that_show_no_layers(base, method, tmp_path):
     with pytest.raises(
         CheckpointError, match=f"by '{method}' is not supported for .*class in vLLM"
     ):
-        check_draft("target", target, ["--spec-method", method])
+        check("target", target, ["--spec-method", method])
 
 
 def with_head(folder: Path, method: str) -> tuple[Checkpoint, Path]:
@@ -259,7 +264,7 @@ def test_a_head_that_is_none(found, method, tmp_path):
     """Is refused in one sentence, at once, by what was found."""
     folder = OTHER_MODELS[found](tmp_path / "draft")
     with pytest.raises(CheckpointError, match=found) as refused:
-        check_draft("demo", TARGET, flags(folder, method=method))
+        check("demo", TARGET, flags(folder, method=method))
     assert len(str(refused.value)) < 600 and str(folder) in str(refused.value)
 
 
@@ -268,7 +273,7 @@ def test_a_head_that_is_none(found, method, tmp_path):
 def test_a_head_that_is_not_named(model, method):
     words = ["--speculative-config", json.dumps({"method": method, "model": model})]
     with pytest.raises(CheckpointError, match="needs the folder of a draft head; give it as"):
-        check_draft("demo", TARGET, words)
+        check("demo", TARGET, words)
 
 
 # Without the method in the name of the test's folder, by which vLLM would choose.
@@ -276,15 +281,15 @@ def test_a_head_that_is_not_named(model, method):
 def test_a_head(method, tmp_path):
     """That fits; as one of the other kind, which names or channels tell; and as a whole model."""
     target, head = with_head(tmp_path, method)
-    check_draft("demo", target, flags(head, method=method))
+    check("demo", target, flags(head, method=method))
     other = {"eagle": "eagle3", "eagle3": "eagle"}[method]
     with pytest.raises(CheckpointError, match=r'for which write "method": "eagle3"|192 channels'):
-        check_draft("demo", target, flags(head, method=other))
+        check("demo", target, flags(head, method=other))
     for words in (flags(head, method="draft_model"), flags(head)):
         with pytest.raises(
             CheckpointError, match=r"is a draft head, (of the|with the).*the method"
         ):
-            check_draft("demo", target, words)
+            check("demo", target, words)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +303,7 @@ def test_a_head_of_another_size(method, key, tmp_path):
     target, head = with_head(tmp_path, method)
     edit(head, **{key: 96})
     with pytest.raises(CheckpointError, match=f"has {key} 96, and the served model has"):
-        check_draft("demo", target, flags(head, method=method))
+        check("demo", target, flags(head, method=method))
 
 
 @pytest.mark.parametrize(
@@ -314,7 +319,7 @@ def test_a_head_of_another_size(method, key, tmp_path):
 )
 def test_a_draft_model_that_is_none(config, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
-        check_draft("demo", TARGET, flags(plain(tmp_path / "draft", **config)))
+        check("demo", TARGET, flags(plain(tmp_path / "draft", **config)))
 
 
 @pytest.mark.parametrize(
@@ -333,19 +338,24 @@ def test_a_draft_model_that_is_none(config, message, tmp_path):
 def test_methods_that_are_refused(method, tmp_path):
     """Before vLLM looks at what they are given."""
     with pytest.raises(SettingError, match=f"by '{method}' is not supported with AttnRes; supp"):
-        check_draft("demo", TARGET, flags(tmp_path / "nowhere", method=method))
+        check("demo", TARGET, flags(tmp_path / "nowhere", method=method))
 
 
 @pytest.mark.parametrize("name", ["my-eagle-draft", "Eagle3", "dflash", "a-dspark"])
 def test_names_by_which_vllm_takes_a_model_for_a_head(name, tmp_path):
     draft = plain(tmp_path / name)
     with pytest.raises(SettingError, match=r"for a head of the method '.*' by its name"):
-        check_draft("demo", TARGET, flags(draft, method="draft_model"))
+        check("demo", TARGET, flags(draft, method="draft_model"))
     with pytest.raises((SettingError, CheckpointError), match=r"by its name|draft head, and"):
-        check_draft("demo", TARGET, flags(draft))
+        check("demo", TARGET, flags(draft))
 
 
 def test_what_is_left_to_vllm():
-    """JSON that cannot be read, and methods without a model of their own."""
-    check_draft("demo", TARGET, ["--speculative-config", "{"])
-    check_draft("demo", TARGET, ["--speculative-config", '{"method": "ngram"}'])
+    """Methods without a model of their own."""
+    check("demo", TARGET, ["--speculative-config", '{"method": "ngram"}'])
+
+
+@pytest.mark.parametrize(("value", "expected"), [("{", "JSON"), ("[1]", "a JSON object")])
+def test_what_is_no_object(value, expected):
+    with pytest.raises(SettingError, match=rf"found --speculative-config .*; expected {expected}"):
+        check("demo", TARGET, ["--speculative-config", value])

@@ -20,6 +20,7 @@ from attnres_serve import cli
 from attnres_serve.checkpoints import needs, token_ids
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.compat import compiler, device, openai_server, source
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
@@ -36,7 +37,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def required(folder: Path, *words: str) -> None:
-    needs.check("m", check_folder(folder).translated("m"), folder, list(words))
+    needs.check("m", check_folder(folder).translated("m"), folder, of_server(words))
 
 
 def computes(size: int, dtype: torch.dtype) -> bool:
@@ -361,15 +362,15 @@ def test_only_a_compiled_start_needs_a_compiler(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    compiler.require(words)
+    compiler.require(of_server(words))
     for others in ([], ["--enforce-eager", "--no-enforce-eager"], ["--dtype", "float32"]):
         with pytest.raises(SettingError, match=r"found no 'g\+\+' on the path; .*--enforce-eager"):
-            compiler.require(others)
+            compiler.require(of_server(others))
     monkeypatch.setenv("CXX", "clang++")
     with pytest.raises(SettingError, match=r"found no 'clang\+\+' on the path, which CXX names;"):
-        compiler.require([])
+        compiler.require(of_server([]))
     (tmp_path / "clang++").touch(0o755)
-    compiler.require([])
+    compiler.require(of_server([]))
 
 
 def test_serve_asks_for_a_compiler_before_the_start(

@@ -19,6 +19,7 @@ from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.checkpoints.tokenizer_class import Way, reading
 from attnres_serve.compat import source
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.errors import CheckpointError
 
 MOONSHOT = "tokenization_moonshot.TikTokenTokenizer"
@@ -123,14 +124,14 @@ def test_classes_of_a_checkpoint(kind: str, folder: Path, capfd: pytest.CaptureF
         assert capfd.readouterr().err == f"attnres-serve: {said}\n"
     with pytest.raises(CheckpointError, match="whose code is not run"):
         tokenizer.load(folder)
-    needs.check("m", parsed, folder, ["--skip-tokenizer-init"])
-    needs.check("m", parsed, folder, ["--tokenizer", str(TOKENIZER_SOURCE)])
-    needs.check("m", parsed, folder, ["--tokenizer-mode", "mistral"])
+    needs.check("m", parsed, folder, of_server(["--skip-tokenizer-init"]))
+    needs.check("m", parsed, folder, of_server(["--tokenizer", str(TOKENIZER_SOURCE)]))
+    needs.check("m", parsed, folder, of_server(["--tokenizer-mode", "mistral"]))
     with pytest.raises(CheckpointError, match="whose code is not run"):
-        needs.check("m", parsed, TOKENIZER_SOURCE, ["--tokenizer", str(folder)])
+        needs.check("m", parsed, TOKENIZER_SOURCE, of_server(["--tokenizer", str(folder)]))
     for mode in source.TOKENIZER_MODES:
         with pytest.raises(CheckpointError, match="whose code is not run"):
-            needs.check("m", parsed, folder, [f"--tokenizer-mode={mode}"])
+            needs.check("m", parsed, folder, of_server([f"--tokenizer-mode={mode}"]))
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -144,11 +145,11 @@ def test_code_that_may_run(kind: str, folder: Path) -> None:
     parsed = check_folder(folder).translated("m")
     if not has_code:
         with pytest.raises(CheckpointError, match="whose code is not run"):
-            needs.check("m", parsed, folder, ["--trust-remote-code"])
+            needs.check("m", parsed, folder, of_server(["--trust-remote-code"]))
         return
     assert reading(folder, runs_code=True).way is Way.OWN_CODE
     assert tokenizer.readable(folder, runs_code=True) == folder
-    needs.check("m", parsed, folder, ["--trust_remote_code"])
+    needs.check("m", parsed, folder, of_server(["--trust_remote_code"]))
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attnres_serve.compat import adapter_files
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.workarounds import adapter_refusals, whole_adapters
 from attnres_serve.errors import SettingError
 from attnres_serve.server import launcher
@@ -312,7 +313,7 @@ def base(tmp_path_factory) -> Path:
 
 def refusal(base: Path, *words: str) -> str:
     with pytest.raises(SettingError) as caught:
-        launcher.check_checkpoint(str(base), [*words])
+        launcher.check_checkpoint(str(base), of_server([*words]))
     return str(caught.value)
 
 
@@ -321,20 +322,23 @@ def test_adapters_of_flags_are_checked_before_the_start(base, tmp_path):
     folder = tmp_path / "adapter"
     write_adapter(folder, tensors, [QUERY, EMBEDDING])
     words = ["--enable-lora", "--lora-modules", f"mine={folder}"]
-    assert launcher.check_checkpoint(str(base), words)[0] == str(base)
-    assert launcher.check_checkpoint(str(base), words[1:2])[0] == str(base)
+    assert launcher.check_checkpoint(str(base), of_server(words))[0] == str(base)
+    assert launcher.check_checkpoint(str(base), of_server(words[1:2]))[0] == str(base)
     assert "without --enable-lora" in refusal(base, *words[1:])
     assert "has the rank 4 by" in refusal(base, *words, "--max-lora-rank=1")
     as_json = json.dumps({"name": "mine", "path": str(folder)})
-    assert launcher.check_checkpoint(str(base), ["--enable_lora", f"--lora_modules={as_json}"])
+    written = of_server(["--enable_lora", f"--lora_modules={as_json}"])
+    assert launcher.check_checkpoint(str(base), written)
     assert "expected NAME=FOLDER" in refusal(base, *words, "{}")
     found = refusal(base, *words, f"other={tmp_path / 'nowhere'}", "--port", "1")
     assert found.startswith("the LoRA adapter 'other' is no folder at")
-    assert launcher.check_checkpoint(str(base), [*words, "far=someone/model"])[0] == str(base)
+    assert launcher.check_checkpoint(str(base), of_server([*words, "far=someone/model"]))[0] == str(
+        base
+    )
 
     assert "found 'mine' twice" in refusal(base, *words, f"mine={folder}")
     served = ["--served-model-name", "big"]
-    assert launcher.check_checkpoint(str(base), [*words, *served])[0] == str(base)
+    assert launcher.check_checkpoint(str(base), of_server([*words, *served]))[0] == str(base)
     found = refusal(base, *words, *served, "mine")
     assert found.startswith("found 'mine' after --lora-modules and after --served-model-name")
 
@@ -342,7 +346,7 @@ def test_adapters_of_flags_are_checked_before_the_start(base, tmp_path):
     own, saved = load_file(path), tensors[f"{EMBEDDING}.weight"]
     for table in (saved, saved.float(), saved.double()):
         save_file(own | {TABLE: table}, path)
-        assert launcher.check_checkpoint(str(base), words)[0] == str(base)
+        assert launcher.check_checkpoint(str(base), of_server(words))[0] == str(base)
     for table in (saved + 1, saved[:-1], torch.cat([saved, saved])):
         save_file(own | {TABLE: table}, path)
         assert f"'mine' holds {EMBEDDING}.base_layer.weight, a table other" in refusal(base, *words)

@@ -8,6 +8,7 @@ from serving import DEMO
 
 from attnres_serve import cli
 from attnres_serve.compat import device, openai_server, workers
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import SettingError
 
@@ -77,7 +78,7 @@ def test_cores_are_divided(has, monkeypatch, machine, allowed, words, value) -> 
     for said in (None, "auto", " "):
         if said is not None:
             monkeypatch.setenv(workers.VARIABLE, said)
-        assert workers.bind(words.split()) == value
+        assert workers.bind(of_server(words.split())) == value
         assert os.environ.get(workers.VARIABLE) == value
         monkeypatch.delenv(workers.VARIABLE, raising=False)
 
@@ -86,13 +87,13 @@ def test_cores_are_divided(has, monkeypatch, machine, allowed, words, value) -> 
 def test_what_is_reserved_is_left(has, monkeypatch, reserved, value) -> None:
     has(EIGHT)
     monkeypatch.setenv(workers.RESERVED, reserved)
-    assert workers.bind(["-tp", "2"]) == value
+    assert workers.bind(of_server(["-tp", "2"])) == value
 
 
 def test_nodes_that_are_not_to_be_seen_have_no_workers(has, monkeypatch) -> None:
     has(TWO_NODES)
     monkeypatch.setenv(workers.NODES, "1")
-    assert workers.bind(["-tp", "2"]) == "1|3"
+    assert workers.bind(of_server(["-tp", "2"])) == "1|3"
 
 
 @pytest.mark.parametrize(
@@ -109,14 +110,14 @@ def test_nodes_that_are_not_to_be_seen_have_no_workers(has, monkeypatch) -> None
 def test_what_the_user_says_is_left_alone(has, monkeypatch, name, value, words) -> None:
     has(TWO)
     monkeypatch.setenv(name, value)
-    assert workers.bind(words.split()) is None
+    assert workers.bind(of_server(words.split())) is None
     assert os.environ[name] == value
 
 
 def test_another_device_is_left_alone(has, monkeypatch) -> None:
     has(TWO, 0)
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
-    assert workers.bind(["-tp", "8"]) is None
+    assert workers.bind(of_server(["-tp", "8"])) is None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_another_device_is_left_alone(has, monkeypatch) -> None:
 def test_fewer_cores_than_workers_are_refused(has, allowed, words, said) -> None:
     has(TWO, *allowed)
     with pytest.raises(SettingError, match=said):
-        workers.bind(words.split())
+        workers.bind(of_server(words.split()))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_lists_that_do_not_fit_are_refused(has, monkeypatch, value, words, said)
     has(TWO)
     monkeypatch.setenv(workers.VARIABLE, value)
     with pytest.raises(SettingError, match=said):
-        workers.bind(words.split())
+        workers.bind(of_server(words.split()))
 
 
 def test_this_machine_has_the_cores_that_this_process_may_use() -> None:

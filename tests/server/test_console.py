@@ -17,6 +17,7 @@ import pytest
 
 from attnres_serve import cli
 from attnres_serve.compat import device, failures, start_events
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
 from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.compat.workarounds import quick_exit
@@ -502,7 +503,8 @@ def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, log, is_given)
     monkeypatch.setattr(launcher.openai_server, "run_server", lambda *_: None)
     own = cli.build_parser().parse_args(["serve"])
     with log.heard():
-        launcher.serve("folder", own, ["--config", str(config)])
+        words = ["--config", str(config)]
+        launcher.serve("folder", own, of_server(words), words)
     (event,) = [event for event in log.events() if event["event"] == "checked"]
     assert (event["log"], event["headless"], event["socket"]) == (is_given, is_given, None)
     assert os.environ.get("VLLM_LOGGING_LEVEL") == (None if is_given else "WARNING")
@@ -547,12 +549,12 @@ def test_the_request_can_be_pasted(url, socket_path, model, takes_text, has_key,
         ("org/model", "org/model", [], ["org/model"]),
         ("/m/mine", "/m/mine", ["--lora-modules", "mine=/a", "b=/b"], ["/m/mine"]),
         ("/m/mine", "/m/mine", ["--lora-modules=mine=/a"], ["/m/mine"]),
-        ("/m/mine", "/m/mine", ['{"name": "mine", "path": "/a"}'], ["/m/mine"]),
+        ("/m/mine", "/m/mine", ["--lora-modules", '{"name": "mine", "path": "/a"}'], ["/m/mine"]),
     ],
 )
 def test_a_model_has_the_name_of_its_folder(checkpoint, model, words, names):
     """And that of its path; an adapter keeps the name that it was given."""
-    assert launcher.names(checkpoint, model, words) == names
+    assert launcher.names(checkpoint, model, of_server(words)) == names
 
 
 # --- the address

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Collection, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 from attnres_serve.compat.flags import kinds, spelling
@@ -35,6 +36,7 @@ class _Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             exit_on_error=False,
             argument_default=argparse.SUPPRESS,
+            formatter_class=partial(argparse.HelpFormatter, width=80),  # made for each flag
         )
         for flag in flags:
             if flag.action == SWITCH:
@@ -72,7 +74,7 @@ def read(
         SettingError: vLLM would refuse the words; in one sentence, with the flag, what was found
             and what is expected, and the file it stands in.
     """
-    parser = _Parser(flags)
+    parser = _parser(tuple(flags))
     known = parser._option_string_actions
     path, of_file, rest = spelling.split(words, known)
     names = {word for word in known if not word.startswith("--no-")}
@@ -82,6 +84,11 @@ def read(
         except SettingError as error:
             raise SettingError(f"{path}: {error}") from None
     return _read(parser, flags, [*of_file, *rest], {*names, *others}, takes_any)
+
+
+@cache
+def _parser(flags: tuple[Flag, ...]) -> _Parser:
+    return _Parser(flags)
 
 
 def _read(

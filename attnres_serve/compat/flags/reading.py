@@ -68,7 +68,7 @@ def _flag(action: argparse.Action, of_engine: bool) -> Flag:
     )
 
 
-def _kind(read: Callable[[str], Any] | None) -> tuple[str | None, bool]:
+def _kind(read: Any) -> tuple[str | None, bool]:
     """The kind of a value, and whether ``None`` stands for none."""
     name = getattr(read, "__name__", "str")
     if name in ("_optional_type", "_parse_type"):  # vLLM's, around another one
