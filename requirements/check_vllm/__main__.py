@@ -1,8 +1,9 @@
 """``python requirements/check_vllm VERSION``: does that vLLM have what our source asks of it?
 
-Fetches its wheel and reads it, without running it: every name that is imported, every call that is
+Fetches its wheel and reads it: every name that is imported, every call that is
 made of such a name, every function that takes the place of one of vLLM's, and whether that is as it
-was.  What objects are made of while vLLM runs is left to the tests.
+was.  Of its code the parser of flags is run and nothing else: what objects are made of while vLLM
+runs is left to the tests.
 """
 
 import argparse
@@ -14,9 +15,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import griffe
+import parsed
 import replaced
 from release import Lack, Release, download
 from uses import Use, uses
+
+from attnres_serve.compat.flags import table
 
 ROOT = Path(__file__).parents[2]
 # attnres_serve/kernels and attnres_serve/server are links to these.
@@ -95,7 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("version", help="of vLLM, as 0.33.0")
     parser.add_argument(
-        "--tested", action="store_true", help="remember what is replaced as it is in that version"
+        "--tested", action="store_true", help="remember its flags, and what is replaced as it is"
     )
     given = parser.parse_args()
     version = given.version
@@ -103,10 +107,12 @@ def main() -> int:
     found += replaced.targets(version, ROOT)
     with tempfile.TemporaryDirectory() as folder:
         release = Release(download(version, Path(folder)))
+        flags = parsed.read(release.folder)
         if given.tested:
             replaced.remember(version, release)
+            table.remember(version, flags or ())
         told = problems(release, found)
-        for line in replaced.rows(version, release):
+        for line in (*replaced.rows(version, release), *parsed.rows(version, flags)):
             print(line)
     for line in told:
         print(line.removeprefix(f"{ROOT}/"))

@@ -334,7 +334,7 @@ def test_an_engine_that_changed_meanwhile_is_refused():
         ([str(DEMO), "--budget", "-1"], "--budget is -1; expected a number of minutes above 0."),
         ([str(DEMO), "--additional-config", "{}"], "--additional-config would be ours in one"),
         (
-            [str(DEMO), "--speculative_config.num_speculative_tokens=3"],
+            [str(DEMO), "--speculative_config.method=ngram"],
             "expected one JSON object that has num_",
         ),
         ([str(DEMO), "-sc", "{}"], "--speculative-config is read as {}; expected one JSON object"),

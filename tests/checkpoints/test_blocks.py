@@ -64,7 +64,7 @@ def test_blocks_that_hold_no_context_are_refused(base, words, said, tmp_path) ->
         ("llama", "--num-gpu-blocks-override 2 --max-model-len -1"),
         ("llama", "--num-gpu-blocks-override 2 --hf-overrides {}"),
         ("llama", "--num-gpu-blocks-override 2 --max-model-len 128"),
-        ("llama", "--block-size none --num-gpu-blocks-override many"),  # vLLM's parser has words
+        ("llama", "--num-gpu-blocks-override None"),
         ("deepseek_v2", "--block-size 100"),  # vLLM makes 16 of it
         ("deepseek_v2", "--num-gpu-blocks-override 33"),
         ("qwen3_next", "--block-size 16"),  # vLLM aligns it with the states

@@ -132,7 +132,7 @@ def test_what_vllm_measures_is_not_told(words, monkeypatch) -> None:
         (1, None, "", r"is 256\.0 MiB; give `serve` --max-model-len 16256 or less\.$"),
         (64, "1", "", r", and VLLM_CPU_KVCACHE_SPACE=1 allows 1\.0 GiB; .* 65408 or less"),
         (64, None, "--kv-cache-memory-bytes 1k --max-model-len 4096",
-         r"^--max-model-len 4096 needs 66\.0 MiB .*-memory-bytes 1k allows 1\.0 KiB; set "),
+         r"^--max-model-len 4096 needs 66\.0 MiB .*-memory-bytes 1000 allows 1\.0 KiB; set "),
         (6, None, "-pp 2", r"needs 1\.0 GiB of KV cache in each worker, .* is 1\.5 GiB; "),
     ],
 )  # fmt: skip
@@ -169,7 +169,11 @@ def test_a_variable_that_vllm_cannot_read_is_named(value, monkeypatch) -> None:
     [
         ("65", "", "VLLM_CPU_KVCACHE_SPACE=65 takes 65.0 GiB of memory, and 64.0 GiB are free"),
         ("40", "-pp 2", "VLLM_CPU_KVCACHE_SPACE=40 takes 80.0 GiB of memory in 2 workers"),
-        ("", "--kv-cache-memory-bytes 1T", "--kv-cache-memory-bytes 1T takes 1024.0 GiB"),
+        (
+            "",
+            "--kv-cache-memory-bytes 1T",
+            "--kv-cache-memory-bytes 1099511627776 takes 1024.0 GiB",
+        ),
     ],
 )
 def test_more_than_is_free_is_refused(space, words, said, monkeypatch) -> None:

@@ -135,7 +135,7 @@ def without_tokenizer(tmp_path: Path) -> Path:
 
 
 def test_a_missing_tokenizer(without_tokenizer: Path) -> None:
-    for words in ([], ["--skip-tokenizer-init=x"], ["--tokenizer", str(without_tokenizer)]):
+    for words in ([], ["--no-skip-tokenizer-init"], ["--tokenizer", str(without_tokenizer)]):
         with pytest.raises(CheckpointError, match="has no tokenizer"):
             required(without_tokenizer, *words)
     required(without_tokenizer, "--skip_tokenizer_init")
@@ -342,7 +342,7 @@ def test_a_context_that_versions_of_vllm_count_otherwise_is_left_to_them(tmp_pat
         required(tmp_path, "--max-model-len", "2049")
 
 
-@pytest.mark.parametrize("asked", ["512", "auto", "-1", "many"])
+@pytest.mark.parametrize("asked", ["512", "auto", "-1"])
 def test_what_vllm_takes_or_refuses_by_itself(asked: str, tmp_path: Path) -> None:
     write_house(tmp_path, block_size=2)
     required(tmp_path, "--max-model-len", asked)
@@ -451,7 +451,8 @@ def test_a_model_among_the_flags(
     monkeypatch.setattr(openai_server, "run_server", None)
     Path("serve.yaml").write_text("model: m\n")
     assert cli.main(["serve", "--max-sequences", "9", *words.split()]) == 2
-    assert "found the model 'm' among the flags; give the checkpoint" in capfd.readouterr().err
+    said = r"found (the model 'm' among the flags|'m', which belongs to no flag); .*the checkpoint"
+    assert re.search(said, capfd.readouterr().err)
 
 
 def test_quantised_experts_without_a_kernel(

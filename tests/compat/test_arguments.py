@@ -15,7 +15,7 @@ from serving import DEMO
 from attnres_serve.compat import arguments, versions
 from attnres_serve.compat.arguments import Arguments, among, of_engine, of_server
 from attnres_serve.compat.flags import kinds, parser, spelling, table
-from attnres_serve.compat.flags.flag import ADAPTERS, SWITCH, TRUE, Flag
+from attnres_serve.compat.flags.flag import ADAPTERS, SWITCH, Flag
 from attnres_serve.errors import SettingError
 
 pytest.importorskip("vllm")
@@ -114,7 +114,7 @@ def test_every_flag_in_every_spelling(server, flags) -> None:
     """The value is vLLM's, and what vLLM takes is never refused."""
     refused = taken = 0
     for flag in flags:
-        is_other = flag.action in (SWITCH, TRUE, ADAPTERS) or spelling.CONFIG in flag.spellings
+        is_other = flag.action in (SWITCH, ADAPTERS) or spelling.CONFIG in flag.spellings
         if is_other or not flag.spellings:
             continue
         first, *others = spellings(flag)
@@ -132,15 +132,15 @@ def test_every_flag_in_every_spelling(server, flags) -> None:
 
 
 def test_every_switch(server, flags) -> None:
-    for flag in flags:
-        if flag.action not in (SWITCH, TRUE):
-            continue
-        no = [flag.long.replace("--", "--no-", 1)] if flag.action == SWITCH else []
-        for name in [*flag.spellings, *no]:
-            for spelt in {name, "--" + name[2:].replace("-", "_")} if name[1] == "-" else {name}:
-                theirs = vars(server.parse_args([spelt]))[flag.name]
-                assert of_server([spelt]).given[flag.name] == theirs, spelt
-                with pytest.raises(SettingError, match="with a value, which takes none"):
+    switches = [flag for flag in flags if flag.action == SWITCH]
+    assert len(switches) > 80
+    for name in (name for flag in switches for name in (*flag.spellings, *flag.off)):
+        (flag,) = [flag for flag in switches if name in (*flag.spellings, *flag.off)]
+        for spelt in {name, name[:2] + name[2:].replace("-", "_")}:
+            theirs = vars(server.parse_args([spelt]))[flag.name]
+            assert of_server([spelt]).given[flag.name] == theirs, spelt
+            if spelt.startswith("--"):
+                with pytest.raises(SettingError, match=rf"found {name} with a value, which takes"):
                     of_server([f"{spelt}=true"])
 
 

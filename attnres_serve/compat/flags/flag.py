@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-STORE, APPEND, SWITCH, TRUE, ADAPTERS = "store", "append", "switch", "true", "adapters"
+STORE, APPEND, SWITCH, ADAPTERS = "store", "append", "switch", "adapters"
 TEXT = "text"
 
 
@@ -14,8 +14,9 @@ class Flag:
     Attributes:
         spellings: such as ``("--tensor-parallel-size", "-tp")``; none for a positional argument.
         name: of its value.
-        action: what is done with a value: ``store``, ``append``, ``adapters``; a ``switch`` has a
-            form with ``--no-``, ``true`` has none.
+        off: spellings that turn a switch off.
+        action: what is done with a value: ``store``, ``append``, ``adapters``; a ``switch`` takes
+            none.
         kind: of a value, one of ``kinds.KINDS``; None where vLLM alone can read it.
         is_optional: whether ``None`` and an empty word stand for no value.
         count: of values: None for one, ``?`` for one or none, ``+`` for one or more.
@@ -27,6 +28,7 @@ class Flag:
 
     spellings: tuple[str, ...]
     name: str
+    off: tuple[str, ...] = ()
     action: str = STORE
     kind: str | None = TEXT
     is_optional: bool = False
@@ -53,6 +55,7 @@ def from_row(row: dict[str, Any]) -> Flag:
         **{
             **row,
             "spellings": tuple(row.get("spellings", ())),
+            "off": tuple(row.get("off", ())),
             "choices": None if choices is None else tuple(choices),
         }
     )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attnres_serve.compat.flags.flag import ADAPTERS, SWITCH, TRUE, Flag
+from attnres_serve.compat.flags.flag import ADAPTERS, SWITCH, Flag
 from attnres_serve.errors import SettingError
 
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -107,7 +107,7 @@ def value(flag: Flag, words: Any) -> Any:
     Raises:
         SettingError: vLLM would refuse it; with the flag, what was found and what is expected.
     """
-    if flag.action in (SWITCH, TRUE):
+    if flag.action == SWITCH:
         return words
     if flag.action == ADAPTERS:
         return [_adapter(word) for word in words if word not in ("", "None")]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from attnres_serve.compat.flags import kinds, spelling
 from attnres_serve.compat.flags.advice import advice
-from attnres_serve.compat.flags.flag import ADAPTERS, APPEND, SWITCH, TRUE, Flag
+from attnres_serve.compat.flags.flag import ADAPTERS, APPEND, SWITCH, Flag
 from attnres_serve.errors import SettingError
 
 
@@ -40,17 +40,14 @@ class _Parser(argparse.ArgumentParser):
         )
         for flag in flags:
             if flag.action == SWITCH:
-                action: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-            elif flag.action == TRUE:
-                action = {"action": "store_true"}
+                self.add_argument(*flag.spellings, dest=flag.name, action="store_true")
+                if flag.off:
+                    self.add_argument(*flag.off, dest=flag.name, action="store_false")
             elif flag.action == APPEND:
-                action = {"action": "append"}
-            else:
-                action = {"nargs": flag.count}
-                if flag.count == "?":
-                    action |= {"const": flag.alone}
-            if flag.spellings:
-                self.add_argument(*flag.spellings, dest=flag.name, **action)
+                self.add_argument(*flag.spellings, dest=flag.name, action="append")
+            elif flag.spellings:
+                alone = {"const": flag.alone} if flag.count == "?" else {}
+                self.add_argument(*flag.spellings, dest=flag.name, nargs=flag.count, **alone)
 
     def error(self, message: str) -> NoReturn:
         raise SettingError(f"{message}.")
@@ -77,7 +74,7 @@ def read(
     parser = _parser(tuple(flags))
     known = parser._option_string_actions
     path, of_file, rest = spelling.split(words, known)
-    names = {word for word in known if not word.startswith("--no-")}
+    names = {word for flag in flags for word in flag.spellings}
     if of_file:
         try:
             _read(parser, flags, of_file, names, takes_any)
@@ -114,10 +111,10 @@ def _read(
 def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
     """The sentence for a flag without its value, or with one that it does not take."""
     spellings = (error.argument_name or "").split("/")
-    flag = next(flag for flag in flags if {*flag.spellings} & {*spellings})
-    if flag.action in (SWITCH, TRUE):
-        off = f" or {flag.long.replace('--', '--no-', 1)}" if flag.action == SWITCH else ""
-        return f"found {flag.long} with a value, which takes none; give {flag.long}{off} alone."
+    flag = next(flag for flag in flags if {*flag.spellings, *flag.off} & {*spellings})
+    if flag.action == SWITCH:
+        ways = " or ".join((flag.long, *flag.off[:1]))
+        return f"found {spellings[0]} with a value, which takes none; give {ways} alone."
     example = "NAME=FOLDER" if flag.action == ADAPTERS else kinds.expected(flag)
     return f"found {flag.long} without a value; expected {example}."
 

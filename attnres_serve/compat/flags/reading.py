@@ -43,29 +43,30 @@ def read() -> list[Flag]:
 
 
 def _flag(action: argparse.Action, of_engine: bool) -> Flag:
-    is_switch = isinstance(action, argparse.BooleanOptionalAction)
     kind, is_optional = _kind(action.type)
-    made = {
-        "BooleanOptionalAction": rows.SWITCH,
-        "_StoreTrueAction": rows.TRUE,
-        "_AppendAction": rows.APPEND,
-        "LoRAParserAction": rows.ADAPTERS,
-    }.get(type(action).__name__, rows.STORE)
-    has_value = made not in (rows.SWITCH, rows.TRUE)
+    made = {"_AppendAction": rows.APPEND, "LoRAParserAction": rows.ADAPTERS}
+    is_switch = action.nargs == 0
+    off = tuple(word for word in action.option_strings if is_switch and not _turns_on(action, word))
     return Flag(
-        spellings=tuple(
-            word for word in action.option_strings if not (is_switch and word.startswith("--no-"))
-        ),
+        spellings=tuple(word for word in action.option_strings if word not in off),
         name=action.dest,
-        action=made,
-        kind=kind if has_value else rows.TEXT,
+        off=off,
+        action=rows.SWITCH if is_switch else made.get(type(action).__name__, rows.STORE),
+        kind=rows.TEXT if is_switch else kind,
         is_optional=is_optional,
-        count=str(action.nargs) if has_value and action.nargs else None,
-        alone=action.const if has_value else None,
+        count=str(action.nargs) if action.nargs else None,
+        alone=None if is_switch else action.const,
         choices=None if action.choices is None else tuple(action.choices),
         default=_plain(action.default),
         of_engine=of_engine,
     )
+
+
+def _turns_on(action: argparse.Action, word: str) -> bool:
+    """Whether a spelling of a switch turns it on; each vLLM has its own class of them."""
+    told = argparse.Namespace()
+    action(argparse.ArgumentParser(), told, [], word)
+    return bool(getattr(told, action.dest))
 
 
 def _kind(read: Any) -> tuple[str | None, bool]:

@@ -1,0 +1,66 @@
+"""The flags of a release of vLLM, by its own parser: which are new, gone, or other than before?
+
+The parser is made by the release's code, beside the packages of this environment.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from attnres_serve.compat.flags import table
+from attnres_serve.compat.flags.flag import Flag, from_row
+
+MOST = 5  # packages that a new vLLM may need besides
+
+
+def read(folder: Path) -> list[Flag] | None:
+    """The flags of the vLLM in a folder; None where its code does not run here.
+
+    Packages that it needs and this environment lacks are installed beside it.
+    """
+    packages = folder / "packages"
+    for _ in range(MOST):
+        told = subprocess.run(
+            [sys.executable, "-m", table.READING],
+            env=os.environ | {"PYTHONPATH": f"{folder}:{packages}", "VLLM_TARGET_DEVICE": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+        if not told.returncode:
+            return [*map(from_row, json.loads(told.stdout.splitlines()[-1]))]
+        missing = re.search(r"No module named '(\w+)'", told.stderr)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        if not missing or subprocess.run([*pip, f"--target={packages}", missing[1]]).returncode:
+            return None
+    return None
+
+
+def _change(key: str, before: object, now: object) -> str:
+    if isinstance(before, tuple) and isinstance(now, tuple):
+        signed = [f"+{one}" for one in now if one not in before]
+        signed += [f"-{one}" for one in before if one not in now]
+        return f"{key} {' '.join(signed)}"
+    return f"{key} is {now!r}, was {before!r}"
+
+
+def rows(version: str, flags: list[Flag] | None) -> Iterator[str]:
+    """A line for each flag that is not as it was in the newest release of the table before."""
+    if flags is None:
+        yield "flags: its parser does not run beside these packages; read them once it is installed"
+        return
+    before = [release for release in table.releases() if release != version][-1]
+    old = {flag.name: flag for flag in table.shipped(before)}
+    new = {flag.name: flag for flag in flags}
+    for name in sorted({*old, *new}):
+        if name not in new:
+            yield f"flag {old[name].long}: gone since {before}"
+        elif name not in old:
+            yield f"flag {new[name].long}: new since {before}"
+        elif (a := vars(old[name])) != (b := vars(new[name])):
+            told = ", ".join(_change(key, a[key], b[key]) for key in a if a[key] != b[key])
+            yield f"flag {new[name].long}: {told}"
+    yield f"vLLM {version}: {len(new)} flags, {len({*new} - {*old})} new since {before}"
