@@ -21,8 +21,8 @@ from attnres_serve.compat import compiler, device, openai_server, start_events, 
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
 from attnres_serve.kernels.cpp import library
+from attnres_serve.lora import modules
 from attnres_serve.model import backend as backend_choice
-from attnres_serve.server import adapters
 from attnres_serve.server.bounds import policy
 from attnres_serve.server.start import address, facts, levels
 
@@ -191,7 +191,8 @@ def check_checkpoint(
     blocks.check(name, parsed, words)
     check_draft(name, found, words)
     if formats.own_layer_names(parsed.format) is None:  # others take no adapters
-        adapters.check(words, found)
+        needed = found.index.base.needed if found.index else {}
+        modules.check(words, needed, found.has_table)
     kept = cache.of(name, parsed, words)
     start_events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
     asked = value_of("--dtype", words) or "auto"

@@ -1,15 +1,13 @@
 """The adapters that ``--lora-modules`` names, checked by their files before the engine starts."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve.checkpoints.checked import Checkpoint, read_tensor
-from attnres_serve.compat import adapter_files, adapters
 from attnres_serve.errors import SettingError
-from attnres_serve.families.family import EMBEDDING, HEAD
 from attnres_serve.flags import usual, value_of, values_of
+from attnres_serve.lora import files, refusals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,14 +16,18 @@ MODULES = "--lora-modules"
 USUAL_RANK = 16  # vLLM's --max-lora-rank where none is given
 
 
-def check(words: list[str], checkpoint: Checkpoint) -> None:
+def check(
+    words: list[str],
+    needed: Mapping[str, files.Shape],
+    has_table: Callable[[str, "Tensor"], bool],
+) -> None:
     """Raise SettingError for an adapter that would not be applied whole.
 
     One whose files are not on this machine is checked when it is loaded.
 
     Args:
         words: flags of vLLM's, with those of a file.
-        checkpoint: the model that adapters are for.
+        needed, has_table: of ``files.Model``.
     """
     named = list(_named(values_of(MODULES, words)))
     given = dict(named)
@@ -34,22 +36,22 @@ def check(words: list[str], checkpoint: Checkpoint) -> None:
     if "--enable-lora" not in map(usual, words):
         raise SettingError(f"{MODULES} is given without --enable-lora; give that as well.")
     _check_names([name for name, _ in named], values_of("--served-model-name", words))
-    index, rank = checkpoint.index, value_of("--max-lora-rank", words) or ""
-    model = adapter_files.Model(
-        needed=index.base.needed if index else {},
+    rank = value_of("--max-lora-rank", words) or ""
+    model = files.Model(
+        needed=needed,
         most_rank=int(rank) if rank.isdecimal() else USUAL_RANK,
-        has_table=lambda leaf, table: _has_table(checkpoint, leaf, table),
+        has_table=has_table,
     )
     for name, place in given.items():
         folder = Path(place).expanduser()
         if folder.is_dir():
-            found = adapter_files.problem(folder, model)
+            found = files.problem(folder, model)
         elif folder.is_absolute() or place.count("/") != 1:  # no model id
             found = f"is no folder at {place}; give the folder that PEFT saved."
         else:
             continue
         if found is not None:
-            raise SettingError(f"{adapters.name_of(name)} {found}")
+            raise SettingError(f"{refusals.name_of(name)} {found}")
 
 
 def _check_names(names: list[str], served: list[str]) -> None:
@@ -79,20 +81,3 @@ def _named(modules: list[str]) -> Iterator[tuple[str, str]]:
                 f"found {module!r} after {MODULES}; expected NAME=FOLDER, or JSON such as "
                 '{"name": "mine", "path": "FOLDER"}.'
             ) from None
-
-
-def _has_table(checkpoint: Checkpoint, leaf: str, table: "Tensor") -> bool:
-    """Whether a table equals the checkpoint's, in the type of fewer digits of the two."""
-    import torch
-
-    if checkpoint.index is None:  # its weights are not here
-        return True
-    names = checkpoint.index.own_names
-    own = names.get(HEAD if leaf == "lm_head" else EMBEDDING) or names.get(EMBEDDING)
-    if own is None or own not in checkpoint.headers:
-        return False
-    stored = read_tensor(checkpoint.headers, own)
-    if stored.shape != table.shape or not stored.is_floating_point():
-        return False
-    common = min(stored.dtype, table.dtype, key=lambda dtype: torch.finfo(dtype).bits)
-    return torch.equal(stored.to(common), table.to(common))
