@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnres_serve import sentences
-from attnres_serve.compat import failures
-from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.start import failures
+from attnres_serve.start.engine_log import EngineLog
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -17,7 +17,7 @@ from attnres_serve.checkpoints import blocks, cache, hub, needs
 from attnres_serve.checkpoints.check import served_dtype
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
-from attnres_serve.compat import compiler, device, openai_server, start_events, workers
+from attnres_serve.compat import compiler, device, openai_server, workers
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.flags import value_of, with_config
 from attnres_serve.kernels.cpp import library
@@ -25,6 +25,7 @@ from attnres_serve.lora import modules
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.server.bounds import policy
 from attnres_serve.server.start import address, facts, levels
+from attnres_serve.start import events
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -88,7 +89,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     backend_choice.require(own.attnres_backend)
     compiler.require(words)
     if (cores := workers.bind(words)) is not None:
-        start_events.tell("model", facts={"cores": f"{cores}, a part for each worker"})
+        events.tell("model", facts={"cores": f"{cores}, a part for each worker"})
     given = {name: value for name in DEFAULTS if (value := getattr(own, name)) is not None}
     if socket := value_of("--uds", words):
         address.clear_socket(socket)
@@ -103,7 +104,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
     check_plugin()
     place = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     log = own.verbose or levels.wants_log(words, os.environ)
-    start_events.tell(
+    events.tell(
         "checked",
         title=facts.title(),
         log=log,
@@ -111,7 +112,7 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         socket=socket,
     )
     if given_key:
-        start_events.tell(
+        events.tell(
             "warning",
             text="whoever can list processes reads the key after --api-key; put it into "
             "VLLM_API_KEY, or into a file for --api-key-file.",
@@ -194,7 +195,7 @@ def check_checkpoint(
         needed = found.index.base.needed if found.index else {}
         modules.check(words, needed, found.has_table)
     kept = cache.of(name, parsed, words)
-    start_events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
+    events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
     asked = value_of("--dtype", words) or "auto"
     dtype = served_dtype(found.config, [*found.headers.values()])
     return str(folder or name), kept, dtype if asked == "auto" else DTYPES.get(asked, asked)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import output, settings
-from attnres_serve.compat import device, engine_log
+from attnres_serve.compat import device
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
+from attnres_serve.start import engine_log
 
 SCRIPT = Path(__file__).with_name("engine.py")
 OURS = ("--no-enable-prefix-caching", "--skip-tokenizer-init")

@@ -6,7 +6,7 @@ from signal import SIGINT, SIGTERM
 from typing import Any, Protocol
 
 from attnres_serve import sentences
-from attnres_serve.compat.engine_log import EngineLog, first_exception, last_line
+from attnres_serve.start.engine_log import EngineLog, first_exception, last_line
 
 # Events that end a phase of the start, and the name of the phase.
 PHASES = {

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from attnres_serve.compat.engine_log import EngineLog
-from attnres_serve.compat.workarounds.quick_exit import forget_openmp
 from attnres_serve.server.start import address, streams
 from attnres_serve.server.start.console import ENDS, Console
 from attnres_serve.server.start.levels import COLOUR, wants_log
+from attnres_serve.start.engine_log import EngineLog
+from attnres_serve.start.quick_exit import forget_openmp
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1

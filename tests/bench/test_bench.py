@@ -213,7 +213,8 @@ def test_the_baseline_has_no_plugin_and_the_engines_equal_threads(tmp_path, monk
 
 
 TELLS = """
-from attnres_serve.compat import device, failures
+from attnres_serve.compat import device
+from attnres_serve.start import failures
 from attnres_serve.compat.device import Kind
 from attnres_serve.compat.device import Kind
 with failures.told():

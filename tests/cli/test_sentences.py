@@ -11,12 +11,12 @@ import pytest
 
 from attnres_serve import cli, output, sentences
 from attnres_serve.compat import openai_app
-from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.compat.workarounds import long_refusals
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats import house
 from attnres_serve.server import refusal
 from attnres_serve.server.start.console import Console
+from attnres_serve.start.engine_log import EngineLog
 
 MOST = 600  # letters
 ARCHITECTURES = ", ".join(f"Some{number}ForCausalLM" for number in range(300))

@@ -16,15 +16,15 @@ import psutil
 import pytest
 
 from attnres_serve import cli
-from attnres_serve.compat import device, failures, start_events
+from attnres_serve.compat import device
 from attnres_serve.compat.device import Kind
-from attnres_serve.compat.engine_log import EngineLog
-from attnres_serve.compat.workarounds import quick_exit
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.server import launcher
 from attnres_serve.server.start import address, example, preload, supervisor
 from attnres_serve.server.start.console import Console
 from attnres_serve.server.start.levels import wants_log
+from attnres_serve.start import events, failures
+from attnres_serve.start.engine_log import EngineLog
 
 URL = "http://127.0.0.1:8000"
 ASK = "curl"
@@ -178,7 +178,7 @@ def test_the_reason_of_a_failed_start_comes_last(log, is_terminal):
     for text in (b"Traceback\r\n", b"  File"):
         shown.console.written(text, "err")
     with log.heard():
-        start_events.tell("failed", reason="ValueError: no memory")
+        events.tell("failed", reason="ValueError: no memory")
     shown.out.new()
     assert shown.console.ended(1)
     *before, last = shown.err.new()
@@ -322,7 +322,7 @@ def test_who_asks_for_the_log(arguments, variables, wanted):
 
 SUPERVISED = """
 import os, sys, time
-from attnres_serve.compat import start_events
+from attnres_serve.start import events
 from attnres_serve.server.start import supervisor
 
 def run():
@@ -343,7 +343,7 @@ def test_a_character_that_a_stream_lacks_silences_nothing():
     done = subprocess.run(
         supervised(
             "os.write(1, 'caf\u00e9\\nnext\\n'.encode())\n"
-            "start_events.tell('refused', reason='caf\u00e9')"
+            "events.tell('refused', reason='caf\u00e9')"
         ),
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
@@ -358,10 +358,10 @@ def write(word):
     for n in range(9):
         os.write(n % 2 + 1, b"%s %d\\r\\n" % (word, n))
 
-start_events.tell("checked", title="t", log=False, headless=False, socket=None)
+events.tell("checked", title="t", log=False, headless=False, socket=None)
 write(b"start")
 try:
-    start_events.tell("ready", **{READY})  # the signal may follow at once
+    events.tell("ready", **{READY})  # the signal may follow at once
     time.sleep(60)
 except KeyboardInterrupt:
     write(b"ready")
@@ -392,13 +392,13 @@ def test_streams_keep_their_order(is_one):
     [
         ("pass", 1),  # it never said that it was ready
         ("sys.exit(1)", 1),
-        ("start_events.tell('refused', reason='no'); sys.exit(2)", 0),
-        (f"start_events.tell('ready', **{READY}); os.kill(os.getpid(), 6)", 0),
-        (f"start_events.tell('ready', **{READY})", 0),
+        ("events.tell('refused', reason='no'); sys.exit(2)", 0),
+        (f"events.tell('ready', **{READY}); os.kill(os.getpid(), 6)", 0),
+        (f"events.tell('ready', **{READY})", 0),
     ],
 )
 def test_a_file_stays_only_behind_a_failed_start(tmp_path, script, left):
-    script = f"start_events.tell('checked', title='t', log=0, headless=0, socket=None); {script}"
+    script = f"events.tell('checked', title='t', log=0, headless=0, socket=None); {script}"
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run(supervised(script), env=variables, capture_output=True, check=False)
     assert [path.suffix for path in tmp_path.iterdir()] == [".log"] * left
@@ -456,7 +456,7 @@ open(left, "w").close()
 os.symlink(left, sys.argv[2])
 signal.signal(signal.SIGUSR1, signal.default_int_handler)
 try:
-    start_events.tell("ready", **{READY})  # the signal may follow at once
+    events.tell("ready", **{READY})  # the signal may follow at once
     time.sleep(60)
 except KeyboardInterrupt:
     engine.kill()
@@ -581,15 +581,15 @@ def test_a_socket_that_a_server_left_is_removed(sockets, monkeypatch, is_relativ
 
 HAS_SOCKET = """
 import signal, socket
-from attnres_serve.compat import start_events
+from attnres_serve.start import events
 path = sys.argv[2]
-start_events.tell("checked", title="", log=False, headless=False, socket=path)
+events.tell("checked", title="", log=False, headless=False, socket=path)
 server = socket.socket(socket.AF_UNIX)
 server.bind(path)
 """
 IS_READY = """
 server.listen()
-start_events.tell("ready", url="http://localhost", socket=path, ask="", problem=None)
+events.tell("ready", url="http://localhost", socket=path, ask="", problem=None)
 """
 
 
@@ -603,7 +603,7 @@ start_events.tell("ready", url="http://localhost", socket=path, ask="", problem=
         ),
         ("signal.signal(2, signal.SIG_DFL)" + IS_READY + "time.sleep(60)", signal.SIGINT, 130),
         (IS_READY + "os.kill(os.getpid(), 9)", None, 128 + 9),
-        ("start_events.tell('warning', text='begun'); time.sleep(60)", signal.SIGTERM, 130),
+        ("events.tell('warning', text='begun'); time.sleep(60)", signal.SIGTERM, 130),
         ("sys.exit('no such engine')", None, 1),
     ],
     ids=["stopped", "cut off", "killed", "interrupted in its start", "not started"],
@@ -728,57 +728,3 @@ def test_a_session_is_ended_whole():
     supervisor.end_session(leader.pid)
     assert leader.wait(5) == -signal.SIGKILL
     assert supervisor._session(leader.pid) == []
-
-
-TARGETS = """
-import atexit, multiprocessing, sys, threading, time
-from attnres_serve.compat.workarounds import quick_exit
-
-class Slow:
-    def __del__(self):
-        time.sleep(20)
-
-def work(seconds):
-    time.sleep(seconds)
-    print("worked", flush=True)
-
-def target(how, seconds):
-    quick_exit.instead_of_finalization()
-    sys.kept = Slow()
-    threading.Thread(target=work, args=(float(seconds),)).start()
-    sys.exit(int(how))
-
-if __name__ == "__main__":
-    atexit.register(print, "bye")
-    method, *arguments = sys.argv[1:]
-    process = multiprocessing.get_context(method).Process(target=target, args=arguments)
-    process.start()
-    process.join(10)
-    print(process.exitcode)
-    process.kill()
-"""
-
-
-@pytest.mark.parametrize(
-    ("method", "status", "seconds", "said"),
-    [
-        ("spawn", "0", "0", ["worked", "0", "bye"]),
-        ("spawn", "3", "0.5", ["worked", "3", "bye"]),
-        ("spawn", "0", "60", ["0", "bye"]),  # a thread that does not end
-        ("fork", "0", "0.5", ["worked", "0", "bye"]),  # atexit is its parent's
-    ],
-)
-def test_a_process_of_vllm_ends_without_finalization(tmp_path, method, status, seconds, said):
-    script = tmp_path / "targets.py"
-    script.write_text(TARGETS)
-    words = [sys.executable, str(script), method, status, seconds]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == said, done.stderr
-
-
-def test_a_target_that_raises_ends_as_ever(monkeypatch):
-    monkeypatch.setattr(quick_exit, "end_now", lambda status: pytest.fail("it raised"))
-    try:
-        raise KeyError("nothing")
-    except KeyError:
-        quick_exit._end_orderly()

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import start_events
+from attnres_serve.start.events import VARIABLE
 
 ROOM = 300  # characters of a library's words in a sentence
 # What vLLM says in the place of a reason that another process has.
@@ -48,12 +48,12 @@ class EngineLog:
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Have this process, and those that it starts in the context, tell their events here."""
-        before = os.environ.get(start_events.VARIABLE, "")
-        os.environ[start_events.VARIABLE] = str(self._events)
+        before = os.environ.get(VARIABLE, "")
+        os.environ[VARIABLE] = str(self._events)
         try:
             yield
         finally:
-            os.environ[start_events.VARIABLE] = before
+            os.environ[VARIABLE] = before
 
     def write(self, data: bytes) -> None:
         """Append to the file; what a full disk has no room for is lost."""
