@@ -65,12 +65,7 @@ class Checkpoint:
         return self.parsed
 
     def has_table(self, leaf: str, table: "Tensor") -> bool:
-        """Whether a table equals the checkpoint's, in the type of fewer digits of the two.
-
-        Args:
-            leaf: ``embed_tokens`` or ``lm_head``.
-            table: [tokens, hidden size].
-        """
+        """Whether a table [tokens, hidden] equals that of a leaf, in the type of fewer digits."""
         import torch
 
         if self.index is None:  # its weights are not here

@@ -1,26 +1,18 @@
 """The adapters that ``--lora-modules`` names, checked by their files before the engine starts."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnres_serve.errors import SettingError
 from attnres_serve.flags import usual, value_of, values_of
 from attnres_serve.lora import files, refusals
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 MODULES = "--lora-modules"
 USUAL_RANK = 16  # vLLM's --max-lora-rank where none is given
 
 
-def check(
-    words: list[str],
-    needed: Mapping[str, files.Shape],
-    has_table: Callable[[str, "Tensor"], bool],
-) -> None:
+def check(words: list[str], needed: Mapping[str, files.Shape], has_table: files.HasTable) -> None:
     """Raise SettingError for an adapter that would not be applied whole.
 
     One whose files are not on this machine is checked when it is loaded.
@@ -37,11 +29,8 @@ def check(
         raise SettingError(f"{MODULES} is given without --enable-lora; give that as well.")
     _check_names([name for name, _ in named], values_of("--served-model-name", words))
     rank = value_of("--max-lora-rank", words) or ""
-    model = files.Model(
-        needed=needed,
-        most_rank=int(rank) if rank.isdecimal() else USUAL_RANK,
-        has_table=has_table,
-    )
+    most_rank = int(rank) if rank.isdecimal() else USUAL_RANK
+    model = files.Model(needed, most_rank, has_table)
     for name, place in given.items():
         folder = Path(place).expanduser()
         if folder.is_dir():

@@ -65,7 +65,7 @@ def console(text: str, event: str) -> str:
         assert str(log.path) in err.text
     else:
         shown.event({"event": event, "reason": text, "text": text})
-    log.close(keep=False)
+    log.close()
     return err.text
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from attnres_serve.compat import device
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.server import launcher
-from attnres_serve.server.start import address, example, preload, supervisor
+from attnres_serve.server.start import address, example, preload
 from attnres_serve.server.start.console import Console
 from attnres_serve.server.start.levels import wants_log
 from attnres_serve.start import events, failures
@@ -88,7 +89,7 @@ def log(tmp_path, monkeypatch) -> Iterator[EngineLog]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     log = EngineLog("serve")
     yield log
-    log.close(keep=False)
+    log.close()
 
 
 def test_a_start_is_a_dozen_lines(log):
@@ -332,6 +333,8 @@ def run():
 sys.exit(supervisor.supervise(["serve"], run))
 """
 
+CHECKED = "events.tell('checked', title='t', log=0, headless=0, socket=None); "
+
 
 def supervised(script: str) -> list[str]:
     """A command that supervises a script in the place of a server."""
@@ -398,10 +401,30 @@ def test_streams_keep_their_order(is_one):
     ],
 )
 def test_a_file_stays_only_behind_a_failed_start(tmp_path, script, left):
-    script = f"events.tell('checked', title='t', log=0, headless=0, socket=None); {script}"
+    script = CHECKED + script
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run(supervised(script), env=variables, capture_output=True, check=False)
     assert [path.suffix for path in tmp_path.iterdir()] == [".log"] * left
+
+
+@pytest.mark.parametrize(
+    ("script", "refusal", "reason"),
+    [
+        ("events.tell('refused', reason='No.'); sys.exit(2)", "No.", None),
+        ("events.tell('failed', reason='no room'); sys.exit(1)", None, "no room"),
+        (CHECKED + "events.tell('failed', reason='no room'); sys.exit(1)", None, "no room{log}"),
+        (CHECKED + "os.kill(os.getpid(), 9)", None, "it was killed by signal 9{log}"),
+        (CHECKED + f"events.tell('ready', **{READY})", None, None),
+        ("sys.exit(2)", None, None),  # it shows something else than a server
+    ],
+)
+def test_whoever_began_the_supervisor_is_told_why(tmp_path, script, refusal, reason):
+    with closing(EngineLog("outer")) as log:
+        variables = os.environ | log.variables | {"TMPDIR": str(tmp_path)}
+        subprocess.run(supervised(script), env=variables, capture_output=True, check=False)
+        said = "".join(f"; its log is {path}" for path in tmp_path.glob("*.log"))
+        assert log.reason == (reason and reason.format(log=said))
+        assert log.refusal == refusal
 
 
 def test_no_folder_for_temporary_files_is_one_sentence(tmp_path):
@@ -714,17 +737,3 @@ def test_nothing_is_preloaded_where_there_is_nothing(begun, monkeypatch, tmp_pat
     monkeypatch.setattr(preload, "libraries", lambda: [Path("found.so")])
     preload.begin_again_with_libraries()
     assert not begun
-
-
-# --- processes
-
-
-def test_a_session_is_ended_whole():
-    """Also what ignores signals, and children of what has ended."""
-    script = "trap '' TERM INT; (sleep 60 & sleep 60 &); sleep 60 & wait"
-    leader = subprocess.Popen(["bash", "-c", script], start_new_session=True)
-    while len(supervisor._session(leader.pid)) < 4:
-        time.sleep(0.02)
-    supervisor.end_session(leader.pid)
-    assert leader.wait(5) == -signal.SIGKILL
-    assert supervisor._session(leader.pid) == []

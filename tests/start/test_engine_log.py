@@ -25,7 +25,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLog]:
     log = EngineLog("test")
     with log.heard():
         yield log
-    log.close(keep=False)
+    log.close()
     assert [*tmp_path.glob("attnres-test-*")] == []
 
 

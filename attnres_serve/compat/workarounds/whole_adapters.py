@@ -23,7 +23,6 @@ from attnres_serve.compat.workarounds import adapters_again
 from attnres_serve.errors import SettingError
 from attnres_serve.families import experts
 from attnres_serve.lora import files, refusals
-from attnres_serve.lora.files import Shape
 
 UNAPPLIED = (
     "changes {}, to which vLLM applies no adapter in this model; name the layer in "
@@ -75,7 +74,7 @@ def _in_one_sentence(reason: str) -> str:
     )
 
 
-def _described(worker: Any, needed: Mapping[str, Shape]) -> files.Model:
+def _described(worker: Any, needed: Mapping[str, files.Shape]) -> files.Model:
     """What a worker of vLLM's knows of its model; adapters may use vLLM's names of layers."""
     model, config = worker._adapter_manager.model, worker.lora_config
     by_vllm = _by_names_of_vllm(model, needed)
@@ -126,7 +125,7 @@ def problem(layers: Collection[str], manager: Any, reordered: tuple[str, ...] = 
     return None
 
 
-def _by_names_of_vllm(model: Any, needed: Mapping[str, Shape]) -> dict[str, Shape]:
+def _by_names_of_vllm(model: Any, needed: Mapping[str, files.Shape]) -> dict[str, files.Shape]:
     """Shapes of weights by the names of vLLM's layers, before any are fused."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:
