@@ -51,15 +51,16 @@ def running(
     """
     bound = [sys.executable, "-IS", __file__, str(os.getpid()), *command]
     with subprocess.Popen(bound, **options) as process:  # which closes its pipes
+        by_signal = process.stdin is None
         try:
             yield process
         except BaseException:
-            process.terminate()
+            by_signal = True
             raise
         finally:
-            if process.stdin is None:
-                process.terminate()
-            else:
+            if by_signal:
+                process.terminate()  # once: a second signal cuts off what a server still answers
+            if process.stdin is not None:
                 with suppress(BrokenPipeError):
                     process.stdin.close()
             try:

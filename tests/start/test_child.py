@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,6 +17,16 @@ from attnres_serve.start import child
 
 SLEEPS = "import time; print('begun', flush=True); time.sleep(600)"
 IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
+COUNTS = """
+import signal, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+print("begun", flush=True)
+while not heard:
+    time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(len(heard))
+"""
 READS = "import sys; print('begun', flush=True); sys.stdin.read(); sys.exit(3)"
 
 
@@ -43,6 +54,16 @@ def test_an_exception_does_not_wait_for_the_end_of_the_input(error: type[BaseExc
     ):
         raise error
     assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_it_is_asked_to_end_once(error: type[Exception] | None) -> None:
+    """A second signal would cut off the requests that a server still answers."""
+    with suppress(ValueError), child.running(python(COUNTS), stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        if error is not None:
+            raise error
+    assert process.returncode == 1
 
 
 def test_it_is_the_command_in_its_environment() -> None:
