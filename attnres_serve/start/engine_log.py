@@ -99,8 +99,8 @@ class EngineLog:
         Args:
             status: its exit status, as ``subprocess`` or a shell gives it.
         """
-        if told := self.reason or self.refusal:
-            return told.rstrip(".")
+        if told := self.reason or (self.refusal or "").rstrip("."):
+            return told
         words = first_exception(self.content) or last_line(self.content)
         return f"it {how_it_ended(status)}" + (f" after it wrote: {words}" if words else "")
 
