@@ -21,7 +21,8 @@ OF_ONE = ("attnres_serve/families", FACTS)  # folders with a file for each famil
 # What every family runs through, and the tests of families themselves.
 OF_ALL = (
     *("attnres_serve/model", "attnres_serve/compat", "attnres_serve/checkpoints"),
-    *("attnres_serve/depth", "attnres_serve/verify/rewritten", "kernels", "requirements"),
+    *("attnres_serve/depth", "attnres_serve/lora", "attnres_serve/verify/rewritten"),
+    *("kernels", "requirements"),
     *("tests/family_goldens", "tests/support/checkpoints", "tests/support/jobs"),
     *OF_ONE,
 )

@@ -32,8 +32,7 @@ def main() -> int:
 
 def _serve() -> int:
     from attnres_serve import cli
-    from attnres_serve.compat import failures
-    from attnres_serve.compat.workarounds import quick_exit
+    from attnres_serve.start import failures, quick_exit
 
     gc.disable()  # imports make what lasts, and collections take a fifth of their time
     with failures.told():

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnres_serve import sentences
-from attnres_serve.compat import failures
-from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.start import failures
+from attnres_serve.start.engine_log import EngineLog
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 TOLD = (CheckpointError, SettingError, ModuleNotFoundError, BrokenPipeError)
 
 _own: dict[int, TextIO] = {}  # streams of the command's, while libraries are hidden
-_log: EngineLog | None = None  # while libraries are hidden
 _verbose = False
 
 
@@ -42,11 +41,6 @@ def err() -> TextIO:
 def is_verbose() -> bool:
     """Whether the user asked to see what libraries write."""
     return _verbose
-
-
-def reason() -> str | None:
-    """Why an engine failed while libraries are hidden; None if no process of it told."""
-    return _log.reason if _log else None
 
 
 def bar(**options: Any) -> "tqdm":
@@ -76,7 +70,7 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
     Raises:
         SettingError: a library failed; the sentence has the last reason and the log's path.
     """
-    global _log, _verbose
+    global _verbose
     if verbose:
         _verbose = True
         try:
@@ -89,23 +83,21 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
         finally:
             _verbose = False
         return
-    log, keep = EngineLog(name), False
-    _log = log
+    log = EngineLog(name)
     try:
         with log.heard(), _sent_to(log.file):
             yield
     except TOLD:
         raise
     except Exception as error:
-        keep = True
+        log.is_kept = True
         log.write(traceback.format_exc().encode(errors="backslashreplace"))
         why = log.reason or failures.reason_of(error)
         raise SettingError(
             sentences.between(f"{name} failed (", why, f"); its log is {log.path}.")
         ) from error
     finally:
-        _log = None
-        log.close(keep)
+        log.close()
 
 
 @contextmanager

@@ -16,14 +16,15 @@ from attnres_serve.checkpoints import blocks, cache, hub, needs
 from attnres_serve.checkpoints.check import served_dtype
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
-from attnres_serve.compat import compiler, device, openai_server, start_events, workers
+from attnres_serve.compat import compiler, device, openai_server, workers
 from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.kernels.cpp import library
+from attnres_serve.lora import modules
 from attnres_serve.model import backend as backend_choice
-from attnres_serve.server import adapters
 from attnres_serve.server.bounds import policy
 from attnres_serve.server.start import address, facts, levels
+from attnres_serve.start import events
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -86,7 +87,7 @@ def serve(
     backend_choice.require(own.attnres_backend)
     compiler.require(arguments)
     if (cores := workers.bind(arguments)) is not None:
-        start_events.tell("model", facts={"cores": f"{cores}, a part for each worker"})
+        events.tell("model", facts={"cores": f"{cores}, a part for each worker"})
     if arguments.uds:
         address.clear_socket(arguments.uds)
     else:
@@ -101,7 +102,7 @@ def serve(
     check_plugin()
     flags = [name for name, value in arguments.given.items() if value is not False]
     log = own.verbose or levels.wants_log(flags, os.environ)
-    start_events.tell(
+    events.tell(
         "checked",
         title=facts.title(),
         log=log,
@@ -109,7 +110,7 @@ def serve(
         socket=arguments.uds,
     )
     if given_key:
-        start_events.tell(
+        events.tell(
             "warning",
             text="whoever can list processes reads the key after --api-key; put it into "
             "VLLM_API_KEY, or into a file for --api-key-file.",
@@ -188,9 +189,10 @@ def check_checkpoint(
     blocks.check(name, parsed, arguments)
     check_draft(name, found, arguments)
     if formats.own_layer_names(parsed.format) is None:  # others take no adapters
-        adapters.check(arguments, found)
+        needed = found.index.base.needed if found.index else {}
+        modules.check(arguments, needed, found.has_table)
     kept = cache.of(name, parsed, arguments)
-    start_events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
+    events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
     asked = arguments.dtype
     dtype = served_dtype(found.config, [*found.headers.values()])
     return str(folder or name), kept, dtype if asked == "auto" else DTYPES.get(asked, asked)

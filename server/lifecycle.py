@@ -24,11 +24,11 @@ from attnres_serve.compat import (
     openai_app,
     openai_server,
     requests,
-    start_events,
 )
 from attnres_serve.server.bounds.guard import METRICS, PROBES, is_of_page
 from attnres_serve.server.refusal import refuse
 from attnres_serve.server.start import example
+from attnres_serve.start import events
 
 ANSWERED = PROBES | {METRICS}  # to the end, as the page is
 GRACE = 5  # seconds for an engine without work to end, and then for connections to close
@@ -72,7 +72,7 @@ class Lifecycle:
             client: vLLM's engine client.
             state: of vLLM's app.
         """
-        start_events.tell("warm")
+        events.tell("warm")
         self._client, self._state = client, state
         self._loop = asyncio.get_running_loop()
         if not engine_config.is_only_api_server(client.vllm_config):
@@ -81,7 +81,7 @@ class Lifecycle:
         self._warming = asyncio.create_task(self._warm_up())
         await asyncio.wait([self._warming], timeout=WARM_UP)
         self._watch = asyncio.create_task(self._end_when_dead())
-        if start_events.is_heard():
+        if events.is_heard():
             self._ready = asyncio.create_task(self._tell_when_open())
 
     async def _warm_up(self) -> None:
@@ -150,7 +150,7 @@ class Lifecycle:
             bool(openai_server.api_keys(self._state.args)),
             engine_config.has_tokenizer(self._client.vllm_config),
         )
-        start_events.tell("ready", url=url, socket=socket, ask=ask, problem=self.unready())
+        events.tell("ready", url=url, socket=socket, ask=ask, problem=self.unready())
 
     def _look_beside(self) -> None:
         if any(map(engines_beside.has_ended, self._beside)):

@@ -189,7 +189,7 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except Exception as error:
-        from attnres_serve.compat import failures  # nothing is measured any more
+        from attnres_serve.start import failures  # nothing is measured any more
 
         failures.tell(error)
         raise

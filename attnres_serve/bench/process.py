@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import output, settings
-from attnres_serve.compat import arguments, device, engine_log
+from attnres_serve.compat import arguments, device
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
+from attnres_serve.start import child, engine_log
 
 SCRIPT = Path(__file__).with_name("engine.py")
 OURS = ("--no-enable-prefix-caching", "--skip-tokenizer-init")
@@ -83,7 +83,7 @@ class Engine:
 
     contender: Contender
     process: subprocess.Popen
-    log: Path
+    log: engine_log.EngineLog
     at_start: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -103,16 +103,12 @@ class Engine:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise self._ended()
+            self.log.is_kept = True
+            why = self.log.why(self.process.wait())
+            raise SettingError(
+                f"the engine of {self.name} ended ({why}); its log is {self.log.path}."
+            )
         return json.loads(line)
-
-    def _ended(self) -> SettingError:
-        kept = Path(tempfile.gettempdir()) / f"attnres-bench-{os.getpid()}-{self.name}.log"
-        kept.write_bytes(self.log.read_bytes())
-        status = self.process.wait()
-        told = output.reason() or engine_log.last_line(self.log.read_bytes()) or "without a word"
-        why = f"by signal {-status}" if status < 0 else told
-        return SettingError(f"the engine of {self.name} ended ({why}); its log is {kept}.")
 
 
 @contextmanager
@@ -121,42 +117,29 @@ def running(contender: Contender, folder: Path) -> Iterator[Engine]:
 
     Args:
         contender: what to start.
-        folder: for its log and what it compiles; one that is started there again loads that.
+        folder: for what it compiles; one that is started there again loads that.
 
     Raises:
         SettingError: it did not start; the sentence has vLLM's reason.
     """
-    log = folder / f"{contender.name}.log"
-    with log.open("w") as written:
-        process = subprocess.Popen(
+    log = engine_log.EngineLog(f"bench-{contender.name}")
+    try:
+        with child.running(
             [sys.executable, "-P", str(contender.script), *contender.flags],
             # A cache of its own, not to start faster by another's code.
-            env=environment(contender, folder / "cache" / contender.name),
+            env=environment(contender, folder / "cache" / contender.name) | log.variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=written,
+            stderr=log.file,
             text=True,
-        )
-    engine = Engine(contender, process, log)
-    try:
-        engine.at_start = engine.receive()
-        yield engine
-    except BaseException:
-        process.terminate()  # an interruption does not wait for a start or a compilation
-        raise
+        ) as process:
+            engine = Engine(contender, process, log)
+            engine.at_start = engine.receive()
+            yield engine
     finally:
         if output.is_verbose():
-            output.err().write(log.read_text(errors="replace"))
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+            output.err().write(log.content.decode(errors="replace"))
+        log.close()
 
 
 def environment(contender: Contender, cache: Path) -> dict[str, str]:

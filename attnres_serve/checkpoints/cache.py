@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnres_serve.checkpoints import blocks, needs
-from attnres_serve.compat import device, environment, memory
+from attnres_serve.compat import device, environment
 from attnres_serve.compat.arguments import Arguments
 from attnres_serve.compat.workers import workers_of
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.start import memory
 
 VARIABLE = environment.CACHE  # whole GiB for every worker
 FLAG = "--kv-cache-memory-bytes"  # the variable has precedence

@@ -21,6 +21,7 @@ from attnres_serve.checkpoints.files import (
 from attnres_serve.checkpoints.tensor_index import TensorIndex, check_headers
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import EMBEDDING, HEAD
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import resolve
 
@@ -62,6 +63,22 @@ class Checkpoint:
                 f"{_way_to_attnres(name, self.config)}"
             )
         return self.parsed
+
+    def has_table(self, leaf: str, table: "Tensor") -> bool:
+        """Whether a table [tokens, hidden] equals that of a leaf, in the type of fewer digits."""
+        import torch
+
+        if self.index is None:  # its weights are not here
+            return True
+        names = self.index.own_names
+        own = names.get(HEAD if leaf == "lm_head" else EMBEDDING) or names.get(EMBEDDING)
+        if own is None or own not in self.headers:
+            return False
+        stored = read_tensor(self.headers, own)
+        if stored.shape != table.shape or not stored.is_floating_point():
+            return False
+        common = min(stored.dtype, table.dtype, key=lambda dtype: torch.finfo(dtype).bits)
+        return bool(torch.equal(stored.to(common), table.to(common)))
 
 
 def _way_to_attnres(name: str, config: dict[str, Any]) -> str:

@@ -12,11 +12,12 @@ from attnres_serve import __version__, output, sentences
 from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
 from attnres_serve.compat import arguments as vllm_arguments
-from attnres_serve.compat import environment, openai_server, start_events
+from attnres_serve.compat import environment, openai_server
 from attnres_serve.compat.flags.advice import names_of
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.lens import command as inspect
 from attnres_serve.server import launcher
+from attnres_serve.start import events
 from attnres_serve.verify import command as verify
 
 
@@ -239,8 +240,8 @@ def _run(arguments: list[str]) -> int:
         else:
             _convert(own)
     except (CheckpointError, SettingError) as error:
-        if own.command == "serve" and start_events.is_heard():
-            start_events.tell("refused", reason=sentences.for_terminal(str(error)))
+        if own.command == "serve" and events.is_heard():
+            events.tell("refused", reason=sentences.for_terminal(str(error)))
         else:
             _say(error)
         return 1 if own.command == "check" else 2

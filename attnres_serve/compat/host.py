@@ -5,7 +5,7 @@ vLLM itself is imported inside the functions, so that a module can be imported w
 
 from logging import Logger
 
-from attnres_serve.compat import start_events
+from attnres_serve.start import events
 
 
 def logger() -> Logger:
@@ -16,7 +16,7 @@ def logger() -> Logger:
     from vllm.logger import init_logger
 
     found = init_logger("vllm.attnres_serve")
-    found.addHandler(start_events.WARNINGS)  # anew: a configuration of logging drops it
+    found.addHandler(events.WARNINGS)  # anew: a configuration of logging drops it
     return found
 
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from attnres_serve.compat import device, engine_config, start_events, versions
+from attnres_serve.compat import device, engine_config, versions
 from attnres_serve.compat.workarounds import forked_processes
 from attnres_serve.errors import SettingError
+from attnres_serve.start import events
 
 
 class Secret(str):
@@ -124,7 +125,7 @@ def run_server(
     from vllm.entrypoints.cli.serve import ServeSubcommand, make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    start_events.tell("imported")
+    events.tell("imported")
     _set_variables()
     if device.is_cpu():
         forked_processes.begin_imported()

@@ -1,6 +1,6 @@
 """The moments at which workarounds are due; the rest of the project calls none of them by name."""
 
-from attnres_serve.compat import device, engine_config, failures, start_events, versions
+from attnres_serve.compat import device, engine_config, versions
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     adapters_again,
@@ -29,7 +29,6 @@ from attnres_serve.compat.workarounds import (
     prompt_logprobs,
     prompts_of_adapters,
     python_frames,
-    quick_exit,
     replaced_weights,
     responses_errors,
     rotary,
@@ -45,13 +44,14 @@ from attnres_serve.compat.workarounds import (
     zeroed_blocks,
 )
 from attnres_serve.errors import SettingError
+from attnres_serve.start import events, failures, quick_exit
 
 
 def process() -> None:
     """Called in every process that loads vLLM's plugins (idempotent)."""
     if orphans.is_process_of_vllm():
         orphans.end_with_parent()
-        if start_events.is_heard():  # other servers' processes end as vLLM has them end
+        if events.is_heard():  # other servers' processes end as vLLM has them end
             failures.tell_logged()
             quick_exit.instead_of_finalization()
     if device.is_cpu():

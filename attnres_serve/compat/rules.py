@@ -9,11 +9,11 @@ from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.compat import device, engine_config, versions
-from attnres_serve.compat.adapters import REMEDY
 from attnres_serve.compat.asked import EXAMPLE, WIDEST, Asked
 from attnres_serve.errors import SettingError
 from attnres_serve.families import footprint
 from attnres_serve.families.limits import Limit
+from attnres_serve.lora.refusals import REMEDY
 
 LINEAR_SINCE = (0, 32)
 WITHOUT_DRAFTS = (0, 30)  # on a CPU

@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from attnres_serve import formats, settings
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.check import amount
-from attnres_serve.compat import (
-    decoder,
-    engine_config,
-    host,
-    prepare,
-    start_events,
-    token_shards,
-)
+from attnres_serve.compat import decoder, engine_config, host, prepare, token_shards
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.model import linear_attention, streams
@@ -32,6 +25,7 @@ from attnres_serve.model.sharded_site import Division, leave_sums
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
 from attnres_serve.settings import MIXED
+from attnres_serve.start import events
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -101,7 +95,7 @@ class AttnResMixin(LoadingMixin):
         if self.attn_res_has_head and family.draft is not None and family.draft.reads == MIXED:
             self.attn_res_sites[max(self.attn_res_sites)].keep_mix(tokens)
         self.attn_res_stream = settings.choice(vllm_config.additional_config, settings.STREAM_KEY)
-        start_events.tell(
+        events.tell(
             "built",
             how=f"algorithm {algorithm}, backend {self.attn_res_backend}, "
             f"{str(vllm_config.model_config.dtype).removeprefix('torch.')}, "

@@ -24,13 +24,14 @@ from attnres_serve.checkpoints.names import (
 from attnres_serve.checkpoints.read import DTYPES
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import FLOATS, Stored
-from attnres_serve.compat import decoder, host, start_events
+from attnres_serve.compat import decoder, host
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.format import Format
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.model.config import OWN_FIELDS, build, spec_of
 from attnres_serve.model.site_norm import SiteNorm
+from attnres_serve.start import events
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.llama import LlamaForCausalLM as _Base
@@ -77,7 +78,7 @@ class LoadingMixin(_Base):
         if index.base.quantisation:
             self._require_one_quantisation(index, loaded)
         _tell_aside(index, self.attn_res_has_head)
-        start_events.tell("loaded")
+        events.tell("loaded")
         self.attn_res_loaded = True
         return loaded
 

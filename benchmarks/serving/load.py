@@ -17,19 +17,17 @@ The last line on stdout is one JSON document; the table goes to stderr.
 import argparse
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.bench.over_http import ask, check_there
+from attnres_serve.bench.over_http import ask
 from attnres_serve.bench.ratios import paired_ratios, summary
 from attnres_serve.errors import SettingError
+from attnres_serve.start import child, engine_log
 from benchmarks.common import EIGHT, ROOT, Length, add_length, asked_length, publish
 from benchmarks.published import tables
 from benchmarks.published.tables import FIGURES
@@ -51,53 +49,34 @@ Round = dict[str, dict[int, dict[str, float]]]  # by server and requests at a ti
 
 
 @contextmanager
-def serving(name: str, folder: Path, flags: Sequence[str], scratch: Path) -> Iterator[str]:
+def serving(name: str, folder: Path, flags: Sequence[str]) -> Iterator[str]:
     """The address of a server, which is stopped afterwards.
 
     Raises:
         SettingError: it does not start.
     """
     module, *words = COMMANDS[name]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = scratch / f"{name}.log"
-    own = ("--host=127.0.0.1", f"--port={port}", f"--served-model-name={NAME}")
+    port = child.free_port()
+    own = (f"--host={child.HOST}", f"--port={port}", f"--served-model-name={NAME}")
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     if name == BASELINE:  # which takes nearly all memory where nothing says how much
         env = {"VLLM_CPU_KVCACHE_SPACE": "1"} | env | {"VLLM_PLUGINS": ""}
-    with log.open("w") as written:
-        process = subprocess.Popen(
+    with (
+        closing(engine_log.EngineLog(f"load-{name}")) as log,
+        child.running(
             [sys.executable, "-m", module, *words, str(folder), *own, *flags],
-            env=env,
+            env=env | log.variables,
             stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
+            stdout=log.file,
+            stderr=log.file,
             start_new_session=True,  # as in a terminal of its own: Linux shares cores by session
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while not _is_there(url):
-            if process.poll() is not None:
-                last = log.read_text(errors="replace").splitlines()[-1:]
-                raise SettingError(f"the server of {name} did not start: {''.join(last)}")
-            time.sleep(0.5)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _is_there(url: str) -> bool:
-    try:
-        check_there(url, NAME)
-    except SettingError:
-        return False
-    return True
+        ) as process,
+    ):
+        if not child.serves(process, port):
+            raise SettingError(
+                f"the server of {name} did not start: {log.why(process.returncode)}."
+            )
+        yield f"http://{child.HOST}:{port}"
 
 
 def load(url: str, at_a_time: int, seed: int) -> dict[str, float]:
@@ -123,13 +102,12 @@ def start(shape: Shape, rounds: int, flags: Sequence[str], first: int) -> list[R
     """The rounds of one start of both servers; ``first`` is the seed of its first round."""
     found = []
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder, twin, _ = stack.enter_context(models(shape))
         urls = {}
         for name, model in ((BASELINE, twin), (OURS, folder)):
             for file in TOKENIZER.glob("tokenizer*.json"):
                 shutil.copy(file, model)
-            urls[name] = stack.enter_context(serving(name, model, flags, scratch))
+            urls[name] = stack.enter_context(serving(name, model, flags))
         for number in range(rounds + 1):
             order = [*urls] if (first + number) % 2 else [*reversed(urls)]
             one: Round = {name: {} for name in urls}

@@ -6,7 +6,8 @@ from signal import SIGINT, SIGTERM
 from typing import Any, Protocol
 
 from attnres_serve import sentences
-from attnres_serve.compat.engine_log import EngineLog, first_exception, last_line
+from attnres_serve.start import events
+from attnres_serve.start.engine_log import EngineLog, how_it_ended
 
 # Events that end a phase of the start, and the name of the phase.
 PHASES = {
@@ -29,7 +30,7 @@ class Stream(Protocol):
 
 
 class Console:
-    """Shows a server on the streams of the supervisor.
+    """Shows a server on the streams of the supervisor, and tells whoever began that why it failed.
 
     Args:
         out, err: the streams.
@@ -97,6 +98,7 @@ class Console:
         elif name == "refused":
             self._refused = True
             self.say(event["reason"])
+            events.tell("refused", reason=event["reason"])
         elif name in PHASES and NAMES.index(name) >= self._phase:
             self._end_phase(name, event)
         if name == ENDS[not self._headless]:
@@ -150,25 +152,20 @@ class Console:
         self._write("out", "")  # instead of the phase that ran
         if self.ready:
             if status > 128 and status not in (128 + SIGINT, 128 + SIGTERM):
-                self.say(f"the server {_how_it_ended(status)}.")
+                self.say(f"the server {how_it_ended(status)}.")
             return False
-        reason = self._log.reason
         # A mistake was told in one sentence; others ask for something else than to serve.
-        if self._refused or (not self._checked and not reason and status in (0, 1, 2)):
+        if self._refused or (not self._checked and not self._log.reason and status in (0, 1, 2)):
             return False
-        reason = reason or f"it {_how_it_ended(status)}{self._last_words()}"
-        if not self.is_quiet:
-            self.say(f"the server could not be started: {reason}.")
-            return False
-        if not self._log.is_ours:
-            self._show_log()
-        begin, end = "the server could not be started: ", f"; its log is {self._log.path}."
-        self.say(sentences.between(begin, reason, end))
-        return True
-
-    def _last_words(self) -> str:
-        line = first_exception(self._log.content) or last_line(self._log.content)
-        return f" after it wrote: {line}" if line else ""
+        begin, reason = "the server could not be started: ", self._log.why(status)
+        sentence, keep = f"{begin}{reason}.", self.is_quiet
+        if keep:
+            if not self._log.is_ours:
+                self._show_log()
+            sentence = sentences.between(begin, reason, f"; its log is {self._log.path}.")
+        self.say(sentence)
+        events.tell("failed", reason=sentence.removeprefix(begin).rstrip("."))
+        return keep
 
     def _show_log(self) -> None:
         """Show the log where no terminal is: a container's files are gone with it."""
@@ -181,10 +178,6 @@ class Console:
             self._streams["out"].write("\r\x1b[K")
         if text:
             self._streams[stream].write(text)
-
-
-def _how_it_ended(status: int) -> str:
-    return f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
 
 
 def _aligned(name: str, value: str) -> str:

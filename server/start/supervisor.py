@@ -6,28 +6,22 @@ it.  It ends a server that starts, and hands on the signals to one that is ready
 processes write goes to a log while it starts, and is passed on as it is afterwards.
 """
 
-import ctypes
 import os
 import selectors
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from attnres_serve.compat.engine_log import EngineLog
-from attnres_serve.compat.workarounds.quick_exit import forget_openmp
 from attnres_serve.server.start import address, streams
 from attnres_serve.server.start.console import ENDS, Console
 from attnres_serve.server.start.levels import COLOUR, wants_log
+from attnres_serve.start.child import bind_to, end_session, members
+from attnres_serve.start.engine_log import EngineLog
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PR_SET_PDEATHSIG = 1
 TICK = 1.0  # seconds
-LAST = 5.0  # seconds for killed processes to be gone
 ROOM = 1 << 20  # bytes; a pipe holds fewer
-TRACKER = b"multiprocessing.resource_tracker"  # ends by itself, once it has tidied up after others
 
 
 def supervise(arguments: list[str], run: Callable[[], int]) -> int:
@@ -75,24 +69,20 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
     out, err = streams.writers()
     console = Console(out, err, log, verbose)
     ends = {read: name for name, (read, _) in pipes.items()}
-    keep = False
     try:
-        status, keep = _Supervisor(child, console, log, ends).run(heard)
+        return _Supervisor(child, console, log, ends).run(heard)
     finally:
         if console.socket:
             address.drop_socket(console.socket)
         out.close()
         err.close()
-        log.close(keep)
-    return status
+        log.close()
 
 
 def _become_server(supervisor: int, pipes: dict[str, tuple[int, int]]) -> None:
     """Make this process the server: in a session of its own, so that no terminal signals it."""
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it ended before
-        os._exit(1)
+    bind_to(supervisor, signal.SIGKILL)
     for name, number in (("out", 1), ("err", 2)):
         os.dup2(pipes[name][1], number)
     for end in {end for pipe in pipes.values() for end in pipe}:
@@ -112,15 +102,15 @@ class _Supervisor:
         self.members: set[int] = set()  # of the session, whenever it was looked at
         self.selector = selectors.DefaultSelector()
 
-    def run(self, heard: int) -> tuple[int, bool]:
-        """The exit status, and whether the log is worth keeping."""
+    def run(self, heard: int) -> int:
+        """The exit status of the server, as a shell has it."""
         for number in (heard, self.log.pipe, *self.pipes):
             self.selector.register(number, selectors.EVENT_READ)
         pid = 0
         while not pid:
             ready = [key.fd for key, _ in self.selector.select(TICK)]
             if heard in ready and self._hear(os.read(heard, 64)):
-                return 130, False
+                return 130
             self._take()
             self.console.tick()
             pid, code = os.waitpid(self.child, os.WNOHANG)
@@ -128,7 +118,8 @@ class _Supervisor:
         self._take()
         status = os.waitstatus_to_exitcode(code)
         status = status if status >= 0 else 128 - status
-        return status, self.console.ended(status)
+        self.log.is_kept = self.console.ended(status)
+        return status
 
     def _hear(self, numbers: bytes) -> bool:
         """Act on signals; returns whether the start was ended by one."""
@@ -143,7 +134,7 @@ class _Supervisor:
                 return True
             if not self.console.stopping:
                 self.console.stopping = True
-                self.members.update(_session(self.child))
+                self.members.update(members(self.child))
                 self.console.say("stopping; running requests finish, a second signal ends them.")
             os.kill(self.child, number)
         return False
@@ -151,7 +142,7 @@ class _Supervisor:
     def _take(self) -> None:
         """Hand on to the console what the server's processes tell and write."""
         for event in self.log.events():
-            self.members.update(_session(self.child))
+            self.members.update(members(self.child))
             if event["event"] in ENDS:
                 self._pass_on()  # what was written before it
             self.console.event(event)
@@ -165,49 +156,3 @@ class _Supervisor:
                 else:
                     self.selector.unregister(pipe)
                     del self.pipes[pipe]
-
-
-def end_session(leader: int, before: Iterable[int] = ()) -> None:
-    """Kill the processes of a session, and wait until they are gone.
-
-    Multiprocessing's resource trackers are spared: they remove what the killed ones left in shared
-    memory, and end then.
-
-    Args:
-        leader: the process that began the session.
-        before: others that were in it.  If they were killed, by vLLM or not, they left something.
-    """
-    end = time.monotonic() + LAST
-    killed = {leader, *before}
-    while time.monotonic() < end:
-        found = [pid for pid in _session(leader) if TRACKER not in _command(pid)]
-        if not found:
-            break
-        killed.update(found)
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    for pid in killed:
-        forget_openmp(pid)
-
-
-def _session(leader: int) -> list[int]:
-    """The processes of a session that run; zombies do not."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # In bytes: a process may be called anything.
-            state, _, _, session = path.read_bytes().rpartition(b")")[2].split()[:4]
-        except OSError:
-            continue
-        if int(session) == leader and state not in b"ZX":
-            found.append(int(path.parent.name))
-    return found
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

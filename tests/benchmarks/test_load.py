@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,7 +59,7 @@ def asked(monkeypatch) -> list[tuple[str, int, int]]:
     found: list[tuple[str, int, int]] = []
 
     @contextmanager
-    def serving(name, folder, flags, scratch):
+    def serving(name, folder, flags):
         assert (folder / "tokenizer.json").is_file()
         assert ("attn_res" in json.loads((folder / "config.json").read_text())) == (
             name == load.OURS
@@ -111,23 +112,16 @@ def test_stock_vllm_is_served_without_the_plugin(tmp_path, monkeypatch):
     """And a server that ends before it is there says so in one sentence."""
     started = []
 
-    class Ended:
-        def __init__(self, words, env, **_):
-            started.append((words, env))
+    @contextmanager
+    def running(words, env, **_):
+        started.append((words, env))
+        yield SimpleNamespace(poll=lambda: 1, returncode=1)
 
-        def poll(self):
-            return 1
-
-        def wait(self, _):
-            return 1
-
-        def terminate(self): ...
-
-    monkeypatch.setattr(load.subprocess, "Popen", Ended)
+    monkeypatch.setattr(load.child, "running", running)
     for name in (load.BASELINE, load.OURS):
         with (
             pytest.raises(SettingError, match=f"the server of {name} did not start"),
-            load.serving(name, tmp_path, ["--flag"], tmp_path),
+            load.serving(name, tmp_path, ["--flag"]),
         ):
             pass
     (stock, without), (ours, _) = started

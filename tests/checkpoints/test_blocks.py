@@ -6,12 +6,13 @@ from facts import FACTS
 
 from attnres_serve.checkpoints import blocks, cache
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import device, memory, source, versions
+from attnres_serve.compat import device, source, versions
 from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.server.start import facts
+from attnres_serve.start import memory
 
 CONTEXT = 512  # of a tiny checkpoint
 

@@ -13,11 +13,12 @@ from attnres_serve import cli
 from attnres_serve.checkpoints import cache
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import device, memory, openai_server, start_events
+from attnres_serve.compat import device, openai_server
 from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.resolve import resolve
+from attnres_serve.start import events, memory
 
 GIB = 2**30
 TOKEN = 8 * 2 * 4 * 128 * 2  # bytes: layers, keys and values, heads, their size, bfloat16
@@ -188,7 +189,7 @@ def test_serve_hands_it_to_vllm_and_check_tells_the_same(
 ) -> None:
     given: list[tuple] = []
     told: list[dict] = []
-    monkeypatch.setattr(start_events, "tell", lambda _, **facts: told.append(facts))
+    monkeypatch.setattr(events, "tell", lambda _, **facts: told.append(facts))
     monkeypatch.setattr(openai_server, "run_server", lambda *arguments: given.append(arguments))
     if space is not None:
         monkeypatch.setenv(cache.VARIABLE, space)

@@ -64,7 +64,7 @@ def test_a_library_is_not_heard_and_the_command_is(
 
 
 TELLS = """
-from attnres_serve.compat import failures
+from attnres_serve.start import failures
 with failures.told():
     raise MemoryError("9 GiB are too many")
 """

@@ -11,12 +11,13 @@ import pytest
 
 from attnres_serve import cli, output, sentences
 from attnres_serve.compat import openai_app
-from attnres_serve.compat.engine_log import EngineLog
 from attnres_serve.compat.workarounds import long_refusals
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats import house
 from attnres_serve.server import refusal
 from attnres_serve.server.start.console import Console
+from attnres_serve.start import events
+from attnres_serve.start.engine_log import EngineLog
 
 MOST = 600  # letters
 ARCHITECTURES = ", ".join(f"Some{number}ForCausalLM" for number in range(300))
@@ -65,7 +66,7 @@ def console(text: str, event: str) -> str:
         assert str(log.path) in err.text
     else:
         shown.event({"event": event, "reason": text, "text": text})
-    log.close(keep=False)
+    log.close()
     return err.text
 
 
@@ -94,7 +95,7 @@ def test_terminals(show, text, capsys, tmp_path) -> None:
 def test_failures_of_libraries(text) -> None:
     def fail() -> None:
         with output.libraries_hidden("bench"):
-            output._log._failed[1] = {"reason": text}  # type: ignore[union-attr]
+            events.tell("failed", reason=text)
             raise RuntimeError("Engine core initialization failed. See root cause above.")
 
     with pytest.raises(SettingError) as found:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attnres_serve.compat import adapters
 from attnres_serve.compat.workarounds import adapters_again
 from attnres_serve.compat.workarounds.adapters_again import FILES, Contents, loading
 from attnres_serve.errors import SettingError
+from attnres_serve.lora import refusals
 
 pytest.importorskip("vllm")
 
@@ -239,6 +239,6 @@ def test_a_server_finds_the_sentence_in_what_its_engine_says(
         with pytest.raises(SettingError) as caught:
             known.check(name, number, folder)
         said = str(caught.value)
-        assert adapters.refusal_in(said, name) == said
+        assert refusals.refusal_in(said, name) == said
         wrapped = f"Call to add_lora method failed: {said}"
-        assert adapters.refusal_in(wrapped, name) == said
+        assert refusals.refusal_in(wrapped, name) == said

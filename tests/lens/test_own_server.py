@@ -37,15 +37,24 @@ def stop(*_):
 
 
 signal.signal(signal.SIGTERM, stop)
+
+def tell(event, reason):
+    with open(os.environ["ATTNRES_SERVE_EVENTS"], "w") as pipe:
+        print(json.dumps({"event": event, "pid": os.getpid(), "reason": reason}), file=pipe)
+    print("attnres-serve: other words than these.")
+
+
 if name == "refuses":
-    print("attnres-serve: nothing such is there; give another.")
+    tell("refused", "nothing such is there; give another.")
     sys.exit(2)
 if name == "fails":
-    print("ERROR a line before")
-    print("attnres-serve: the server could not be started: no room; its log is /tmp/start.log.")
+    tell("failed", "no room; its log is /tmp/start.log")
     sys.exit(1)
 if name == "is silent":
     sys.exit(3)
+if name == "writes":
+    print("attnres-serve: error: no such word", file=sys.stderr)
+    sys.exit(2)
 if name == "is killed":
     os.kill(os.getpid(), signal.SIGKILL)
 while name == "starts":
@@ -202,7 +211,8 @@ def test_what_it_refuses_is_its_sentence(stand_in):
     ("name", "reason"),
     [
         ("is silent", "it ended with status 3."),
-        ("is killed", "it ended with status -9."),
+        ("is killed", "it was killed by signal 9."),
+        ("writes", "it ended with status 2 after it wrote: attnres-serve: error: no such word."),
     ],
 )
 def test_a_start_that_fails_has_a_reason_and_a_log(name, reason, stand_in):
@@ -220,6 +230,16 @@ def test_a_start_that_fails_and_says_why_has_one_log(stand_in):
         "the server of fails did not start: no room; its log is /tmp/start.log."
     )
     assert logs_of(stand_in) == []
+
+
+def test_serve_tells_what_it_refuses(tmp_path, monkeypatch):
+    """The command itself, through its supervisor, and not the words that it shows."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    with pytest.raises(SettingError) as refused, own_server.running(str(tmp_path / "model"), []):
+        pytest.fail("it did not start")
+    assert str(refused.value).startswith(f"{tmp_path / 'model'} has no config.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "attnres_serve"
 FLOORS = (
     ("errors", "kernels", "sentences"),
     ("address", "depth", "settings", "flags", "mistakes", "texts"),
-    ("families",),
+    ("families", "lora", "start"),
     ("formats", "compat", "output"),
     ("checkpoints",),
     ("model",),

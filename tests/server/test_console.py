@@ -10,22 +10,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
 from attnres_serve import cli
-from attnres_serve.compat import device, failures, start_events
+from attnres_serve.compat import device
 from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
-from attnres_serve.compat.engine_log import EngineLog
-from attnres_serve.compat.workarounds import quick_exit
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.server import launcher
-from attnres_serve.server.start import address, example, preload, supervisor
+from attnres_serve.server.start import address, example, preload
 from attnres_serve.server.start.console import Console
 from attnres_serve.server.start.levels import wants_log
+from attnres_serve.start import events, failures
+from attnres_serve.start.engine_log import EngineLog
 
 URL = "http://127.0.0.1:8000"
 ASK = "curl"
@@ -89,7 +90,7 @@ def log(tmp_path, monkeypatch) -> Iterator[EngineLog]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     log = EngineLog("serve")
     yield log
-    log.close(keep=False)
+    log.close()
 
 
 def test_a_start_is_a_dozen_lines(log):
@@ -179,7 +180,7 @@ def test_the_reason_of_a_failed_start_comes_last(log, is_terminal):
     for text in (b"Traceback\r\n", b"  File"):
         shown.console.written(text, "err")
     with log.heard():
-        start_events.tell("failed", reason="ValueError: no memory")
+        events.tell("failed", reason="ValueError: no memory")
     shown.out.new()
     assert shown.console.ended(1)
     *before, last = shown.err.new()
@@ -323,7 +324,7 @@ def test_who_asks_for_the_log(arguments, variables, wanted):
 
 SUPERVISED = """
 import os, sys, time
-from attnres_serve.compat import start_events
+from attnres_serve.start import events
 from attnres_serve.server.start import supervisor
 
 def run():
@@ -332,6 +333,8 @@ def run():
 
 sys.exit(supervisor.supervise(["serve"], run))
 """
+
+CHECKED = "events.tell('checked', title='t', log=0, headless=0, socket=None); "
 
 
 def supervised(script: str) -> list[str]:
@@ -344,7 +347,7 @@ def test_a_character_that_a_stream_lacks_silences_nothing():
     done = subprocess.run(
         supervised(
             "os.write(1, 'caf\u00e9\\nnext\\n'.encode())\n"
-            "start_events.tell('refused', reason='caf\u00e9')"
+            "events.tell('refused', reason='caf\u00e9')"
         ),
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
@@ -359,10 +362,10 @@ def write(word):
     for n in range(9):
         os.write(n % 2 + 1, b"%s %d\\r\\n" % (word, n))
 
-start_events.tell("checked", title="t", log=False, headless=False, socket=None)
+events.tell("checked", title="t", log=False, headless=False, socket=None)
 write(b"start")
 try:
-    start_events.tell("ready", **{READY})  # the signal may follow at once
+    events.tell("ready", **{READY})  # the signal may follow at once
     time.sleep(60)
 except KeyboardInterrupt:
     write(b"ready")
@@ -393,16 +396,36 @@ def test_streams_keep_their_order(is_one):
     [
         ("pass", 1),  # it never said that it was ready
         ("sys.exit(1)", 1),
-        ("start_events.tell('refused', reason='no'); sys.exit(2)", 0),
-        (f"start_events.tell('ready', **{READY}); os.kill(os.getpid(), 6)", 0),
-        (f"start_events.tell('ready', **{READY})", 0),
+        ("events.tell('refused', reason='no'); sys.exit(2)", 0),
+        (f"events.tell('ready', **{READY}); os.kill(os.getpid(), 6)", 0),
+        (f"events.tell('ready', **{READY})", 0),
     ],
 )
 def test_a_file_stays_only_behind_a_failed_start(tmp_path, script, left):
-    script = f"start_events.tell('checked', title='t', log=0, headless=0, socket=None); {script}"
+    script = CHECKED + script
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run(supervised(script), env=variables, capture_output=True, check=False)
     assert [path.suffix for path in tmp_path.iterdir()] == [".log"] * left
+
+
+@pytest.mark.parametrize(
+    ("script", "refusal", "reason"),
+    [
+        ("events.tell('refused', reason='No.'); sys.exit(2)", "No.", None),
+        ("events.tell('failed', reason='no room'); sys.exit(1)", None, "no room"),
+        (CHECKED + "events.tell('failed', reason='no room'); sys.exit(1)", None, "no room{log}"),
+        (CHECKED + "os.kill(os.getpid(), 9)", None, "it was killed by signal 9{log}"),
+        (CHECKED + f"events.tell('ready', **{READY})", None, None),
+        ("sys.exit(2)", None, None),  # it shows something else than a server
+    ],
+)
+def test_whoever_began_the_supervisor_is_told_why(tmp_path, script, refusal, reason):
+    with closing(EngineLog("outer")) as log:
+        variables = os.environ | log.variables | {"TMPDIR": str(tmp_path)}
+        subprocess.run(supervised(script), env=variables, capture_output=True, check=False)
+        said = "".join(f"; its log is {path}" for path in tmp_path.glob("*.log"))
+        assert log.reason == (reason and reason.format(log=said))
+        assert log.refusal == refusal
 
 
 def test_no_folder_for_temporary_files_is_one_sentence(tmp_path):
@@ -457,7 +480,7 @@ open(left, "w").close()
 os.symlink(left, sys.argv[2])
 signal.signal(signal.SIGUSR1, signal.default_int_handler)
 try:
-    start_events.tell("ready", **{READY})  # the signal may follow at once
+    events.tell("ready", **{READY})  # the signal may follow at once
     time.sleep(60)
 except KeyboardInterrupt:
     engine.kill()
@@ -583,15 +606,15 @@ def test_a_socket_that_a_server_left_is_removed(sockets, monkeypatch, is_relativ
 
 HAS_SOCKET = """
 import signal, socket
-from attnres_serve.compat import start_events
+from attnres_serve.start import events
 path = sys.argv[2]
-start_events.tell("checked", title="", log=False, headless=False, socket=path)
+events.tell("checked", title="", log=False, headless=False, socket=path)
 server = socket.socket(socket.AF_UNIX)
 server.bind(path)
 """
 IS_READY = """
 server.listen()
-start_events.tell("ready", url="http://localhost", socket=path, ask="", problem=None)
+events.tell("ready", url="http://localhost", socket=path, ask="", problem=None)
 """
 
 
@@ -605,7 +628,7 @@ start_events.tell("ready", url="http://localhost", socket=path, ask="", problem=
         ),
         ("signal.signal(2, signal.SIG_DFL)" + IS_READY + "time.sleep(60)", signal.SIGINT, 130),
         (IS_READY + "os.kill(os.getpid(), 9)", None, 128 + 9),
-        ("start_events.tell('warning', text='begun'); time.sleep(60)", signal.SIGTERM, 130),
+        ("events.tell('warning', text='begun'); time.sleep(60)", signal.SIGTERM, 130),
         ("sys.exit('no such engine')", None, 1),
     ],
     ids=["stopped", "cut off", "killed", "interrupted in its start", "not started"],
@@ -716,71 +739,3 @@ def test_nothing_is_preloaded_where_there_is_nothing(begun, monkeypatch, tmp_pat
     monkeypatch.setattr(preload, "libraries", lambda: [Path("found.so")])
     preload.begin_again_with_libraries()
     assert not begun
-
-
-# --- processes
-
-
-def test_a_session_is_ended_whole():
-    """Also what ignores signals, and children of what has ended."""
-    script = "trap '' TERM INT; (sleep 60 & sleep 60 &); sleep 60 & wait"
-    leader = subprocess.Popen(["bash", "-c", script], start_new_session=True)
-    while len(supervisor._session(leader.pid)) < 4:
-        time.sleep(0.02)
-    supervisor.end_session(leader.pid)
-    assert leader.wait(5) == -signal.SIGKILL
-    assert supervisor._session(leader.pid) == []
-
-
-TARGETS = """
-import atexit, multiprocessing, sys, threading, time
-from attnres_serve.compat.workarounds import quick_exit
-
-class Slow:
-    def __del__(self):
-        time.sleep(20)
-
-def work(seconds):
-    time.sleep(seconds)
-    print("worked", flush=True)
-
-def target(how, seconds):
-    quick_exit.instead_of_finalization()
-    sys.kept = Slow()
-    threading.Thread(target=work, args=(float(seconds),)).start()
-    sys.exit(int(how))
-
-if __name__ == "__main__":
-    atexit.register(print, "bye")
-    method, *arguments = sys.argv[1:]
-    process = multiprocessing.get_context(method).Process(target=target, args=arguments)
-    process.start()
-    process.join(10)
-    print(process.exitcode)
-    process.kill()
-"""
-
-
-@pytest.mark.parametrize(
-    ("method", "status", "seconds", "said"),
-    [
-        ("spawn", "0", "0", ["worked", "0", "bye"]),
-        ("spawn", "3", "0.5", ["worked", "3", "bye"]),
-        ("spawn", "0", "60", ["0", "bye"]),  # a thread that does not end
-        ("fork", "0", "0.5", ["worked", "0", "bye"]),  # atexit is its parent's
-    ],
-)
-def test_a_process_of_vllm_ends_without_finalization(tmp_path, method, status, seconds, said):
-    script = tmp_path / "targets.py"
-    script.write_text(TARGETS)
-    words = [sys.executable, str(script), method, status, seconds]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == said, done.stderr
-
-
-def test_a_target_that_raises_ends_as_ever(monkeypatch):
-    monkeypatch.setattr(quick_exit, "end_now", lambda status: pytest.fail("it raised"))
-    try:
-        raise KeyError("nothing")
-    except KeyError:
-        quick_exit._end_orderly()

@@ -34,7 +34,7 @@ from starlette.websockets import WebSocketDisconnect
 pytest.importorskip("vllm")
 
 from attnres_serve import cli
-from attnres_serve.compat import openai_app, openai_server, requests, start_events
+from attnres_serve.compat import openai_app, openai_server, requests
 from attnres_serve.compat.workarounds import ids_without_row, unsendable, worker_limits
 from attnres_serve.server import launcher, refusal
 from attnres_serve.server.bounds import fail_fast, limits, reading
@@ -42,6 +42,7 @@ from attnres_serve.server.bounds.guard import PAGE, PROBES, ROOT, is_local
 from attnres_serve.server.bounds.headers import BoundedHeaders
 from attnres_serve.server.bounds.policy import Policy, read_keys
 from attnres_serve.server.endpoints import protect
+from attnres_serve.start import events
 
 KEY = "a-key-of-the-test"
 BEARER = ("Authorization", f"Bearer {KEY}")
@@ -1035,7 +1036,7 @@ def test_without_flags(served, capfd):
 @pytest.mark.parametrize("flag", [["--api-key", KEY], [f"--api-key={KEY}"], ["--api_key", KEY]])
 def test_a_key_on_the_command_line_is_taken_with_a_warning(served, capfd, flag, monkeypatch):
     told: list[dict] = []
-    monkeypatch.setattr(start_events, "tell", lambda _, **facts: told.append(facts))
+    monkeypatch.setattr(events, "tell", lambda _, **facts: told.append(facts))
     assert cli.main(["serve", GOLDEN, "--port", "0", *flag]) == 0
     assert openai_server.api_keys(served[0]) == [KEY]
     assert any("--api-key-file" in facts.get("text", "") for facts in told)

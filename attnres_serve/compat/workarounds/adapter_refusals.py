@@ -11,9 +11,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import adapter_files, adapters, engine_config
+from attnres_serve.compat import engine_config
 from attnres_serve.compat.patch import Patch
 from attnres_serve.families import BY_ARCHITECTURE
+from attnres_serve.lora import files, refusals
 
 
 def _in_a_sentence(own: Any) -> Any:
@@ -27,7 +28,7 @@ def _in_a_sentence(own: Any) -> Any:
             answer = await own(self, request, base_model_name)
             if isinstance(answer, str):  # it was loaded
                 return answer
-            reason = adapters.refusal_in(answer.error.message, name)
+            reason = refusals.refusal_in(answer.error.message, name)
             if reason is None:
                 return answer
         return serving.create_error_response(reason[0].upper() + reason[1:])
@@ -41,18 +42,18 @@ def _problem(vllm_config: Any, name: str, place: str) -> str | None:
     if not engine_config.has_attn_res(vllm_config):
         return None
     if vllm_config.lora_config is None:
-        return f"{adapters.name_of(name)} needs a server that was started with --enable-lora."
+        return f"{refusals.name_of(name)} needs a server that was started with --enable-lora."
     if not folder.is_dir():  # a model id, or vLLM says that it is not there
         return None
     (architecture,) = config.architectures
-    model = adapter_files.Model(
+    model = files.Model(
         needed=BY_ARCHITECTURE[architecture].shapes(config.attn_res_config),
         most_rank=vllm_config.lora_config.max_lora_rank,
         has_table=lambda *_: True,  # the workers have the table
         dtype=vllm_config.lora_config.lora_dtype,
     )
-    found = adapter_files.problem(folder, model)
-    return found and f"{adapters.name_of(name)} {found}"
+    found = files.problem(folder, model)
+    return found and f"{refusals.name_of(name)} {found}"
 
 
 PATCH = Patch(

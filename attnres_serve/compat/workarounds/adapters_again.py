@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import adapters, engine_config
-from attnres_serve.compat.adapter_files import CONFIG, WEIGHTS
+from attnres_serve.compat import engine_config
 from attnres_serve.compat.patch import Patch
 from attnres_serve.errors import SettingError
+from attnres_serve.lora import refusals
+from attnres_serve.lora.files import CONFIG, WEIGHTS
 
 FILES = (CONFIG, *WEIGHTS)
 Stamp = tuple[tuple[str, int, int, int, int], ...]
@@ -54,7 +55,7 @@ class Contents:
         """
         if self.names.setdefault(number, name) != name:
             raise SettingError(
-                f"{adapters.name_of(name)} has the number {number}, which is that of "
+                f"{refusals.name_of(name)} has the number {number}, which is that of "
                 f"{self.names[number]!r}; give each adapter a number of its own."
             )
         if not (stamp := _stamp(folder)):
@@ -65,7 +66,7 @@ class Contents:
         content = _content(folder)
         if known is not None and known.content != content:
             raise SettingError(
-                f"{adapters.name_of(name)} has other files in {folder} than when it was first "
+                f"{refusals.name_of(name)} has other files in {folder} than when it was first "
                 "loaded, and answers would mix both; load them under another name."
             )
         self.seen[name] = _Seen(stamp, content)

@@ -13,7 +13,7 @@ from attnres_serve.compat.patch import Patch
 def _as_without_adapters(own: Any) -> Any:
     """Let experts on CPU run by the kernel that they have without LoRA.
 
-    Adapters of experts are refused before, see ``compat.adapters``.
+    Adapters of experts are refused before, see ``compat.rules``.
     """
 
     def select_unquantized_moe_backend(moe_config):

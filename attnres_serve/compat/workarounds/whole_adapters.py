@@ -1,6 +1,6 @@
 """LoRA adapters of which vLLM would leave a part out without a word.
 
-What the files of an adapter hold is checked first (``adapter_files``).  vLLM 0.32 asks of its
+What the files of an adapter hold is checked first (``lora.files``).  vLLM 0.32 asks of its
 tensors whether the model has some layer of that last name, and nothing more.  What reaches no layer
 is left out: a layer of a number that the model does not have, one that ``--lora-target-modules``
 leaves out, one that no wrapper fits, one that is run under a second name (``shared_expert_gate`` of
@@ -17,13 +17,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import adapter_files, adapters, decoder
+from attnres_serve.compat import decoder
 from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds import adapters_again
 from attnres_serve.errors import SettingError
 from attnres_serve.families import experts
+from attnres_serve.lora import files, refusals
 
-Shape = tuple[int, ...]
 UNAPPLIED = (
     "changes {}, to which vLLM applies no adapter in this model; name the layer in "
     "--lora-target-modules if that is given, and otherwise merge the adapter into the weights."
@@ -49,7 +49,7 @@ def _requiring_whole(own: Any) -> Any:
         manager = self._adapter_manager
         found, adapter = None, None
         if folder.is_dir():  # vLLM says what is not there
-            found = adapter_files.problem(folder, _described(self, base.needed))
+            found = files.problem(folder, _described(self, base.needed))
         if found is None:
             try:
                 adapter = own(self, lora_request)
@@ -58,7 +58,7 @@ def _requiring_whole(own: Any) -> Any:
             else:
                 found = problem(adapter.loras, manager, base.reordered)
         if found is not None:
-            raise SettingError(f"{adapters.name_of(lora_request.lora_name)} {found}")
+            raise SettingError(f"{refusals.name_of(lora_request.lora_name)} {found}")
         return adapter
 
     return _load_adapter
@@ -74,11 +74,11 @@ def _in_one_sentence(reason: str) -> str:
     )
 
 
-def _described(worker: Any, needed: Mapping[str, Shape]) -> adapter_files.Model:
+def _described(worker: Any, needed: Mapping[str, files.Shape]) -> files.Model:
     """What a worker of vLLM's knows of its model; adapters may use vLLM's names of layers."""
     model, config = worker._adapter_manager.model, worker.lora_config
     by_vllm = _by_names_of_vllm(model, needed)
-    return adapter_files.Model(
+    return files.Model(
         needed={**needed, **{f"{name}.weight": shape for name, shape in by_vllm.items()}},
         most_rank=config.max_lora_rank,
         has_table=lambda leaf, table: _has_table(model, leaf, table),
@@ -125,7 +125,7 @@ def problem(layers: Collection[str], manager: Any, reordered: tuple[str, ...] = 
     return None
 
 
-def _by_names_of_vllm(model: Any, needed: Mapping[str, Shape]) -> dict[str, Shape]:
+def _by_names_of_vllm(model: Any, needed: Mapping[str, files.Shape]) -> dict[str, files.Shape]:
     """Shapes of weights by the names of vLLM's layers, before any are fused."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:

@@ -1,7 +1,7 @@
 """LoRA adapters that are refused.
 
-What is known before an engine starts is in ``rules``, what only an adapter's own files show in
-``adapter_files``, and what only the model that takes it in ``workarounds.whole_adapters``.
+What is known before an engine starts is in ``compat.rules``, what only an adapter's own files show
+in ``lora.files``, and what only the model that takes it in ``workarounds.whole_adapters``.
 """
 
 import re

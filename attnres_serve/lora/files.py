@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 Shape = tuple[int, ...]
+HasTable = Callable[[str, "Tensor"], bool]
 CONFIG = "adapter_config.json"
 # The files of tensors that vLLM looks for, in its order.
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
@@ -57,7 +58,7 @@ class Model:
 
     needed: Mapping[str, Shape]
     most_rank: int
-    has_table: Callable[[str, "Tensor"], bool]
+    has_table: HasTable
     dtype: "dtype | None" = None
 
 

@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from attnres_serve.compat import engine_log, start_events
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.start import engine_log, events
 
 
 def reason_of(error: BaseException) -> str:
@@ -38,7 +38,7 @@ def is_ours(error: BaseException) -> bool:
 
 def tell(error: BaseException) -> None:
     """Tell whoever listens what ended this process."""
-    start_events.tell("failed", reason=reason_of(error), ours=is_ours(error))
+    events.tell("failed", reason=reason_of(error), ours=is_ours(error))
 
 
 @contextmanager
@@ -65,5 +65,5 @@ _TELLER = _Teller(logging.ERROR)
 
 def tell_logged() -> None:
     """Tell every exception that vLLM logs as an error in this process (idempotent)."""
-    start_events.hold()
+    events.hold()
     logging.getLogger("vllm").addHandler(_TELLER)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.compat import start_events
+from attnres_serve.start.events import VARIABLE
 
 ROOM = 300  # characters of a library's words in a sentence
 # What vLLM says in the place of a reason that another process has.
@@ -32,6 +32,8 @@ class EngineLog:
         pipe: the descriptor that has something to read when an event was told.
         reason: why the engine failed, in a part of a sentence; None if no process told it.
         is_ours: whether the reason is a sentence of ours, to which the log adds nothing.
+        is_kept: whether its file stays when it is closed.
+        refusal: the sentence that refused what a server was given; None if none was read yet.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,16 +46,23 @@ class EngineLog:
         self._rest = b""
         # What processes told last, in this order.
         self._failed: dict[int, dict[str, Any]] = {}
+        self.refusal: str | None = None
+        self.is_kept = False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of the environment of a process that tells its events here."""
+        return {VARIABLE: str(self._events)}
 
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Have this process, and those that it starts in the context, tell their events here."""
-        before = os.environ.get(start_events.VARIABLE, "")
-        os.environ[start_events.VARIABLE] = str(self._events)
+        before = os.environ.get(VARIABLE, "")
+        os.environ.update(self.variables)
         try:
             yield
         finally:
-            os.environ[start_events.VARIABLE] = before
+            os.environ[VARIABLE] = before
 
     def write(self, data: bytes) -> None:
         """Append to the file; what a full disk has no room for is lost."""
@@ -80,7 +89,20 @@ class EngineLog:
             if event["event"] == "failed":
                 self._failed.pop(event["pid"], None)
                 self._failed[event["pid"]] = event
+            elif event["event"] == "refused":
+                self.refusal = event["reason"]
         return events
+
+    def why(self, status: int) -> str:
+        """Why a process that writes and tells here has ended, in a part of a sentence.
+
+        Args:
+            status: its exit status, as ``subprocess`` or a shell gives it.
+        """
+        if told := self.reason or (self.refusal or "").rstrip("."):
+            return told
+        words = first_exception(self.content) or last_line(self.content)
+        return f"it {how_it_ended(status)}" + (f" after it wrote: {words}" if words else "")
 
     @property
     def reason(self) -> str | None:
@@ -106,13 +128,19 @@ class EngineLog:
         whole = [event for event in failed if not refers(event["reason"])]
         return next(iter([*whole, *failed]), None)
 
-    def close(self, keep: bool) -> None:
-        """Hear no more events, and remove the file unless it is to be kept."""
+    def close(self) -> None:
+        """Hear no more events, and remove the file unless it is kept."""
         os.close(self.file)
         os.close(self.pipe)
         self._events.unlink(missing_ok=True)
-        if not keep:
+        if not self.is_kept:
             self.path.unlink(missing_ok=True)
+
+
+def how_it_ended(status: int) -> str:
+    """What an exit status says, as the end of a sentence: a signal, or the status itself."""
+    number = status - 128 if status > 128 else -status
+    return f"was killed by signal {number}" if number > 0 else f"ended with status {status}"
 
 
 def last_line(log: bytes) -> str:

@@ -14,10 +14,10 @@ from checkpoints import write_house
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attnres_serve.compat import adapter_files
 from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.workarounds import adapter_refusals, whole_adapters
 from attnres_serve.errors import SettingError
+from attnres_serve.lora import files
 from attnres_serve.server import launcher
 from tests.compat.faults.adapter_refusals import WRAPPED, load
 
@@ -47,7 +47,7 @@ def write(folder: Path, edit: Callable[[Tensors], Any], **config: object) -> Pat
 
 
 def problem(folder: Path, **known: Any) -> str | None:
-    model = adapter_files.Model(
+    model = files.Model(
         **{
             "needed": NEEDED | {f"{CONVOLUTION}.weight": (12, 1, 3)},
             "most_rank": 16,
@@ -55,7 +55,7 @@ def problem(folder: Path, **known: Any) -> str | None:
         }
         | known
     )
-    return adapter_files.problem(folder, model)
+    return files.problem(folder, model)
 
 
 def keep(tensors: Tensors) -> None:

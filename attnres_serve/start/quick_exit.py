@@ -11,8 +11,9 @@ import sys
 import threading
 from multiprocessing import util
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import NoReturn
+
+from attnres_serve.start.child import forget_openmp
 
 LAST = -100  # priority among multiprocessing's finalizers; its own are 0 and above
 PATIENCE = 2.0  # seconds for threads to end; vLLM kills a worker after 5
@@ -60,8 +61,3 @@ def end_now(status: int) -> NoReturn:
             status = status or 1
     forget_openmp(os.getpid())
     os._exit(status)
-
-
-def forget_openmp(pid: int) -> None:
-    """Remove what Intel's OpenMP keeps in shared memory for a process until it ends by itself."""
-    Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}").unlink(missing_ok=True)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from attnres_serve.compat import engine_log, failures, host, start_events
-from attnres_serve.compat.engine_log import EngineLog
+from attnres_serve.compat import host
 from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.start import engine_log, events, failures
+from attnres_serve.start.engine_log import EngineLog
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLog]:
     log = EngineLog("test")
     with log.heard():
         yield log
-    log.close(keep=False)
+    log.close()
     assert [*tmp_path.glob("attnres-test-*")] == []
 
 
@@ -51,13 +52,13 @@ def test_the_process_that_failed_first_tells_the_reason(log, told, reason):
 
 
 def test_events_come_from_any_process_and_in_order(log):
-    script = "from attnres_serve.compat import start_events as s; s.tell('loaded', how='é')"
-    start_events.tell("built")
+    script = "from attnres_serve.start import events; events.tell('loaded', how='é')"
+    events.tell("built")
     subprocess.run([sys.executable, "-c", script], check=True)
-    start_events.tell("warm")
-    events = log.events()
-    assert [event["event"] for event in events] == ["built", "loaded", "warm"]
-    assert events[1]["how"] == "é" and events[1]["pid"] != os.getpid()
+    events.tell("warm")
+    found = log.events()
+    assert [event["event"] for event in found] == ["built", "loaded", "warm"]
+    assert found[1]["how"] == "é" and found[1]["pid"] != os.getpid()
     assert log.events() == []
 
 
@@ -215,9 +216,9 @@ def test_a_process_without_a_free_descriptor_tells_it(log):
     """As workers do under a low `ulimit -n`."""
     script = (
         "import os, resource\n"
-        "from attnres_serve.compat import failures, start_events\n"
-        "start_events.hold()\n"
-        "start_events.hold()\n"
+        "from attnres_serve.start import events, failures\n"
+        "events.hold()\n"
+        "events.hold()\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) - 1,) * 2)\n"
         "try:\n"
         "    os.pipe()\n"
