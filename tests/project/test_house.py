@@ -14,10 +14,10 @@ from attnres_serve.families import FAMILIES
 PACKAGE = ROOT / "attnres_serve"
 # From the ground up.  A room imports rooms of its own floor or of one below.
 FLOORS = (
-    ("errors", "kernels", "sentences"),
-    ("address", "depth", "settings", "flags", "mistakes", "texts"),
-    ("families", "lora", "start"),
-    ("formats", "compat", "output"),
+    ("cache_folder", "errors", "kernels", "sentences"),
+    ("address", "depth", "settings", "mistakes", "texts"),
+    ("families", "start"),
+    ("formats", "compat", "lora", "output"),
     ("checkpoints",),
     ("model",),
     ("bench",),
