@@ -18,6 +18,7 @@ from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
 from attnres_serve.compat import compiler, device, openai_server, workers
 from attnres_serve.compat.arguments import Arguments
+from attnres_serve.compat.flags import spelling
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.kernels.cpp import library
 from attnres_serve.lora import modules
@@ -91,6 +92,11 @@ def serve(
     if arguments.uds:
         address.clear_socket(arguments.uds)
     else:
+        if "host" in arguments.given and not arguments.host:
+            raise SettingError(
+                "found --host without an address, with which every network reaches the server; "
+                "give 0.0.0.0 for that."
+            )
         given = {name: getattr(arguments, name) for name in DEFAULTS if arguments.has(name)}
         address.check_port(**{**DEFAULTS, **given})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
@@ -109,7 +115,7 @@ def serve(
         headless=arguments.headless,
         socket=arguments.uds,
     )
-    if given_key:
+    if any(spelling.is_flag(word, "--api-key") for word in words):
         events.tell(
             "warning",
             text="whoever can list processes reads the key after --api-key; put it into "

@@ -112,6 +112,8 @@ def _given(arguments: Arguments) -> tuple[int, str] | None:
             )
         return int(said) * GIB, f"{VARIABLE}={said}"
     size = arguments.kv_cache_memory_bytes
+    if size is not None and size < 1:
+        raise SettingError(f"{FLAG} is {size}; expected a number of bytes from 1 on.")
     return None if size is None else (size, f"{FLAG} {size}")
 
 

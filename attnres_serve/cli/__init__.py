@@ -231,9 +231,14 @@ def _run(arguments: list[str]) -> int:
                 return bench.run(checkpoint, own, others, command)
         elif own.command == "inspect":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            theirs = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+            theirs = argparse.ArgumentParser(
+                add_help=False, allow_abbrev=False, exit_on_error=False
+            )
             launcher.add_arguments(theirs)
-            rest = theirs.parse_known_args(others)[1]
+            try:
+                rest = theirs.parse_known_args(others)[1]
+            except argparse.ArgumentError as error:
+                raise SettingError(f"{error}.") from None
             vllm_arguments.of_server(rest, names_of(inspect.add_arguments))
             with output.libraries_hidden("inspect", own.verbose):
                 return inspect.run(checkpoint, own, others)

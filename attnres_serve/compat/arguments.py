@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from attnres_serve.compat.flags import parser, table
+from attnres_serve.compat.flags.flag import Flag
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Arguments:
     uds: str | None = None
 
     def has(self, *names: str) -> bool:
-        """Whether one of some values is given."""
-        return any(name in self.given for name in names)
+        """Whether one of some values is given, and is not ``None``."""
+        return any(self.given.get(name) is not None for name in names)
 
 
 NAMES = {one.name for one in fields(Arguments)}
@@ -91,15 +92,19 @@ def among(words: Sequence[str]) -> Arguments:
         SettingError: a flag of vLLM's has a value that it does not take.
     """
     flags, _ = table.of_installed()
-    return _made(parser.read(words, flags, takes_any=True))
+    return _made(parser.read(words, flags, takes_any=True), flags)
 
 
 def _arguments(words: Sequence[str], others: Collection[str], of_engine: bool) -> Arguments:
     flags, is_whole = table.of_installed()
     had = [flag for flag in flags if flag.of_engine or not of_engine]
-    return _made(parser.read(words, had, others, takes_any=not is_whole))
+    return _made(parser.read(words, had, others, takes_any=not is_whole), had)
 
 
-def _made(found: parser.Found) -> Arguments:
-    values = {name: value for name, value in found.values.items() if name in NAMES}
+def _made(found: parser.Found, flags: Sequence[Flag]) -> Arguments:
+    """The arguments of a command line; a value that vLLM alone can read is not known."""
+    known = NAMES & {flag.name for flag in flags if flag.kind}
+    values = {name: value for name, value in found.values.items() if name in known}
+    if names := values.get("served_model_name"):
+        values["served_model_name"] = [name for name in names if name is not None]
     return Arguments(given=found.values, unknown=found.unknown, **values)

@@ -51,7 +51,15 @@ class Workers:
 
 
 def workers_of(arguments: Arguments) -> Workers:
-    """The workers that arguments of vLLM ask for on this machine."""
+    """The workers that arguments of vLLM ask for on this machine.
+
+    Raises:
+        SettingError: one of the sizes is below 1, which vLLM refuses after its start.
+    """
+    for name in (*SIZES, "nnodes"):
+        if arguments.has(name) and (size := getattr(arguments, name)) < 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise SettingError(f"found {flag} {size}; expected a whole number from 1 on.")
     is_one = arguments.has("data_parallel_rank")  # of several engines that are started one by one
     engines = arguments.data_parallel_size_local or (1 if is_one else arguments.data_parallel_size)
     stages, ranks = arguments.pipeline_parallel_size, arguments.tensor_parallel_size
@@ -61,8 +69,8 @@ def workers_of(arguments: Arguments) -> Workers:
         if arguments.has(name)
     ]
     count = stages * ranks * arguments.prefill_context_parallel_size * engines
-    count //= max(arguments.nnodes, 1)
-    return Workers(stages, ranks, engines, max(count, 1), " with ".join(asked))
+    count = max(count // arguments.nnodes, 1)
+    return Workers(stages, ranks, engines, count, " with ".join(asked))
 
 
 def bind(arguments: Arguments) -> str | None:

@@ -40,7 +40,8 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
     """
     asked = arguments.among(flags)
     names = [name for name in PLACE if asked.has(name)]
-    names += ["api_key_file"] if "--api-key-file" in asked.unknown else []
+    theirs = {word.partition("=")[0] for word in asked.unknown}
+    names += ["api_key_file"] if "--api-key-file" in theirs else []
     for name in names:
         raise SettingError(
             f"--{name.replace('_', '-')} is for a server that others ask, and this one is started "

@@ -49,7 +49,7 @@ def running(
         patience: seconds after which it is killed.
         options: of ``subprocess.Popen``.
     """
-    bound = [sys.executable, "-IS", __file__, str(os.getpid()), *command]
+    bound = [sys.executable, "-PS", __file__, str(os.getpid()), *command]
     with subprocess.Popen(bound, **options) as process:  # which closes its pipes
         by_signal = process.stdin is None
         try:

@@ -2,7 +2,7 @@
 
 Fetches its wheel and reads it: every name that is imported, every call that is
 made of such a name, every function that takes the place of one of vLLM's, and whether that is as it
-was.  Of its code the parser of flags is run and nothing else: what objects are made of while vLLM
+was.  Of its code only what makes its parser of flags is run: what objects are made of while vLLM
 runs is left to the tests.
 """
 
@@ -110,7 +110,8 @@ def main() -> int:
         flags = parsed.read(release.folder)
         if given.tested:
             replaced.remember(version, release)
-            table.remember(version, flags or ())
+            if flags is not None:
+                table.remember(version, flags)
         told = problems(release, found)
         for line in (*replaced.rows(version, release), *parsed.rows(version, flags)):
             print(line)

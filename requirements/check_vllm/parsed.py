@@ -8,8 +8,11 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from packaging.version import Version
 
 from attnres_serve.compat.flags import table
 from attnres_serve.compat.flags.flag import Flag, from_row
@@ -20,7 +23,7 @@ MOST = 5  # packages that a new vLLM may need besides
 def read(folder: Path) -> list[Flag] | None:
     """The flags of the vLLM in a folder; None where its code does not run here.
 
-    Packages that it needs and this environment lacks are installed beside it.
+    Packages that its metadata requires and this environment lacks are installed beside it.
     """
     packages = folder / "packages"
     for _ in range(MOST):
@@ -33,10 +36,21 @@ def read(folder: Path) -> list[Flag] | None:
         if not told.returncode:
             return [*map(from_row, json.loads(told.stdout.splitlines()[-1]))]
         missing = re.search(r"No module named '(\w+)'", told.stderr)
+        if not missing or missing[1].lower() not in _required(folder):
+            return None
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-        if not missing or subprocess.run([*pip, f"--target={packages}", missing[1]]).returncode:
+        if subprocess.run([*pip, f"--target={packages}", missing[1]]).returncode:
             return None
     return None
+
+
+def _required(folder: Path) -> set[str]:
+    """The names of the packages that the wheel in a folder requires."""
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        text = archive.read(name).decode()
+    return {one.lower() for one in re.findall(r"^Requires-Dist: ([\w-]+)", text, re.M)}
 
 
 def _change(key: str, before: object, now: object) -> str:
@@ -52,7 +66,8 @@ def rows(version: str, flags: list[Flag] | None) -> Iterator[str]:
     if flags is None:
         yield "flags: its parser does not run beside these packages; read them once it is installed"
         return
-    before = [release for release in table.releases() if release != version][-1]
+    older = [one for one in table.releases() if Version(one) < Version(version)]
+    before = (older or table.releases())[-1]
     old = {flag.name: flag for flag in table.shipped(before)}
     new = {flag.name: flag for flag in flags}
     for name in sorted({*old, *new}):

@@ -38,7 +38,7 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
         the server it returns the status of ``run``, too.
     """
     streams.mend()
-    verbose = wants_log(arguments, os.environ)
+    verbose = wants_log([word for word in arguments if word.startswith("--")], os.environ)
     if verbose and sys.stdout.isatty():  # vLLM sees a pipe
         os.environ.setdefault(COLOUR, "1")
     try:

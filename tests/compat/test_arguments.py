@@ -275,6 +275,9 @@ def test_a_file_of_flags_at_which_vllm_would_fail(
         (["--max-model-len", "4x"], "found --max-model-len 4x; expected a whole number such as"),
         (["--kv-cache-memory-bytes=1.5G"], "found --kv-cache-memory-bytes 1.5G; expected a whole"),
         (["--lora-modules"], "found --lora-modules without a value; expected NAME=FOLDER"),
+        (["-d", "2"], "ambiguous option: -d could match"),
+        (["--ours_also", "5"], "found --ours-also with underscores in its name; write it with"),
+        (["--port="], "found --port ''; expected a whole number."),
         (["--lora-modules", "{}"], "found '{}' after --lora-modules; expected NAME=FOLDER"),
     ],
 )
@@ -288,6 +291,13 @@ def test_an_engine_has_fewer_flags_than_a_server() -> None:
     assert of_engine(["-tp", "2"]).tensor_parallel_size == 2
     with pytest.raises(SettingError, match="found --port, which is no flag"):
         of_engine(["--port", "1"])
+
+
+def test_none_is_no_value() -> None:
+    words = ["--served-model-name", "None", "--kv-cache-memory-bytes", "None", "-sc", "None"]
+    found = of_server(words)
+    assert not found.has("kv_cache_memory_bytes", "speculative_config") and found.given
+    assert found.served_model_name == []
 
 
 def test_other_flags_may_stand_among_them() -> None:
@@ -311,7 +321,7 @@ def test_a_platform_of_another_package_may_add_flags(monkeypatch: pytest.MonkeyP
 def another_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A vLLM that the table does not know; the folder of what is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(versions, "installed", lambda: ("vllm", "9.9.9+cpu"))
+    monkeypatch.setattr(versions, "installed", lambda: ("vllm", "0.32.0+mine"))
     table.of_installed.cache_clear()
     yield tmp_path
     table.of_installed.cache_clear()
@@ -321,7 +331,7 @@ def test_another_version_is_read_once(another_vllm, monkeypatch) -> None:
     """By importing it, in a process of its own."""
     flags, is_whole = table.of_installed()
     assert is_whole and {*flags} == {*table.shipped(RELEASE)}
-    (kept,) = another_vllm.rglob("flags-9.9.9.json")
+    (kept,) = another_vllm.rglob("flags-0.32.0+mine-*.json")
     assert len(json.loads(kept.read_text())) == len(flags)
     table.of_installed.cache_clear()
     monkeypatch.setattr(table.subprocess, "run", None)  # it would be called

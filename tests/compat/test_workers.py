@@ -178,3 +178,9 @@ def test_a_start_tells_the_workers_of_vllm(has, monkeypatch) -> None:
     has(TWO)
     assert cli.main(["serve", str(DEMO), "-tp", "2", "--enforce-eager", "--port", "0"]) == 0
     assert told[0][workers.VARIABLE] == "0|1"
+
+
+@pytest.mark.parametrize("words", ["-tp 0", "-pp=0", "-dp -1", "--nnodes 0", "-pcp 0"])
+def test_no_workers_at_all(words) -> None:
+    with pytest.raises(SettingError, match=r"found --[a-z-]+ -?\d; expected a whole number from 1"):
+        workers.workers_of(of_server(words.split()))

@@ -255,7 +255,14 @@ def test_a_question_that_fails_has_a_log(name, said, stand_in):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--port", "8000"], ["--uds=x.sock"], ["--api-key", "x"], ["--headless"]]
+    "flags",
+    [
+        ["--port", "8000"],
+        ["--uds=x.sock"],
+        ["--api-key", "x"],
+        ["--headless"],
+        ["--api-key-file=x"],
+    ],
 )
 def test_flags_of_another_place(flags, stand_in):
     sentence = rf"^{flags[0].partition('=')[0]} is for a server that"

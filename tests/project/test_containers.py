@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from attnres_serve.compat.arguments import of_server
 from attnres_serve.server import launcher
 
 ROOT = Path(__file__).parents[2]
@@ -246,7 +247,7 @@ def test_a_secret_without_a_key_ends_in_one_sentence(enter, tmp_path, content):
 
 
 def test_the_server_takes_the_flags_of_the_entrypoint():
-    """``--host`` is ours, ``--shutdown-timeout`` vLLM's, and the last one given counts."""
+    """Both are vLLM's, and the last one given counts."""
     import argparse
 
     from vllm.entrypoints.cli.serve import make_arg_parser
@@ -254,8 +255,8 @@ def test_the_server_takes_the_flags_of_the_entrypoint():
 
     own = argparse.ArgumentParser(allow_abbrev=False)
     launcher.add_arguments(own)
-    ours, others = own.parse_known_args([*IN_CONTAINER, "--shutdown-timeout", "7"])
-    assert ours.host == "0.0.0.0"
+    _, others = own.parse_known_args([*IN_CONTAINER, "--shutdown-timeout", "7"])
+    assert of_server(others).host == "0.0.0.0"
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "x", *others])
     assert parsed.shutdown_timeout == 7
 

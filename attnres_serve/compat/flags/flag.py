@@ -19,7 +19,7 @@ class Flag:
             none.
         kind: of a value, one of ``kinds.KINDS``; None where vLLM alone can read it.
         is_optional: whether ``None`` and an empty word stand for no value.
-        count: of values: None for one, ``?`` for one or none, ``+`` for one or more.
+        count: of values: None for one, ``?`` for one or none, ``+`` for one or more, or a number.
         alone: what stands for a missing value, where one may be missing.
         choices: the values that it takes; None for any.
         default: its value where it is not given; None where that is computed, or no plain value.
@@ -32,7 +32,7 @@ class Flag:
     action: str = STORE
     kind: str | None = TEXT
     is_optional: bool = False
-    count: str | None = None
+    count: str | int | None = None
     alone: Any = None
     choices: tuple[Any, ...] | None = None
     default: Any = None

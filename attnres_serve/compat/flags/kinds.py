@@ -75,6 +75,7 @@ def _devices(word: str) -> list[int | str]:
     return [int(part) if part.isdigit() else part for part in parts]
 
 
+REFUSED = object()
 WHOLE = "a whole number"
 KINDS = {
     "text": Kind(str, "a value"),
@@ -122,9 +123,9 @@ def _one(flag: Flag, word: Any) -> Any:
     try:
         found = None if flag.is_optional and word in ("", "None") else _read(flag, word)
     except ValueError:
-        raise SettingError(f"found {flag.long} {word}; expected {expected(flag)}.") from None
-    if flag.choices and found not in flag.choices:
-        raise SettingError(f"found {flag.long} {word}; expected {expected(flag)}.")
+        found = REFUSED
+    if found is REFUSED or (flag.choices and found not in flag.choices):
+        raise SettingError(f"found {flag.long} {word or repr(word)}; expected {expected(flag)}.")
     return found
 
 

@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
                 self.add_argument(*flag.spellings, dest=flag.name, nargs=flag.count, **alone)
 
     def error(self, message: str) -> NoReturn:
-        raise SettingError(f"{message}.")
+        raise SettingError(f"{message}; write the flag out.")
 
 
 def read(
@@ -110,7 +110,9 @@ def _read(
 
 def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
     """The sentence for a flag without its value, or with one that it does not take."""
-    spellings = (error.argument_name or "").split("/")
+    if error.argument_name is None:  # a short form of several, by the words of Python
+        return f"{error.message}; write the flag out."
+    spellings = error.argument_name.split("/")
     flag = next(flag for flag in flags if {*flag.spellings, *flag.off} & {*spellings})
     if flag.action == SWITCH:
         ways = " or ".join((flag.long, *flag.off[:1]))
@@ -128,4 +130,6 @@ def _unknown(words: Sequence[str], names: Collection[str]) -> str:
             "once, right after the command."
         )
     name = re.split("[.=]", flag, maxsplit=1)[0]
+    if name in names:  # of a command of ours, whose parser takes no underscores
+        return f"found {name} with underscores in its name; write it with dashes."
     return f"found {name}, {advice(name, names)}"

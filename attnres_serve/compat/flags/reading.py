@@ -35,26 +35,29 @@ def read() -> list[Flag]:
     engine = EngineArgs.add_cli_args(FlexibleArgumentParser())
     of_engine = {action.dest for action in engine._actions}
     server = make_arg_parser(FlexibleArgumentParser())
+    spellings: dict[int, list[str]] = {}  # an action may not tell those that it hides
+    for word, action in server._option_string_actions.items():
+        spellings.setdefault(id(action), []).append(word)
     return [
-        _flag(action, action.dest in of_engine)
+        _flag(action, spellings.get(id(action), []), action.dest in of_engine)
         for action in server._actions
         if not isinstance(action, argparse._HelpAction)
     ]
 
 
-def _flag(action: argparse.Action, of_engine: bool) -> Flag:
+def _flag(action: argparse.Action, words: list[str], of_engine: bool) -> Flag:
     kind, is_optional = _kind(action.type)
     made = {"_AppendAction": rows.APPEND, "LoRAParserAction": rows.ADAPTERS}
     is_switch = action.nargs == 0
-    off = tuple(word for word in action.option_strings if is_switch and not _turns_on(action, word))
+    off = tuple(word for word in words if is_switch and not _turns_on(action, word))
     return Flag(
-        spellings=tuple(word for word in action.option_strings if word not in off),
+        spellings=tuple(word for word in words if word not in off),
         name=action.dest,
         off=off,
         action=rows.SWITCH if is_switch else made.get(type(action).__name__, rows.STORE),
         kind=rows.TEXT if is_switch else kind,
         is_optional=is_optional,
-        count=str(action.nargs) if action.nargs else None,
+        count=action.nargs or None,
         alone=None if is_switch else action.const,
         choices=None if action.choices is None else tuple(action.choices),
         default=_plain(action.default),

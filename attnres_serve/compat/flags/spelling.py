@@ -1,6 +1,6 @@
 """The spellings of a command line that vLLM makes usual before argparse reads it.
 
-This follows ``vllm/utils/argparse_utils.py``, which is the same in this in vLLM 0.28 to 0.32.
+This follows ``vllm/utils/argparse_utils.py``, which did not change in this from vLLM 0.28 to 0.33.
 """
 
 import json
@@ -13,6 +13,11 @@ from attnres_serve.errors import SettingError
 
 CONFIG = "--config"  # names a file of flags
 LEVEL = "--optimization-level"
+
+
+def is_flag(word: str, flag: str) -> bool:
+    """Whether a word gives a flag, with its value or without."""
+    return word.partition("=")[0].replace("_", "-") == flag
 
 
 def usual(words: Sequence[str]) -> list[str]:

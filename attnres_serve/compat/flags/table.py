@@ -3,8 +3,9 @@
 ``table.json`` has those of the versions that the tests ran with, a line for each flag.
 """
 
+import hashlib
 import json
-import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -12,7 +13,10 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
+
+from packaging.version import Version
 
 from attnres_serve import cache_folder
 from attnres_serve.compat import versions
@@ -28,23 +32,21 @@ READING = "attnres_serve.compat.flags.reading"
 def of_installed() -> tuple[tuple[Flag, ...], bool]:
     """The flags of the installed vLLM, and whether they are all that its parser has.
 
-    They are not where another package's platform may add some, and where vLLM is not installed or
-    cannot be imported: then those of the newest tested version are given.
+    They are not where the platform of another package may add some, and where vLLM is not installed
+    or cannot be imported: then those of the newest tested version are given.
     """
-    release = versions.installed()[1].partition("+")[0]
+    version = versions.installed()[1]
+    release, _, build = version.partition("+")
     is_whole = not entry_points(group="vllm.platform_plugins")
-    if found := shipped(release):
-        return found, is_whole
-    rows = _remembered(release) if release else None
-    if rows is None:
-        return shipped(releases()[-1]), False
-    return tuple(map(from_row, rows)), is_whole
+    is_released = re.fullmatch(r"(cpu|cu\d+|rocm\d+|xpu)?", build) is not None
+    found = shipped(release) if is_released else ()
+    found = found or (_remembered(version) if version else ())
+    return (found, is_whole) if found else (shipped(releases()[-1]), False)
 
 
 def releases() -> list[str]:
     """The releases of vLLM whose flags are in the table, oldest first."""
-    found = {release for row in _rows() for release in row[IN]}
-    return sorted(found, key=lambda release: [*map(int, release.split("."))])
+    return sorted({release for row in _rows() for release in row[IN]}, key=Version)
 
 
 def shipped(release: str) -> tuple[Flag, ...]:
@@ -67,18 +69,18 @@ def remember(release: str, flags: Iterable[Flag]) -> None:
 
 @cache
 def _rows() -> list[dict[str, Any]]:
-    return json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else []
+    return json.loads(TABLE.read_text(encoding="utf-8"))
 
 
-def _remembered(release: str) -> list[dict[str, Any]] | None:
-    """The flags of another release, read by importing it once; None where that fails.
+def _remembered(version: str) -> tuple[Flag, ...]:
+    """The flags of another version, read by importing it once; empty where that fails.
 
     They are kept beside the compiled kernels, where something can be written there.
     """
     file = None
     with suppress(OSError, ValueError):
-        file = cache_folder.made() / f"flags-{release}.json"
-        return json.loads(file.read_text(encoding="utf-8"))
+        file = cache_folder.made() / f"flags-{version}-{_digest()}.json"
+        return _flags(file.read_text(encoding="utf-8"))
     try:
         told = subprocess.run(
             [sys.executable, "-P", "-m", READING],
@@ -86,12 +88,24 @@ def _remembered(release: str) -> list[dict[str, Any]] | None:
             timeout=LONGEST,
             check=True,
         )
-        rows = json.loads(told.stdout.splitlines()[-1])
+        text = told.stdout.decode().splitlines()[-1]
+        flags = _flags(text)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+        return ()
     if file is not None:
         with suppress(OSError):
-            part = file.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(rows), encoding="utf-8")
+            part = file.with_suffix(f".{token_hex(8)}")
+            part.write_text(text, encoding="utf-8")
             part.replace(file)
-    return rows
+    return flags
+
+
+def _flags(text: str) -> tuple[Flag, ...]:
+    return tuple(from_row(row) for row in json.loads(text))
+
+
+def _digest() -> str:
+    """Of the source that reads a parser: what an older one read is read again."""
+    folder = Path(__file__).parent
+    sources = [(folder / name).read_bytes() for name in ("flag.py", "kinds.py", "reading.py")]
+    return hashlib.sha256(b"\n".join(sources)).hexdigest()[:16]
