@@ -19,10 +19,13 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "baseline_attnres"
 MODES = ("baseline_mode", "residual_baseline")  # the key, and its older name
-MEANS_ATTNRES = {
+_NAMES = {
     *("attnres", "block_attnres", "block-attnres"),
     *("attention_residual", "attention-residual"),
 }
+# Keys of Depth-Attention, another model of its code, which ``strangers`` refuses if it is on.
+SWITCH = "use_depth_attention"
+DEPTH_ATTENTION = (SWITCH, "depth_attention_stride", "depth_attention_recent_window")
 BLOCK, USUAL = "attnres_block_size", 12
 BLOCKS = Blocks(BLOCK, "sublayers")
 _UNREAD = "lm_head_layernorm.weight"  # its code saves it and never reads it
@@ -35,13 +38,18 @@ def matches(config: dict[str, Any]) -> bool:
     return (
         config.get("model_type") == "llama"
         and config.get("architectures") == ["LlamaForCausalLM"]
-        and any(_mode(config, key) in MEANS_ATTNRES for key in MODES)
+        and any(means_attnres(config.get(key)) for key in MODES)
     )
 
 
+def means_attnres(mode: Any) -> bool:
+    """Whether a value of one of ``MODES`` is one of the names of AttnRes."""
+    return isinstance(mode, str) and mode.strip().lower() in _NAMES
+
+
 def translate(config: dict[str, Any]) -> ParsedConfig:
-    stated = {key: config[key] for key in MODES if _mode(config, key)}
-    if any(_mode(config, key) not in MEANS_ATTNRES for key in stated):
+    stated = {key: config[key] for key in MODES if config.get(key)}
+    if not all(map(means_attnres, stated.values())):
         said = " and ".join(f"{key} {value!r}" for key, value in stated.items())
         raise CheckpointError(
             f"config.json has {said}, which are two names of one value; remove the wrong one."
@@ -50,7 +58,7 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     options = normed_llama.DEFAULTS | config
     is_normed = options[normed_llama.NORMS] or options[normed_llama.SCALE]
     base = "normed_llama" if is_normed else "llama"
-    known = (*MODES, BLOCK, *normed_llama.DEFAULTS)
+    known = (*MODES, *DEPTH_ATTENTION, BLOCK, *normed_llama.DEFAULTS)
     translated, family = base_config(config, base, known), FAMILIES[base]
     size = config.get(BLOCK, USUAL)
     if not is_count(size):
@@ -75,11 +83,6 @@ def rename(name: str) -> str:
     if found is None or found[3] not in _LEAVES:
         return name
     return f"model.{found[1] or ''}{_SITES[found[2]]}{_LEAVES[found[3]]}"
-
-
-def _mode(config: dict[str, Any], key: str) -> str:
-    """What a key says, as its code compares it; empty for nothing."""
-    return str(config.get(key) or "").strip().lower()
 
 
 def _starts(layout: Layout, size: int) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from typing import Any, NamedTuple, Protocol
 
 from attnres_serve.formats.parsed_config import ParsedConfig
 
-
 UNREAD = "unread."  # before the names that ``rename`` gives to what the format's code never reads
 
 

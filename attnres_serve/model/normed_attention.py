@@ -19,7 +19,7 @@ from attnres_serve.families.normed_llama import DEFAULTS, NORMS, SCALE
 
 
 class NormedLlamaAttention(LlamaAttention):
-    """Llama's attention; every tensor-parallel rank holds both norms, which are of a head's size."""
+    """Llama's attention; a norm is of a head's size, and every tensor-parallel rank holds both."""
 
     def __init__(self, *, config: LlamaConfig, **rest: Any) -> None:
         super().__init__(config=config, **rest)
@@ -60,9 +60,7 @@ class NormedLlamaModel(LlamaModel):
 
 class NormedLlamaForCausalLM(LlamaForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(
-            vllm_config=vllm_config, prefix=prefix, layer_type=NormedLlamaDecoderLayer
-        )
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=NormedLlamaDecoderLayer)
 
     def _init_model(self, **arguments: Any) -> LlamaModel:
         return NormedLlamaModel(**arguments)

@@ -97,9 +97,7 @@ def first_site(layout: Layout, layer: int) -> int:
     return next(site for site, place in enumerate(layout) if place.layer == layer)
 
 
-def check_starts(
-    starts: Sequence[int], sublayers: int, closes: bool = False
-) -> tuple[int, ...]:
+def check_starts(starts: Sequence[int], sublayers: int, closes: bool = False) -> tuple[int, ...]:
     """`starts` as a tuple, or a ValueError: they must rise from 0 and stay below `sublayers`.
 
     With `closes` the last may be `sublayers` itself: a copy that the final site alone reads.
