@@ -40,5 +40,5 @@ FAMILY = dense.family(
     window=checks.stated_window,
     is_stock=False,
     has_head_norms=True,
-    limits=frozenset(),
+    reloads=lambda config: True,
 )

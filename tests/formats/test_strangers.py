@@ -14,7 +14,7 @@ from attnres_serve.formats import connections
 from attnres_serve.formats.resolve import resolve
 
 PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
-NORMED = {"use_qk_norm": False, "scale_embeds": False}
+BARE = {"use_qk_norm": False, "scale_embeds": False}
 DEPTH = "Depth-Attention (arXiv 2606.05014)"
 SISTERS: list[tuple[dict[str, Any], str]] = [
     *(
@@ -73,7 +73,7 @@ def refusal(config: dict[str, Any]) -> str:
 @pytest.mark.parametrize(("keys", "name"), SISTERS, ids=str)
 def test_sisters_are_refused_by_name(keys: dict[str, Any], name: str) -> None:
     """Also with the norms of heads or the block size that AttnRes-3B has beside it."""
-    for beside in ({}, NORMED, {"attnres_block_size": 12}):
+    for beside in ({}, BARE, {"attnres_block_size": 12}):
         said = refusal(PLAIN | beside | keys)
         assert name in said and repr(next(iter(keys.values()))) in said
 
@@ -91,6 +91,15 @@ def test_strangers_are_refused_with_what_would_be_served(base: str, key: str) ->
     said = refusal(config | {key: STRANGERS[key]})
     assert f"config.json has {key}: {STRANGERS[key]!r}" in said
     assert f"a plain {family.title} with standard residuals" in said
+
+
+def test_a_key_of_another_family() -> None:
+    """Granite reads a multiplier of its residuals, and Llama none; a factor of 1 says nothing."""
+    scaled = {"residual_multiplier": 0.5}
+    granite = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+    assert resolve(granite | scaled) is None
+    assert "residual_multiplier: 0.5" in refusal(PLAIN | scaled)
+    assert resolve(PLAIN | {"residual_multiplier": 1.0}) is None
 
 
 @pytest.mark.parametrize("key", [*STRANGERS, "use_depth_attention", "cross_layer_pattern"])
