@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import edit, write_standard
 from facts import TINY
 from serving import FAMILY_GOLDENS, GOLDENS
 
@@ -129,6 +130,21 @@ def test_strangers_of_a_format_are_refused() -> None:
         config = json.loads((folder / "config.json").read_text())
         for key in ("dwa_dilation", "hyper_connections", "layer_kv_reuse_map"):
             assert f"config.json has {key}: 4" in refusal(config | {key: 4}), folder.name
+
+
+@pytest.mark.parametrize("key", ["use_depth_attention", "dwa_dilation"])
+def test_vllm_with_the_plugin_refuses_them(key: str, tmp_path: Path) -> None:
+    """Before an engine starts.  The tensors are a plain model's, which is served without the key."""
+    from in_process import vllm_config
+
+    from attnres_serve import plugin
+
+    plugin.register()
+    folder = write_standard(tmp_path)
+    assert vllm_config(folder).model_config.architecture == "LlamaForCausalLM"
+    edit(folder, **{key: True})
+    with pytest.raises(ValueError, match=f"config.json has {key}: True, "):
+        vllm_config(folder)
 
 
 def test_other_architectures_are_left_to_vllm() -> None:
