@@ -134,7 +134,7 @@ def test_strangers_of_a_format_are_refused() -> None:
 
 @pytest.mark.parametrize("key", ["use_depth_attention", "dwa_dilation"])
 def test_vllm_with_the_plugin_refuses_them(key: str, tmp_path: Path) -> None:
-    """Before an engine starts.  The tensors are a plain model's, which is served without the key."""
+    """Before an engine starts.  Without the key they are served, as plain models."""
     from in_process import vllm_config
 
     from attnres_serve import plugin
