@@ -31,4 +31,6 @@ READ = {"residual_multiplier": ("granite", "granitemoe")}
 
 def speaks_of_them(key: str) -> bool:
     """Whether a key, by its name, is about connections of layers and may change a model."""
-    return key not in HARMLESS and _CONNECTS.search(key) is not None
+    if key in HARMLESS or "dropout" in key:  # that is of training alone, wherever it is
+        return False
+    return _CONNECTS.search(key) is not None

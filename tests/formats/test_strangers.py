@@ -116,7 +116,7 @@ def test_depth_attention_that_is_stated_to_be_off() -> None:
     assert resolve(config | off) == resolve(config)
 
 
-@pytest.mark.parametrize("key", connections.HARMLESS)
+@pytest.mark.parametrize("key", [*connections.HARMLESS, "residual_dropout", "depth_dropout"])
 def test_harmless_keys_are_left_alone(key: str) -> None:
     assert resolve(PLAIN | {key: 0.5}) is None
     house = PLAIN | {"attn_res": {"block_size": 2}, "num_hidden_layers": 2}
