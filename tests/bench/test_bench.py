@@ -162,9 +162,9 @@ def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
         for name, shape in shapes.items()
         if name != "lm_head.weight" or not config.get("tie_word_embeddings")
     }
-    own = {key for key in config if "attn_res" in key or "attnres" in str(config[key])}
-    assert own == ({"attn_res", "model_type"} if golden == "baseline_attnres" else set())
-    if own:  # our class of the same attention, without sites
+    keys = {key for key in config if "attn_res" in key or "attnres" in str(config[key])}
+    assert keys == ({"attn_res", "model_type"} if golden == "baseline_attnres" else set())
+    if keys:  # our class of the same attention, without sites
         parsed = resolve(config)
         assert parsed is not None and (parsed.base, parsed.spec) == (found.parsed.base, None)
     values = [tensor for tensor in own.values()]

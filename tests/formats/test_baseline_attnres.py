@@ -116,7 +116,7 @@ def test_what_its_code_never_reads_is_left_aside_by_name(tmp_path: Path) -> None
     """It may be missing; its values do not matter, and a converted checkpoint has it no more."""
     unread = "lm_head_layernorm.weight"
     folder = write_baseline(tmp_path / "own")
-    assert unread in checked.check_folder(folder).headers  # of infinities
+    assert unread in checked.check_folder(folder).headers
     convert(str(folder), str(tmp_path / "house"), to_house=True)
     assert unread not in checked.check_folder(tmp_path / "house").headers
     checked.check_folder(edit(folder, lambda tensors: tensors.pop(unread)))

@@ -59,5 +59,5 @@ def write_baseline(
     if use_qk_norm is False:
         norms = (".q_norm.", ".k_norm.")
         tensors = {n: t for n, t in tensors.items() if not any(norm in n for norm in norms)}
-    tensors[_HEAD_NORM] = torch.full_like(tensors["model.norm.weight"], torch.inf)  # never read
+    tensors[_HEAD_NORM] = torch.full_like(tensors["model.norm.weight"], 1e4)  # never read
     return as_format(folder, config, {}, tensors)
