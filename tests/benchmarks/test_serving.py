@@ -286,7 +286,10 @@ def test_a_ratio_of_the_documentation_is_on_file(name: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "flags"),
-    [("latency", ["--control"]), ("one_billion", ["--starts=1", "--rounds=2"])],
+    [
+        ("latency", ["--control"]),
+        *((f"{size}_billion", ["--starts=1", "--rounds=2"]) for size in ("one", "three")),
+    ],
 )
 def test_the_quick_measurement_runs_end_to_end(name, flags, tmp_path):
     out = tmp_path / "quick.json"
