@@ -29,7 +29,7 @@ def refuse_sisters(config: dict[str, Any]) -> None:
             continue
         if sister := _MODES.get(re.sub(r"[\W_]", "", str(value)).lower()):
             raise CheckpointError(
-                f"config.json has {key}: {value!r}: {sister}. It is another function than "
+                f"config.json has {key}: {value!r}, which is {sister}. It is another function than "
                 f"Attention Residuals and is not supported; {_OWN_CODE}."
             )
         if baseline_attnres.means_attnres(value) and not baseline_attnres.matches(config):
