@@ -8,7 +8,13 @@ from attnres_serve import formats
 from attnres_serve.checkpoints import cache, draft, hub, needs
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.files import Header
-from attnres_serve.checkpoints.names import is_draft, is_left_over, is_of_images, site_of
+from attnres_serve.checkpoints.names import (
+    is_draft,
+    is_left_over,
+    is_of_images,
+    is_unread,
+    site_of,
+)
 from attnres_serve.compat import native
 from attnres_serve.depth import blocks
 from attnres_serve.depth.sites import sites
@@ -115,6 +121,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "attnres_parameters": attnres,
         "left_aside": drafts,
         "images": sum(is_of_images(rename(name)) for name in checkpoint.headers),
+        "unread": [name for name in checkpoint.headers if is_unread(rename(name))],
         "draft_head": bool(drafts) and not draft.head_problem(parsed, checkpoint.index),
         "stored_dtype": stored_dtype(base),
         "quantised": quantised,
@@ -176,10 +183,12 @@ def render(facts: Mapping[str, Any]) -> str:
     """The facts as lines for a person."""
     found = "none (standard residuals)"
     if facts["blocks"]:
-        starts = ", ".join(map(str, facts["block_starts"]))
+        starts = ", ".join(map(str, facts["block_starts"][: facts["blocks"]]))
         found = f"{facts['blocks']}, beginning at the sublayers {starts}"
         if facts["blocks"] == facts["sites"] - 1:
             found = f"{facts['blocks']}, one for every sublayer (Full AttnRes)"
+        if len(facts["block_starts"]) > facts["blocks"]:
+            found += "; the final site reads the last sum twice"
     options = [
         words.format(facts[name])
         for name, words in OPTIONS.items()
@@ -229,6 +238,8 @@ def render(facts: Mapping[str, Any]) -> str:
     if facts["left_aside"]:
         told = f"{facts['left_aside']} tensors that predict further tokens"
         lines["left aside"] = f"{told}; {DRAFTS} uses them" if facts["draft_head"] else told
+    if facts["unread"]:
+        lines["not read"] = f"{', '.join(facts['unread'])}, as by the code that wrote it"
     if facts["images"]:
         lines["no images"] = f"{facts['images']} tensors that read them are left aside"
     if not facts["blocks"]:

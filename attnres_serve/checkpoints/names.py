@@ -9,7 +9,7 @@ from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families.family import EMBEDDINGS, HEAD, Shape
-from attnres_serve.formats.format import Format
+from attnres_serve.formats.format import UNREAD, Format
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,13 +131,18 @@ def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def is_aside(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor, by its house name, predicts further tokens or reads images."""
-    return is_of_images(name) or is_draft(name, config)
+    """Whether a tensor, by its house name, predicts further tokens, reads images or is not read."""
+    return is_of_images(name) or is_unread(name) or is_draft(name, config)
 
 
 def is_of_images(name: str) -> bool:
     """Whether a tensor, by its house name, reads images, without which models are served."""
     return name.startswith(IMAGES)
+
+
+def is_unread(name: str) -> bool:
+    """Whether a tensor, by its house name, is one that the format's own code never reads."""
+    return name.startswith(UNREAD)
 
 
 def is_draft(name: str, config: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ def size(spec: AttnResSpec) -> str:
         return f"from {min(sizes)} to {max(sizes)} sublayers a block"
     starts, layers = spec.layout.layer_starts, spec.layout.num_layers
     per_block = starts.index(sizes[0]) if sizes[0] in starts else layers
-    are_layers = spec.block_starts == starts[::per_block]
+    are_layers = spec.first_sublayers == starts[::per_block]
     in_layers = f" ({_count(per_block, 'layer')})" if are_layers else ""
     return f"{_count(sizes[0], 'sublayer')}{in_layers} a block"
 
@@ -25,7 +25,7 @@ def notes(spec: AttnResSpec) -> list[str]:
             f"one block holds all {spec.num_sublayers} sublayers; is the stated size too large?"
         )
     starts = {*spec.layout.layer_starts}
-    if inside := [start for start in spec.block_starts if start not in starts]:
+    if inside := [start for start in spec.first_sublayers if start not in starts]:
         found.append(
             f"blocks begin in the middle of layers, at {_listed(inside)}; sizes in sublayers are "
             "usually even"
@@ -35,8 +35,9 @@ def notes(spec: AttnResSpec) -> list[str]:
 
 def _sizes(spec: AttnResSpec) -> list[int]:
     """Sublayers of every block."""
-    ends = [*spec.block_starts[1:], spec.num_sublayers]
-    return [end - start for start, end in zip(spec.block_starts, ends, strict=True)]
+    starts = spec.first_sublayers
+    ends = [*starts[1:], spec.num_sublayers]
+    return [end - start for start, end in zip(starts, ends, strict=True)]
 
 
 def _count(number: int, noun: str) -> str:

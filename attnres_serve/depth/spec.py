@@ -22,7 +22,9 @@ class AttnResSpec:
     Attributes:
         layout: the decoder's sublayers.
         block_starts: ascending sublayers at which a new block begins; the first is 0, so the
-            token embedding is always a finished block of its own.
+            token embedding is always a finished block of its own.  A cumulative model with a final
+            mix may begin one behind its last sublayer: the final site then reads the sum and its
+            copy.
         key_norm_eps: epsilon of the RMSNorm over keys.
         final_mix: whether the last norm reads a mix of all sources; otherwise it reads the
             running partial sum.
@@ -59,7 +61,8 @@ class AttnResSpec:
                 f"attn_res.block_starts is {list(starts)!r}; expected ascending numbers "
                 "without repetition."
             )
-        if starts[-1] >= self.num_sublayers:
+        closes = self.cumulative and self.final_mix
+        if starts[-1] >= self.num_sublayers + (closes is True):
             raise CheckpointError(
                 f"attn_res.block_starts ends with {starts[-1]}, but the model has only "
                 f"{self.num_sublayers} sublayers (numbered from 0); remove the starts behind it."
@@ -86,12 +89,17 @@ class AttnResSpec:
     @property
     def num_blocks(self) -> int:
         """Blocks of sublayers; the embedding is not counted."""
-        return len(self.block_starts)
+        return len(self.first_sublayers)
+
+    @property
+    def first_sublayers(self) -> tuple[int, ...]:
+        """The first sublayer of every block: its starts without one behind the last sublayer."""
+        return tuple(start for start in self.block_starts if start < self.num_sublayers)
 
     @property
     def is_full(self) -> bool:
         """Full AttnRes: every sublayer is a block of its own."""
-        return len(self.block_starts) == self.num_sublayers
+        return self.num_blocks == self.num_sublayers
 
     @classmethod
     def uniform(

@@ -2,6 +2,7 @@
 
 from attnres_serve.formats import (
     alice_ai,
+    baseline_attnres,
     delta_attnres,
     fla,
     house,
@@ -23,6 +24,7 @@ SERVED: tuple[Format, ...] = (
     delta_attnres,
     torchtitan,
     nanogpt,
+    baseline_attnres,
 )
 SUPPORTED = (
     f"supported are the formats {', '.join(module.NAME for module in SERVED)}, described in "

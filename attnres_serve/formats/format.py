@@ -4,6 +4,8 @@ from typing import Any, NamedTuple, Protocol
 
 from attnres_serve.formats.parsed_config import ParsedConfig
 
+UNREAD = "unread."  # before the names that ``rename`` gives to what the format's code never reads
+
 
 class Blocks(NamedTuple):
     """How a format states where blocks begin.

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
+from attnres_serve.formats import connections
 
 _CHANGES_THE_MODEL = re.compile(
     "attn|attention|residual|rope|rotary|original_max_position|position_embedding_type|alibi|"
@@ -47,13 +48,19 @@ def refuse_unknown(
     for key, value in config.items():
         if key in known or key in _HARMLESS or _FOR_TRAINING.search(key):
             continue
-        if key in _of_every_model() if strictly else not _CHANGES_THE_MODEL.search(key):
+        if key in _of_every_model() if strictly else not _may_change_the_model(key):
             continue
-        if not _says_nothing(key, value):
+        if not says_nothing(key, value):
             raise CheckpointError(
                 f"config.json has {key}: {value!r}, which {model} does not have; a model that was "
                 "trained with it would be served wrongly, so remove the key only if yours was not."
             )
+
+
+def _may_change_the_model(key: str) -> bool:
+    if connections.speaks_of_them(key):
+        return True
+    return key not in connections.HARMLESS and _CHANGES_THE_MODEL.search(key) is not None
 
 
 @cache
@@ -68,7 +75,8 @@ def _of_every_model() -> frozenset[str]:
     return frozenset(common | {*GenerationConfig().to_dict()} | named)
 
 
-def _says_nothing(key: str, value: Any) -> bool:
+def says_nothing(key: str, value: Any) -> bool:
+    """Whether a value leaves a model as it is without the key."""
     if key == "is_causal":
         return value is True
     if key == "text_config":  # transformers takes an empty one for the whole model

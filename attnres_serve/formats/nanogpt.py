@@ -14,6 +14,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec, is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
+from attnres_serve.formats import connections
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig, kept
 
@@ -187,7 +188,8 @@ def _refuse_other_models(config: dict[str, Any]) -> None:
             )
     known = {*OWN_KEYS, *_COUNTS, *_FLAGS, *_NUMBERS, *_DEFAULTS, *_ALIASES, *_HARMLESS}
     for key, value in config.items():
-        if _CHANGES_THE_MODEL.search(key) and key not in known and value not in (None, False):
+        may_change = _CHANGES_THE_MODEL.search(key) or connections.speaks_of_them(key)
+        if may_change and key not in known and value not in (None, False):
             raise CheckpointError(
                 f"config.json has {key}: {value!r}, which this nanoGPT does not have; a model that "
                 "was trained with it would be served wrongly."

@@ -10,7 +10,7 @@ from typing import Any
 from attnres_serve import formats
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES, checks
-from attnres_serve.formats import refused
+from attnres_serve.formats import refused, strangers
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 TensorNames = Callable[[], Collection[str] | None]
@@ -36,7 +36,11 @@ def resolve(
         CheckpointError: for AttnRes that cannot be served exactly.
     """
     config = with_list_of_architectures(config)
-    candidates = [module.translate(config) for module in formats.SERVED if module.matches(config)]
+    claiming = [module for module in formats.SERVED if module.matches(config)]
+    is_left_to_its_code = not claiming and own_code and "auto_map" in config
+    if not is_left_to_its_code:
+        strangers.refuse_sisters(config)
+    candidates = [module.translate(config) for module in claiming]
     for parsed in candidates:
         FAMILIES[parsed.base].check(parsed.config)
         checks.check_ends(parsed.config, "config.json")
@@ -46,8 +50,9 @@ def resolve(
         return candidates[0]
     if config.get("model_type") == "transformer" and "auto_map" in config:
         return None  # a foreign repository with code of its own under a name that anyone may use
-    if not (own_code and "auto_map" in config):
+    if not is_left_to_its_code:
         refused.refuse_if_attnres(config, formats.SUPPORTED)
+        strangers.refuse(config)
     return None
 
 

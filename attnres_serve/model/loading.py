@@ -18,6 +18,7 @@ from attnres_serve.checkpoints.names import (
     is_aside,
     is_draft,
     is_of_images,
+    is_unread,
     lacks_first_site,
     site_of,
 )
@@ -195,6 +196,12 @@ def _tell_aside(index: TensorIndex, has_head: bool) -> None:
         index: all of its tensors.
         has_head: whether those that predict further tokens are read.
     """
+    for name in filter(is_unread, index.stored):
+        if decoder.is_first_worker():
+            host.logger().info(
+                "AttnRes: %s is left aside, as the code that wrote it never reads it.",
+                index.own_names[name],
+            )
     drafts = sum(is_draft(name, index.base.config) for name in index.stored)
     for count, what, without in (
         (0 if has_head else drafts, "predict further tokens", "drafts of its own"),

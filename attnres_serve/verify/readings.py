@@ -62,7 +62,10 @@ def readings(checkpoint: Checkpoint) -> list[Reading]:
     stated = "own blocks" if value is None else str(value)
     found = [Reading(own, stated, "", spec.block_starts, spec.final_mix)]
     seen = {spec.block_starts}
+    # As the format writes them: a copy behind the last sublayer follows from the others.
+    closed = {_sublayers(starts, spec): starts for starts in by_starts}
     for starts, question in _other_starts(spec, value, blocks.unit):
+        starts = closed.get(starts, starts)
         if starts not in seen:
             seen.add(starts)
             found.append(Reading(name(starts), stated, question, starts, spec.final_mix))
@@ -78,7 +81,7 @@ def _other_starts(spec: AttnResSpec, value: int | None, unit: str) -> Iterator[t
         return  # the tensors' places say where blocks begin
     layout = spec.layout
     if value is None and not _is_uniform(spec):
-        yield from _listed(spec.block_starts, layout)
+        yield from _listed(spec.first_sublayers, layout)
         return
     if value is None:
         value, unit = _size(spec), "sublayers"
@@ -114,15 +117,21 @@ def _starts(layout: Layout, value: int, unit: str) -> Starts:
 
 def _size(spec: AttnResSpec) -> int:
     """Sublayers of the first block."""
-    return [*spec.block_starts, spec.num_sublayers][1]
+    return [*spec.first_sublayers, spec.num_sublayers][1]
 
 
 def _is_uniform(spec: AttnResSpec) -> bool:
-    return spec.block_starts == _starts(spec.layout, _size(spec), "sublayers")
+    return spec.first_sublayers == _starts(spec.layout, _size(spec), "sublayers")
+
+
+def _sublayers(starts: Starts, spec: AttnResSpec) -> Starts:
+    """The starts of a reading without one behind the last sublayer."""
+    return tuple(start for start in starts if start < spec.num_sublayers)
 
 
 def _in_words(starts: Starts, spec: AttnResSpec) -> str:
     """A reading that config.json cannot state by a number."""
+    starts = _sublayers(starts, spec)
     size = [*starts, spec.num_sublayers][1]
     if starts == _starts(spec.layout, size, "sublayers"):
         return f"blocks of {size} sublayers"

@@ -156,6 +156,7 @@ MADE = {
     "kernels": sites,
     "latency": ratios,
     "serving.one_billion": one_billion,
+    "serving.three_billion": one_billion,
     "serving.load": load,
     "peers": peers,
     "kernels.cpu_stack": stacks,

@@ -24,6 +24,7 @@ import time
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import psutil
@@ -114,7 +115,7 @@ def write(shape: Shape, folder: Path) -> int:
     shapes = dict(base.needed)
     for site, part in expected_parts(parsed.spec):
         name = tensor_name(site, part, base.layout)
-        shapes[name] = (1, hidden) if part == "proj" else (hidden,)
+        shapes[name] = {"proj": (1, hidden), "norm": (hidden,), "bias": ()}[part]
     path = folder / "model.safetensors"
     headers = {name: Header(found, "BF16", path) for name, found in shapes.items()}
     torch.manual_seed(0)
@@ -177,14 +178,36 @@ def serve(folder: Path, vocabulary: int, scratch: Path) -> list[dict[str, float]
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    model = Model("serving.one_billion", "mini_k3-1024x13", SHAPE, QUICK, __doc__)
+    return run(model, sys.argv[1:] if arguments is None else arguments)
+
+
+class Model(NamedTuple):
+    """A model to be served at full size.
+
+    Attributes:
+        benchmark: what the document is called.
+        name: the model's, in the document.
+        shape, quick: its own, and a tiny one of its kind.
+        said: what is measured, on the first line.
+    """
+
+    benchmark: str
+    name: str
+    shape: Shape
+    quick: Shape
+    said: str
+
+
+def run(model: Model, arguments: list[str]) -> int:
+    """Measure a model as a command line asks for it, and print one JSON document."""
+    parser = argparse.ArgumentParser(description=model.said.partition("\n")[0])
     add_length(parser, 2)
     parser.add_argument("--quick", action="store_true", help="a tiny model: no evidence")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the model, no more")
     parser.add_argument("--out", type=Path, help="also write the document there")
-    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
-    shape = QUICK if options.quick else SHAPE
+    shape = model.quick if options.quick else model.shape
     if options.write:
         write(shape, options.write)
         return 0
@@ -197,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     result = {"parameters": parameters, "served": served, **compared}
     sys.stderr.write("\n".join(tables.one_billion(result)) + "\n")
     publish(
-        "serving.one_billion",
+        model.benchmark,
         arguments,
         options.out,
         quick=options.quick,
@@ -210,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
             **length.told(),
             "procedure": PROCEDURE,
         },
-        results={"mini_k3-1024x13": result},
+        results={model.name: result},
     )
     return 0
 

@@ -144,7 +144,11 @@ def test_prompts_of_text_begin_as_the_tokenizer_begins_them(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "golden", ["fla_transformer_block", "qwen3_attnres_full", "qwen3_attnres_cumulative_block"]
+    "golden",
+    [
+        *("baseline_attnres", "fla_transformer_block"),
+        *("qwen3_attnres_full", "qwen3_attnres_cumulative_block"),
+    ],
 )
 def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
     folder = GOLDENS / golden
@@ -159,7 +163,11 @@ def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
         for name, shape in shapes.items()
         if name != "lm_head.weight" or not config.get("tie_word_embeddings")
     }
-    assert not [key for key in config if "attn_res" in key or "attnres" in str(config[key])]
+    keys = {key for key in config if "attn_res" in key or "attnres" in str(config[key])}
+    assert keys == ({"attn_res", "model_type"} if golden == "baseline_attnres" else set())
+    if keys:  # our class of the same attention, without sites
+        parsed = resolve(config)
+        assert parsed is not None and (parsed.base, parsed.spec) == (found.parsed.base, None)
     values = [tensor for tensor in own.values()]
     for tensor in twin.values():
         assert any(

@@ -26,7 +26,7 @@ from attnres_serve.checkpoints.checked import check_folder, check_model
 from benchmarks import common
 from benchmarks.peers import __main__ as peers
 from benchmarks.published import tables
-from benchmarks.serving import latency, one_billion, regression
+from benchmarks.serving import latency, one_billion, regression, three_billion
 from benchmarks.serving.models import models
 from benchmarks.serving.shapes import LLAMAS, SHAPES
 
@@ -137,6 +137,7 @@ CHECKS = {
     "latency": check_latency,
     "peers": check_peers,
     "serving.one_billion": check_one_billion,
+    "serving.three_billion": check_one_billion,
 }
 RESULTS = [
     path
@@ -285,7 +286,10 @@ def test_a_ratio_of_the_documentation_is_on_file(name: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "flags"),
-    [("latency", ["--control"]), ("one_billion", ["--starts=1", "--rounds=2"])],
+    [
+        ("latency", ["--control"]),
+        *((f"{size}_billion", ["--starts=1", "--rounds=2"]) for size in ("one", "three")),
+    ],
 )
 def test_the_quick_measurement_runs_end_to_end(name, flags, tmp_path):
     out = tmp_path / "quick.json"
@@ -303,6 +307,17 @@ def test_the_model_of_a_billion_parameters(tmp_path):
     config = check_model(str(tmp_path), has_weights=False).translated(None).config
     sizes = map(prod, BaseTensors("kimi_linear", config).needed.values())
     assert 1.00e9 < sum(sizes) < 1.03e9
+
+
+def test_the_model_of_three_billion_parameters(tmp_path):
+    """As many tensors and parameters as AttnRes-3B has, in its blocks."""
+    assert one_billion.write(three_billion.QUICK, tmp_path / "tiny") > 10**6
+    found = describe(check_folder(tmp_path / "tiny"))
+    assert (found["layers"], found["blocks"], found["sources"]) == (48, 8, 10)
+    (tmp_path / "config.json").write_text(json.dumps(three_billion.SHAPE.config()))
+    config = check_model(str(tmp_path), has_weights=False).translated(None).config
+    sizes = map(prod, BaseTensors("normed_llama", config).needed.values())
+    assert 2.7e9 < sum(sizes) < 2.8e9
 
 
 def test_what_is_told_of_it(tmp_path, monkeypatch, capsys):

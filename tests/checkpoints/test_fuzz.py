@@ -19,6 +19,7 @@ from checkpoints import (
     computes_int8,
     dequantised,
     quantised,
+    write_baseline,
     write_fla,
     write_house,
     write_kimi_names,
@@ -65,6 +66,10 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "open_attnres_tied": lambda f: write_mode(f, cumulative=True, tie=True),
     "delta_attnres_llama": lambda f: write_mode(f, "llama"),
     "torchtitan": lambda f: write_titan(f),
+    "baseline_scaled": lambda f: write_baseline(
+        f, size=3, mode={"residual_baseline": "block-attnres"}, scale_embeds=True, scale=0.2
+    ),
+    "house_normed_llama": lambda f: write_house(f, "normed_llama", block_size=2),
     "fla_window": lambda f: write_fla(f, window_size=5, qkv_bias=True),
     "fla_standard": lambda f: write_fla(f, block_size=None),
     "nanogpt_ungated": lambda f: write_nanogpt(f, layers=3, block_size=2, gate=False, bias=True),

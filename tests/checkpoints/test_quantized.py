@@ -41,7 +41,11 @@ def refusal(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "golden", ["fla_transformer_block", "qwen3_attnres_block", "qwen3_attnres_cumulative_full"]
+    "golden",
+    [
+        *("baseline_attnres", "fla_transformer_block"),
+        *("qwen3_attnres_block", "qwen3_attnres_cumulative_full"),
+    ],
 )
 def test_whole_int8_checkpoints(golden: str, tmp_path: Path) -> None:
     """Of any format; the tests below prove something only if they are accepted."""

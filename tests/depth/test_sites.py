@@ -91,8 +91,9 @@ def scheduled_sources(spec: AttnResSpec) -> list[list[Source]]:
 def specs(draw: st.DrawFn) -> AttnResSpec:
     layers = draw(st.integers(1, 12))
     rest = draw(st.sets(st.integers(1, 2 * layers - 1)))
-    starts = (0, *sorted(rest))
     final_mix, cumulative = draw(st.booleans()), draw(st.booleans())
+    ends = (2 * layers,) if final_mix and cumulative and draw(st.booleans()) else ()
+    starts = (0, *sorted(rest), *ends)
     shared = draw(st.sampled_from([None, "layer", "block"]))
     return AttnResSpec(Layout.of(layers), starts, EPS, final_mix, cumulative, shared_queries=shared)
 
@@ -134,6 +135,17 @@ def test_cumulative_sources_by_hand() -> None:
         [(a,), (a, b, c), (a, b, c)],
         [(a,), (a, b, c), (a, b, c, d)],
     ]
+
+
+def test_a_copy_behind_the_last_sublayer_by_hand() -> None:
+    """The final site reads it beside the sum; it begins no block of sublayers."""
+    a, b, c = "embedding", "sublayer 0", "sublayer 1"
+    spec = AttnResSpec(Layout.of(1), (0, 2), EPS, cumulative=True)
+    assert scheduled_sources(spec)[-1] == [(a,), (a, b, c), (a, b, c)]
+    assert (spec.num_blocks, spec.first_sublayers, spec.is_full) == (1, (0,), False)
+    for options in ({}, {"cumulative": True, "final_mix": False}):
+        with pytest.raises(CheckpointError, match="ends with 2, but the model has only 2 subl"):
+            AttnResSpec(Layout.of(1), (0, 2), EPS, **options)
 
 
 @pytest.mark.parametrize("final_mix", [True, False])

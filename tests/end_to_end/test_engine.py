@@ -13,6 +13,7 @@ import scaled_eps
 import torch
 from checkpoints import (
     EVERY_OPTION,
+    write_baseline,
     write_fla,
     write_house,
     write_kimi_names,
@@ -101,6 +102,26 @@ CHECKPOINTS = {
     "open_attnres_full_small_scale": (
         write_mode,
         {"layers": 3, "mode": "full", "cumulative": True, "scale": 0.02},
+    ),
+    "baseline_odd_size": (
+        write_baseline,
+        {"layers": 4, "size": 3, "heads": 4, "kv_heads": 2, "attention_bias": True}
+        | {"mlp_bias": True},
+    ),
+    "baseline_every_layer_tied": (write_baseline, {"size": 1, "tie": True}),
+    "baseline_scaled": (
+        write_baseline,
+        {"size": 4, "use_qk_norm": True, "scale_embeds": True, "scale": 0.1},
+    ),
+    "baseline_bare_scaled": (
+        write_baseline,
+        {"size": None, "layers": 7, "use_qk_norm": False, "scale_embeds": True, "scale": 0.1},
+    ),
+    "baseline_bare": (write_baseline, {"size": 4, "layers": 2, "use_qk_norm": False}),
+    "house_of_normed_llama": (
+        write_house,
+        {"base": "normed_llama", "layers": 2, "block_size": 2}
+        | {"changes": {"qk_norm_eps": 0.1, "scale_embeds": True}},
     ),
     "delta_attnres_llama": (write_mode, {"base": "llama", "layers": 5, "num_blocks": 2}),
     "delta_attnres_full_tied": (write_mode, {"layers": 3, "mode": "full", "tie": True}),

@@ -26,11 +26,13 @@ BLOCK, FULL, SMALL = "fla_transformer_block", "fla_transformer_full", "fla_trans
 HOUSE = "house_copy_of_block"
 DELTA, DELTA_FULL = "qwen3_attnres_block", "qwen3_attnres_full"
 OPEN, OPEN_FULL = "qwen3_attnres_cumulative_block", "qwen3_attnres_cumulative_full"
+BASELINE = "baseline_attnres"
 FORMATS = {
     "fla": (BLOCK, FULL, SMALL),
     "house": (HOUSE,),
     "delta_attnres": (DELTA, DELTA_FULL),
     "open_attnres": (OPEN, OPEN_FULL),
+    "baseline_attnres": (BASELINE,),
 }
 GOLDENS_OF_FORMATS = {golden for goldens in FORMATS.values() for golden in goldens}
 FORMAT_OF = {golden: name for name, goldens in FORMATS.items() for golden in goldens}
@@ -52,6 +54,9 @@ PAIRWISE = [
     ("engine", HOUSE, "single_pass", "compiled", False, "cpp"),
     ("engine", DELTA, "single_pass", "eager", False, "cpp"),
     ("engine", OPEN_FULL, "single_pass", "eager", False, "torch"),
+    ("ours", BASELINE, "single_pass", "compiled", True, "torch"),
+    ("vllm", BASELINE, "two_phase", "compiled", False, "cpp"),
+    ("engine", BASELINE, "two_phase", "eager", False, "torch"),
 ]
 # With every version of vLLM: a Llama and a Qwen3, each algorithm, eager and compiled, over HTTP.
 VERSIONS = {

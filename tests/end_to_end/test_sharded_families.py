@@ -35,7 +35,7 @@ JUDGES: dict[str, Callable[[Path], Any]] = {
     **{name: fla_models.load for name in fla_models.DELTA},
     "bailing_hybrid": ring_model.load,
     "bailing_moe": ling_model.load,
-    "gated_llama": oracle.load,
+    **dict.fromkeys(("gated_llama", "normed_llama"), oracle.load),
 }
 NORM_SUMS = ("afmoe", "gemma2", "gemma3_text", "glm4")  # their layers, behind each sublayer
 IN_SHORT = ("mixtral", "gemma2")  # experts, and norms behind sublayers

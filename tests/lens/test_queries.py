@@ -23,6 +23,7 @@ CASES = [
     (GOLDENS / "nanogpt_block", names.NANOGPT_NAMES),
     (GOLDENS / "qwen3_attnres_full", names.DELTA_NAMES),
     (GOLDENS / "qwen3_attnres_cumulative_block", names.OPEN_NAMES),  # no final mix
+    (GOLDENS / "baseline_attnres", names.BASELINE_NAMES),
     (FAMILY_GOLDENS / "kimi_linear", names.HOUSE_NAMES),
     (FAMILY_GOLDENS / "alice_ai", alice_ai.DEPTH_NAMES),
     (FAMILY_GOLDENS / "qwen3_next", names.HOUSE_NAMES),

@@ -1,8 +1,9 @@
 """What a checkpoint means by its format's own definition, whatever its config.json says.
 
 For a Llama, Qwen2 or Qwen3 config Hugging Face's own class reads the base family's keys and gives
-attention, MLP and norms; the float64 oracle gives depth attention around them. FLA and nanoGPT have
-classes of their own, so there the oracle, which was written from their source, reads all.
+attention, MLP and norms; the float64 oracle gives depth attention around them. FLA, nanoGPT and the
+Llama that norms rotated keys have classes of their own, so there the oracle, which was written from
+their source, reads all.
 """
 
 import json
@@ -32,6 +33,7 @@ LEFT_OUT = ("architectures", "model_type", "auto_map", "attn_res", "dtype", "tor
 LEFT_OUT += ("initializer_range", "use_cache", "pretraining_tp", "attention_dropout")
 LEFT_OUT += ("max_window_layers",)
 # The oracle itself refuses some of what Hugging Face's classes know.
+MODES = {"baseline_mode", "residual_baseline"}
 PLAIN = {"hidden_act": "silu", "rope_scaling": None, "rope_parameters": None}
 PLAIN |= {"rope_theta": 1.0, "use_sliding_window": False}
 
@@ -73,7 +75,8 @@ def truth(folder: Path, ids: Sequence[int]) -> Tensor:
     """Logprobs ``[tokens, vocabulary]``, or an exception for what no definition knows."""
     config = json.loads((folder / "config.json").read_text())
     base = next((base for base in CLASSES if base in config["model_type"]), None)
-    if base is None:
+    is_normed = "normed_llama" in config["model_type"] or MODES & {*config}
+    if base is None or is_normed:
         return oracle.load(folder).logprobs(ids)
     weights = oracle.read_weights(folder)
     defaults = {"rms_norm_eps": 1e-6, "head_dim": None}

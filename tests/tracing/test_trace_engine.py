@@ -25,13 +25,14 @@ BLOCK = "fla_transformer_block"
 LAYERS, IN_MID_BLOCK = 5, 3  # of the first stage
 TWO = {"distributed_executor_backend": "mp"}
 
-# Every algorithm and backend, eager and compiled, on three formats.  The single pass compiled has a
+# Every algorithm and backend, eager and compiled, on five formats.  The single pass compiled has a
 # test for every version of vLLM; eager it is also traced in a server that is asked meanwhile.
 JOBS = [
     ("qwen3_attnres_cumulative_block", "two_phase", "cpp", "eager"),
     (BLOCK, "two_phase", "torch", "eager"),
     (BLOCK, "single_pass", "cpp", "eager"),
     ("nanogpt_block", "two_phase", "cpp", "eager"),
+    ("baseline_attnres", "single_pass", "cpp", "eager"),
     (BLOCK, "two_phase", "cpp", "compiled"),
     ("nanogpt_block", "single_pass", "cpp", "compiled"),
     ("qwen3_attnres_full", "two_phase", "torch", "compiled"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from checkpoints import (
     edit,
+    write_baseline,
     write_fla,
     write_house,
     write_kimi_names,
@@ -64,6 +65,7 @@ def moved_boundary(folder: Path) -> Path:
     return edit(folder, attn_res=rest | {"block_starts": [0, 5, 8]})
 
 
+KINDS = ("attention", "MLP")
 WINDOW = 70  # more than the usual passage
 
 
@@ -136,6 +138,55 @@ def test_damage_is_named(change, parts, tmp_path):
     assert not report["holds"]
     assert list(report["parts"]) == parts
     assert report["worst_part"] in parts and report["worst_error"] > 1e-3
+
+
+BASELINE = "baseline_attnres"
+
+
+def house_copy(folder: Path, change=None, **attn_res) -> Path:
+    """The baseline's golden in the house format with another tensor or other depth attention."""
+    convert(str(GOLDENS / BASELINE), str(folder), to_house=True)
+    config = json.loads((folder / "config.json").read_text())
+    return edit(folder, change, attn_res=config["attn_res"] | attn_res)
+
+
+def no_final_bias(tensors: dict) -> None:
+    tensors["model.output_attn_res_bias"] *= 0
+
+
+@pytest.mark.engine
+def test_faults_of_a_cumulative_model_with_rotated_keys(tmp_path):
+    """The golden holds, and so does its house copy; every fault is named, and nothing else."""
+    final = "the site of the final norm"
+    behind_layer_1 = [f"the site of the {kind} of layer {n}" for n in (2, 3) for kind in KINDS]
+    attention = [f"the attention of layer {layer}" for layer in range(4)]
+    rows = {
+        "nothing": (GOLDENS / BASELINE, None, []),
+        "nothing of the house copy": (house_copy(tmp_path / "copy"), None, []),
+        "no bias at the final site": (house_copy(tmp_path / "bias", no_final_bias), None, [final]),
+        "one of two equal sources dropped": (
+            house_copy(tmp_path / "dropped", block_starts=[0, 4]), None, [final],
+        ),
+        "a copy before the MLP": (
+            house_copy(tmp_path / "early", block_starts=[0, 3, 7]),
+            None,
+            ["the site of the MLP of layer 1", *behind_layer_1, final],
+        ),
+        "keys normed before they are rotated": (  # the last one, as it stays
+            GOLDENS / BASELINE, "keys_normed_before_they_are_rotated", attention,
+        ),
+    }  # fmt: skip
+    ask = {
+        "reference": str(GOLDENS / BASELINE),
+        "prompts": prompts_of(BASELINE),
+        "chosen": {"attnres_algorithm": "two_phase"},
+        "dtype": "float32",
+    }
+    jobs = [ask | {"served": str(folder), "fault": fault} for folder, fault, _ in rows.values()]
+    reports = run_verify(jobs, tmp_path / "run")
+    for (name, (*_, parts)), report in zip(rows.items(), reports, strict=True):
+        assert report["holds"] == (not parts), name
+        assert list(report["parts"]) == parts, name
 
 
 @pytest.mark.engine
@@ -252,12 +303,16 @@ def test_quantised_weights(tmp_path: Path) -> None:
         lambda folder: write_house(folder, "qwen2", block_size=2),
         lambda folder: write_house(folder, "qwen3", block_size=2),
         lambda folder: write_kimi_names(folder, block_layers=1),
+        write_baseline,
         write_fla,
         write_mode,
         write_nanogpt,
         write_titan,
     ],
-    ids=["llama", "qwen2", "qwen3", "qwen3_ar", "fla", "delta_attnres", "nanogpt", "torchtitan"],
+    ids=[
+        *("llama", "qwen2", "qwen3", "qwen3_ar", "baseline_attnres", "fla", "delta_attnres"),
+        *("nanogpt", "torchtitan"),
+    ],
 )
 def test_keys_that_serving_does_without(write: Callable, tmp_path: Path) -> None:
     """The float64 model does without them too, and has the same value in their place."""

@@ -15,7 +15,7 @@ from attnres_serve.checkpoints import read as weights
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.checked import check_content
 from attnres_serve.checkpoints.files import PICKLES, Header, pickles, read_config
-from attnres_serve.checkpoints.names import TIED, is_of_images
+from attnres_serve.checkpoints.names import TIED, is_of_images, is_unread
 from attnres_serve.checkpoints.tensor_index import TensorIndex, check_headers
 from attnres_serve.checkpoints.tensors import check_tied
 from attnres_serve.errors import CheckpointError
@@ -82,10 +82,11 @@ class Source:
     def in_house_names(self, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
         """Tensors of ``tensors()``, fused and packed ones split, without the copy for a tied head.
 
-        Those that read images are left out too.
+        Those that read images are left out too, and those that nothing reads.
         """
         for path, name, tensor in tensors:
-            if not self.is_tied_head(name) and not self.is_of_images(name):
+            own_code_reads = not is_unread(self.format.rename(name))
+            if own_code_reads and not self.is_tied_head(name) and not self.is_of_images(name):
                 for part, piece in self.index.pieces(name, tensor):
                     yield path, part, piece
 

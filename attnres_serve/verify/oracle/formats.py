@@ -1,7 +1,8 @@
 """From a config.json to a ``Spec``, format by format.
 
-Understood: the house format (`attnres_llama`, `attnres_gated_llama`, `attnres_mistral`,
-`attnres_qwen2`, `attnres_qwen3`), `transformer` of FLA, `nanogpt` of BabyLM, `qwen3_ar`,
+Understood: the house format (`attnres_llama`, `attnres_gated_llama`, `attnres_normed_llama`,
+`attnres_mistral`, `attnres_qwen2`, `attnres_qwen3`), `llama` with `baseline_mode`, `transformer` of
+FLA, `nanogpt` of BabyLM, `qwen3_ar`,
 `qwen3_attnres` and `llama_attnres` (told apart by the tensors), `qwen3` with the architecture
 Qwen3BlockAttnResForCausalLM and, with ordinary residuals, `llama`, `mistral`, `qwen2`, `qwen3`.
 """
@@ -12,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnres_serve.verify.oracle.names import (
+    BASELINE_NAMES,
     DELTA_NAMES,
     FLA_NAMES,
     HF_NAMES,
@@ -32,7 +34,7 @@ from attnres_serve.verify.oracle.spec import (
 from attnres_serve.verify.oracle.sublayers import MLP, Attention, GatedAttention
 
 Config = dict[str, Any]
-BASES = ("gated_llama", "llama", "mistral", "qwen2", "qwen3")
+BASES = ("gated_llama", "llama", "mistral", "normed_llama", "qwen2", "qwen3")
 DECODER = ("attention", "mlp")  # the sublayers of every layer
 
 
@@ -109,17 +111,21 @@ def _hf_spec(config: Config, base: str) -> Spec:
     head_dim = config.get("head_dim") if base != "qwen2" else None
     eps = config.get("rms_norm_eps", 1e-6)
     layout = alike(config["num_hidden_layers"], DECODER)
+    is_llama = base in ("gated_llama", "llama", "normed_llama")
+    has_norms = base == "qwen3" or (base == "normed_llama" and config.get("use_qk_norm", True))
+    is_scaled = base == "normed_llama" and config.get("scale_embeds", False)
     attention = (GatedAttention if base == "gated_llama" else Attention)(
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=head_dim or (128 if base == "qwen3" else hidden // heads),
         rope=rope_of(config),
         window=_window(config, base),
-        qk_norm_eps=eps if base == "qwen3" else None,
+        qk_norm_eps=eps if has_norms else None,
+        norms_rotated_keys=base == "normed_llama",
         qkv_bias=bias or base == "qwen2",
         output_bias=bias and base != "qwen2",
     )
-    mlp_bias = base in ("llama", "gated_llama") and bool(config.get("mlp_bias"))
+    mlp_bias = is_llama and bool(config.get("mlp_bias"))
     return Spec(
         names=HF_NAMES,
         layout=layout,
@@ -128,6 +134,7 @@ def _hf_spec(config: Config, base: str) -> Spec:
         vocab=config["vocab_size"],
         eps=eps,
         tied=config.get("tie_word_embeddings", False),
+        embedding_scale=math.sqrt(hidden) if is_scaled else 1.0,
     )
 
 
@@ -166,7 +173,8 @@ def add_depth(spec: Spec, options: Config) -> None:
     if "block_size" in options:
         spec.block_starts = starts_of(options["block_size"], spec.final)
     else:
-        spec.block_starts = check_starts(options["block_starts"], spec.final)
+        closes = options.get("cumulative", False) and options.get("final_mix", True)
+        spec.block_starts = check_starts(options["block_starts"], spec.final, closes)
     spec.key_norm_eps = options.get("key_norm_eps", spec.eps)
     for key in free:
         setattr(spec, key, options.get(key, getattr(spec, key)))
@@ -206,6 +214,30 @@ def _mode_spec(config: Config, base: str, tensors: Iterable[str]) -> Spec:
     return spec
 
 
+def _baseline_mode(config: Config) -> Any:
+    """`baseline_mode`, or the older name of it."""
+    found = config.get("baseline_mode")
+    return config.get("residual_baseline") if found is None else found
+
+
+def _baseline_spec(config: Config) -> Spec:
+    """Snapshots of one cumulative sum behind the MLPs that complete enough sublayers."""
+    mode = str(_baseline_mode(config)).strip().lower().replace("-", "_")
+    if mode not in ("attnres", "block_attnres", "attention_residual"):
+        raise ValueError(f"baseline_mode {mode!r} is not supported")
+    spec = _hf_spec(config, "normed_llama")
+    starts, since = [0], 0
+    for site in range(1, spec.final + 1):
+        since += 1
+        if spec.layout[site - 1].kind == "mlp" and since >= config.get("attnres_block_size", 12):
+            starts.append(site)
+            since = 0
+    spec.names, spec.block_starts, spec.key_norm_eps = BASELINE_NAMES, tuple(starts), spec.eps
+    spec.cumulative = spec.recency_bias = True
+    spec.unread = ("lm_head_layernorm.weight",)
+    return spec
+
+
 def _titan_spec(config: Config) -> Spec:
     per_block = max(config["num_hidden_layers"] // config["attn_res_num_blocks"], 1)
     return _layers_spec(config, "qwen3", TITAN_NAMES, per_block)
@@ -224,6 +256,8 @@ def spec_of(config: Config, tensors: Iterable[str]) -> Spec:
         return _mode_spec(config, kind.removesuffix("_attnres"), tensors)
     if kind == "qwen3" and architectures == ["Qwen3BlockAttnResForCausalLM"]:
         return _titan_spec(config)
+    if kind == "llama" and _baseline_mode(config):
+        return _baseline_spec(config)
     if kind in ("llama", "mistral", "qwen2", "qwen3"):
         return _hf_spec(config, kind)
     house, _, base = kind.rpartition("attnres_")

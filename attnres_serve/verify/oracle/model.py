@@ -94,7 +94,8 @@ class Model:
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """[tokens, hidden]"""
-        return self.weight("embedding")[torch.as_tensor(list(ids), dtype=torch.long)]
+        rows = self.weight("embedding")[torch.as_tensor(list(ids), dtype=torch.long)]
+        return rows * self.spec.embedding_scale
 
     def depth_softmax(self, site: int, sources: Tensor) -> Tensor:
         """Weights [tokens, sources] that `site` gives to sources [sources, tokens, hidden]."""

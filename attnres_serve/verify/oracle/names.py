@@ -46,6 +46,20 @@ TITAN_NAMES = OPEN_NAMES | {
     "final_key": "model.final_attn_res_norm.weight",
 }
 
+BASELINE_NAMES = HF_NAMES | {
+    f"{role}_{part}": f"model.{stem}_aggregator.{leaf}"
+    for role, stem in (
+        ("attention", "layers.{}.attnres_attn"),
+        ("mlp", "layers.{}.attnres_mlp"),
+        ("final", "attnres_final"),
+    )
+    for part, leaf in (
+        ("query", "pseudo_query"),
+        ("key", "norm.weight"),
+        ("recency", "recency_bias"),
+    )
+}
+
 FLA_NAMES = {
     "embedding": "model.embeddings.weight",
     "final_norm": "model.norm.weight",

@@ -60,6 +60,8 @@ def load(checkpoint_dir: str | Path) -> Model:
     spec = spec_of(config, weights)
     if spec.tied:
         weights.pop(spec.names["head"], None)
+    for name in spec.unread:
+        weights.pop(name, None)
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if found != (wanted := _shapes(spec)):
         odd = sorted(dict(found.items() ^ wanted.items()))

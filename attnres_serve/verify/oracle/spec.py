@@ -30,6 +30,8 @@ class Spec:
         leaves: the format's names of linears that it does not call as Hugging Face does.
         block_starts: numbers of sublayers; None: ordinary residuals.
         shared_queries: "layer" or "block": the sites of one have one query.
+        embedding_scale: what embeddings are multiplied by.
+        unread: tensors that the checkpoint may hold and that nothing reads.
     """
 
     names: dict[str, str]
@@ -47,6 +49,8 @@ class Spec:
     recency_bias: bool = False
     logit_scale: float = 1.0
     shared_queries: str | None = None
+    embedding_scale: float = 1.0
+    unread: tuple[str, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -93,11 +97,14 @@ def first_site(layout: Layout, layer: int) -> int:
     return next(site for site, place in enumerate(layout) if place.layer == layer)
 
 
-def check_starts(starts: Sequence[int], sublayers: int) -> tuple[int, ...]:
-    """`starts` as a tuple, or a ValueError: they must rise from 0 and stay below `sublayers`."""
+def check_starts(starts: Sequence[int], sublayers: int, closes: bool = False) -> tuple[int, ...]:
+    """`starts` as a tuple, or a ValueError: they must rise from 0 and stay below `sublayers`.
+
+    With `closes` the last may be `sublayers` itself: a copy that the final site alone reads.
+    """
     starts = tuple(starts)
     rising = all(a < b for a, b in pairwise(starts))
-    if not starts or starts[0] != 0 or not rising or starts[-1] >= sublayers:
+    if not starts or starts[0] != 0 or not rising or starts[-1] >= sublayers + closes:
         raise ValueError(f"bad block starts {starts} for {sublayers} sublayers")
     return starts
 

@@ -8,6 +8,7 @@ a small one brings the residual stream down to the norms' eps.
 """
 
 from checkpoints.alice_ai import write_alice_ai
+from checkpoints.baseline import write_baseline
 from checkpoints.edit import edit
 from checkpoints.fla import write_fla
 from checkpoints.house import EVERY_OPTION, write_house, write_standard
@@ -25,6 +26,7 @@ __all__ = [
     "edit",
     "quantised",
     "write_alice_ai",
+    "write_baseline",
     "write_fla",
     "write_house",
     "write_kimi_names",

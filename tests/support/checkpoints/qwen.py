@@ -6,6 +6,7 @@ from pathlib import Path
 
 from facts import FACTS
 from safetensors.torch import load_file
+from torch import Tensor
 
 from checkpoints.house import write_house, write_standard
 from checkpoints.tensors import renamed, write
@@ -17,11 +18,16 @@ _MODE_NAMES = {
 _TITAN_NAMES = _MODE_NAMES | {"model.output_attn_res_": "model.final_attn_res_"}
 
 
-def _as_format(folder: Path, config: dict, names: dict[str, str]) -> Path:
-    """The house checkpoint in `folder` with other tensor names and other keys of its config."""
+def as_format(
+    folder: Path, config: dict, names: dict[str, str], tensors: dict[str, Tensor] | None = None
+) -> Path:
+    """The house checkpoint in `folder` with other tensor names and other keys of its config.
+
+    `tensors` stand in the place of its own.
+    """
     own = json.loads((folder / "config.json").read_text())
     del own["attn_res"]
-    tensors = renamed(load_file(folder / "model.safetensors"), names)
+    tensors = renamed(tensors or load_file(folder / "model.safetensors"), names)
     return write(folder, own | config, tensors, own["dtype"])
 
 
@@ -42,7 +48,7 @@ def write_kimi_names(
         own = json.loads((folder / "config.json").read_text())
         return write(folder, own | config, load_file(folder / "model.safetensors"), own["dtype"])
     write_house(folder, "qwen3", block_size=2 * block_layers, final_mix=output_route, **options)
-    return _as_format(folder, config, {})
+    return as_format(folder, config, {})
 
 
 def write_mode(
@@ -74,7 +80,7 @@ def write_mode(
     spec = {"cumulative": True, "recency_bias": True, "final_mix": False} if cumulative else {}
     folder = Path(folder)
     write_house(folder, base, block_size=size, attn_res=spec, layers=layers, **options)
-    return _as_format(folder, config, _MODE_NAMES)
+    return as_format(folder, config, _MODE_NAMES)
 
 
 def write_titan(folder: str | Path, *, num_blocks: int = 2, layers: int = 3, **options) -> Path:
@@ -87,4 +93,4 @@ def write_titan(folder: str | Path, *, num_blocks: int = 2, layers: int = 3, **o
     size = 2 * max(layers // num_blocks, 1)
     folder = Path(folder)
     write_house(folder, "qwen3", block_size=size, layers=layers, **options)
-    return _as_format(folder, config, _TITAN_NAMES)
+    return as_format(folder, config, _TITAN_NAMES)

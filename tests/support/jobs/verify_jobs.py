@@ -3,6 +3,9 @@
 A job is {served, reference, prompts, chosen, dtype}.  In float32 its result is the report; in
 another dtype it is per token the KL divergence from the float64 model.
 
+With {fault: name of a function of ``planted.py``} it is served with that fault, and so is what
+follows.
+
 With {judge: "family"} the reference is of any family.
 
 With {judge: "rounded", fewer: bits that linear layers lose, one after the other, env: environment
@@ -22,6 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import planted
 import tiny_sites
 import torch
 from coarse_products import coarse_products
@@ -36,6 +40,8 @@ def run(job: dict[str, Any]) -> Any:
     if "compiled" in job:
         return run_compiled(**job)
     served, reference = Path(job["served"]), Path(job["reference"])
+    if fault := job.get("fault"):
+        getattr(planted, fault)()
     if job.get("judge") == "rounded":
         return losses(served, reference, job)
     if job["dtype"] == "float32":

@@ -18,6 +18,7 @@ class Attention(Sublayer):
     Attributes:
         window: tokens that a query sees, itself among them; None: all.
         qk_norm_eps: of the norms of each head's queries and keys; None: there are no such norms.
+        norms_rotated_keys: whether keys are rotated first and normed then; queries never are.
         qkv_bias: whether q_proj, k_proj and v_proj have biases.
         output_bias: whether o_proj has one.
         fused_qkv: c_attn gives queries, keys and values one after the other.
@@ -29,6 +30,7 @@ class Attention(Sublayer):
     rope: Rope
     window: int | None = None
     qk_norm_eps: float | None = None
+    norms_rotated_keys: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     fused_qkv: bool = False
@@ -72,5 +74,10 @@ class Attention(Sublayer):
         v = parts[2].view(len(x), self.kv_heads, self.head_dim)
         if self.qk_norm_eps is not None:
             q = rms_norm(q, weights["q_norm.weight"], self.qk_norm_eps)
+        if self.norms_rotated_keys:
+            k = rotate(k, positions, self.rope)
+        if self.qk_norm_eps is not None:
             k = rms_norm(k, weights["k_norm.weight"], self.qk_norm_eps)
-        return rotate(q, positions, self.rope), rotate(k, positions, self.rope), v
+        if not self.norms_rotated_keys:
+            k = rotate(k, positions, self.rope)
+        return rotate(q, positions, self.rope), k, v

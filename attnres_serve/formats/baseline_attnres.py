@@ -1,0 +1,93 @@
+"""Depth-Attention's baseline: a Llama whose ``baseline_mode`` says AttnRes (arXiv 2606.05014).
+
+The partial sum begins with the embedding and is never reset.  Behind the MLP of a layer a copy of
+it becomes a source as soon as ``attnres_block_size`` sublayers have run since the last copy: odd
+sizes are rounded up to whole layers.  That holds for the last layer too, whose copy the final site
+reads beside the sum itself.  Every site has a recency bias.
+"""
+
+import re
+from typing import Any
+
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec, is_count
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES, normed_llama
+from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.format import UNREAD, Blocks
+from attnres_serve.formats.parsed_config import ParsedConfig
+
+NAME = "baseline_attnres"
+MODES = ("baseline_mode", "residual_baseline")  # the key, and its older name
+_NAMES = {
+    *("attnres", "block_attnres", "block-attnres"),
+    *("attention_residual", "attention-residual"),
+}
+# Keys of Depth-Attention, another model of its code, which ``strangers`` refuses if it is on.
+SWITCH = "use_depth_attention"
+DEPTH_ATTENTION = (SWITCH, "depth_attention_stride", "depth_attention_recent_window")
+BLOCK, USUAL = "attnres_block_size", 12
+BLOCKS = Blocks(BLOCK, "sublayers")
+_UNREAD = "lm_head_layernorm.weight"  # its code saves it and never reads it
+_SITE = re.compile(r"^model\.(layers\.\d+\.)?attnres_(attn|mlp|final)_aggregator\.(.+)")
+_SITES = {"attn": "self_attention_res_", "mlp": "mlp_res_", "final": "output_attn_res_"}
+_LEAVES = {"pseudo_query": "proj.weight", "norm.weight": "norm.weight", "recency_bias": "bias"}
+
+
+def matches(config: dict[str, Any]) -> bool:
+    return (
+        config.get("model_type") == "llama"
+        and config.get("architectures") == ["LlamaForCausalLM"]
+        and any(means_attnres(config.get(key)) for key in MODES)
+    )
+
+
+def means_attnres(mode: Any) -> bool:
+    """Whether a value of one of ``MODES`` is one of the names of AttnRes."""
+    return isinstance(mode, str) and mode.strip().lower() in _NAMES
+
+
+def translate(config: dict[str, Any]) -> ParsedConfig:
+    stated = {key: config[key] for key in MODES if config.get(key)}
+    if not all(map(means_attnres, stated.values())):
+        said = " and ".join(f"{key} {value!r}" for key, value in stated.items())
+        raise CheckpointError(
+            f"config.json has {said}, which are two names of one value; remove the wrong one."
+        )
+    normed_llama.flags(NAME, config)
+    options = normed_llama.DEFAULTS | config
+    is_normed = options[normed_llama.NORMS] or options[normed_llama.SCALE]
+    base = "normed_llama" if is_normed else "llama"
+    known = (*MODES, *DEPTH_ATTENTION, BLOCK, *normed_llama.DEFAULTS)
+    translated, family = base_config(config, base, known), FAMILIES[base]
+    size = config.get(BLOCK, USUAL)
+    if not is_count(size):
+        raise CheckpointError(
+            f"{BLOCK} is {size!r}; expected a whole number of sublayers, at least 1."
+        )
+    layout = family.layout(config)
+    spec = AttnResSpec(
+        layout,
+        _starts(layout, size),
+        family.epsilon(config),
+        cumulative=True,
+        recency_bias=True,
+    )
+    return ParsedConfig(NAME, base, translated, spec)
+
+
+def rename(name: str) -> str:
+    if name == _UNREAD:
+        return UNREAD + name
+    found = _SITE.fullmatch(name)
+    if found is None or found[3] not in _LEAVES:
+        return name
+    return f"model.{found[1] or ''}{_SITES[found[2]]}{_LEAVES[found[3]]}"
+
+
+def _starts(layout: Layout, size: int) -> tuple[int, ...]:
+    """Where blocks begin; behind the last sublayer too if a block ends with it."""
+    per_block = -(-size // 2)
+    starts = layout.layer_starts[::per_block]
+    ends_with_a_block = layout.num_layers % per_block == 0
+    return (*starts, layout.num_sublayers) if ends_with_a_block else starts

@@ -1,0 +1,177 @@
+"""Llama with `baseline_mode`: what is read of it, its blocks, its tensors, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import GOLDENS, edit, write_baseline
+
+from attnres_serve.checkpoints import checked
+from attnres_serve.checkpoints.convert.command import convert
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import CheckpointError
+from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.formats.resolve import resolve
+from attnres_serve.verify import oracle
+
+GOLDEN = GOLDENS / "baseline_attnres"
+CONFIG = json.loads((GOLDEN / "config.json").read_text())
+IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(40)]
+
+
+def parsed(without: tuple[str, ...] = (), **changes: Any) -> ParsedConfig:
+    config = {key: value for key, value in CONFIG.items() if key not in without}
+    found = resolve(config | changes)
+    assert found is not None and found.format == "baseline_attnres"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layers", "size", "starts"),
+    [
+        (4, 4, (0, 4, 8)),  # the last block ends with the model: a copy for the final site
+        (5, 4, (0, 4, 8)),
+        (4, 3, (0, 4, 8)),  # an odd size is rounded up to whole layers
+        (4, 5, (0, 6)),
+        (3, 1, (0, 2, 4, 6)),  # behind every layer
+        (3, 2, (0, 2, 4, 6)),
+        (3, 6, (0, 6)),
+        (3, 7, (0,)),
+        (3, 10**9, (0,)),
+        (1, 1, (0, 2)),
+        (13, None, (0, 12, 24)),  # 12 sublayers where nothing is stated
+        (12, None, (0, 12, 24)),
+    ],
+)
+def test_copies_are_taken_behind_layers(
+    layers: int, size: int | None, starts: tuple[int, ...]
+) -> None:
+    changes = {"num_hidden_layers": layers} | ({} if size is None else {"attnres_block_size": size})
+    without = ("attnres_block_size",) if size is None else ()
+    expected = AttnResSpec(
+        Layout.of(layers), starts, 1e-5, final_mix=True, cumulative=True, recency_bias=True
+    )
+    assert parsed(without, **changes).spec == expected
+
+
+@pytest.mark.parametrize("key", ["baseline_mode", "residual_baseline"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("attnres", "block_attnres", "block-attnres", "attention_residual", "attention-residual"),
+        *(" AttnRes ", "BLOCK-ATTNRES", "Attention_Residual\n"),
+    ],
+)
+def test_every_name_of_the_mode(key: str, name: str) -> None:
+    assert parsed(("baseline_mode",), **{key: name}) == parsed()
+
+
+def test_two_keys_that_agree() -> None:
+    """By what they mean; null and empty say nothing."""
+    for other in ("block-attnres", " ATTNRES", None, ""):
+        assert parsed(residual_baseline=other) == parsed()
+        assert parsed(residual_baseline="attnres", baseline_mode=other) == parsed()
+
+
+@pytest.mark.parametrize(
+    ("norms", "scaled", "base"),
+    [
+        (None, None, "normed_llama"),
+        (True, False, "normed_llama"),
+        (False, True, "normed_llama"),
+        (False, False, "llama"),
+        (False, None, "llama"),
+    ],
+)
+def test_the_base(norms: bool | None, scaled: bool | None, base: str, tmp_path: Path) -> None:
+    """Norms are usual and scaled embeddings are not; all of it survives in the house format."""
+    options = {"use_qk_norm": norms, "scale_embeds": scaled}
+    folder = write_baseline(tmp_path / "own", attention_bias=True, mlp_bias=True, **options)
+    found = checked.check_folder(folder).translated("it")
+    assert (found.base, found.qk_norm_eps) == (base, None)
+    convert(str(folder), str(tmp_path / "house"), to_house=True)
+    house = checked.check_folder(tmp_path / "house").translated("house")
+    assert (house.base, house.spec) == (found.base, found.spec)
+    own, converted = oracle.load(folder), oracle.load(tmp_path / "house")
+    assert torch.equal(own.logprobs(IDS), converted.logprobs(IDS))
+
+
+def test_norms_and_scales_change_the_answers(tmp_path: Path) -> None:
+    """So that the agreement of other tests says something of them."""
+    normed, bare, scaled = (
+        oracle.load(write_baseline(tmp_path / str(number), **options)).logprobs(IDS)
+        for number, options in enumerate(
+            ({}, {"use_qk_norm": False}, {"use_qk_norm": True, "scale_embeds": True})
+        )
+    )
+    for one, other in ((normed, bare), (normed, scaled)):
+        assert (one - other).abs().max() > 1e-2
+
+
+def test_what_its_code_never_reads_is_left_aside_by_name(tmp_path: Path) -> None:
+    """It may be missing; its values do not matter, and a converted checkpoint has it no more."""
+    unread = "lm_head_layernorm.weight"
+    folder = write_baseline(tmp_path / "own")
+    assert unread in checked.check_folder(folder).headers
+    convert(str(folder), str(tmp_path / "house"), to_house=True)
+    assert unread not in checked.check_folder(tmp_path / "house").headers
+    checked.check_folder(edit(folder, lambda tensors: tensors.pop(unread)))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "modes that disagree": (
+        {"residual_baseline": "none"},
+        "baseline_mode 'attnres' and residual_baseline 'none', which are two names of one value",
+    ),
+    "no sublayer": ({"attnres_block_size": 0}, "attnres_block_size is 0; expected a whole number"),
+    "half a sublayer": ({"attnres_block_size": 2.0}, "attnres_block_size is 2.0; expected"),
+    "a null size": ({"attnres_block_size": None}, "attnres_block_size is None; expected"),
+    "a size of true": ({"attnres_block_size": True}, "attnres_block_size is True; expected"),
+    "norms": ({"use_qk_norm": 1}, "use_qk_norm is 1; expected true or false"),
+    "scale": ({"scale_embeds": "yes"}, "scale_embeds is 'yes'; expected true or false"),
+    "another AttnRes key": ({"attnres_num_heads": 4}, "(multi-head depth attention)"),
+    "Depth-Attention": ({"use_depth_attention": True}, "Depth-Attention (arXiv 2606.05014)"),
+    "another connection": ({"dwa_dilation": 2}, "dwa_dilation: 2, which a normed_llama model"),
+    "a gelu": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_configurations_that_are_refused(name: str) -> None:
+    changes, sentence = REFUSED[name]
+    with pytest.raises(CheckpointError) as caught:
+        resolve(CONFIG | changes)
+    assert sentence in str(caught.value)
+
+
+LAYER = "model.layers.1."
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.pop("model.attnres_final_aggregator.recency_bias"), "bias of the final norm"),
+        (lambda t: t.pop(LAYER + "attnres_mlp_aggregator.pseudo_query"), "query of the MLP of"),
+        (
+            lambda t: t.pop(LAYER + "self_attn.k_norm.weight"),
+            "lacks the tensor model.layers.1",
+        ),
+        (
+            lambda t: t.update({LAYER + "attnres_attn_aggregator.gate": torch.zeros(64)}),
+            "(a gate beside the mix)",
+        ),
+        (
+            lambda t: t.update({LAYER + "attnres_mlp_aggregator.recency_bias": torch.zeros(64)}),
+            "recency bias of the MLP of layer 1, has the shape [64]",
+        ),
+    ],
+)
+def test_tensors_that_are_refused(change: Any, sentence: str, tmp_path: Path) -> None:
+    folder = edit(shutil.copytree(GOLDEN, tmp_path / "checkpoint"), change)
+    with pytest.raises(CheckpointError) as caught:
+        checked.check_folder(folder)
+    assert sentence in str(caught.value), str(caught.value)

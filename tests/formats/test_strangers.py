@@ -1,0 +1,199 @@
+"""Models that would be served as plain ones: refused by name, and no other one is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import edit, write_standard
+from facts import TINY
+from serving import FAMILY_GOLDENS, GOLDENS
+
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.formats import connections
+from attnres_serve.formats.resolve import resolve
+
+PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
+BARE = {"use_qk_norm": False, "scale_embeds": False}
+DEPTH = "Depth-Attention (arXiv 2606.05014)"
+SISTERS: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({key: value}, name)
+        for key in ("baseline_mode", "residual_baseline")
+        for value, name in (
+            ("denseformer", "DenseFormer"),
+            (" Dense-Former", "DenseFormer"),
+            ("densetransformer", "DenseFormer"),
+            ("mHC", "mHC"),
+            ("deepcrossattention", "which is no baseline that is known"),
+            (True, "which is no baseline that is known"),
+        )
+    ),
+    ({"use_depth_attention": True}, DEPTH),
+    ({"depth_attention_stride": 2}, DEPTH),
+    ({"depth_attention_recent_window": 4, "use_depth_attention": True}, DEPTH),
+    ({"cross_layer_pattern": "all", "recurrent_model": True}, DEPTH),
+    ({"cross_layer_mode": "kv"}, DEPTH),
+    ({"depth_softmax_stride": 2}, DEPTH),
+]
+STRANGERS: dict[str, Any] = {
+    "depth_wise_attention": True,
+    "depth_window": 4,
+    "cross_layer_kv": [0, 1],
+    "use_residual_gate": True,
+    "value_residual": 0.5,
+    "residual_streams": 4,
+    "no_residual": [3],
+    "parallel_residual": True,
+    "hyper_connections": 4,
+    "hyper_rate": 2,
+    "hc_mult": 4,
+    "mhc_streams": 4,
+    "dwa_dilation": 4,
+    "use_dwa": True,
+    "layer_kv_reuse_map": {"3": 1},
+    "num_kv_shared_layers": 2,
+    "skip_connections": [[0, 3]],
+    "denseformer": True,
+    "dense_connections": True,
+    "num_loops": 3,
+    "recurrent_model": True,
+    "total_ut_steps": 4,
+    "altup_num_inputs": 4,
+}
+NOTHING = (None, False, 0, "", [], {}, "none")
+
+
+def refusal(config: dict[str, Any]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        resolve(config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("keys", "name"), SISTERS, ids=str)
+def test_sisters_are_refused_by_name(keys: dict[str, Any], name: str) -> None:
+    """Also with the norms of heads or the block size that AttnRes-3B has beside it."""
+    for beside in ({}, BARE, {"attnres_block_size": 12}):
+        said = refusal(PLAIN | beside | keys)
+        assert name in said and repr(next(iter(keys.values()))) in said
+
+
+def test_a_mode_of_another_base() -> None:
+    other = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    assert "'llama' and ['LlamaForCausalLM'] alone" in refusal(other | {"baseline_mode": "attnres"})
+
+
+@pytest.mark.parametrize("key", STRANGERS)
+@pytest.mark.parametrize("base", ["llama", "qwen3", "nemotron_h"])
+def test_strangers_are_refused_with_what_would_be_served(base: str, key: str) -> None:
+    family = FAMILIES[base]
+    config = {"model_type": family.hf, "architectures": [family.stock_architecture]}
+    said = refusal(config | {key: STRANGERS[key]})
+    assert f"config.json has {key}: {STRANGERS[key]!r}" in said
+    assert f"a plain {family.title} with standard residuals" in said
+
+
+def test_a_key_of_another_family() -> None:
+    """Granite reads a multiplier of its residuals, and Llama none; a factor of 1 says nothing."""
+    scaled = {"residual_multiplier": 0.5}
+    granite = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+    assert resolve(granite | scaled) is None
+    assert "residual_multiplier: 0.5" in refusal(PLAIN | scaled)
+    assert resolve(PLAIN | {"residual_multiplier": 1.0}) is None
+
+
+@pytest.mark.parametrize("key", [*STRANGERS, "use_depth_attention", "cross_layer_pattern"])
+def test_keys_that_say_nothing_are_left_alone(key: str) -> None:
+    for value in NOTHING:
+        assert resolve(PLAIN | {key: value}) is None
+
+
+def test_depth_attention_that_is_stated_to_be_off() -> None:
+    off = {"use_depth_attention": False, "depth_attention_stride": 2}
+    assert resolve(PLAIN | off) is None
+    config = json.loads((GOLDENS / "baseline_attnres" / "config.json").read_text())
+    assert resolve(config | off) == resolve(config)
+
+
+@pytest.mark.parametrize("key", [*connections.HARMLESS, "residual_dropout", "depth_dropout"])
+def test_harmless_keys_are_left_alone(key: str) -> None:
+    assert resolve(PLAIN | {key: 0.5}) is None
+    house = PLAIN | {"attn_res": {"block_size": 2}, "num_hidden_layers": 2}
+    house |= {"model_type": "attnres_llama", "architectures": ["AttnResLlamaForCausalLM"]}
+    assert resolve(house) == resolve(house | {key: True})
+
+
+def test_strangers_of_a_format_are_refused() -> None:
+    """Beside its Attention Residuals a model may have no other connections."""
+    for folder in GOLDENS.iterdir():
+        config = json.loads((folder / "config.json").read_text())
+        for key in ("dwa_dilation", "hyper_connections", "layer_kv_reuse_map"):
+            assert f"config.json has {key}: 4" in refusal(config | {key: 4}), folder.name
+
+
+@pytest.mark.parametrize("key", ["use_depth_attention", "dwa_dilation"])
+def test_vllm_with_the_plugin_refuses_them(key: str, tmp_path: Path) -> None:
+    """Before an engine starts.  Without the key they are served, as plain models."""
+    from in_process import vllm_config
+
+    from attnres_serve import plugin
+
+    plugin.register()
+    folder = write_standard(tmp_path)
+    assert vllm_config(folder).model_config.architecture == "LlamaForCausalLM"
+    edit(folder, **{key: True})
+    with pytest.raises(ValueError, match=f"config.json has {key}: True, "):
+        vllm_config(folder)
+
+
+def test_other_architectures_are_left_to_vllm() -> None:
+    for architecture in ("Gemma3nForCausalLM", "LlamaForCausalLMEagle3"):
+        assert resolve({"architectures": [architecture], "altup_num_inputs": 4}) is None
+    own_code = PLAIN | {"auto_map": {}, "depth_window": 4}
+    assert resolve(own_code, own_code=True) is None
+
+
+def configs(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/config.json"))]
+
+
+def test_no_false_alarm_of_what_is_served() -> None:
+    for config in (*configs(GOLDENS), *configs(FAMILY_GOLDENS)):
+        resolve(config)
+    for config in TINY.values():
+        resolve({"block_attn_res_block_size": None} | config)  # which AliceAI's must state
+
+
+KNOWN = [name for name, one in FAMILIES.items() if one.is_stock and one.has_hf_class]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_false_alarm_of_keys_that_a_class_has(name: str) -> None:
+    """Whatever its value, a key that the family's class knows is not refused."""
+    from attnres_serve.families import hugging_face
+
+    family = FAMILIES[name]
+    config = {"model_type": family.hf, "architectures": [family.stock_architecture]}
+    written = hugging_face.config_class(family.hf)().to_dict()
+    known = hugging_face.keys(family.hf) | set(written)
+    resolve(config | dict.fromkeys(known - {*config, "auto_map"}, 0.5))
+    resolve(written | config)
+
+
+def test_every_default_of_transformers_is_left_alone() -> None:
+    """Of every class that it has, with the architecture that the class is made for."""
+    import transformers
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    seen = 0
+    for model_type, architecture in names.items():
+        cls = getattr(transformers, configuration_auto.CONFIG_MAPPING_NAMES[model_type], None)
+        try:
+            written = cls().to_dict()
+        except Exception:  # of any kind: a class whose defaults do not go together
+            continue
+        resolve(json.loads(json.dumps(written, default=str)) | {"architectures": [architecture]})
+        seen += 1
+    assert seen > 100
