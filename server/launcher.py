@@ -118,6 +118,8 @@ def serve(checkpoint: str | None, own: argparse.Namespace, vllm_arguments: list[
         )
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
+    if own.enable_weight_updates:
+        chosen |= openai_server.weight_transfer(words)
     openai_server.run_server(
         model,
         DEFAULTS

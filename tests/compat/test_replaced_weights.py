@@ -19,11 +19,12 @@ from attnres_serve.compat.workarounds.replaced_weights import (
     BACKEND,
     FILE,
     FINISH,
+    INIT,
     RELOAD,
     START,
     STEPS,
 )
-from attnres_serve.compat.workarounds.replacing_calls import BUSY, OTHERS
+from attnres_serve.compat.workarounds.replacing_calls import BUSY, OTHERS, OrderError
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 
@@ -46,7 +47,9 @@ def made_up(**more: Any) -> Any:
         "kv_transfer_config": None,
         "weight_transfer_config": SimpleNamespace(backend=BACKEND),
         "load_config": SimpleNamespace(load_format="auto"),
-        "parallel_config": SimpleNamespace(data_parallel_size=1, world_size=1),
+        "parallel_config": SimpleNamespace(
+            data_parallel_size=1, world_size=1, _api_process_count=1
+        ),
         "model_config": SimpleNamespace(
             hf_config=config, quantization=more.pop("quantization", None), model="started"
         ),
@@ -66,7 +69,14 @@ REASONS = (
     ("with weights quantized by fp8", {"quantization": "fp8"}),
     ("with LoRA adapters", {"lora_config": SOME}),
     ("with a KV connector, which would keep what the old", {"kv_transfer_config": SOME}),
-    ("of several replicas", {"parallel_config": SimpleNamespace(data_parallel_size=2)}),
+    (
+        "of several replicas",
+        {"parallel_config": SimpleNamespace(data_parallel_size=2, _api_process_count=1)},
+    ),
+    (
+        "behind several API servers",
+        {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
+    ),
     *(
         (f"with --load-format {name}", {"load_config": SimpleNamespace(load_format=name)})
         for name in ("pt", "sharded_state", "runai_streamer")
@@ -182,6 +192,37 @@ def engine_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return request.param
 
 
+def started(cls: Any, **given: Any) -> Engine:
+    """An engine that has begun an update."""
+    engine = Engine(made_up(), **given)
+    engine.calls(cls)(START)
+    engine.asked.clear()
+    return engine
+
+
+def test_the_order_of_calls(engine_class: Any) -> None:
+    """What comes too early or too late is not sent; what workers refuse ends an update."""
+    engine = Engine(made_up())
+    call = engine.calls(engine_class)
+    for method in ("update_weights", FINISH):
+        with pytest.raises(OrderError, match=f"^{method} is for an update that was started"):
+            call(method)
+    for method in (INIT, START, "update_weights", "update_weights"):
+        call(method)
+    for method in (INIT, START, RELOAD, "start_draft_weight_update"):
+        with pytest.raises(OrderError, match=f"^{method} cannot come within an update"):
+            call(method)
+    assert [asked[0] for asked in engine.asked] == [INIT, START, *["update_weights"] * 2]
+    engine.answers = ((WRONG, True),)
+    with pytest.raises(SettingError, match=WRONG):
+        call("update_weights")
+    with pytest.raises(OrderError):
+        call(FINISH)
+    engine.answers = ((None, True),)
+    for method in (START, FINISH, RELOAD):
+        call(method)
+
+
 @pytest.mark.parametrize("method", OTHERS)
 def test_other_ways_are_refused(method: str, engine_class: Any) -> None:
     """Before anything is sent; a model of vLLM's own takes what it took."""
@@ -200,7 +241,7 @@ def test_other_ways_are_refused(method: str, engine_class: Any) -> None:
 @pytest.mark.parametrize("method", [RELOAD, FINISH])
 def test_the_cache_is_emptied_before_weights_are_replaced(method: str, engine_class: Any) -> None:
     """What is asked meanwhile is computed with the new ones, and may be kept."""
-    engine = Engine(made_up())
+    engine = started(engine_class) if method == FINISH else Engine(made_up())
     assert engine.calls(engine_class)(method) == [None]
     assert engine.asked == ["reset", (method, {ASKED: True} if method == RELOAD else {})]
     engine = Engine(made_up())
@@ -226,14 +267,14 @@ def test_paused_requests_begin_again() -> None:
     """They keep nothing that old weights computed."""
     for patch in replacing_calls.CLIENTS:
         patch.apply()
-    engine = Engine(made_up(), busy=True, paused=True)
+    engine = started(AsyncLLM, busy=True, paused=True)
     engine.calls(AsyncLLM)(FINISH)
     assert engine.asked == ["reset all", (FINISH, {})]
 
 
 def test_an_engine_that_receives_no_weights(engine_class: Any) -> None:
     for method in STEPS:
-        engine = Engine(made_up(weight_transfer_config=None))
+        engine: Any = Engine(made_up(weight_transfer_config=None))
         with pytest.raises(SettingError, match=f"^{method} needs an engine that receives weights"):
             engine.calls(engine_class)(method)
         assert not engine.asked

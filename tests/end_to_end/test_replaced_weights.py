@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_sites
 import torch
 from checkpoints import (
     computes_int8,
@@ -24,11 +25,13 @@ from checkpoints import (
     write_nanogpt,
     write_titan,
 )
+from draft_heads import add_head, write_eagle
 from facts import FACTS
 from jobs import fresh_prompts, run_replace_jobs
 from safetensors.torch import load_file, save_file
 
 from attnres_serve.compat.workarounds.replacing_calls import BUSY
+from tests.end_to_end.test_speculation import continued
 
 pytestmark = pytest.mark.engine
 
@@ -68,14 +71,17 @@ def job(checkpoint: Path, prompts: Any, *steps: Any, mode: str = "eager", **opti
 Pair = tuple[Path, Path]
 
 
-def crossed(root: Path, pairs: Mapping[str, tuple[Pair, dict[str, Any]]]) -> dict[str, list[Any]]:
+def crossed(
+    root: Path, pairs: Mapping[str, tuple[Pair, dict[str, Any]]], asked: Any = None
+) -> dict[str, list[Any]]:
     """Start engines on two checkpoints, and give each the weights of the other, by both ways.
 
     Args:
         root: for files.
         pairs: two checkpoints and options of their jobs, by a name.
+        asked: the prompts; None for fresh ones.
     """
-    jobs, prompts = [], fresh_prompts(LENGTHS)
+    jobs, prompts = [], asked or fresh_prompts(LENGTHS)
     for pair, options in pairs.values():
         for folder, other, how in zip(pair, reversed(pair), WAYS, strict=True):
             jobs.append(job(folder, prompts, [how, other], **options))
@@ -292,7 +298,7 @@ def test_what_is_refused_leaves_the_weights(life):
     called, busy, other, *others = [step["refused"] for step in refused]
     assert "was called in a worker" in called and busy == BUSY and "not supported" in other
     wanted = [*DAMAGED.values(), *(DAMAGED[kind] for kind in TENSORS * 2)]
-    wanted += ["without a matching start_weight_update", "has no draft model"]
+    wanted += ["is for an update that was started", "no draft model is configured"]
     for said, part in zip(others, wanted, strict=True):
         assert said and part in said and "\n" not in said
     for step in refused:
@@ -316,3 +322,56 @@ def test_a_refusal_of_two_workers_leaves_no_reply(life):
     for step in refused:
         assert DAMAGED["nan"] in step["refused"]
         assert step["answers"] == before["answers"]
+
+
+def drafting(**given: Any) -> dict[str, Any]:
+    speculation = {"num_speculative_tokens": 1, **given}
+    return {
+        "speculative_config": speculation,
+        "disable_log_stats": False,
+        "enable_prefix_caching": False,
+        **RECEIVES,
+    }
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("base", ["deepseek_v3", "alice_ai"])
+def test_the_head_of_a_checkpoint_is_replaced_with_it(base, tmp_path):
+    """As many drafts are taken as in an engine that started on it."""
+    prompts, folders = fresh_prompts(LENGTHS), drawn(tmp_path, base)
+    for folder in folders:
+        model = tiny_sites.load(folder)
+        add_head(folder, base, [continued(model, prompt) for prompt in prompts])
+    found = crossed(tmp_path, {base: (folders, drafting(method="mtp"))}, prompts)[base]
+    check(*found, caches=False)
+    assert all(step["drafts"] > 0 for engine in found for step in engine)
+
+
+def of_a_model(root: Path) -> tuple[Path, Pair, str]:
+    """A draft that is the model itself, and one that is another."""
+    target = write_house(root / "target", layers=4, block_size=3, seed=31)
+    return target, turned(shutil.copytree(target, root / "draft")), "draft_model"
+
+
+def of_a_head(root: Path, prompts: list[list[int]]) -> tuple[Path, Pair, str]:
+    """A head that knows the answers, and one that does not."""
+    target = write_house(root / "target", layers=4, block_size=3, seed=31)
+    model = tiny_sites.load(target)
+    answers = [continued(model, prompt) for prompt in prompts]
+    return target, turned(write_eagle(root / "head", target, answers)), "eagle"
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_draft_is_replaced_alone(kind, tmp_path):
+    prompts = fresh_prompts(LENGTHS)
+    target, pair, method = of_a_model(tmp_path) if kind == "model" else of_a_head(tmp_path, prompts)
+    jobs = [
+        job(target, prompts, ["draft", other], **drafting(method=method, model=str(own)))
+        for own, other in (pair, pair[::-1])
+    ]
+    first, second = run_replace_jobs(jobs, tmp_path / "run")
+    assert [step["refused"] for step in (*first, *second)] == [None] * 4
+    assert first[0]["drafts"] > second[0]["drafts"]
+    assert first[0]["answers"] == second[0]["answers"]
+    assert first[1] == second[0] and second[1] == first[0]

@@ -138,6 +138,20 @@ def test_an_update_in_any_order_and_by_house_names(
     assert same(values(worker), before)
 
 
+@pytest.mark.parametrize("worker", ["alice_ai"], indirect=True)
+def test_what_refers_to_a_parameter_refers_to_the_new_one(worker: Any, world: Path) -> None:
+    """A router has the bias of its gate."""
+    gates = [one for one in worker.get_model().modules() if hasattr(one, "e_score_correction_bias")]
+    assert gates
+    before = [one.e_score_correction_bias for one in gates]
+    send(worker, tensors(world, "alice_ai", 2))
+    for gate, bias in zip(gates, before, strict=True):
+        assert gate.e_score_correction_bias is bias
+    second = tensors(world, "alice_ai", 2)
+    wanted = [name for name in second if name.endswith("e_score_correction_bias")]
+    assert wanted and any(torch.equal(second[wanted[0]], bias) for bias in before)
+
+
 @pytest.mark.parametrize("worker", ["qwen3_moe"], indirect=True)
 def test_an_update_with_packed_experts(worker: Any, world: Path) -> None:
     """As transformers holds them in memory."""

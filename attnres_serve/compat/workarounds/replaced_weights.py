@@ -43,6 +43,8 @@ def problem(vllm_config: Any) -> str | None:
         ),
         f"with --load-format {load_format}": load_format not in FORMATS,
         "of several replicas": vllm_config.parallel_config.data_parallel_size > 1,
+        # Each would know of its own updates alone.
+        "behind several API servers": not engine_config.is_only_api_server(vllm_config),
     }
     found = next((reason for reason, is_so in reasons.items() if is_so), None)
     return found and f"weights cannot be replaced in a running engine {found}; {WAY}"

@@ -6,6 +6,7 @@ every call that changes weights, no request may run beside one, and an engine wh
 whole serves nothing.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,10 @@ from attnres_serve.compat.workarounds.replaced_weights import (
     ASKED,
     FILE,
     FINISH,
+    INIT,
     RELOAD,
+    SHUTDOWN,
+    START,
     STEPS,
     WAY,
     WHY,
@@ -31,7 +35,13 @@ BUSY = (
     "weights cannot be replaced while requests run, which would be answered by both; wait for "
     "them, abort them, or pause them."
 )
-_PROBLEM = "attn_res_weights_problem"  # of an engine: why its weights are not whole
+# Of an engine: why its weights are not whole; whether an update was started; when the last ended.
+_PROBLEM, _STARTED = "attn_res_weights_problem", "attn_res_weights_started"
+CHANGED = "attn_res_weights_changed"
+
+
+class OrderError(SettingError):
+    """A step of an update comes when it cannot."""
 
 
 def _asking(own: Any) -> Any:
@@ -84,7 +94,17 @@ def _is_ours(engine: Any, method: Any) -> bool:
             f"{method} needs an engine that receives weights; start it with "
             '--weight-transfer-config \'{"backend": "shared_memory"}\', or call reload_weights.'
         )
+    _check_order(engine, method)
     return True
+
+
+def _check_order(engine: Any, method: str) -> None:
+    is_started = getattr(engine, _STARTED, False)
+    if method in ("update_weights", FINISH):
+        if not is_started:
+            raise OrderError(f"{method} is for an update that was started; call {START} first.")
+    elif is_started:
+        raise OrderError(f"{method} cannot come within an update; finish that one first.")
 
 
 @contextmanager
@@ -105,7 +125,7 @@ def _given(engine: Any, method: str, args: Any, kwargs: Any) -> Iterator[tuple[A
 
 def _require_idle(engine: Any) -> None:
     if engine.output_processor.has_unfinished_requests():
-        raise SettingError(BUSY)
+        raise OrderError(BUSY)
 
 
 def _require_empty(is_empty: bool) -> None:
@@ -114,7 +134,7 @@ def _require_empty(is_empty: bool) -> None:
     It is emptied first: what comes while weights are replaced is computed with the new ones.
     """
     if not is_empty:
-        raise SettingError(BUSY)
+        raise OrderError(BUSY)
 
 
 def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]:
@@ -124,12 +144,15 @@ def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]
         SettingError: with what one of them found to be wrong.
     """
     found = next((answer["problem"] for answer in answers if answer["problem"]), None)
+    if method not in (INIT, SHUTDOWN):  # whatever is refused ends an update
+        setattr(engine, _STARTED, found is None and method not in (RELOAD, FINISH))
     is_whole = all(answer["is_whole"] for answer in answers)
     some_are_new = method in (RELOAD, FINISH) and len({a["problem"] is None for a in answers}) > 1
     if not is_whole or some_are_new:
         setattr(engine, _PROBLEM, found)
     elif method in (RELOAD, FINISH) and found is None:
         setattr(engine, _PROBLEM, None)
+        setattr(engine, CHANGED, time.time())
     if found is not None:
         raise SettingError(found)
     return [None] * len(answers)
