@@ -318,6 +318,8 @@ def test_what_workers_answer(answers: Any, said: Any, is_broken: bool, engine_cl
     add = plain(engine_class.add_request.__get__(engine))
     with pytest.raises(SettingError, match=f"are not whole, .*[(]{WRONG}[)]; no request is served"):
         add("1", {"prompt_token_ids": [3]}, None)
+    with pytest.raises(SettingError, match="are not whole"):
+        call("attn_res_trace")
     engine.answers = ((None, True),) * len(answers)
     call(RELOAD)
     replacing_calls.check_whole(engine)

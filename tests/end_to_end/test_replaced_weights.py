@@ -29,6 +29,7 @@ from draft_heads import add_head, write_eagle
 from facts import FACTS
 from jobs import fresh_prompts, run_replace_jobs
 from safetensors.torch import load_file, save_file
+from serving import FAMILY_GOLDENS
 
 from attnres_serve.compat.workarounds.replacing_calls import BUSY
 from tests.end_to_end.test_speculation import continued
@@ -137,9 +138,9 @@ def turned(folder: Path) -> Pair:
     return folder, other
 
 
-def write_kimi(folder: Path, **changes: Any) -> Path:
+def write_kimi(folder: Path) -> Path:
     """A checkpoint in Kimi Linear's own format."""
-    write_house(folder, "kimi_linear", layers=4, block_size=2, changes=changes)
+    write_house(folder, "kimi_linear", layers=4, block_size=2)
     config = json.loads((folder / "config.json").read_text())
     del config["attn_res"], config["max_position_embeddings"]
     own = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"]}
@@ -148,13 +149,12 @@ def write_kimi(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-K3 = {"hidden_act": "situ", "activation_situ_beta": 2.0, "activation_situ_linear_beta": 3.0}
 FORMATS: dict[str, Callable[[Path], Path]] = {
     "nanogpt": write_nanogpt,
     "transformer": partial(write_fla, qkv_bias=True, qk_norm=True),
     "tied transformer": partial(write_fla, tie=True),
     "kimi_linear": write_kimi,
-    "kimi k3": partial(write_kimi, **K3),
+    "kimi k3": partial(shutil.copytree, FAMILY_GOLDENS / "kimi_k3"),
     "alice_ai": partial(write_alice_ai, layers=4, per_block=1),
     "open-attnres": partial(write_mode, cumulative=True),
     "delta-attnres": partial(write_mode, base="llama", mode="full"),

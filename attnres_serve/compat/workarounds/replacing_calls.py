@@ -30,6 +30,7 @@ from attnres_serve.errors import SettingError
 
 # Methods of vLLM's workers that change weights in another way.
 OTHERS = ("load_model", "reset_weights", "update_config")
+TRACE = "attn_res_trace"  # runs the model, as a request does
 _ARGUMENTS = ("weights_iterator", "weights_path", "is_checkpoint_format")  # of RELOAD, in order
 BUSY = (
     "weights cannot be replaced while requests run, which would be answered by both; wait for "
@@ -86,6 +87,8 @@ def _is_ours(engine: Any, method: Any) -> bool:
     if method in OTHERS:
         raise SettingError(f"{method} is not supported with AttnRes while an engine runs; {WAY}")
     if method not in (RELOAD, *STEPS):
+        if method == TRACE:
+            check_whole(engine)
         return False
     if (found := problem(engine.vllm_config)) is not None:
         raise SettingError(found)
