@@ -11,12 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from goldens import load
 from safetensors.torch import load_file
 from serving import DEMO, ROOT, Server, running_demo
 
 from attnres_serve import WeightSender
 from attnres_serve.compat import tensor_file
+from attnres_serve.verify.oracle import load
 
 pytestmark = pytest.mark.engine
 
