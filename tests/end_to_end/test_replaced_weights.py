@@ -173,7 +173,7 @@ def of_formats(request, tmp_path_factory):
 @pytest.mark.families
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format(of_formats, name):
-    caches = name not in ("kimi_linear", "kimi k3", "alice_ai")
+    caches = name not in ("kimi_linear", "kimi k3")
     check(*of_formats[name], caches)
 
 
