@@ -31,6 +31,7 @@ SERVED = (traces, passes, bank, weights)
 
 for _outcome in OUTCOMES:  # so that the first one is an increase
     traces.labels(_outcome)
+weights.labels("default")  # those of the start
 
 _counted: dict[tuple[str, str], int] = {}
 
