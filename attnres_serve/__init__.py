@@ -1,14 +1,21 @@
-"""Serve Attention Residuals models with vLLM, and trace them in Python."""
+"""Serve Attention Residuals models with vLLM, trace them in Python, and send them weights."""
 
 TYPE_CHECKING = False  # as typing has it, whose import takes milliseconds
 if TYPE_CHECKING:
     from attnres_serve.lens.api import trace as trace
     from attnres_serve.lens.traced import Trace as Trace
+    from attnres_serve.logprobs import compare_logprobs as compare_logprobs
+    from attnres_serve.weight_sender import WeightSender as WeightSender
 
 __version__ = "0.1.0"
 
 # What is imported when it is first asked for, because NumPy comes with it.
-_MODULES = {"Trace": "attnres_serve.lens.traced", "trace": "attnres_serve.lens.api"}
+_MODULES = {
+    "Trace": "attnres_serve.lens.traced",
+    "WeightSender": "attnres_serve.weight_sender",
+    "compare_logprobs": "attnres_serve.logprobs",
+    "trace": "attnres_serve.lens.api",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -24,7 +24,7 @@ from attnres_serve.server.bounds.guard import Guard
 from attnres_serve.server.bounds.limits import Limits
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.head import Head
-from attnres_serve.server.routes import info, models, page, trace
+from attnres_serve.server.routes import info, models, page, trace, weights
 
 
 class EndpointPlugin:
@@ -40,6 +40,8 @@ class EndpointPlugin:
         app.include_router(page.router)
         app.include_router(lifecycle.router)
         policy = openai_server.policy_of(app.state.args) or Policy()
+        if policy.enable_weight_updates:
+            weights.attach(app)
         app.state.attn_res_lifecycle = lifecycle.Lifecycle(policy.drain_delay)
         app.add_middleware(lifecycle.Gate, lifecycle=app.state.attn_res_lifecycle)
         app.add_exception_handler(HTTPException, refusal.of_router)

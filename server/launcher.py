@@ -123,6 +123,8 @@ def serve(
         )
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
+    if own.enable_weight_updates:
+        chosen |= openai_server.weight_transfer(words)
     openai_server.run_server(
         model,
         DEFAULTS

@@ -20,12 +20,26 @@ bank = Gauge(
     multiprocess_mode="max",
 )
 
-SERVED = (traces, passes, bank)
+weights = Gauge(
+    "attnres_weights_changed_timestamp_seconds",
+    "When the weights of this version were put in the place of others",
+    ["version"],
+    multiprocess_mode="max",
+)
+
+SERVED = (traces, passes, bank, weights)
 
 for _outcome in OUTCOMES:  # so that the first one is an increase
     traces.labels(_outcome)
+weights.labels("default")  # those of the start
 
 _counted: dict[tuple[str, str], int] = {}
+
+
+def tell_weights(version: str, changed: float | None) -> None:
+    """Say since when the weights are those of a version; nothing where they are the first."""
+    if changed is not None:
+        weights.labels(version).set(changed)
 
 
 def count_passes(executed: dict[str, dict[str, int]]) -> None:

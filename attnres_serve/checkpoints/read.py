@@ -158,10 +158,10 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
                 "supported: it has no config.json, so neither its blocks nor its base model are "
                 "known; write the model in the house format (docs/use/formats.md)."
             )
-    return {name: _plain(name, tensor, path) for name, tensor in content.items()}
+    return {name: plain(name, tensor, path) for name, tensor in content.items()}
 
 
-def _plain(name: str, tensor: Tensor, file: Path) -> Tensor:
+def plain(name: str, tensor: Tensor, file: Path) -> Tensor:
     """A tensor without its gradient, and with its signs applied.
 
     Raises:

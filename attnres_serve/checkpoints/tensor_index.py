@@ -35,7 +35,9 @@ from attnres_serve.checkpoints.tensors import (
 )
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import experts
 from attnres_serve.families.family import Held, Shape
+from attnres_serve.formats import house
 from attnres_serve.formats.format import Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant
@@ -53,15 +55,22 @@ class TensorIndex:
         own_names: the checkpoint's own name of every tensor.
     """
 
-    def __init__(self, format_module: Format, base: BaseTensors, spec: AttnResSpec | None) -> None:
+    def __init__(
+        self,
+        format_module: Format,
+        base: BaseTensors,
+        spec: AttnResSpec | None,
+        takes_house_names: bool = False,
+    ) -> None:
         """Begin with no tensor.
 
         Args:
             format_module: the format of the checkpoint.
             base: what the base model needs.
             spec: the depth attention, None for a model with standard residuals.
+            takes_house_names: whether a tensor that the format does not know may have a house name.
         """
-        self.base = base
+        self.base, self._takes_house_names = base, takes_house_names
         self.stored: dict[str, Stored] = {}
         self.own_names: dict[str, str] = {}
         self._format = format_module
@@ -133,12 +142,21 @@ class TensorIndex:
             check_shape(own, shape, held.shape)
             yield from ((name, own, part) for name, part in held.parts.items())
             return
-        for part, its_shape in parts_of(self._format, own, shape).items():
-            yield self._format.rename(part), part, its_shape
+        names = self._names_of(own)
+        for part, its_shape in parts_of(names, own, shape).items():
+            yield names.rename(part), part, its_shape
 
     def _held(self, own: str) -> Held | None:
-        name = self._format.rename(own)
+        name = self._names_of(own).rename(own)
         return None if name in self._sites else self.base.held(own, name)
+
+    def _names_of(self, own: str) -> Format:
+        """The format by whose names a tensor is called.
+
+        A name of the house format that the checkpoint's format has too means the same in both.
+        """
+        is_of_house = own in self._sites or own in self.base.needed or experts.is_packed(own)
+        return house if self._takes_house_names and is_of_house else self._format
 
     def pieces(self, own: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
         """The parts of a tensor by their house names, in the order of ``take``.
@@ -151,8 +169,9 @@ class TensorIndex:
             unpacked = held.unpack(tensor)
             yield from ((name, unpacked[name]) for name in held.parts)
             return
-        parts = parts_of(self._format, own, tuple(tensor.shape))
-        yield from zip(map(self._format.rename, parts), cut(tensor, len(parts)), strict=True)
+        names = self._names_of(own)
+        parts = parts_of(names, own, tuple(tensor.shape))
+        yield from zip(map(names.rename, parts), cut(tensor, len(parts)), strict=True)
 
     def _refuse_no_name(self, own: str) -> None:
         """Raise CheckpointError for a name that a wrapper has changed, or of what is no weight."""

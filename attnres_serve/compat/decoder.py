@@ -196,3 +196,11 @@ def is_first_tensor_rank() -> bool:
     from vllm.distributed import get_tensor_model_parallel_rank
 
     return get_tensor_model_parallel_rank() == 0
+
+
+def draft_model(worker) -> tuple[Any, Any] | None:
+    """The model that a worker takes drafts from, and its configuration; None where it has none."""
+    speculation = worker.vllm_config.speculative_config
+    model = getattr(getattr(worker.model_runner, "drafter", None), "model", None)
+    config = getattr(speculation, "draft_model_config", None)
+    return None if model is None or config is None else (model, config)

@@ -1,6 +1,7 @@
 """What is read from an engine's ``VllmConfig``, and what is set in it."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,19 @@ def reasons(error) -> str:
     """What a ValidationError of vLLM's configuration says."""
     reasons = "; ".join(str(detail["msg"]) for detail in error.errors())
     return reasons.removeprefix("Value error, ")
+
+
+def current(vllm_config) -> AbstractContextManager[None]:
+    """Have vLLM's layers read this configuration while they are loaded."""
+    from vllm.config import set_current_vllm_config
+
+    found: AbstractContextManager[None] = set_current_vllm_config(vllm_config)
+    return found
+
+
+def is_in_this_process(engine) -> bool:
+    """Whether an engine's only worker runs in this process."""
+    from vllm.v1.engine.core_client import InprocClient
+
+    alone = engine.vllm_config.parallel_config.world_size == 1
+    return alone and isinstance(engine.engine_core, InprocClient)

@@ -218,3 +218,10 @@ BODIES = Patch(
     first=(0, 28),
     report="errors-of-a-body",
 )
+
+
+def include_weight_routes(app) -> None:
+    """Add vLLM's routes for a trainer that replaces weights, and none for development."""
+    from vllm.entrypoints.rl.online.api_router import router
+
+    app.include_router(router)

@@ -91,6 +91,22 @@ def _refuse(problem: str) -> NoReturn:
     raise SettingError(f"{problem}; `attnres-serve serve --help=all` has every flag.")
 
 
+def weight_transfer(words: Sequence[str]) -> dict[str, Any]:
+    """The default of vLLM's flag for a server that receives weights.
+
+    Args:
+        words: flags of vLLM's.
+
+    Raises:
+        SettingError: this vLLM has no such routes.
+    """
+    if versions.is_older_than((0, 32)):
+        raise SettingError("--enable-weight-updates is for vLLM 0.32; leave it out, or install it.")
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    return {"weight_transfer_config": WeightTransferConfig(backend="shared_memory")}
+
+
 def run_server(
     model: str,
     defaults: dict[str, Any],

@@ -30,6 +30,7 @@ from attnres_serve.compat.workarounds import (
     prompts_of_adapters,
     python_frames,
     replaced_weights,
+    replacing_calls,
     responses_errors,
     rotary,
     router_bias,
@@ -70,7 +71,7 @@ def engine(vllm_config) -> None:
             weights of a trainer were, which AttnRes models do not take.
     """
     replaced_weights.check_start(vllm_config)
-    for patch in replaced_weights.CLIENTS:
+    for patch in replacing_calls.CLIENTS:
         patch.apply()
     if vllm_config.lora_config is not None:
         for patch in adapters_again.PATCHES:
@@ -93,7 +94,10 @@ def worker(vllm_config) -> None:
     python_frames.PATCH.apply()
     if engine_config.activation(vllm_config) == "xielu":
         xielu.PATCH.apply()
-    replaced_weights.WORKERS.apply()
+    for patch in replaced_weights.WORKERS:
+        patch.apply()
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        replaced_weights.offer()
     if vllm_config.speculative_config is not None:
         draft_blocks.PATCH.apply()
         if device.is_cpu():

@@ -5,6 +5,7 @@ from typing import Any
 
 from attnres_serve import mistakes
 from attnres_serve.compat.token_texts import texts_behind_another
+from attnres_serve.compat.workarounds.replacing_calls import CHANGED
 
 
 async def require_json(request) -> None:
@@ -126,3 +127,13 @@ def token_texts(client, ids: list[int]) -> list[str | None]:
     if client.vllm_config.model_config.skip_tokenizer_init:
         return [None] * len(ids)
     return [*texts_behind_another(client.get_tokenizer(), ids)]
+
+
+async def weights_of(client) -> tuple[str | None, float | None]:
+    """The version of an engine's weights, and when they were replaced, in seconds since 1970.
+
+    None for an engine that has no versions, as before vLLM 0.32, and for weights of the start.
+    """
+    if not hasattr(client, "get_weight_version"):
+        return None, None
+    return await client.get_weight_version(), getattr(client, CHANGED, None)

@@ -136,8 +136,6 @@ class Family:
             says otherwise, whatever the activations are.
         idle_elements: gives the elements of the experts that a token does not see.
         limits: what vLLM's class cannot have.
-        reloads: whether an engine on a CPU that was given other weights while it ran was measured
-            to answer as a new engine with them, of a config.json.  False where that was not tried.
     """
 
     # Which models they are.
@@ -180,7 +178,6 @@ class Family:
     has_float32_states: bool = False
     idle_elements: Callable[[Config], int] = lambda config: 0
     limits: frozenset[Limit] = UNTRIED
-    reloads: Callable[[Config], bool] = lambda config: False
 
     @property
     def stock_architecture(self) -> str:

@@ -202,8 +202,6 @@ FAMILY = hugging_face.family(
     adjust=adjust,
     cache_elements=cache_elements,
     head_size=latent.head_size,
-    # Kimi K3's experts are ours, and never packed.
-    reloads=lambda config: config.get("hidden_act") == kimi_k3.ACTIVATION,
 )
 # Its rows are those of latent attention; the checks of rotary embedding are not for it.
 FAMILY = replace(FAMILY, is_latent=True)

@@ -24,5 +24,4 @@ FAMILY = dense.family(
     checks=CHECKS,
     window=checks.stated_window,
     limits=frozenset(),
-    reloads=lambda config: True,
 )

@@ -17,10 +17,11 @@ from attnres_serve.checkpoints.check import amount
 from attnres_serve.compat import decoder, engine_config, host, prepare, token_shards
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
-from attnres_serve.model import linear_attention, streams
+from attnres_serve.model import linear_attention, replacing, streams
 from attnres_serve.model.config import spec_of
 from attnres_serve.model.dry_run import run_dry
 from attnres_serve.model.loading import LoadingMixin, parameters_of
+from attnres_serve.model.origin import Origin
 from attnres_serve.model.sharded_site import Division, leave_sums
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
@@ -51,6 +52,7 @@ class AttnResMixin(LoadingMixin):
         self.attn_res_dtype = vllm_config.model_config.dtype
         self.attn_res_has_head = engine_config.speculation_method(vllm_config) == settings.MTP
         self.attn_res_loaded = False
+        self.attn_res_origin = Origin(vllm_config.model_config.model)
         self.attn_res_backend: str | None = None
         self.attn_res_algorithm: str | None = None
         model: nn.Module = decoder.of(self)
@@ -113,6 +115,16 @@ class AttnResMixin(LoadingMixin):
             self.attn_res_backend,
             sharded,
         )
+
+    def attn_res_begin(
+        self, worker: Any, is_draft_model: bool = False, is_partial: bool = False
+    ) -> replacing.Update:
+        """An update of the weights that a worker serves; see ``replacing.begin``."""
+        return replacing.begin(worker, is_draft_model, is_partial)
+
+    def attn_res_read(self, worker: Any, folder: str) -> None:
+        """Replace the weights by those of a folder; see ``replacing.from_folder``."""
+        replacing.from_folder(worker, folder)
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
         """Let the decoder give what heads of EAGLE's kind read before these layers."""

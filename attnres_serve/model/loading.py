@@ -31,6 +31,7 @@ from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.format import Format
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.model.config import OWN_FIELDS, build, spec_of
+from attnres_serve.model.origin import Origin
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.start import events
 
@@ -50,6 +51,9 @@ class LoadingMixin(_Base):
         attn_res_dtype: that of activations, and of weights where nothing else is said.
         attn_res_has_head: whether vLLM takes drafts from the checkpoint's own head.
         attn_res_loaded: whether a whole checkpoint has been loaded, and no other is expected.
+        attn_res_takes_house_names: whether what is loaded may have house names in any format.
+        attn_res_head: house names of the tensors of the checkpoint that predict further tokens.
+        attn_res_origin: where the rest of a partial update is read.
     """
 
     attn_res_format: Format
@@ -58,6 +62,9 @@ class LoadingMixin(_Base):
     attn_res_dtype: torch.dtype
     attn_res_has_head: bool
     attn_res_loaded: bool
+    attn_res_takes_house_names = False
+    attn_res_head: frozenset[str] = frozenset()
+    attn_res_origin: Origin
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a whole checkpoint of any served format.
@@ -72,42 +79,51 @@ class LoadingMixin(_Base):
                 "the weights of this model are loaded, and are not replaced one by one; start a "
                 "new engine with the new weights."
             )
-        index = TensorIndex(self.attn_res_format, self.attn_res_base, spec_of(self.config))
+        index = self.attn_res_index(self.attn_res_takes_house_names)
         loaded: set[str] = super().load_weights(self._by_module(weights, index))
         # No part is left at what memory held, even if no folder could be validated before.
-        index.close(self._is_here)
+        index.close(self.attn_res_is_here)
         if index.base.quantisation:
             self._require_one_quantisation(index, loaded)
         _tell_aside(index, self.attn_res_has_head)
         events.tell("loaded")
         self.attn_res_loaded = True
+        config = self.attn_res_base.config
+        self.attn_res_head |= {name for name in index.stored if is_draft(name, config)}
         return loaded
 
-    @contextmanager
-    def attn_res_expecting(self, name: str) -> Iterator[None]:
-        """Validate a checkpoint, which may then take the place of the loaded one.
+    def attn_res_index(self, takes_house_names: bool) -> TensorIndex:
+        """The index of a checkpoint of this model, of which no tensor has come."""
+        spec = spec_of(self.config)
+        return TensorIndex(self.attn_res_format, self.attn_res_base, spec, takes_house_names)
 
-        Args:
-            name: its folder.
+    def attn_res_validate(self, folder: str) -> None:
+        """Raise CheckpointError unless a folder has a checkpoint that may replace the loaded one.
 
-        Raises:
-            CheckpointError: it is no checkpoint of this model that can be served; nothing was
-                changed.
+        All its values are read.
         """
-        checkpoint = check_folder(Path(name))
-        if key := _difference(self.config, build(checkpoint.translated(name))):
+        checkpoint = check_folder(Path(folder))
+        if key := _difference(self.config, build(checkpoint.translated(folder))):
             raise CheckpointError(
-                f"{name} is of another model than the one that runs, by its config.json ({key}); "
+                f"{folder} is of another model than the one that runs, by its config.json ({key}); "
                 "start a new engine with it."
             )
-        for path in read.files(Path(name)):
+        for path in read.files(Path(folder)):
             for own, tensor in read.tensors(path):
                 check_finite(own, tensor, self.attn_res_dtype)
-        self.attn_res_loaded = False
+
+    @contextmanager
+    def attn_res_expecting(self, takes_house_names: bool = False) -> Iterator[None]:
+        """Let a checkpoint that was validated take the place of the loaded one.
+
+        Args:
+            takes_house_names: whether its tensors may have house names in any format.
+        """
+        self.attn_res_loaded, self.attn_res_takes_house_names = False, takes_house_names
         try:
             yield
         finally:
-            self.attn_res_loaded = True
+            self.attn_res_loaded, self.attn_res_takes_house_names = True, False
 
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], index: TensorIndex
@@ -123,7 +139,7 @@ class LoadingMixin(_Base):
             parts = index.take(own, Stored(tuple(tensor.shape), dtype))
             first = next(iter(parts))
             if decoder.is_ours_to_look_at(own) and not is_aside(first, index.base.config):
-                check_finite(own, tensor, self._served_in(first, parts[first]))
+                check_finite(own, tensor, self.attn_res_served_in(first, parts[first]))
             for name, piece in index.pieces(own, tensor):
                 if (site := parts[name]) is None:
                     index.check_values(name, piece)
@@ -138,14 +154,14 @@ class LoadingMixin(_Base):
                 for parameter in self.attn_res_parameters.get((0, part), ()):
                     yield parameter, torch.zeros(hidden)
 
-    def _served_in(self, name: str, site: tuple[int, str] | None) -> torch.dtype:
+    def attn_res_served_in(self, name: str, site: tuple[int, str] | None) -> torch.dtype:
         """The type that a tensor is cast to, by its house name and the site that it is of."""
         if site is not None:
             return torch.float32
         found = getattr(decoder.parameter(self, name), "dtype", None)
         return found if DTYPES.get(found) in FLOATS else self.attn_res_dtype
 
-    def _is_here(self, name: str) -> bool:
+    def attn_res_is_here(self, name: str) -> bool:
         """Whether this pipeline stage needs a tensor, by its house name."""
         site = site_of(name, self.attn_res_base.layout)
         if site is None:

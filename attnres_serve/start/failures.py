@@ -1,7 +1,6 @@
 """Exceptions that end processes of an engine, told by the process that they end."""
 
 import logging
-import multiprocessing.process
 import os
 import signal
 import traceback
@@ -22,6 +21,8 @@ def reason_of(error: BaseException) -> str:
     told = traceback.TracebackException.from_exception(error)
     told.__notes__ = None  # where vLLM puts the traceback
     said = engine_log.shortened("".join(told.format_exception_only()))
+    import multiprocessing.process
+
     for child in multiprocessing.process._dangling:  # type: ignore[attr-defined]
         is_own = child._parent_pid == os.getpid() and not child._closed
         number = -(child.exitcode or 0) if is_own else 0

@@ -18,6 +18,7 @@ class Policy:
     max_trace_tokens: int = 4096  # one replay is one pause of the engine
     max_trace_weights: int = 2**18  # an answer of about 6 MB
     drain_delay: int = 0  # seconds
+    enable_weight_updates: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--public-metrics", action="store_true", help="answer GET /metrics without a key"
+    )
+    parser.add_argument(
+        "--enable-weight-updates",
+        action="store_true",
+        help="open the routes by which a trainer pauses the server and replaces its weights",
     )
     bounds = {
         "max_body_bytes": "size of a request's body; 413 over it",

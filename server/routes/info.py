@@ -19,6 +19,7 @@ from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
+from attnres_serve.server.routes.weights import Weights, weights_of
 from attnres_serve.tracing import readings
 
 PERIOD = 10  # seconds between two questions to the workers about their forward passes
@@ -53,6 +54,7 @@ class AttnResInfo(BaseModel):
         description="those of them that ran in a compiled graph"
     )
     trace: TraceLimits | None = Field(description="null where nothing can be traced")
+    weights: Weights | None = Field(description="null where the engine does not tell")
 
 
 @router.get("/v1/attn_res")
@@ -73,6 +75,7 @@ async def attn_res(request: Request) -> AttnResInfo:
         "executed": {},
         "executed_compiled": {},
         "trace": None,
+        "weights": await weights_of(client),
     }
     spec = spec_of(config) if backbone else None
     if spec is not None:

@@ -1,51 +1,55 @@
-"""Weights that are replaced in a running engine: refused, or exactly as in a new engine."""
+"""Weights that are replaced in a running engine: what is refused, and what happens around it."""
 
 import asyncio
-import json
 import re
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_house
-from jobs import fresh_prompts, run_replace_jobs
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from attnres_serve.compat import device
+from attnres_serve.compat import device, engine_config, tensor_file, versions
 from attnres_serve.compat.device import Kind
-from attnres_serve.compat.workarounds import replaced_weights
-from attnres_serve.compat.workarounds.replaced_weights import ASKED, BUSY, OTHERS, RELOAD
-from attnres_serve.errors import SettingError
+from attnres_serve.compat.workarounds import replaced_weights, replacing_calls
+from attnres_serve.compat.workarounds.replaced_weights import (
+    ASKED,
+    BACKEND,
+    FILE,
+    FINISH,
+    INIT,
+    RELOAD,
+    START,
+    STEPS,
+)
+from attnres_serve.compat.workarounds.replacing_calls import BUSY, OTHERS, OrderError
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
-from attnres_serve.families.kimi_k3 import ACTIVATION
 
 pytest.importorskip("vllm")
 
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker.cpu_worker import CPUWorker
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
 
 NEW_ENGINE = "; start a new engine with the new weights."
 
 
-def made_up(family: str = "llama", own: dict[str, Any] | None = None, **more: Any) -> Any:
+def made_up(**more: Any) -> Any:
     """A configuration of vLLM's in which weights can be replaced, but for what is said."""
-    config = SimpleNamespace(
-        architectures=[FAMILIES[family].architecture], attn_res_config=own or {}
-    )
+    config = SimpleNamespace(architectures=[FAMILIES["llama"].architecture], attn_res_config={})
     defaults = {
         "lora_config": None,
         "speculative_config": None,
         "kv_transfer_config": None,
-        "weight_transfer_config": None,
+        "weight_transfer_config": SimpleNamespace(backend=BACKEND),
         "load_config": SimpleNamespace(load_format="auto"),
-        "parallel_config": SimpleNamespace(world_size_across_dp=1),
+        "parallel_config": SimpleNamespace(
+            data_parallel_size=1, world_size=1, _api_process_count=1
+        ),
         "model_config": SimpleNamespace(
             hf_config=config, quantization=more.pop("quantization", None), model="started"
         ),
@@ -56,19 +60,26 @@ def made_up(family: str = "llama", own: dict[str, Any] | None = None, **more: An
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
+    monkeypatch.setattr(engine_config, "current", nullcontext)
+    monkeypatch.setattr(versions, "is_older_than", lambda other: False)
 
 
 SOME: Any = object()
 REASONS = (
-    ("with a tied head, of which vLLM keeps a packed copy", {"own": {"tie_word_embeddings": True}}),
-    ("with quantized weights", {"quantization": "compressed-tensors"}),
+    ("with weights quantized by fp8", {"quantization": "fp8"}),
     ("with LoRA adapters", {"lora_config": SOME}),
-    ("with speculative decoding", {"speculative_config": SOME}),
-    ("with a KV connector, which would keep what the old ones", {"kv_transfer_config": SOME}),
-    ("of several workers", {"parallel_config": SimpleNamespace(world_size_across_dp=2)}),
+    ("with a KV connector, which would keep what the old", {"kv_transfer_config": SOME}),
+    (
+        "of several replicas",
+        {"parallel_config": SimpleNamespace(data_parallel_size=2, _api_process_count=1)},
+    ),
+    (
+        "behind several API servers",
+        {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
+    ),
     *(
         (f"with --load-format {name}", {"load_config": SimpleNamespace(load_format=name)})
-        for name in ("dummy", "pt", "sharded_state", "runai_streamer")
+        for name in ("pt", "sharded_state", "runai_streamer")
     ),
 )
 
@@ -78,54 +89,57 @@ def test_an_engine_whose_weights_are_not_replaced(reason: str, more: dict[str, A
     found = replaced_weights.problem(made_up(**more))
     assert found is not None and found.endswith(NEW_ENGINE) and "\n" not in found
     assert found.startswith(f"weights cannot be replaced in a running engine {reason}")
+    with pytest.raises(SettingError, match=re.escape(reason)):
+        replaced_weights.check_start(made_up(**more))
+    replaced_weights.check_start(made_up(**more | {"weight_transfer_config": None}))
 
 
 def test_an_engine_whose_weights_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replaced_weights.problem(made_up()) is None
-    own = {"tie_word_embeddings": False}
-    safetensors = SimpleNamespace(load_format="safetensors")
-    assert replaced_weights.problem(made_up(own=own, load_config=safetensors)) is None
+    for load_format in ("safetensors", "dummy"):
+        found = made_up(load_config=SimpleNamespace(load_format=load_format))
+        assert replaced_weights.problem(found) is None
+    assert replaced_weights.problem(made_up(quantization="compressed-tensors")) is None
+    monkeypatch.setattr(versions, "is_older_than", lambda other: True)
+    assert "of a vLLM before 0.32" in str(replaced_weights.problem(made_up()))
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     assert "on a GPU, where that was never tried" in str(replaced_weights.problem(made_up()))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_whose_weights_are_replaced(name: str) -> None:
-    """Kimi Linear in the form of Kimi K3 alone, whose experts are not vLLM's."""
-    for own in ({}, {"hidden_act": "silu"}, {"hidden_act": ACTIVATION}):
-        found = replaced_weights.problem(made_up(name, own))
-        is_k3 = name == "kimi_linear" and own.get("hidden_act") == ACTIVATION
-        if name in ("llama", "normed_llama") or is_k3:
-            assert found is None
-        else:
-            assert f"of {FAMILIES[name].title}, where that was not shown" in str(found)
-
-
 def test_an_engine_that_receives_weights_of_a_trainer() -> None:
     replaced_weights.check_start(made_up())
-    with pytest.raises(SettingError, match=r"^--weight-transfer-config is given, .*weights\.$"):
-        replaced_weights.check_start(made_up(weight_transfer_config=SOME))
+    for backend in ("nccl", "ipc"):
+        config = made_up(weight_transfer_config=SimpleNamespace(backend=backend))
+        with pytest.raises(SettingError, match=f"^--weight-transfer-config asks for {backend}, .*"):
+            replaced_weights.check_start(config)
 
 
 # Methods of a worker that read weights, or that vLLM's own start calls; on a CPU none changes them.
-READ = {"compute_weight_checksums", "shutdown_weight_transfer_engine"}
-READ |= {"supports_draft_weight_updates"}
+READ = {"compute_weight_checksums", "supports_draft_weight_updates"}
 
 
 def test_every_method_that_changes_weights_is_known() -> None:
     """A vLLM that has another one must be looked at."""
     named = {name for name in dir(CPUWorker) if re.search("weight|load_model|config$", name)}
     public = {name for name in named if not name.startswith("_")}
-    assert public - {"initialize_from_config"} == {RELOAD, *OTHERS, *READ}
+    assert public - {"initialize_from_config"} == {RELOAD, *STEPS, *OTHERS, *READ}
 
 
 class Engine:
     """What both of vLLM's engines have, of an AttnRes model; remembers what is asked in order."""
 
-    def __init__(self, config: Any, busy: bool = False, empties: bool = True) -> None:
-        self.vllm_config, self.empties = config, empties
+    def __init__(
+        self,
+        config: Any,
+        busy: bool = False,
+        empties: bool = True,
+        paused: bool = False,
+        answers: Any = ((None, True),),
+    ) -> None:
+        self.vllm_config, self.empties, self.paused = config, empties, paused
         self.output_processor = SimpleNamespace(has_unfinished_requests=lambda: busy)
         self.asked: list[Any] = []
+        self.answers = answers
         self.engine_core = SimpleNamespace(
             collective_rpc=self._rpc,
             collective_rpc_async=self._rpc_async,
@@ -133,41 +147,80 @@ class Engine:
             reset_prefix_cache_async=self._reset_async,
         )
 
-    def _rpc(self, method: Any, timeout: Any, args: Any, kwargs: Any) -> list[str]:
-        self.asked.append((method, kwargs))
-        return ["done"]
+    async def is_paused(self) -> bool:
+        return self.paused
 
-    def _reset(self, *_: Any) -> bool:
-        self.asked.append("reset")
+    def _rpc(self, method: Any, timeout: Any, args: Any, kwargs: Any) -> list[Any]:
+        self.asked.append((method, kwargs))
+        self.read = load_file(kwargs[FILE]) if kwargs and FILE in kwargs else None
+        if method not in (RELOAD, *STEPS):
+            return ["done"]
+        return [{"problem": said, "is_whole": whole} for said, whole in self.answers]
+
+    def _reset(self, running: bool = False, *_: Any) -> bool:
+        self.asked.append("reset all" if running else "reset")
         return self.empties
 
-    async def _rpc_async(self, *given: Any) -> list[str]:
+    async def _rpc_async(self, *given: Any) -> list[Any]:
         return self._rpc(*given)
 
-    async def _reset_async(self, *_: Any) -> bool:
-        return self._reset()
+    async def _reset_async(self, *given: Any) -> bool:
+        return self._reset(*given)
 
     def calls(self, cls: Any) -> Callable[..., Any]:
         """``collective_rpc`` of one of vLLM's engines."""
         for name in ("reset_prefix_cache", "collective_rpc"):
             setattr(self, name, getattr(cls, name).__get__(self))
-        method: Any = cls.collective_rpc.__get__(self)
+        return plain(cls.collective_rpc.__get__(self))
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            found = method(*args, **kwargs)
-            return asyncio.run(found) if asyncio.iscoroutine(found) else found
 
-        return call
+def plain(method: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = method(*args, **kwargs)
+        return asyncio.run(found) if asyncio.iscoroutine(found) else found
+
+    return call
 
 
 @pytest.fixture(params=[LLMEngine, AsyncLLM], ids=["sync", "async"])
 def engine_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     for cls in (LLMEngine, AsyncLLM):
-        for name in ("collective_rpc", "sleep"):
+        for name in ("collective_rpc", "sleep", "add_request"):
             monkeypatch.setattr(cls, name, getattr(cls, name))
-    for patch in replaced_weights.CLIENTS * 2:  # idempotent
+    for patch in replacing_calls.CLIENTS * 2:  # idempotent
         patch.apply()
     return request.param
+
+
+def started(cls: Any, **given: Any) -> Engine:
+    """An engine that has begun an update."""
+    engine = Engine(made_up(), **given)
+    engine.calls(cls)(START)
+    engine.asked.clear()
+    return engine
+
+
+def test_the_order_of_calls(engine_class: Any) -> None:
+    """What comes too early or too late is not sent; what workers refuse ends an update."""
+    engine = Engine(made_up())
+    call = engine.calls(engine_class)
+    for method in ("update_weights", FINISH):
+        with pytest.raises(OrderError, match=f"^{method} is for an update that was started"):
+            call(method)
+    for method in (INIT, START, "update_weights", "update_weights"):
+        call(method)
+    for method in (INIT, START, RELOAD, "start_draft_weight_update"):
+        with pytest.raises(OrderError, match=f"^{method} cannot come within an update"):
+            call(method)
+    assert [asked[0] for asked in engine.asked] == [INIT, START, *["update_weights"] * 2]
+    engine.answers = ((WRONG, True),)
+    with pytest.raises(SettingError, match=WRONG):
+        call("update_weights")
+    with pytest.raises(OrderError):
+        call(FINISH)
+    engine.answers = ((None, True),)
+    for method in (START, FINISH, RELOAD):
+        call(method)
 
 
 @pytest.mark.parametrize("method", OTHERS)
@@ -181,25 +234,28 @@ def test_other_ways_are_refused(method: str, engine_class: Any) -> None:
     del vllms.model_config.hf_config.attn_res_config
     other = Engine(vllms)
     assert other.calls(engine_class)(method) == ["done"] and other.asked == [(method, None)]
-    assert other.calls(engine_class)(RELOAD) == ["done"]
+    other.calls(engine_class)(RELOAD)
     assert other.asked[1:] == [(RELOAD, None)]
 
 
-def test_the_cache_is_emptied_before_weights_are_replaced(engine_class: Any) -> None:
+@pytest.mark.parametrize("method", [RELOAD, FINISH])
+def test_the_cache_is_emptied_before_weights_are_replaced(method: str, engine_class: Any) -> None:
     """What is asked meanwhile is computed with the new ones, and may be kept."""
-    engine = Engine(made_up())
-    engine.calls(engine_class)(RELOAD, kwargs={"weights_path": "x"})
-    assert engine.asked == ["reset", (RELOAD, {"weights_path": "x", ASKED: True})]
+    engine = started(engine_class) if method == FINISH else Engine(made_up())
+    assert engine.calls(engine_class)(method) == [None]
+    assert engine.asked == ["reset", (method, {ASKED: True} if method == RELOAD else {})]
     engine = Engine(made_up())
     engine.calls(engine_class)("attn_res_executed")
-    assert engine.asked == [("attn_res_executed", None)]
+    engine.calls(engine_class)(START)
+    assert engine.asked == [("attn_res_executed", None), (START, {})]
 
 
 def test_weights_are_not_replaced_under_requests(engine_class: Any) -> None:
+    lora = made_up(lora_config=SOME)
     for engine, asked in (
         (Engine(made_up(), busy=True), []),
         (Engine(made_up(), empties=False), ["reset"]),
-        (Engine(made_up("mixtral")), []),
+        (Engine(lora), []),
     ):
         with pytest.raises(SettingError) as caught:
             engine.calls(engine_class)(RELOAD)
@@ -207,148 +263,158 @@ def test_weights_are_not_replaced_under_requests(engine_class: Any) -> None:
         assert str(caught.value) == (replaced_weights.problem(engine.vllm_config) or BUSY)
 
 
+def test_paused_requests_begin_again() -> None:
+    """They keep nothing that old weights computed."""
+    for patch in replacing_calls.CLIENTS:
+        patch.apply()
+    engine = started(AsyncLLM, busy=True, paused=True)
+    engine.calls(AsyncLLM)(FINISH)
+    assert engine.asked == ["reset all", (FINISH, {})]
+
+
+def test_an_engine_that_receives_no_weights(engine_class: Any) -> None:
+    for method in STEPS:
+        engine: Any = Engine(made_up(weight_transfer_config=None))
+        with pytest.raises(SettingError, match=f"^{method} needs an engine that receives weights"):
+            engine.calls(engine_class)(method)
+        assert not engine.asked
+
+
+def test_tensors_for_other_processes_go_in_a_file(engine_class: Any) -> None:
+    """Parts of one tensor too; the file is gone afterwards."""
+    table = torch.arange(12.0).view(3, 4)
+    sent = {"a": table[1:], "b": table, "c": table.T, "d": table[0, 0]}
+    engine = Engine(made_up())
+    engine.calls(engine_class)(RELOAD, args=(iter(sent.items()),))
+    assert engine.read is not None and engine.read.keys() == sent.keys()
+    assert all(torch.equal(engine.read[name], tensor) for name, tensor in sent.items())
+    path = engine.asked[-1][1][FILE]
+    with pytest.raises(CheckpointError, match="cannot be read as tensors"):
+        [*tensor_file.tensors_of(path)]
+    for wrong, said in (([("a", 1)], "is a int"), ([("a", table)] * 2, "comes twice")):
+        with pytest.raises(CheckpointError, match=said):
+            engine.calls(engine_class)(RELOAD, kwargs={"weights_iterator": wrong})
+
+
+WRONG = "the tensor x holds nan"
+ENDS: Any = (
+    (((None, True), (None, True)), None, False),
+    (((WRONG, True), (WRONG, True)), WRONG, False),  # before a weight was touched
+    (((WRONG, True), (None, True)), WRONG, True),  # workers differ
+    (((WRONG, False),), WRONG, True),
+)
+
+
+@pytest.mark.parametrize(("answers", "said", "is_broken"), ENDS)
+def test_what_workers_answer(answers: Any, said: Any, is_broken: bool, engine_class: Any) -> None:
+    """Weights that are not whole serve nothing, until all were replaced."""
+    engine = Engine(made_up(), answers=answers)
+    call = engine.calls(engine_class)
+    with nullcontext() if said is None else pytest.raises(SettingError, match=f"^{said}$"):
+        call(RELOAD)
+    if not is_broken:
+        replacing_calls.check_whole(engine)
+        return
+    add = plain(engine_class.add_request.__get__(engine))
+    with pytest.raises(SettingError, match=f"are not whole, .*[(]{WRONG}[)]; no request is served"):
+        add("1", {"prompt_token_ids": [3]}, None)
+    with pytest.raises(SettingError, match="are not whole"):
+        call("attn_res_trace")
+    engine.answers = ((None, True),) * len(answers)
+    call(RELOAD)
+    replacing_calls.check_whole(engine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "said"),
+    [
+        (Kind.CPU, 1, "frees no memory on a CPU"),
+        (Kind.CPU, 2, "frees no memory on a CPU"),
+        (Kind.CUDA, 2, "discards the weights"),
+    ],
+)
+def test_sleep(
+    kind: Kind, level: int, said: str, engine_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "kind", lambda: kind)
+    with pytest.raises(SettingError, match=f"^sleep level {level} {said}"):
+        plain(engine_class.sleep.__get__(Engine(made_up())))(level)
+
+
+class Model:
+    """Remembers what it is given."""
+
+    attn_res_base: Any = None
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+        self.taken: list[Any] = []
+
+    def attn_res_read(self, worker: Any, folder: str) -> None:
+        self.read.append(folder)
+
+    def attn_res_begin(self, worker: Any, is_partial: bool = False) -> Any:
+        self.taken.append(is_partial)
+        return SimpleNamespace(
+            take=lambda *pair: self.taken.append(pair),
+            apply=lambda: self.taken.append("applied"),
+        )
+
+
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's, of an AttnRes model whose weights can be replaced; remembers what reaches it."""
-    found = SimpleNamespace(vllm_config=made_up(), asked=[], expected=[])
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's, of an AttnRes model whose weights can be replaced."""
+    found = SimpleNamespace(
+        vllm_config=made_up(), model_config=made_up().model_config, model=Model(), asked=[]
+    )
+    found.get_model = lambda: found.model
 
-    class Expecting:
-        attn_res_base: Any = None
+    def own(self: Any, *given: Any) -> None:
+        self.asked.append(given)
 
-        def attn_res_expecting(self, name: str) -> Any:
-            found.expected.append(name)
-            return nullcontext()
-
-    def own(
-        self: Any, iterator: Any = None, weights_path: Any = None, of_disk: bool = True
-    ) -> None:
-        self.asked.append((iterator, weights_path, of_disk))
-
-    model = Expecting()
-    found.get_model = lambda: model
-    monkeypatch.setattr(GPUModelRunner, RELOAD, own)
-    replaced_weights.WORKERS.apply()
-    replaced_weights.WORKERS.apply()  # idempotent
-    found.call = GPUModelRunner.reload_weights.__get__(found)
+    monkeypatch.setattr(Worker, RELOAD, own)
+    for _ in range(2):  # idempotent
+        replaced_weights.WORKERS[0].apply()
+    found.call = Worker.reload_weights.__get__(found)
     return found
 
 
-def test_a_worker_validates_what_it_reads(runner: Any) -> None:
-    runner.call(weights_path="new", attn_res_asked=True)
-    runner.call(attn_res_asked=True)  # the folder that it was started with
-    assert runner.expected == ["new", "started"]
-    assert runner.asked == [(None, "new", True), (None, None, True)]
+def test_a_worker_reads_folders_and_tensors(worker: Any) -> None:
+    fine = {"problem": None, "is_whole": True}
+    assert worker.call(weights_path="new", attn_res_asked=True) == fine
+    assert worker.call(attn_res_asked=True) == fine  # the folder that it was started with
+    assert worker.model.read == ["new", "started"]
+    assert worker.call(iter([("a", 1)]), attn_res_asked=True) == fine
+    assert worker.call([], is_partial=True, attn_res_asked=True) == fine
+    assert worker.model.taken == [False, ("a", 1), "applied", True, "applied"]
+    assert not worker.asked
 
 
 @pytest.mark.parametrize(
     ("said", "given"),
     [
         ("reload_weights was called in a worker", {"weights_path": "new"}),
-        ("takes no tensors", {"weights_iterator": iter([]), ASKED: True}),
-        ("takes no tensors", {"is_checkpoint_format": False, ASKED: True}),
+        ("leave is_checkpoint_format out", {"is_checkpoint_format": False, ASKED: True}),
     ],
 )
-def test_what_a_worker_refuses(said: str, given: dict[str, Any], runner: Any) -> None:
-    with pytest.raises(SettingError, match=said):
-        runner.call(**given)
-    runner.vllm_config = made_up("mixtral")
-    with pytest.raises(SettingError, match="of Mixtral, where that was not shown"):
-        runner.call(**given)
-    assert not runner.asked and not runner.expected
+def test_what_a_worker_refuses(said: str, given: dict[str, Any], worker: Any) -> None:
+    """It answers and does not raise, so that no reply is left in a queue."""
+    found = worker.call(**given)
+    assert said in found["problem"] and found["is_whole"]
+    assert not worker.asked and not worker.model.read
 
 
-def test_a_worker_of_another_model_takes_what_it_took(runner: Any) -> None:
-    model = object()
-    runner.get_model = lambda: model
-    runner.call("tensors", None, False)
-    assert runner.asked == [("tensors", None, False)]
+def test_a_worker_that_fails_says_so(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(owner: Any, folder: str) -> None:
+        owner.attn_res_is_whole = False
+        raise OSError("disk\nfull")
+
+    monkeypatch.setattr(worker.model, "attn_res_read", fails)
+    found = worker.call(weights_path="new", attn_res_asked=True)
+    assert "(OSError: disk)" in found["problem"] and not found["is_whole"]
 
 
-def damaged(folder: Path, kind: str) -> None:
-    """Spoil a checkpoint."""
-    weights, config = folder / "model.safetensors", folder / "config.json"
-    tensors = load_file(weights)
-    if kind == "missing":
-        del tensors["model.layers.3.mlp.down_proj.weight"]
-    elif kind == "nan":
-        tensors["model.layers.3.mlp.down_proj.weight"][5, 7] = torch.nan
-    elif kind == "misshapen":
-        tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
-    if kind == "truncated":
-        weights.write_bytes(weights.read_bytes()[:-100])
-    elif kind == "config":
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 1e-5}))
-    elif kind == "absent":
-        weights.unlink()
-    else:
-        save_file(tensors, weights, metadata={"format": "pt"})
-
-
-DAMAGED = {
-    "missing": "lacks the tensor model.layers.3.mlp.down_proj.weight",
-    "nan": "model.layers.3.mlp.down_proj.weight holds nan",
-    "misshapen": "model.norm.weight",
-    "truncated": "",
-    "config": "is of another model than the one that runs",
-    "absent": "",
-}
-EXPERTS = "qwen3_moe"
-SHAPE = {"layers": 4, "block_size": 3}
-TYPES = ("float32", "bfloat16")
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What engines answered: of Llama before and after all steps, of a mixture of experts."""
-    root = tmp_path_factory.mktemp("replaced")
-    prompts = fresh_prompts((9, 150))  # the longer one is more than a block of the cache
-    first = write_house(root / "first", "llama", seed=31, **SHAPE)
-    second = write_house(root / "second", "llama", seed=32, **SHAPE)
-    experts = write_house(root / EXPERTS, EXPERTS, seed=33, **SHAPE)
-    steps = [["called", str(second)], ["busy", str(second)], ["update_weights", str(second)]]
-    for kind in DAMAGED:
-        damaged(shutil.copytree(second, root / kind), kind)
-        steps.append([RELOAD, str(root / kind)])
-    both = [[RELOAD, str(second)], [RELOAD, str(first)]]
-
-    def job(folder: Path, dtype: str, steps: list[list[str]]) -> dict[str, Any]:
-        return {"checkpoint": str(folder), "prompts": prompts, "dtype": dtype, "steps": steps}
-
-    jobs = {EXPERTS: job(experts, "float32", [[RELOAD, str(experts)]])}
-    for dtype in TYPES:
-        refused = steps if dtype == "float32" else []
-        jobs[dtype] = job(first, dtype, refused + both)
-        jobs[f"new {dtype}"] = job(second, dtype, [])
-    return dict(zip(jobs, run_replace_jobs([*jobs.values()], root / "run"), strict=True))
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("dtype", TYPES)
-def test_replaced_weights_answer_as_a_new_engine(dtype: str, served: Any) -> None:
-    """To the bit, also a prompt that is in the cache of the first weights, and back again."""
-    before, (new,) = served[dtype][0], served[f"new {dtype}"]
-    replaced, back = served[dtype][-2:]
-    assert before["answers"] != new["answers"]
-    assert replaced == new and back == before
-    assert new["cached"][0] == 0 and new["cached"][1] >= 128
-
-
-@pytest.mark.engine
-def test_what_is_refused_leaves_the_weights(served: Any) -> None:
-    before, *refused = served["float32"][:-2]
-    called, busy, other, *others = [step["refused"] for step in refused]
-    assert "was called in a worker" in called and busy == BUSY and "not supported" in other
-    for said, part in zip(others, DAMAGED.values(), strict=True):
-        assert part in said and "\n" not in said
-    for step in refused:
-        assert [step[key] for key in ("answers", "again")] == [
-            before[key] for key in ("answers", "again")
-        ]
-
-
-@pytest.mark.engine
-def test_packed_experts_are_not_replaced(served: Any) -> None:
-    """Not even by the same files, which vLLM would read into them unpacked."""
-    before, after = served[EXPERTS]
-    assert "of Qwen3-MoE, where that was not shown to be exact" in after["refused"]
-    assert after["answers"] == before["answers"] and after["again"] == before["again"]
+def test_a_worker_of_another_model_takes_what_it_took(worker: Any) -> None:
+    worker.model = object()
+    worker.call("tensors", None, False)
+    assert worker.asked == [("tensors", None, False)]

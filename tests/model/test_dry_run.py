@@ -578,9 +578,10 @@ def test_a_loaded_model_takes_a_checkpoint_that_was_validated(make: Make, world:
     """Once; after a failure it expects none either."""
     model, tensors = make("llama"), weights(world, "llama")
     model.load_weights(iter(tensors.items()))
-    with model.attn_res_expecting(str(world / "llama")):
+    model.attn_res_validate(str(world / "llama"))
+    with model.attn_res_expecting():
         model.load_weights(iter(tensors.items()))
-    with pytest.raises(TimeoutError), model.attn_res_expecting(str(world / "llama")):
+    with pytest.raises(TimeoutError), model.attn_res_expecting():
         raise TimeoutError
     with pytest.raises(SettingError, match="are not replaced one by one"):
         model.load_weights(iter(tensors.items()))
@@ -607,9 +608,7 @@ def test_a_checkpoint_in_the_place_of_another(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     if key is None:
-        with model.attn_res_expecting(str(folder)):
-            model.load_weights(iter(weights(world, "llama").items()))
+        model.attn_res_validate(str(folder))
         return
-    refused = pytest.raises(CheckpointError, match=rf"is of another model .*[(]{key}[)]; start")
-    with refused, model.attn_res_expecting(str(folder)):
-        pytest.fail("it was taken")
+    with pytest.raises(CheckpointError, match=rf"is of another model .*[(]{key}[)]; start"):
+        model.attn_res_validate(str(folder))

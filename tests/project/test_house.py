@@ -14,7 +14,7 @@ from attnres_serve.families import FAMILIES
 PACKAGE = ROOT / "attnres_serve"
 # From the ground up.  A room imports rooms of its own floor or of one below.
 FLOORS = (
-    ("cache_folder", "errors", "kernels", "sentences"),
+    ("cache_folder", "errors", "kernels", "logprobs", "sentences"),
     ("address", "depth", "settings", "mistakes", "texts"),
     ("families", "start"),
     ("formats", "compat", "lora", "output"),
@@ -22,7 +22,7 @@ FLOORS = (
     ("model",),
     ("bench",),
     ("verify", "tracing", "plugin"),
-    ("worker", "server", "lens"),
+    ("worker", "server", "lens", "weight_sender"),
     ("cli",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,199 +1,201 @@
-"""Weights that take the place of others in a running engine.
+"""Weights that take the place of others in a running engine: what happens in its workers.
 
 vLLM 0.32 packs experts for its kernel on a CPU when they are first loaded, and writes later ones
 unpacked into the packed place.  A tied head keeps the packed copy of the first embedding.  Answers
-are wrong then, without a word, and after a reload that fails half-way weights have no values.  So a
-reload is refused before any weight is touched, except where it was measured to be exact: then whole
-checkpoints that were validated take the place of each other, and the prefix cache is emptied.
+are wrong then, without a word, and after a reload that fails half-way weights have no values.  So
+AttnRes models are loaded anew as a whole (``compat.renewal``), after all was validated.
 
-This can go with a vLLM whose ``GPUModelRunner.reload_weights`` is exact for all models on a CPU.
+A worker answers with what is wrong and never raises: of several workers that raise, vLLM reads one.
+
+This can go with a vLLM whose ``reload_weights`` is exact for all models on a CPU.
 """
 
 from typing import Any
 
-from attnres_serve.compat import device, engine_config
+from attnres_serve.compat import device, engine_config, host, renewal, tensor_file, versions
 from attnres_serve.compat.patch import Patch
-from attnres_serve.errors import SettingError
-from attnres_serve.families import BY_ARCHITECTURE
+from attnres_serve.errors import SettingError, first_line
 
-RELOAD = "reload_weights"
-# Methods of vLLM's workers that change weights in another way, and were never measured.
-OTHERS = (
-    "finish_weight_update",
-    "init_weight_transfer_engine",
-    "load_model",
-    "reset_weights",
-    "start_draft_weight_update",
-    "start_weight_update",
-    "update_config",
-    "update_weights",
-)
-FORMATS = ("auto", "safetensors")  # of --load-format, whose files are those that are validated
+RELOAD, FINISH = "reload_weights", "finish_weight_update"
+START, START_DRAFT = "start_weight_update", "start_draft_weight_update"
+INIT, SHUTDOWN = "init_weight_transfer_engine", "shutdown_weight_transfer_engine"
+STEPS = (INIT, SHUTDOWN, START, START_DRAFT, "update_weights", FINISH)
+FORMATS = ("auto", "safetensors", "dummy")  # of --load-format, with which a start was tried
+QUANTIZED = (None, "compressed-tensors")
+SINCE = (0, 32)  # the first vLLM with which this was tried
 ASKED = "attn_res_asked"  # an argument for workers: it comes from here, and the cache is empty
+FILE = "attn_res_file"  # the same: a file of tensors
+BACKEND = "shared_memory"
 WAY = "start a new engine with the new weights."
-BUSY = (
-    "weights cannot be replaced while requests run, which would be answered by both; wait for "
-    "them, or abort them."
-)
 
 
 def problem(vllm_config: Any) -> str | None:
     """Why weights cannot be replaced in an engine, in one sentence; None where they can."""
-    config = vllm_config.model_config.hf_config
-    (architecture,) = config.architectures
-    family, own = BY_ARCHITECTURE[architecture], config.attn_res_config
     load_format = vllm_config.load_config.load_format
+    quantized = vllm_config.model_config.quantization
     reasons = {
         "on a GPU, where that was never tried": not device.is_cpu(),
-        f"of {family.title}, where that was not shown to be exact": not family.reloads(own),
-        "with a tied head, of which vLLM keeps a packed copy": own.get("tie_word_embeddings"),
-        "with quantized weights": vllm_config.model_config.quantization is not None,
+        "of a vLLM before 0.32, with which that was not tried": versions.is_older_than(SINCE),
+        f"with weights quantized by {quantized}": quantized not in QUANTIZED,
         "with LoRA adapters": engine_config.uses_lora(vllm_config),
-        "with speculative decoding": vllm_config.speculative_config is not None,
         "with a KV connector, which would keep what the old ones computed": (
             vllm_config.kv_transfer_config is not None
         ),
         f"with --load-format {load_format}": load_format not in FORMATS,
-        "of several workers": vllm_config.parallel_config.world_size_across_dp > 1,
+        "of several replicas": vllm_config.parallel_config.data_parallel_size > 1,
+        # Each would know of its own updates alone.
+        "behind several API servers": not engine_config.is_only_api_server(vllm_config),
     }
     found = next((reason for reason, is_so in reasons.items() if is_so), None)
     return found and f"weights cannot be replaced in a running engine {found}; {WAY}"
 
 
 def check_start(vllm_config: Any) -> None:
-    """Raise SettingError for an engine that is made to receive weights from a trainer."""
-    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+    """Raise SettingError for an engine that would receive weights in a way that was not tried."""
+    transfer = getattr(vllm_config, "weight_transfer_config", None)
+    if transfer is None:
+        return
+    if transfer.backend != BACKEND:
         raise SettingError(
-            "--weight-transfer-config is given, and AttnRes models do not take weights from a "
-            f"trainer while they run; leave it out, and {WAY}"
+            f"--weight-transfer-config asks for {transfer.backend}, with which AttnRes models were "
+            f'never tried; use {{"backend": "{BACKEND}"}}.'
+        )
+    if (found := problem(vllm_config)) is not None:
+        raise SettingError(found)
+
+
+def offer() -> None:
+    """Let vLLM make our way of receiving weights (idempotent)."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "attnres_serve.compat.weight_transfer", "SharedMemoryEngine"
         )
 
 
-def _asking(own: Any) -> Any:
-    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-        if _replaces(self, method):
-            _require_empty(self.reset_prefix_cache())
-            kwargs = {**(kwargs or {}), ASKED: True}
-        return own(self, method, timeout, args, kwargs)
-
-    return collective_rpc
-
-
-def _asking_async(own: Any) -> Any:
-    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-        if _replaces(self, method):
-            _require_empty(await self.reset_prefix_cache())
-            _replaces(self, method)  # no request came meanwhile
-            kwargs = {**(kwargs or {}), ASKED: True}
-        return await own(self, method, timeout, args, kwargs)
-
-    return collective_rpc
-
-
-def _sleeping(own: Any) -> Any:
-    def sleep(self, level=1, *args, **kwargs):
-        _check_sleep(self, level)
-        return own(self, level, *args, **kwargs)
-
-    return sleep
-
-
-def _sleeping_async(own: Any) -> Any:
-    async def sleep(self, level=1, *args, **kwargs):
-        _check_sleep(self, level)
-        return await own(self, level, *args, **kwargs)
-
-    return sleep
-
-
 def _reloading(own: Any) -> Any:
-    """Have a worker refuse what reached it another way, and validate what it reads."""
+    """Have a worker of an AttnRes model validate all weights first, and load them as a whole."""
 
     def reload_weights(
         self,
         weights_iterator=None,
         weights_path=None,
         is_checkpoint_format=True,
+        is_partial=False,
         attn_res_asked=False,
+        attn_res_file=None,
     ):
         model = self.get_model()
         if not hasattr(model, "attn_res_base"):
-            own(self, weights_iterator, weights_path, is_checkpoint_format)
-            return
-        if (found := problem(self.vllm_config)) is not None:
-            raise SettingError(found)
-        if not attn_res_asked:
-            raise SettingError(
-                f"{RELOAD} was called in a worker, and the prefix cache would keep what the old "
-                f'weights computed; call collective_rpc("{RELOAD}") of the engine.'
-            )
-        if weights_iterator is not None or not is_checkpoint_format:
-            raise SettingError(
-                f"{RELOAD} reads whole checkpoints of AttnRes models and takes no tensors; give it "
-                "weights_path, the folder of a checkpoint."
-            )
-        with model.attn_res_expecting(weights_path or self.vllm_config.model_config.model):
-            own(self, weights_path=weights_path)
+            return own(self, weights_iterator, weights_path, is_checkpoint_format)
+
+        def reload() -> None:
+            if not attn_res_asked:
+                raise SettingError(
+                    f"{RELOAD} was called in a worker, and the prefix cache would keep what the "
+                    f'old weights computed; call collective_rpc("{RELOAD}") of the engine.'
+                )
+            if not is_checkpoint_format:
+                raise SettingError(
+                    "weights come as a checkpoint has them; leave is_checkpoint_format out."
+                )
+            if weights_iterator is None and attn_res_file is None:
+                model.attn_res_read(self, weights_path or self.model_config.model)
+                return
+            tensors = weights_iterator
+            if tensors is None:
+                tensors = tensor_file.tensors_of(attn_res_file)
+            update = model.attn_res_begin(self, is_partial=is_partial)
+            for name, tensor in tensors:
+                update.take(name, tensor)
+            update.apply()
+
+        return _answer(self, reload)
 
     return reload_weights
 
 
-def _replaces(engine: Any, method: Any) -> bool:
-    """Whether a call replaces the weights of an AttnRes model.
+def _stepping(own: Any) -> Any:
+    """Have a worker of an AttnRes model answer what is wrong with a step of an update."""
+    name = own.__name__
 
-    Raises:
-        SettingError: it would leave an engine with other weights than it says.
-    """
-    if not engine_config.has_attn_res(engine.vllm_config):
-        return False
-    if method in OTHERS:
-        raise SettingError(f"{method} is not supported with AttnRes while an engine runs; {WAY}")
-    if method != RELOAD:
-        return False
-    if (found := problem(engine.vllm_config)) is not None:
-        raise SettingError(found)
-    if engine.output_processor.has_unfinished_requests():
-        raise SettingError(BUSY)
-    return True
+    def step(self, *args, **kwargs):
+        model = self.get_model()
+        if not hasattr(model, "attn_res_base"):
+            return own(self, *args, **kwargs)
+
+        def go() -> None:
+            own(self, *args, **kwargs)
+            if name in (START, START_DRAFT):
+                engine = self.weight_transfer_engine
+                try:
+                    engine.update = model.attn_res_begin(self, name == START_DRAFT, engine.partial)
+                except BaseException:
+                    self._weight_update_active = False
+                    engine.reset_weight_update_target()
+                    raise
+
+        def end() -> None:
+            try:
+                own(self, *args, **kwargs)
+            finally:  # an update that could not be finished is over
+                self._weight_update_active = False
+                if (engine := self.weight_transfer_engine) is not None:
+                    engine.update = None
+                    engine.reset_weight_update_target()
+
+        return _answer(self, end if name == FINISH else go)
+
+    return step
 
 
-def _require_empty(is_empty: bool) -> None:
-    """Raise SettingError where the prefix cache could not be emptied, as a request still has it.
+def _answer(worker: Any, call: Any) -> dict[str, Any]:
+    """What a call of a worker's comes to: what is wrong, and whether its weights are whole."""
+    said = None
+    try:
+        with engine_config.current(worker.vllm_config):
+            call()
+    except (ValueError, RuntimeError) as error:  # ours, and vLLM's of a wrong order
+        said = str(error)
+    except Exception as error:
+        host.logger().exception("AttnRes: weights could not be replaced")
+        said = f"weights could not be replaced ({first_line(error)}); the engine's log says more."
+    return {"problem": said, "is_whole": getattr(worker, "attn_res_is_whole", True)}
 
-    It is emptied first: what comes while weights are replaced is computed with the new ones.
-    """
-    if not is_empty:
-        raise SettingError(BUSY)
 
+def _recording(own: Any) -> Any:
+    def record_metadata_for_reloading(model):
+        own(model)
+        renewal.blanks[model] = renewal.Blank(model)
 
-def _check_sleep(engine: Any, level: int) -> None:
-    """Raise SettingError for a sleep that discards the weights; on a CPU none does."""
-    if level > 1 and engine_config.has_attn_res(engine.vllm_config) and not device.is_cpu():
-        raise SettingError(
-            f"sleep level {level} discards the weights, and an AttnRes model on a GPU does not get "
-            "them back; use level 1, which keeps them."
-        )
+    return record_metadata_for_reloading
 
 
 WHY = "weights replaced in a running engine gave wrong answers silently"
-# Engines refuse such calls before they are sent: of several workers that raise, vLLM reads one.
-CLIENTS = tuple(
-    Patch(targets=(target,), make=make, why=WHY, models="AttnRes models", first=(0, 28))
-    for target, make in {
-        "vllm.v1.engine.llm_engine:LLMEngine.collective_rpc": _asking,
-        "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": _asking_async,
-        "vllm.v1.engine.llm_engine:LLMEngine.sleep": _sleeping,
-        "vllm.v1.engine.async_llm:AsyncLLM.sleep": _sleeping_async,
-    }.items()
-)
-WORKERS = Patch(
-    targets=(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
-        "vllm.v1.worker.gpu.model_runner:GPUModelRunner.reload_weights",
+_WORKER = "vllm.v1.worker.gpu_worker:Worker"
+WORKERS = (
+    Patch(
+        targets=(f"{_WORKER}.{RELOAD}",),
+        make=_reloading,
+        why=WHY,
+        models="AttnRes models",
+        first=(0, 28),
+        report="weights-replaced-on-cpu",
     ),
-    make=_reloading,
-    why=WHY,
-    models="AttnRes models",
-    first=(0, 28),
+    Patch(
+        targets=tuple(f"{_WORKER}.{name}" for name in STEPS),
+        make=_stepping,
+        why="a worker that raised left its answer to a later call",
+        models="AttnRes models",
+        first=SINCE,
+    ),
+    Patch(
+        targets=("vllm.model_executor.model_loader.utils:record_metadata_for_reloading",),
+        make=_recording,
+        why=WHY,
+        models="AttnRes models",
+        first=SINCE,
+        report="weights-replaced-on-cpu",
+    ),
 )
-PATCHES = (*CLIENTS, WORKERS)

@@ -1,0 +1,164 @@
+"""A model of vLLM's made blank again and filled anew, in a running engine.
+
+vLLM's own reload goes layer by layer, counts what has come, and does not do all again that it did
+at the start: on a CPU experts and tied heads stay packed from old weights (``replaced_weights``).
+Here parameters become what they were when the model was built, and then vLLM's steps of a start
+follow in their order: load, and process.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+
+# Flags of layers that vLLM has processed.
+_PROCESSED = "_already_called_process_weights_after_loading"
+_Layout = tuple[torch.Size, tuple[int, ...], int]  # size, stride and offset of a view
+_EDGE = 16  # elements at both ends of a parameter that tell how it was filled
+
+
+class _Parameter:
+    """What a parameter was when its model was built, without its storage.
+
+    Others than its module may refer to it, as routers do to the bias of a gate, so the same object
+    is used again for as long as any of them does.
+    """
+
+    def __init__(self, parameter: Tensor) -> None:
+        data = parameter.data
+        self._found, self._cls = ref(parameter), type(parameter)
+        self._attributes = dict(vars(parameter))
+        self._like, self._device, self._fill = data.to("meta"), data.device, _fill(data)
+
+    def make(self) -> Tensor:
+        like = self._like
+        data = torch.empty_strided(
+            like.size(), like.stride(), dtype=like.dtype, device=self._device
+        ).fill_(self._fill)
+        if (made := self._found()) is None:
+            made = torch.Tensor._make_subclass(self._cls, data, False)
+            self._found = ref(made)
+        made.data = data
+        vars(made).clear()
+        vars(made).update(self._attributes)
+        return made
+
+
+def _fill(data: Tensor) -> float:
+    """What a new parameter holds everywhere, such as ones; 0 where its memory was not written.
+
+    A checkpoint need not fill all: experts are padded, for example.
+    """
+    if data.is_meta or not data.numel() or not data.is_contiguous():
+        return 0
+    flat = data.view(-1)
+    edges = torch.cat([flat[:_EDGE], flat[-_EDGE:]]).float()
+    first = float(edges[0])
+    return first if bool((edges == first).all()) else 0
+
+
+class Blank:
+    """The parameters and buffers of a model that was built and not loaded yet."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters: WeakKeyDictionary[nn.Module, dict[str, _Parameter]] = WeakKeyDictionary()
+        self._buffers: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+        # Buffers that are views of a parameter, as Mamba's layers have one.
+        self._views: WeakKeyDictionary[nn.Module, dict[str, tuple[_Parameter, _Layout]]]
+        self._views = WeakKeyDictionary()
+        known: dict[int, _Parameter] = {}  # tied ones are one
+        storages: dict[int, _Parameter] = {}
+        for module in model.modules():
+            own = self._parameters[module] = {}
+            for name, found in _there(module._parameters).items():
+                own[name] = known.setdefault(id(found), _Parameter(found))
+                storages[_storage(found)] = own[name]
+        for module in model.modules():
+            self._buffers[module], self._views[module] = {}, {}
+            for name, found in _there(module._buffers).items():
+                if (parameter := storages.get(_storage(found))) is not None:
+                    layout = found.size(), found.stride(), found.storage_offset()
+                    self._views[module][name] = parameter, layout
+                elif name not in module._non_persistent_buffers_set:
+                    self._buffers[module][name] = found.clone()
+
+    def restore(self, model: nn.Module) -> None:
+        """Give the modules that a model was built with blank parameters, tied as they were."""
+        made: dict[_Parameter, Tensor] = {}
+        own = [module for module in model.modules() if module in self._parameters]
+        for module in own:
+            for name in _there(module._parameters):
+                del module._parameters[name]
+            for name, parameter in self._parameters[module].items():
+                if parameter not in made:
+                    made[parameter] = parameter.make()
+                vars(module).pop(name, None)
+                module._parameters[name] = made[parameter]  # type: ignore[assignment]
+            _forget(module)
+        for module in own:
+            for name, value in self._buffers[module].items():
+                module._buffers[name].copy_(value)  # type: ignore[union-attr]
+            for name, (parameter, layout) in self._views[module].items():
+                module._buffers[name] = made[parameter].data.as_strided(*layout)
+
+    def shared(self, model: nn.Module) -> list[Tensor]:
+        """The parameters that a draft model has of the served one."""
+        others = (module for module in model.modules() if module not in self._parameters)
+        return [found for module in others for found in module.parameters(recurse=False)]
+
+
+def _there(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    return {name: found for name, found in tensors.items() if found is not None}
+
+
+def _storage(tensor: Tensor) -> int:
+    """Where a tensor's numbers are; of one without memory a number that no other has."""
+    return tensor.untyped_storage().data_ptr() or -id(tensor)
+
+
+def _forget(module: nn.Module) -> None:
+    """Let vLLM process a layer as if it were the first time."""
+    vars(module).pop(_PROCESSED, None)
+    method: Any = getattr(module, "quant_method", None)
+    if getattr(method, "moe_kernel", None) is not None:
+        method.moe_kernel = None
+
+
+blanks: WeakKeyDictionary[nn.Module, Blank] = WeakKeyDictionary()  # by their models
+
+
+@contextmanager
+def _left_alone(parameters: list[Tensor]) -> Iterator[None]:
+    """Have vLLM load nothing into parameters."""
+    loaders = [(vars(one), vars(one).get("weight_loader")) for one in parameters]
+    for attributes, _ in loaders:
+        attributes["weight_loader"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        for attributes, loader in loaders:
+            del attributes["weight_loader"]
+            if loader is not None:
+                attributes["weight_loader"] = loader
+
+
+def renew(model: nn.Module, model_config: Any, load: Callable[[], Any]) -> None:
+    """Load a model again as at the start.
+
+    Args:
+        model: one of ``blanks``.
+        model_config: vLLM's, of that model.
+        load: fills the parameters.  If it raises, the model has no weights.
+    """
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    blank = blanks[model]
+    blank.restore(model)
+    device = next(model.parameters()).device
+    with set_default_torch_dtype(model_config.dtype), _left_alone(blank.shared(model)):
+        load()
+        process_weights_after_loading(model, model_config, device)

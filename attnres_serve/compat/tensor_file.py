@@ -1,0 +1,71 @@
+"""Tensors that go to other processes of this machine, in a file that is mapped there."""
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnres_serve.errors import CheckpointError
+
+_MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def file_of(tensors: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """The path of a file that holds tensors, in memory if that has room, as long as it is used.
+
+    Raises:
+        CheckpointError: one is no tensor, or has the name of another.
+    """
+    from safetensors.torch import save_file
+
+    found = plain(tensors)
+    size = sum(tensor.nbytes for tensor in found.values())
+    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 1.1 * size
+    with tempfile.TemporaryDirectory(dir=_MEMORY if has_room else None) as folder:
+        path = Path(folder) / "tensors.safetensors"
+        save_file(found, path)
+        yield str(path)
+
+
+def plain(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Tensors as a file can hold them, by name.
+
+    Raises:
+        CheckpointError: one is no tensor, or has the name of another.
+    """
+    import torch
+
+    found: dict[str, Any] = {}
+    places: set[int] = set()
+    for name, tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(
+                f"{name!r} is a {type(tensor).__name__}; expected a tensor of torch's."
+            )
+        if name in found:
+            raise CheckpointError(f"the tensor {name} comes twice; send each one once.")
+        own = tensor.detach().cpu().contiguous()
+        if own.untyped_storage().nbytes() != own.nbytes or own.data_ptr() in places:
+            own = own.clone()  # a part of another cannot be written
+        places.add(own.data_ptr())
+        found[name] = own
+    return found
+
+
+def tensors_of(path: str) -> Iterator[tuple[str, Any]]:
+    """The tensors of a file by name.
+
+    Raises:
+        CheckpointError: there is no such file, or it is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
+                yield name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as tensors ({error}).") from None

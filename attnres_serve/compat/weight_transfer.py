@@ -1,0 +1,72 @@
+"""Weights of a trainer on the same machine, through files in memory: vLLM's own ways need GPUs.
+
+The trainer writes tensors into a file of safetensors below ``/dev/shm`` and tells its path.
+Workers copy what they need before they answer, so the file may go then.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from attnres_serve.compat import tensor_file
+
+
+class Update(Protocol):
+    """What a worker collects tensors in; see ``model.replacing``."""
+
+    def take(self, name: str, tensor: Any) -> None: ...
+
+    def apply(self) -> None: ...
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """What a trainer tells first.
+
+    Attributes:
+        partial: whether tensors that an update does not send stay as they are.
+    """
+
+    partial: bool = False
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """A piece of an update.
+
+    Attributes:
+        path: of a file of safetensors that every worker can read.
+    """
+
+    path: str
+
+
+class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """vLLM's interface for a transfer; ``update`` is set by the worker when one starts."""
+
+    init_info_cls, update_info_cls = InitInfo, UpdateInfo
+    partial = False
+    update: Update | None = None
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        self.partial = init_info.partial
+
+    def start_weight_update(self) -> None:
+        """Nothing: old weights stay until all new ones have come."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        assert self.update is not None, "vLLM lets no piece come before a start"
+        for name, tensor in tensor_file.tensors_of(update_info.path):
+            self.update.take(name, tensor)
+
+    def finish_weight_update(self) -> None:
+        assert self.update is not None, "vLLM lets no end come before a start"
+        self.update.apply()
+
+    def shutdown(self) -> None:
+        """Nothing is held."""

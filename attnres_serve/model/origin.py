@@ -1,0 +1,75 @@
+"""Where the weights of a running model come from, so that a part of them can be replaced."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from attnres_serve.checkpoints import hub, read
+from attnres_serve.checkpoints.tensor_index import TensorIndex
+from attnres_serve.errors import CheckpointError
+
+WAY = "send all tensors, or give weights_path once."
+
+
+class Origin:
+    """A folder, and tensors that have taken the place of some of its.
+
+    Attributes:
+        name: the folder or model id; None after an update by tensors alone.
+        newer: those tensors, by house names.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.newer: dict[str, Tensor] = {}
+        self._stamp = self._files()
+
+    def folder(self) -> Path:
+        """The folder of the rest of a partial update.
+
+        Raises:
+            CheckpointError: there is none, or its files have changed.
+        """
+        local = None if self.name is None else hub.local_path(self.name)
+        if local is None:
+            raise CheckpointError(
+                "the update is declared partial, and the other tensors came from a trainer or are "
+                f"no longer in a folder; {WAY}"
+            )
+        if self._files() != self._stamp:
+            raise CheckpointError(
+                "the update is declared partial, and the other tensors would be read from "
+                f"{self.name}, whose files have changed since they were loaded; {WAY}"
+            )
+        return local
+
+    def _files(self) -> dict[str, tuple[int, int]]:
+        local = None if self.name is None else hub.local_path(self.name)
+        if local is None:
+            return {}
+        found = ((path.name, path.stat()) for path in local.glob("*.safetensors"))
+        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found}
+
+
+def stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder by their own names."""
+    for path in read.files(folder):
+        yield from read.tensors(path)
+
+
+def rest(index: TensorIndex, folder: Path, taken: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder without those that others have taken the place of.
+
+    Args:
+        index: of the same model, which no tensor of the folder was entered in.
+        folder: the checkpoint.
+        taken: house names.
+
+    Yields:
+        A tensor by its own name, or a part of one by its house name.
+    """
+    for own, tensor in stored(folder):
+        parts = dict(index.pieces(own, tensor))
+        left = {name: piece for name, piece in parts.items() if name not in taken}
+        yield from ([(own, tensor)] if len(left) == len(parts) else left.items())

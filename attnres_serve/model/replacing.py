@@ -1,0 +1,198 @@
+"""Weights that take the place of a model's while its engine runs.
+
+All of them are validated before one is touched: a bad tensor leaves the old weights as they are.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attnres_serve.checkpoints import hub, read
+from attnres_serve.checkpoints.files import read_headers
+from attnres_serve.checkpoints.finite import check_finite
+from attnres_serve.checkpoints.names import is_draft
+from attnres_serve.checkpoints.tensors import Stored, check_shape
+from attnres_serve.compat import decoder, renewal
+from attnres_serve.errors import CheckpointError
+from attnres_serve.model import origin
+from attnres_serve.model.loading import LoadingMixin
+from attnres_serve.model.origin import Origin
+
+
+class Update(Protocol):
+    """Tensors that come one after the other, and are kept until all have come."""
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """Validate a tensor and keep a copy.
+
+        Raises:
+            CheckpointError: it is unknown, misshapen, not finite or has come before.
+        """
+
+    def apply(self) -> None:
+        """Put the tensors in the place of the model's.
+
+        Raises:
+            CheckpointError: one is missing; nothing was changed.
+        """
+
+
+class ModelUpdate:
+    """Tensors for an AttnRes model, by the names of its format or the house format's."""
+
+    def __init__(self, worker: Any, model: LoadingMixin, config: Any, is_partial: bool) -> None:
+        """Begin with no tensor.
+
+        Args:
+            worker: vLLM's.
+            model: the served one, or what drafts come from.
+            config: vLLM's configuration of the model.
+            is_partial: whether tensors that do not come stay as they are.
+        """
+        self._worker, self._model, self._config = worker, model, config
+        self._is_partial = is_partial
+        self._index = model.attn_res_index(takes_house_names=True)
+        self._tensors: dict[str, Tensor] = {}
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        parts = self._index.take(name, _header(name, tensor))
+        first = next(iter(parts))
+        check_finite(name, tensor, self._model.attn_res_served_in(first, parts[first]))
+        for part, piece in self._index.pieces(name, tensor):
+            self._index.check_values(part, piece)
+        if any(map(self._model.attn_res_is_here, parts)):
+            self._tensors[name] = _copy(tensor)
+
+    def apply(self) -> None:
+        head = {name for name in self._index.stored if is_draft(name, self._base.config)}
+        if missing := sorted(self._model.attn_res_head - head) if head else []:
+            raise CheckpointError(
+                f"the update lacks the tensor {missing[0]} (in house names) of the head that "
+                "predicts further tokens; send all of its tensors, or none."
+            )
+        if self._is_partial:
+            self._apply_partial(bool(head))
+            return
+        self._index.close()
+        renew(self._worker, self._model, self._config, self._tensors.items, has_head=bool(head))
+        self._model.attn_res_origin = Origin(None)
+
+    @property
+    def _base(self) -> Any:
+        return self._model.attn_res_base
+
+    def _apply_partial(self, has_head: bool) -> None:
+        of_rest = self._model.attn_res_origin
+        folder = of_rest.folder()
+        self._model.attn_res_validate(str(folder))
+        newer = dict(of_rest.newer)
+        for name, tensor in self._tensors.items():
+            newer |= self._index.pieces(name, tensor)
+
+        def whole() -> Iterator[tuple[str, Tensor]]:
+            yield from newer.items()
+            yield from origin.rest(self._model.attn_res_index(True), folder, newer)
+
+        renew(self._worker, self._model, self._config, whole, has_head=has_head)
+        of_rest.newer = newer
+
+
+class DraftUpdate:
+    """Tensors for a draft model or head without sites: exactly those of its folder."""
+
+    def __init__(self, worker: Any, model: torch.nn.Module, config: Any) -> None:
+        self._worker, self._model, self._config = worker, model, config
+        if (folder := hub.local_path(config.model)) is None:
+            raise CheckpointError(
+                f"the drafts of {config.model} are not read from a folder, so their tensors are "
+                "not known; start a new engine with new drafts."
+            )
+        self._wanted: Mapping[str, Stored] = read_headers(folder)
+        self._tensors: dict[str, Tensor] = {}
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        found = _header(name, tensor)
+        if name not in self._wanted or name in self._tensors:
+            how = "has come before" if name in self._tensors else "is not in its folder"
+            raise CheckpointError(f"the tensor {name} of the draft {how}; send each one once.")
+        check_shape(name, found.shape, self._wanted[name].shape)
+        check_finite(name, tensor, self._config.dtype)
+        self._tensors[name] = _copy(tensor)
+
+    def apply(self) -> None:
+        if missing := self._wanted.keys() - self._tensors.keys():
+            raise CheckpointError(f"the update of the draft lacks the tensor {min(missing)}.")
+        renew(self._worker, self._model, self._config, self._tensors.items)
+
+
+def begin(worker: Any, is_draft_model: bool = False, is_partial: bool = False) -> Update:
+    """An update of what a worker serves, or of what its drafts come from.
+
+    Raises:
+        CheckpointError: there is no draft model, or its tensors are not known.
+    """
+    if not is_draft_model:
+        model: Any = worker.get_model()
+        return ModelUpdate(worker, model, worker.model_config, is_partial)
+    found = decoder.draft_model(worker)
+    if found is None:
+        raise CheckpointError("this engine has no draft model whose weights could be replaced.")
+    if isinstance(found[0], LoadingMixin):
+        return ModelUpdate(worker, *found, is_partial)
+    return DraftUpdate(worker, *found)
+
+
+def from_folder(worker: Any, folder: str) -> None:
+    """Put the checkpoint of a folder in the place of what a worker serves.
+
+    Raises:
+        CheckpointError: it is no checkpoint of this model that can be served; nothing was changed.
+    """
+    model: Any = worker.get_model()
+    model.attn_res_validate(folder)
+    has_head = model.attn_res_has_head
+    renew(worker, model, worker.model_config, lambda: origin.stored(Path(folder)), has_head)
+    worker.model_config.model, worker.model_config.revision = folder, None
+    model.attn_res_origin = Origin(folder)
+
+
+def renew(worker: Any, model: Any, config: Any, tensors: Any, has_head: bool = False) -> None:
+    """Load a model anew, and with it the head of the same checkpoint.
+
+    Args:
+        worker: vLLM's, which has no whole weights from here on until this returns.
+        model: what is loaded.
+        config: vLLM's configuration of it.
+        tensors: gives all its tensors that are validated, each time that it is called.
+        has_head: whether drafts come from a head that the tensors have too.
+    """
+    worker.attn_res_is_whole = False
+    if isinstance(model, LoadingMixin):
+        with model.attn_res_expecting(takes_house_names=True):
+            renewal.renew(model, config, lambda: model.load_weights(tensors()))
+    else:
+        renewal.renew(model, config, lambda: model.load_weights(tensors()))
+    if has_head and (found := decoder.draft_model(worker)) is not None:
+        head, of_head = found
+        renewal.renew(head, of_head, lambda: head.load_weights(tensors()))
+    worker.attn_res_is_whole = True
+
+
+def _header(name: str, tensor: Any) -> Stored:
+    """What is known of a tensor by its kind.
+
+    Raises:
+        CheckpointError: it is no tensor, or one without values.
+    """
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(
+            f"{name!r} is a {type(tensor).__name__}; expected a tensor of torch's."
+        )
+    return read.header(name, read.plain(name, tensor, Path("the update")), Path("the update"))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

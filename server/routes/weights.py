@@ -1,0 +1,44 @@
+"""vLLM's routes for weights that a trainer sends, opened by ``--enable-weight-updates`` alone."""
+
+from datetime import UTC, datetime
+
+from fastapi import FastAPI
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from attnres_serve.compat import openai_app, requests
+from attnres_serve.compat.workarounds.replacing_calls import OrderError
+from attnres_serve.errors import SettingError
+from attnres_serve.server import metrics
+from attnres_serve.server.refusal import refuse
+
+
+class Weights(BaseModel):
+    """Which weights are served."""
+
+    version: str = Field(description="what a trainer called them; `default` before it did")
+    changed: str | None = Field(description="when they were last replaced; null for never")
+
+
+def attach(app: FastAPI) -> None:
+    """Open the routes."""
+    openai_app.include_weight_routes(app)
+    app.add_exception_handler(SettingError, of_update)
+
+
+async def of_update(_: Request, error: Exception) -> JSONResponse:
+    """Answer what an update is refused for: 409 for what comes when it cannot."""
+    return refuse(409 if isinstance(error, OrderError) else 400, str(error))
+
+
+async def weights_of(client) -> Weights | None:
+    """Version of the weights of an engine, and when it got them; None before vLLM 0.32."""
+    version, changed = await requests.weights_of(client)
+    if version is None:
+        return None
+    metrics.tell_weights(version, changed)
+    if changed is None:
+        return Weights(version=version, changed=None)
+    at = datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds")
+    return Weights(version=version, changed=at)
