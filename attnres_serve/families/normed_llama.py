@@ -40,5 +40,4 @@ FAMILY = dense.family(
     window=checks.stated_window,
     is_stock=False,
     has_head_norms=True,
-    reloads=lambda config: True,
 )
