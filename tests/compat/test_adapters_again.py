@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from attnres_serve.compat.workarounds import adapters_again
-from attnres_serve.compat.workarounds.adapters_again import FILES, Contents, loading
+from attnres_serve.compat.workarounds.adapters_again import FILES, Contents, contents, loading
 from attnres_serve.errors import SettingError
 from attnres_serve.lora import refusals
 
@@ -25,7 +25,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.llm_engine import LLMEngine
 
-OTHER_FILES = r"^the LoRA adapter 'mine' has other files in .* under another name\.$"
+OTHER_FILES = r"^the LoRA adapter 'mine' has other files in .* load it again, in place or under"
+UNREAD = (
+    r"^the LoRA adapter 'mine' has other files in .* than workers read under its number 1; load"
+)
+STILL_USED = r"^the LoRA adapter 'mine' has other files in .*, and requests that use it still run; "
 
 
 def write(folder: Path, value: float = 1.0, rank: int = 4) -> Path:
@@ -148,16 +152,56 @@ def test_every_file_that_is_read_counts(tmp_path: Path) -> None:
             known.check("mine", 1, folder)
 
 
+@pytest.mark.parametrize("how", OTHERS)
+def test_other_content_is_loaded_where_workers_read_it(
+    how: str, known: Contents, tmp_path: Path
+) -> None:
+    """By a number that they do not know, or in place; then requests get the key of that content."""
+    first = known.loads["mine"].content
+    folder = OTHERS[how](tmp_path / "first")
+    with pytest.raises(SettingError, match=UNREAD):
+        known.load("mine", 1, folder)
+    for number, in_place in ((2, False), (1, True)):
+        with pytest.raises(SettingError, match=STILL_USED):
+            known.load("mine", number, folder, in_place, is_used=True)
+        known.load("mine", number, folder, in_place)
+        known.check("mine", number, folder)
+        assert known.loads["mine"].content != first
+        back = write(tmp_path / f"back {number}")
+        with pytest.raises(SettingError, match=OTHER_FILES):
+            known.check("mine", number, back)
+        known.load("mine", number, back, in_place=True)
+        assert known.loads["mine"].content == first
+
+
+def test_the_same_content_is_loaded_again_while_it_is_used(known: Contents, tmp_path: Path) -> None:
+    for in_place in (False, True):
+        known.load("mine", 1, write(tmp_path / "first"), in_place, is_used=True)
+
+
+def test_a_number_of_an_earlier_load_is_no_way_around(known: Contents, tmp_path: Path) -> None:
+    """Workers still have under it what they read then."""
+    other = write(tmp_path / "other", 2.0)
+    known.load("mine", 2, other)
+    for number, folder in ((1, other), (1, tmp_path / "first"), (2, tmp_path / "first")):
+        with pytest.raises(SettingError, match=OTHER_FILES):
+            known.check("mine", number, folder)
+    known.check("mine", 2, other)
+
+
 def test_an_adapter_that_cannot_be_loaded_leaves_its_name_free(tmp_path: Path) -> None:
     owner, request = SimpleNamespace(), LoRARequest("mine", 1, "x")
+    in_place = LoRARequest("mine", 1, "x", load_inplace=True)
     with pytest.raises(RuntimeError), loading(owner, request, write(tmp_path / "bad", 3.0)):
         raise RuntimeError
     with loading(owner, request, write(tmp_path / "good")):
         pass
-    with pytest.raises(RuntimeError), loading(owner, request, tmp_path / "good"):
-        raise RuntimeError  # as vLLM had no room for it
-    with pytest.raises(SettingError, match=OTHER_FILES), loading(owner, request, tmp_path / "bad"):
+    for again, folder in ((request, "good"), (in_place, "bad")):
+        with pytest.raises(RuntimeError), loading(owner, again, tmp_path / folder):
+            raise RuntimeError  # as vLLM had no room for it
+    with pytest.raises(SettingError, match=UNREAD), loading(owner, request, tmp_path / "bad"):
         pytest.fail("it was loaded")
+    contents(owner).check("mine", 1, tmp_path / "good")
 
 
 class Engine:
@@ -167,6 +211,7 @@ class Engine:
         model = SimpleNamespace(hf_config=SimpleNamespace(**config))
         self.vllm_config = SimpleNamespace(model_config=model)
         self.lora_config, self.tokenizer, self.input_processor = object(), None, self
+        self.output_processor = SimpleNamespace(request_states={})
         self.added: list[str] = []
         self.engine_core = SimpleNamespace(add_lora=self._add, add_lora_async=self._add_async)
 
@@ -188,7 +233,8 @@ class Engine:
 @pytest.fixture(params=[LLMEngine, AsyncLLM], ids=["sync", "async"])
 def engine_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     for cls, name in (
-        *((InputProcessor, "_validate_lora"), (LLMEngine, "add_lora"), (AsyncLLM, "add_lora")),
+        *((InputProcessor, "_validate_lora"), (InputProcessor, "process_inputs")),
+        *((LLMEngine, "add_lora"), (AsyncLLM, "add_lora")),
     ):
         monkeypatch.setattr(cls, name, getattr(cls, name))
     for patch in adapters_again.PATCHES * 2:  # idempotent
@@ -196,27 +242,51 @@ def engine_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return request.param
 
 
-def test_an_engine_refuses_other_files(engine_class: Any, tmp_path: Path) -> None:
-    """When they are loaded, in place as well, and when they are asked; nothing reaches vLLM."""
+def test_an_engine_answers_with_what_was_loaded_last(engine_class: Any, tmp_path: Path) -> None:
+    """By another number or in place; what workers would not read does not reach them."""
     first, other = str(write(tmp_path / "first")), str(write(tmp_path / "other", 2.0))
     engine = Engine(attn_res_config={})
     engine.load(engine_class, "mine", 1, first)
     engine.ask("mine", 1, first)
-    for number in (1, 2):
-        with pytest.raises(SettingError, match=OTHER_FILES):
-            engine.load(engine_class, "mine", number, other)
-        with pytest.raises(SettingError, match=OTHER_FILES):
-            engine.load(engine_class, "mine", number, other, load_inplace=True)
-        with pytest.raises(SettingError, match=OTHER_FILES):
-            engine.ask("mine", number, other)
-    with pytest.raises(SettingError, match="has the number 1, which is that of 'mine'"):
-        engine.ask("another", 1, other)
-    engine.ask("mine", 1, first)
-    write(tmp_path / "first", 3.0)
+    with pytest.raises(SettingError, match=UNREAD):
+        engine.load(engine_class, "mine", 1, other)
+    with pytest.raises(SettingError, match=OTHER_FILES):
+        engine.ask("mine", 1, other)
+    engine.load(engine_class, "mine", 2, other)
+    engine.ask("mine", 2, other)
     with pytest.raises(SettingError, match=OTHER_FILES):
         engine.ask("mine", 1, first)
-    assert engine.added == [first]
-    engine.load(engine_class, "another", 2, other)
+    engine.output_processor.request_states["running"] = SimpleNamespace(lora_name="mine")
+    with pytest.raises(SettingError, match=STILL_USED):
+        engine.load(engine_class, "mine", 2, first, load_inplace=True)
+    engine.output_processor.request_states["running"] = SimpleNamespace(lora_name="another")
+    engine.load(engine_class, "mine", 2, first, load_inplace=True)
+    with pytest.raises(SettingError, match="has the number 1, which is that of 'mine'"):
+        engine.ask("another", 1, other)
+    engine.ask("mine", 2, first)
+    write(tmp_path / "first", 3.0)
+    with pytest.raises(SettingError, match=OTHER_FILES):
+        engine.ask("mine", 2, first)
+    assert engine.added == [first, other, first]
+
+
+@pytest.mark.parametrize("salt", [None, "of the request"])
+def test_the_cache_tells_contents_apart(salt: str | None, tmp_path: Path) -> None:
+    """Requests of one content share blocks, also of several loads; nothing is read in each step."""
+    keys = []
+    owner: Any = Engine(attn_res_config={})
+    for number, value in ((1, 1.0), (1, 2.0), (2, 1.0)):
+        folder = write(tmp_path / "adapter", value)
+        adapter = LoRARequest("mine", number, str(folder), load_inplace=True)
+        with loading(owner, adapter, folder):
+            pass
+        plain = SimpleNamespace(lora_request=adapter, cache_salt=salt)
+        made = adapters_again._processing(lambda *_: plain)(owner)  # noqa: B023
+        assert not made.lora_request.load_inplace and adapter.load_inplace
+        keys.append(made.cache_salt)
+    assert keys[0] == keys[2] != keys[1] and all((salt or "") in key for key in keys)
+    none = SimpleNamespace(lora_request=None, cache_salt=salt)
+    assert adapters_again._processing(lambda *_: none)(owner).cache_salt == salt
 
 
 def test_an_engine_of_another_model_takes_what_it_took(engine_class: Any, tmp_path: Path) -> None:

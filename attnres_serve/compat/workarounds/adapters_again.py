@@ -3,14 +3,16 @@
 vLLM 0.32 tells adapters apart by a number, and in the prefix cache by name and path.  Other files
 under an old name are answered from the cache of the old ones, or not read at all while the number
 is the old one; and an adapter that was evicted is read again with whatever its folder holds then.
-So a name stands for the content that it had first, as long as an engine runs.
+So the prefix cache gets a key of what an adapter held when it was loaded, and a request is refused
+whose adapter holds something else.
 
 This can go with a vLLM whose ``InputProcessor`` gives requests a key of what their adapter holds.
 """
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,9 @@ FILES = (CONFIG, *WEIGHTS)
 Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 
-@dataclass
-class _Seen:
-    """What an adapter held: when its files were looked at, and their hash."""
+@dataclass(frozen=True)
+class _Load:
+    """What an adapter held when it was loaded: when its files were looked at, and their hash."""
 
     stamp: Stamp
     content: bytes
@@ -35,41 +37,75 @@ class _Seen:
 
 @dataclass
 class Contents:
-    """The adapters of one engine, by name and by number, as they were first.
+    """The adapters of one engine, as they were loaded last.
 
     Attributes:
-        seen: what the files of each held, by name.
+        loads: by name.
         names: of each, by its number.
+        held: the content that workers may have under a number.
     """
 
-    seen: dict[str, _Seen] = field(default_factory=dict)
+    loads: dict[str, _Load] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    held: dict[int, bytes] = field(default_factory=dict)
 
-    def check(self, name: str, number: int, folder: Path) -> None:
-        """Remember an adapter, or raise SettingError if it is another than under its name before.
+    def load(
+        self, name: str, number: int, folder: Path, in_place: bool = False, is_used: bool = False
+    ) -> None:
+        """Remember what an adapter holds that is being loaded.
 
         Args:
             name: what it is called.
             number: vLLM's, ``lora_int_id``.
             folder: its files; where there is none, vLLM says so.
+            in_place: whether workers read it although they have one of its number.
+            is_used: whether requests run that use an adapter of its name.
+
+        Raises:
+            SettingError: workers would not read it, or requests would be answered by both.
         """
+        self._bind(name, number)
+        if not (stamp := _stamp(folder)):
+            return
+        content, known = _content(folder), self.loads.get(name)
+        if not in_place and self.held.get(number, content) != content:
+            raise SettingError(
+                f"{refusals.name_of(name)} has other files in {folder} than workers read under its "
+                f"number {number}; load it with load_inplace, or under another number."
+            )
+        if known is not None and known.content != content and is_used:
+            raise SettingError(
+                f"{refusals.name_of(name)} has other files in {folder}, and requests that use it "
+                "still run; wait for them, or load the files under another name."
+            )
+        self.loads[name], self.held[number] = _Load(stamp, content), content
+
+    def check(self, name: str, number: int, folder: Path) -> None:
+        """Raise SettingError if the adapter of a request holds something else than when loaded.
+
+        One that nobody loaded is loaded by its first request.
+        """
+        self._bind(name, number)
+        stamp, known = _stamp(folder), self.loads.get(name)
+        if not stamp:
+            return
+        if known is None:
+            self.load(name, number, folder)
+            return
+        content = known.content if known.stamp == stamp else _content(folder)
+        if content != known.content or self.held.get(number, content) != content:
+            raise SettingError(
+                f"{refusals.name_of(name)} has other files in {folder} than when it was loaded; "
+                "load it again, in place or under another name."
+            )
+        self.loads[name], self.held[number] = _Load(stamp, content), content
+
+    def _bind(self, name: str, number: int) -> None:
         if self.names.setdefault(number, name) != name:
             raise SettingError(
                 f"{refusals.name_of(name)} has the number {number}, which is that of "
                 f"{self.names[number]!r}; give each adapter a number of its own."
             )
-        if not (stamp := _stamp(folder)):
-            return
-        known = self.seen.get(name)
-        if known is not None and known.stamp == stamp:
-            return
-        content = _content(folder)
-        if known is not None and known.content != content:
-            raise SettingError(
-                f"{refusals.name_of(name)} has other files in {folder} than when it was first "
-                "loaded, and answers would mix both; load them under another name."
-            )
-        self.seen[name] = _Seen(stamp, content)
 
 
 def _stamp(folder: Path) -> Stamp:
@@ -90,38 +126,71 @@ def _files(folder: Path) -> list[Path]:
     return [path for name in FILES if (path := folder / name).is_file()]
 
 
+def contents(owner: Any) -> Contents:
+    """The adapters that an object of vLLM's remembers, of which an engine has one."""
+    return vars(owner).setdefault("attn_res_adapters", Contents())
+
+
 @contextmanager
-def loading(owner: Any, request: Any, folder: Path) -> Iterator[None]:
-    """Check an adapter that is about to be loaded; one that cannot be leaves its name free.
+def loading(owner: Any, request: Any, folder: Path, is_used: bool = False) -> Iterator[None]:
+    """Remember an adapter that is loaded from here on; one that cannot be leaves all as it was.
+
+    It is remembered before it reaches a worker: what is asked afterwards reaches that later.
 
     Args:
-        owner: an object of vLLM's that an engine has one of, which remembers the adapters.
+        owner: as of ``contents``.
         request: vLLM's ``LoRARequest``.
         folder: its files.
+        is_used: whether requests run that use an adapter of its name.
 
     Raises:
-        SettingError: it is another than under its name before.
+        SettingError: as ``Contents.load``.
     """
-    known: Contents = vars(owner).setdefault("attn_res_adapters", Contents())
-    name, number = request.lora_name, request.lora_int_id
-    is_new, has_new_number = name not in known.seen, number not in known.names
+    known, name, number = contents(owner), request.lora_name, request.lora_int_id
+    places: list[tuple[dict[Any, Any], Any]]
+    places = [(known.loads, name), (known.names, number), (known.held, number)]
+    before = [of.get(key) for of, key in places]
     try:
-        known.check(name, number, folder)
+        known.load(name, number, folder, request.load_inplace, is_used)
         yield
     except BaseException:
-        if is_new:
-            known.seen.pop(name, None)
-        if has_new_number:
-            known.names.pop(number, None)
+        for (of, key), value in zip(places, before, strict=True):
+            of.pop(key, None)
+            if value is not None:
+                of[key] = value
         raise
+
+
+def _load(engine: Any, request: Any) -> AbstractContextManager[None]:
+    """An adapter that an engine is asked to load."""
+    running = engine.output_processor.request_states.values()
+    is_used = any(state.lora_name == request.lora_name for state in running)
+    return loading(engine.input_processor, request, _folder(request), is_used)
+
+
+def _processing(process: Any) -> Any:
+    """Tell requests apart by what their adapter holds; no step loads it in place again."""
+
+    def process_inputs(self, *args, **kwargs):
+        made = process(self, *args, **kwargs)
+        adapter = made.lora_request
+        if adapter is not None and engine_config.has_attn_res(self.vllm_config):
+            if (load := contents(self).loads.get(adapter.lora_name)) is not None:
+                made.cache_salt = f"{made.cache_salt or ''} adapter {load.content.hex()}"
+            if adapter.load_inplace:  # of the request that loaded it
+                made.lora_request = copy(adapter)
+                made.lora_request.load_inplace = False
+        return made
+
+    return process_inputs
 
 
 def _validating(validate: Any) -> Any:
     def _validate_lora(self, lora_request):
         validate(self, lora_request)
         if lora_request is not None and engine_config.has_attn_res(self.vllm_config):
-            with loading(self, lora_request, _folder(lora_request)):
-                pass
+            adapter = lora_request
+            contents(self).check(adapter.lora_name, adapter.lora_int_id, _folder(adapter))
 
     return _validate_lora
 
@@ -130,7 +199,7 @@ def _adding(add: Any) -> Any:
     def add_lora(self, lora_request):
         if not engine_config.has_attn_res(self.vllm_config):
             return add(self, lora_request)
-        with loading(self.input_processor, lora_request, _folder(lora_request)):
+        with _load(self, lora_request):
             return add(self, lora_request)
 
     return add_lora
@@ -140,7 +209,7 @@ def _adding_async(add: Any) -> Any:
     async def add_lora(self, lora_request):
         if not engine_config.has_attn_res(self.vllm_config):
             return await add(self, lora_request)
-        with loading(self.input_processor, lora_request, _folder(lora_request)):
+        with _load(self, lora_request):
             return await add(self, lora_request)
 
     return add_lora
@@ -150,7 +219,7 @@ def _folder(request: Any) -> Path:
     return Path(request.lora_path).expanduser()
 
 
-# Engines of AttnRes models refuse other files under an old name.
+# Engines of AttnRes models answer with the files that were loaded last.
 PATCHES = tuple(
     Patch(
         targets=(target,),
@@ -162,6 +231,7 @@ PATCHES = tuple(
     )
     for target, make in {
         "vllm.v1.engine.input_processor:InputProcessor._validate_lora": _validating,
+        "vllm.v1.engine.input_processor:InputProcessor.process_inputs": _processing,
         "vllm.v1.engine.llm_engine:LLMEngine.add_lora": _adding,
         "vllm.v1.engine.async_llm:AsyncLLM.add_lora": _adding_async,
     }.items()
