@@ -5,7 +5,7 @@ Both are JSON files.  A job is {checkpoint, prompts, mode: eager | compiled | pi
 leaves: steps behind which another request beside the batch is aborted or 0, prompt_logprobs:
 whether answers have them, options: further ones of ``vllm.LLM``, lora: folder of an adapter or
 nothing, refused: folder of an adapter that is not taken or nothing, again: folder of another
-one that is tried in its place in every way or nothing, reload: folder whose weights take the place
+one that takes its place or nothing, reload: folder whose weights take the place
 of the checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another
 trace of it, as workers take them, or none, counted: tokens of steps of which is counted what
 workers ask of each other, or none, workaround: for a plain vLLM that is wrong without, as
@@ -23,6 +23,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,13 @@ def answers(
     lora: str | None,
     leaves: int = 0,
     bare: int = 0,
+    number: int = 1,
 ) -> list[dict[str, Any]]:
     """Greedy tokens and logprobs for prompts, all but the first of which come a step later.
 
     So one is decoded in a step in which others are begun.  And with ``leaves`` one more, before all
-    of them, is aborted after so many steps.  The last ``bare`` ones are asked without the adapter.
+    of them, is aborted after so many steps.  The last ``bare`` ones are asked without the adapter,
+    which has a number.
     """
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -55,7 +58,7 @@ def answers(
         prompt_logprobs=0 if prompt_logprobs else None,
         ignore_eos=True,
     )
-    request = LoRARequest("adapter", 1, lora) if lora else None
+    request = LoRARequest("adapter", number, lora) if lora else None
     engine, done = llm.llm_engine, {}
     if leaves:
         engine.add_request("left", {"prompt_token_ids": prompts[-1]}, params, lora_request=request)
@@ -172,32 +175,34 @@ def refusal(llm, name: str, number: int, folder: str, **more: Any) -> str | None
     return None
 
 
-def refused_again(llm, folder: str, other: str, prompt: list[int]) -> dict[str, str | None]:
-    """Why other files are refused under the name or the number of the adapter, by the way."""
-    from vllm import SamplingParams
+def other_loads(llm, folder: str, other: str, ask: Callable[[int], Any]) -> dict[str, Any]:
+    """Why other files are refused where nobody loads them, and answers with them where one does.
+
+    Args:
+        llm: an engine that has the adapter of ``folder`` under the number 1.
+        folder, other: of two adapters.
+        ask: answers with the adapter of ``folder`` by a number.
+    """
     from vllm.lora.request import LoRARequest
 
     own = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    found = {
+    refused = {
         "another path": refusal(llm, "adapter", 1, other),
-        "in place": refusal(llm, "adapter", 1, other, load_inplace=True),
         "another name": refusal(llm, "another", 1, other),
     }
-    llm.llm_engine.remove_lora(1)
-    found["unloaded"] = refusal(llm, "adapter", 2, other)
     for path in Path(other).iterdir():
         (Path(folder) / path.name).write_bytes(path.read_bytes())
-    found["same path"] = refusal(llm, "adapter", 2, folder)
     try:
-        request = LoRARequest("adapter", 1, folder)
-        given = {"prompt_token_ids": prompt}
-        llm.llm_engine.add_request("again", given, SamplingParams(), lora_request=request)
-        found["asked"] = None
+        refused["asked"] = str(ask(1))
     except ValueError as error:
-        found["asked"] = str(error)
+        refused["asked"] = str(error)
+    llm.llm_engine.add_lora(LoRARequest("adapter", 1, folder, load_inplace=True))
+    in_place = ask(1)
     for name, content in own.items():
         (Path(folder) / name).write_bytes(content)
-    return found
+    llm.llm_engine.remove_lora(1)
+    llm.llm_engine.add_lora(LoRARequest("adapter", 2, folder))
+    return {"refused": refused, "in place": in_place, "another number": ask(2)}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -253,10 +258,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["refused"]:
         result["refusal"] = refusal(llm, "refused", 2, job["refused"])
     if job["again"]:
-        result["again"] = refused_again(llm, lora, job["again"], longest)
-        result["after"] = [
-            answers(llm, [prompt], length, of_prompts, lora)[0] for prompt in prompts
-        ]
+
+        def ask(number: int) -> list[dict[str, Any]]:
+            return answers(llm, prompts, length, of_prompts, lora, number=number)
+
+        result["again"] = other_loads(llm, lora, job["again"], ask)
     if job["trace"]:
         assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
         result["trace"] = trace(llm, longest)
