@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 # What `serve` prints below the address: of the API, of the page, of a trace.
 _BELOW = re.compile(r"(?<=[^/:])(/v1)?(/attn_res(/trace)?)?/*$")
@@ -55,6 +54,8 @@ def past_proxies(url: str) -> Iterator[None]:
 
 def proxy_of(url: str) -> str | None:
     """The variable with the proxy by which a server is asked; None if it is asked directly."""
+    from urllib.request import getproxies, proxy_bypass  # imports HTTP and TLS
+
     scheme, host = url.partition("://")[0].lower(), host_of(url)
     if is_local(url) or not host or proxy_bypass(host):
         return None

@@ -3,14 +3,11 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from itertools import product
 from math import inf
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from attnres_serve import sentences, settings
 from attnres_serve.address import base_of, past_proxies
@@ -68,6 +65,10 @@ def check_there(url: str, model: str | None, given: Sequence[str] = ()) -> Serve
     Raises:
         SettingError: with one sentence: what was found, what is expected, how to fix it.
     """
+    from http.client import HTTPException  # which other commands do without
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
     more = (header.partition("=") for header in given)
     headers = settings.authorization() | {name: value for name, _, value in more}
     try:
