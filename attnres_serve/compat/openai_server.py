@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from attnres_serve.compat import device, engine_config, versions
-from attnres_serve.compat.workarounds import forked_processes
 from attnres_serve.errors import SettingError
 from attnres_serve.start import events
 
@@ -140,6 +139,8 @@ def run_server(
     # make_arg_parser is defined elsewhere in 0.28 than later; the command has it in all of them.
     from vllm.entrypoints.cli.serve import ServeSubcommand, make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from attnres_serve.compat.workarounds import forked_processes
 
     events.tell("imported")
     _set_variables()
