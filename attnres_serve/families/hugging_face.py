@@ -153,6 +153,13 @@ def keys(hf: str) -> frozenset[str]:
     return frozenset(own | {*cls.attribute_map, *cls.attribute_map.values(), *ROTARY})
 
 
+def keys_if_known(hf: str) -> frozenset[str]:
+    """The same; none for a model type that transformers does not have."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return keys(hf) if hf in CONFIG_MAPPING_NAMES else frozenset()
+
+
 @lru_cache(maxsize=8)
 def _shapes(hf: str, config: str) -> dict[str, Shape]:
     """The shape of every tensor of a checkpoint, by its name.
