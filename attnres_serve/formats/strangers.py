@@ -10,7 +10,7 @@ from typing import Any
 
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import FAMILIES, normed_llama
+from attnres_serve.families import FAMILIES, hugging_face, normed_llama
 from attnres_serve.families.family import Family
 from attnres_serve.formats import baseline_attnres, connections
 from attnres_serve.formats.baseline_attnres import MODE, PATTERN, SETTINGS, SWITCH
@@ -85,7 +85,7 @@ def refuse(
         for key, value in part.items():
             if key in SETTINGS or not connections.speaks_of_them(key):
                 continue
-            if connections.is_set(key, part) and key not in _known(family, config):
+            if connections.is_set(key, part) and not _knows(family, config, key):
                 raise CheckpointError(
                     f"config.json has {key}: {value!r}, by its name a setting of how layers are "
                     f"connected, which {architecture(config) or family.stock_architecture} does "
@@ -101,7 +101,7 @@ def _refuse_normed_llama(
 ) -> None:
     """Raise for a Llama with standard residuals whose attention or embeddings are others."""
     for key, what in _OF_NORMED_LLAMA.items():
-        if not connections.is_set(key, config) or key in _known(family, config):
+        if not connections.is_set(key, config) or _knows(family, config, key):
             continue
         tensors = names() if key == normed_llama.NORMS else None
         if tensors is None or any(".q_norm." in name for name in tensors):
@@ -140,9 +140,10 @@ def _turns_depth_attention_on(key: str, config: dict[str, Any]) -> bool:
     return config.get(MODE) in _DEPTH_MODES and not is_decided
 
 
-def _known(family: Family, config: dict[str, Any]) -> Collection[str]:
-    """The keys that the classes of a config.json's model type and of its family read."""
-    from attnres_serve.families import hugging_face
-
-    own = hugging_face.keys_if_known(str(config.get("model_type")))
-    return {*family.keys(), *own}
+def _knows(family: Family, config: dict[str, Any], key: str) -> bool:
+    """Whether the class of a config.json's model type, or of its family, reads a key."""
+    types = {family.hf, str(config.get("model_type"))}
+    if any(hugging_face.names_key(one, key) for one in types):
+        return True
+    stated = () if family.has_hf_class else family.keys()
+    return key in stated
