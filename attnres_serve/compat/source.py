@@ -63,6 +63,27 @@ def lists_architecture(name: str) -> bool:
     return f'"{name}":' in (_source("model_executor/models/registry.py") or "")
 
 
+# Endings of architectures that vLLM serves by the class for the first of them.
+_ENDINGS = (
+    *("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel", "ForTextEncoding"),
+    *("EmbeddingModel", "ForSequenceClassification", "ForTokenClassification"),
+    *("ClassificationModel", "ForRewardModeling", "RewardModel", "Model"),
+)
+
+
+def listed_class(name: str) -> str | None:
+    """The name of the class that vLLM has for an architecture, told by its table as text.
+
+    None for an architecture that it does not have.
+    """
+    text = _source("model_executor/models/registry.py") or ""
+    stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), None)
+    for candidate in (name, f"{stem}{_ENDINGS[0]}") if stem else (name,):
+        if found := re.search(rf'"{re.escape(candidate)}": \(\s*"\w+",\s*"(\w+)"', text):
+            return found[1]
+    return None
+
+
 def lists_head(name: str) -> bool:
     """Whether vLLM has a class of draft heads under this name, told by its table as text."""
     text = _source("model_executor/models/registry.py") or ""

@@ -5,8 +5,10 @@ Names and shapes are those of the class on the meta device, with the conversions
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from attnres_serve.depth.layout import COMMON, ONE, Layout
@@ -151,6 +153,22 @@ def keys(hf: str) -> frozenset[str]:
     common = {field.name for field in fields(PreTrainedConfig)}
     own = {field.name for field in fields(cls)} - common
     return frozenset(own | {*cls.attribute_map, *cls.attribute_map.values(), *ROTARY})
+
+
+def names_key(hf: str, key: str) -> bool:
+    """Whether the file of a model type's configuration has a key in it.
+
+    It is read as text: importing transformers takes longer than all else that a refusal does.
+    """
+    from importlib.util import find_spec
+
+    found = find_spec("transformers")
+    if found is None or found.origin is None or not re.fullmatch(r"[\w-]+", hf):
+        return False
+    folder = hf.replace("-", "_").removesuffix("_text")
+    files = (Path(found.origin).parent / "models" / folder).glob("configuration_*.py")
+    word = re.compile(rf"\b{re.escape(key)}\b")
+    return any(word.search(file.read_text(encoding="utf-8")) for file in files)
 
 
 @lru_cache(maxsize=8)

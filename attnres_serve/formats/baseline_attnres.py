@@ -23,9 +23,15 @@ _NAMES = {
     *("attnres", "block_attnres", "block-attnres"),
     *("attention_residual", "attention-residual"),
 }
-# Keys of Depth-Attention, another model of its code, which ``strangers`` refuses if it is on.
-SWITCH = "use_depth_attention"
-DEPTH_ATTENTION = (SWITCH, "depth_attention_stride", "depth_attention_recent_window")
+# Keys of Depth-Attention, another model of its code, which ``strangers`` refuses if it is on: what
+# turns it on, and settings, which that code writes into the config.json of every model.
+SWITCH, PATTERN, MODE = "use_depth_attention", "cross_layer_pattern", "cross_layer_mode"
+SETTINGS = (
+    *("depth_attention_stride", "depth_attention_recent_window", MODE),
+    *("depth_softmax_stride", "depth_recent_window"),  # older names
+)
+# How biases were drawn, and whether Depth-Attention may run: not where there is a baseline.
+_IDLE = ("attnres_recency_bias_init", "recurrent_model")
 BLOCK, USUAL = "attnres_block_size", 12
 BLOCKS = Blocks(BLOCK, "sublayers")
 _UNREAD = "lm_head_layernorm.weight"  # its code saves it and never reads it
@@ -48,23 +54,20 @@ def means_attnres(mode: Any) -> bool:
 
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
-    stated = {key: config[key] for key in MODES if config.get(key)}
+    stated = {key: config[key] for key in MODES if _is_stated(config.get(key))}
     if not all(map(means_attnres, stated.values())):
         said = " and ".join(f"{key} {value!r}" for key, value in stated.items())
         raise CheckpointError(
             f"config.json has {said}, which are two names of one value; remove the wrong one."
         )
+    config = config | {key: _flag(config[key]) for key in normed_llama.DEFAULTS if key in config}
     normed_llama.flags(NAME, config)
     options = normed_llama.DEFAULTS | config
     is_normed = options[normed_llama.NORMS] or options[normed_llama.SCALE]
     base = "normed_llama" if is_normed else "llama"
-    known = (*MODES, *DEPTH_ATTENTION, BLOCK, *normed_llama.DEFAULTS)
+    known = (*MODES, SWITCH, PATTERN, *SETTINGS, *_IDLE, BLOCK, *normed_llama.DEFAULTS)
     translated, family = base_config(config, base, known), FAMILIES[base]
-    size = config.get(BLOCK, USUAL)
-    if not is_count(size):
-        raise CheckpointError(
-            f"{BLOCK} is {size!r}; expected a whole number of sublayers, at least 1."
-        )
+    size = _size(config.get(BLOCK))
     layout = family.layout(config)
     spec = AttnResSpec(
         layout,
@@ -74,6 +77,29 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
         recency_bias=True,
     )
     return ParsedConfig(NAME, base, translated, spec)
+
+
+def _is_stated(mode: Any) -> bool:
+    """Whether a value of one of ``MODES`` says something to its code."""
+    return bool(mode) and str(mode).strip().lower() not in ("", "none", "null")
+
+
+def _flag(value: Any) -> Any:
+    """Its code asks for the truth of a value; that of a word is left to be refused."""
+    return value if isinstance(value, str) else bool(value)
+
+
+def _size(stated: Any) -> int:
+    """The sublayers of a block, which its code reads with ``int``."""
+    if stated is None:
+        return USUAL
+    size = int(stated) if isinstance(stated, str) and stated.strip().isdecimal() else stated
+    size = int(size) if isinstance(size, float) and size.is_integer() else size
+    if not is_count(size):
+        raise CheckpointError(
+            f"{BLOCK} is {stated!r}; expected a whole number of sublayers, at least 1."
+        )
+    return int(size)
 
 
 def rename(name: str) -> str:

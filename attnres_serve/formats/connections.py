@@ -5,14 +5,25 @@ the plain one and answer wrongly.
 """
 
 import re
+from typing import Any
 
+# A depth alone is a size: of a draft's tree, an encoder, a head of further tokens.
 _CONNECTS = re.compile(
-    r"(?<![a-z])depth(?!wise)|(cross|inter)_?layer|layer_(kv_)?reuse|kv_reuse|kv_shared|share_kv"
-    r"|residual|(^|_)resid_|(^|_)hyper_?(conn|$|_)|(^|_)(hc|mhc|dwa|cla)_|(^|_)(mhc|dwa)$"
-    r"|baseline_mode|dense_?(former|transformer|connect)|(skip|short|layer|block)_?connect"
-    r"|highway|altup|laurel|yoco|recurrent_(model|depth)|(^|_)(num_)?loops?($|_)|ut_steps"
+    r"(^|_)depth_(?!first)|(mixture_of|recurrent|cross|dynamic|adaptive)_depths?"
+    r"|(cross|inter)_?layer|layers?_?(kv_)?(reuse|shar(?!ed_exp))|shared_layers|kv_(reuse|shar)|shared?_kv"
+    r"|residual|(^|_)resid_|(^|_)res_scal|(^|_)hyper_?(conn|$|_)|(^|_)(hc|mhc|dwa|cla)_"
+    r"|(^|_)(mhc|dwa|cla)$|baseline_mode|dense_?(former|transformer|connect)"
+    r"|(skip|short|layer|block)_?connect|highway|altup|laurel|yoco|(^|_)u_?net(_|$)"
+    r"|deep_?norm|re_?zero(_|$)|(^|_)(num_)?(loops?|recurrences?)($|_)|recurrent_model|ut_steps"
 )
+# Keys whose value of 1 says nothing: factors, and how often or how many of something there is.
+_ONE_IS_USUAL = re.compile(
+    r"(scale|scaling|multiplier|factor|mult|loops?|recurrences?|steps|streams|inputs|rate)$"
+)
+_OFF = ("", "none", "null", "false", "off", "no", "standard", "vanilla", "plain", "default")
 _INIT, _TRAINING = "how weights are drawn before training", "of training alone"
+_PRECISION = "the type that the sum is kept in, not what is added to it"
+_MEASURED = "what is read out of a model, not what it computes"
 # Keys that leave a model as it is, and why.
 HARMLESS = {
     "depth_init": _INIT,
@@ -23,14 +34,41 @@ HARMLESS = {
     "stochastic_depth": _TRAINING,
     "stochastic_depth_prob": _TRAINING,
     "stochastic_depth_rate": _TRAINING,
-    "residual_in_fp32": "the type that the sum is kept in, not what is added to it",
+    "residual_in_fp32": _PRECISION,
+    "fp32_residual_connection": _PRECISION,
+    "output_residuals": _MEASURED,
 }
-# Keys that classes of these families read, so that they are served with them.
-READ = {"residual_multiplier": ("granite", "granitemoe")}
 
 
 def speaks_of_them(key: str) -> bool:
     """Whether a key, by its name, is about connections of layers and may change a model."""
-    if key in HARMLESS or "dropout" in key:  # that is of training alone, wherever it is
+    name = _snake_case(key)
+    if name in HARMLESS or "dropout" in name:  # that is of training alone, wherever it is
         return False
-    return _CONNECTS.search(key) is not None
+    return any(_CONNECTS.search(spelling) for spelling in (name, key.lower()))
+
+
+def is_set(key: str, config: dict[str, Any]) -> bool:
+    """Whether a key of ``config`` says something that no other key switches off."""
+    value = config.get(key)
+    if isinstance(value, str):
+        says_something = value.strip().lower() not in _OFF
+    elif type(value) in (int, float):
+        usual = (0, 1) if _ONE_IS_USUAL.search(_snake_case(key)) else (0,)
+        says_something = value not in usual
+    else:
+        says_something = bool(value)
+    return says_something and not _is_switched_off(key, config)
+
+
+def _is_switched_off(key: str, config: dict[str, Any]) -> bool:
+    """Whether ``use_x`` is off beside ``x_y``."""
+    for switch, value in config.items():
+        what = re.fullmatch(r"(?:use|enable)_(\w+)", switch)
+        if what and key.startswith(f"{what[1]}_") and (not value or value == "false"):
+            return True
+    return False
+
+
+def _snake_case(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()

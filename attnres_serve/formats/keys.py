@@ -50,7 +50,8 @@ def refuse_unknown(
             continue
         if key in _of_every_model() if strictly else not _may_change_the_model(key):
             continue
-        if not says_nothing(key, value):
+        speaks = connections.speaks_of_them(key)
+        if connections.is_set(key, config) if speaks else not says_nothing(key, value):
             raise CheckpointError(
                 f"config.json has {key}: {value!r}, which {model} does not have; a model that was "
                 "trained with it would be served wrongly, so remove the key only if yours was not."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from attnres_serve import formats
+from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES, checks
 from attnres_serve.formats import refused, strangers
@@ -37,7 +38,7 @@ def resolve(
     """
     config = with_list_of_architectures(config)
     claiming = [module for module in formats.SERVED if module.matches(config)]
-    is_left_to_its_code = not claiming and own_code and "auto_map" in config
+    is_left_to_its_code = not claiming and own_code and _has_a_class_of_its_own(config)
     if not is_left_to_its_code:
         strangers.refuse_sisters(config)
     candidates = [module.translate(config) for module in claiming]
@@ -52,8 +53,15 @@ def resolve(
         return None  # a foreign repository with code of its own under a name that anyone may use
     if not is_left_to_its_code:
         refused.refuse_if_attnres(config, formats.SUPPORTED)
-        strangers.refuse(config)
+        strangers.refuse(config, names)
     return None
+
+
+def _has_a_class_of_its_own(config: dict[str, Any]) -> bool:
+    """Whether a repository's code is run, if it may be: vLLM prefers its own classes."""
+    name = strangers.architecture(config)
+    is_listed = name is not None and source.listed_class(name) is not None
+    return "auto_map" in config and not is_listed
 
 
 def with_list_of_architectures(config: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import GOLDENS, edit, write_baseline
+from checkpoints import GOLDENS, depth_attention, edit, write_baseline
 
 from attnres_serve.checkpoints import checked
 from attnres_serve.checkpoints.convert.command import convert
@@ -72,9 +72,45 @@ def test_every_name_of_the_mode(key: str, name: str) -> None:
 
 def test_two_keys_that_agree() -> None:
     """By what they mean; null and empty say nothing."""
-    for other in ("block-attnres", " ATTNRES", None, ""):
+    for other in ("block-attnres", " ATTNRES", None, "", False, "none", "Null"):
         assert parsed(residual_baseline=other) == parsed()
         assert parsed(residual_baseline="attnres", baseline_mode=other) == parsed()
+
+
+def test_values_as_its_code_reads_them() -> None:
+    for size in ("4", 4.0, " 4 "):
+        assert parsed(attnres_block_size=size) == parsed(attnres_block_size=4)
+    assert parsed(attnres_block_size=None) == parsed(("attnres_block_size",))
+    for flag in (None, 0, 1):
+        assert parsed(use_qk_norm=flag) == parsed(use_qk_norm=bool(flag))
+        assert parsed(scale_embeds=flag) == parsed(scale_embeds=bool(flag))
+
+
+@pytest.mark.parametrize("older", [None, "", False, "none"])
+def test_verify_reads_the_mode_alike(older: Any) -> None:
+    tensors: list[str] = []
+    expected = oracle.spec_of(CONFIG, tensors)
+    config = CONFIG | {"baseline_mode": older, "residual_baseline": "attnres"}
+    assert oracle.spec_of(config, tensors) == expected
+    assert oracle.spec_of(CONFIG | {"residual_baseline": older}, tensors) == expected
+    assert resolve(config) == parsed()
+
+
+@pytest.mark.parametrize("name", ["AttnRes-3B", "AttnRes-410M"])
+def test_configurations_of_its_repository(name: str) -> None:
+    """As they are stated, and as its training code saves them."""
+    config = depth_attention.CONFIGS[name]
+    spec = AttnResSpec(
+        Layout.of(config["num_hidden_layers"]),
+        tuple(range(0, 2 * config["num_hidden_layers"] + 1, 12)),
+        config["rms_norm_eps"],
+        cumulative=True,
+        recency_bias=True,
+    )
+    for found in (resolve(config), resolve(config | depth_attention.SAVED)):
+        assert found is not None and (found.base, found.spec) == ("normed_llama", spec)
+    saved = depth_attention.SAVED | {"attnres_block_size": CONFIG["attnres_block_size"]}
+    assert parsed(**saved) == parsed()
 
 
 @pytest.mark.parametrize(
@@ -124,14 +160,14 @@ def test_what_its_code_never_reads_is_left_aside_by_name(tmp_path: Path) -> None
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "modes that disagree": (
-        {"residual_baseline": "none"},
-        "baseline_mode 'attnres' and residual_baseline 'none', which are two names of one value",
+        {"residual_baseline": "plain"},
+        "baseline_mode 'attnres' and residual_baseline 'plain', which are two names of one value",
     ),
     "no sublayer": ({"attnres_block_size": 0}, "attnres_block_size is 0; expected a whole number"),
-    "half a sublayer": ({"attnres_block_size": 2.0}, "attnres_block_size is 2.0; expected"),
-    "a null size": ({"attnres_block_size": None}, "attnres_block_size is None; expected"),
+    "half a sublayer": ({"attnres_block_size": 2.5}, "attnres_block_size is 2.5; expected"),
+    "a size in words": ({"attnres_block_size": "four"}, "attnres_block_size is 'four'; expected"),
     "a size of true": ({"attnres_block_size": True}, "attnres_block_size is True; expected"),
-    "norms": ({"use_qk_norm": 1}, "use_qk_norm is 1; expected true or false"),
+    "norms": ({"use_qk_norm": "no"}, "use_qk_norm is 'no'; expected true or false"),
     "scale": ({"scale_embeds": "yes"}, "scale_embeds is 'yes'; expected true or false"),
     "another AttnRes key": ({"attnres_num_heads": 4}, "(multi-head depth attention)"),
     "Depth-Attention": ({"use_depth_attention": True}, "Depth-Attention (arXiv 2606.05014)"),

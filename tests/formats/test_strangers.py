@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import edit, write_standard
+from checkpoints import depth_attention, edit, write_standard
 from facts import TINY
 from serving import FAMILY_GOLDENS, GOLDENS
 
@@ -31,11 +31,10 @@ SISTERS: list[tuple[dict[str, Any], str]] = [
         )
     ),
     ({"use_depth_attention": True}, DEPTH),
-    ({"depth_attention_stride": 2}, DEPTH),
+    ({"use_depth_attention": 1, "baseline_mode": None}, DEPTH),
+    ({"cross_layer_mode": "depth_softmax"}, DEPTH),
     ({"depth_attention_recent_window": 4, "use_depth_attention": True}, DEPTH),
     ({"cross_layer_pattern": "all", "recurrent_model": True}, DEPTH),
-    ({"cross_layer_mode": "kv"}, DEPTH),
-    ({"depth_softmax_stride": 2}, DEPTH),
 ]
 STRANGERS: dict[str, Any] = {
     "depth_wise_attention": True,
@@ -61,6 +60,17 @@ STRANGERS: dict[str, Any] = {
     "recurrent_model": True,
     "total_ut_steps": 4,
     "altup_num_inputs": 4,
+    "deepnorm": True,
+    "use_deep_norm": True,
+    "rezero": True,
+    "res_scale": 0.5,
+    "mean_recurrence": 32,
+    "num_recurrences": 4,
+    "layer_sharing": 2,
+    "kv_sharing": True,
+    "use_shared_kv": True,
+    "unet": True,
+    "mixture_of_depths": True,
 }
 NOTHING = (None, False, 0, "", [], {}, "none")
 
@@ -76,7 +86,87 @@ def test_sisters_are_refused_by_name(keys: dict[str, Any], name: str) -> None:
     """Also with the norms of heads or the block size that AttnRes-3B has beside it."""
     for beside in ({}, BARE, {"attnres_block_size": 12}):
         said = refusal(PLAIN | beside | keys)
-        assert name in said and repr(next(iter(keys.values()))) in said
+        assert name in said and any(f"{key}: {value!r}" in said for key, value in keys.items())
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Depth-Attention-3B", DEPTH),
+        ("Depth-Attention-410M", DEPTH),
+        ("DenseFormer-3B", "DenseFormer"),
+        ("mHC-3B", "mHC"),
+        ("Vanilla-3B", "use_qk_norm: True and standard residuals; vLLM's Llama has no norms"),
+    ],
+)
+def test_configurations_of_its_repository(model: str, name: str) -> None:
+    """As they are stated, and with the settings that its training code writes for every model."""
+    config = depth_attention.CONFIGS[model]
+    assert name in refusal(config) and name in refusal(depth_attention.SETTINGS | config)
+
+
+def test_idle_settings_of_its_code() -> None:
+    """A model that it trained without Depth-Attention, norms or scales is a plain Llama."""
+    config = depth_attention.CONFIGS["Vanilla-3B"] | depth_attention.SETTINGS
+    config |= {
+        "recurrent_model": False,
+        "cross_layer_pattern": None,
+        "cross_layer_mode": "residual",
+    }
+    for off in (False, None, 0):
+        assert resolve(config | {"use_depth_attention": off, "use_qk_norm": off}) is None
+    del config["use_depth_attention"]
+    assert resolve(config | {"use_qk_norm": False, "depth_attention_stride": 24}) is None
+
+
+def test_norms_and_scales_of_a_plain_llama() -> None:
+    """Tensors tell whether there are norms; a class of another family may know the key."""
+    assert "scale_embeds: True" in refusal(PLAIN | {"scale_embeds": True})
+    normed = PLAIN | {"use_qk_norm": True}
+    assert resolve(normed, names=lambda: ["model.layers.0.self_attn.q_proj.weight"]) is None
+    with pytest.raises(CheckpointError, match="use_qk_norm: True"):
+        resolve(normed, names=lambda: ["model.layers.0.self_attn.q_norm.weight"])
+    glm = {"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"]}
+    assert resolve(glm | {"use_qk_norm": True}) is None
+
+
+@pytest.mark.parametrize(
+    "architectures",
+    [
+        *(["LLaMAForCausalLM"], ["LlamaModel"], ["LlamaForSequenceClassification"]),
+        *(["MistralModel"], ["InternLM3ForCausalLM"], ["LlamaForRewardModeling"], None),
+    ],
+)
+def test_every_name_of_a_class(architectures: list[str] | None) -> None:
+    config = PLAIN | {"architectures": architectures}
+    assert resolve(config) is None
+    assert "dwa_dilation: 4" in refusal(config | {"dwa_dilation": 4})
+    assert DEPTH in refusal(config | {"use_depth_attention": True})
+
+
+def test_nested_and_camel_case_keys() -> None:
+    assert "dwa_dilation: 4" in refusal(PLAIN | {"text_config": {"dwa_dilation": 4}})
+    for key in ("hyperConnections", "crossLayerKV", "useDepthAttention", "numLoops", "mHC", "DWA"):
+        assert f"{key}: 4" in refusal(PLAIN | {key: 4})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"use_cla": False, "cla_share_factor": 2},
+        *({key: 1} for key in ("num_loops", "hc_mult", "total_ut_steps", "num_recurrences")),
+        *({key: one} for key in ("residual_scale", "res_scale") for one in (0, 1, 1.0)),
+        {"residual_multiplier": 0},
+        *({"baseline_mode": mode} for mode in ("standard", "none", "Vanilla", "null", False)),
+        *({key: 4} for key in ("mtp_depth", "num_mtp_depths", "max_tree_depth", "encoder_depth")),
+        {"mup_depth": 4},
+        {"depth": 32},
+        {"depthwise_kernel": 4},
+    ],
+    ids=str,
+)
+def test_false_alarms(keys: dict[str, Any]) -> None:
+    assert resolve(PLAIN | keys) is None
 
 
 def test_a_mode_of_another_base() -> None:
@@ -110,10 +200,11 @@ def test_keys_that_say_nothing_are_left_alone(key: str) -> None:
 
 
 def test_depth_attention_that_is_stated_to_be_off() -> None:
-    off = {"use_depth_attention": False, "depth_attention_stride": 2}
-    assert resolve(PLAIN | off) is None
     config = json.loads((GOLDENS / "baseline_attnres" / "config.json").read_text())
-    assert resolve(config | off) == resolve(config)
+    for value in (False, None, 0):
+        off = {"use_depth_attention": value, "depth_attention_stride": 2}
+        assert resolve(PLAIN | off) is None
+        assert resolve(config | off) == resolve(config)
 
 
 @pytest.mark.parametrize("key", [*connections.HARMLESS, "residual_dropout", "depth_dropout"])
@@ -150,8 +241,17 @@ def test_vllm_with_the_plugin_refuses_them(key: str, tmp_path: Path) -> None:
 def test_other_architectures_are_left_to_vllm() -> None:
     for architecture in ("Gemma3nForCausalLM", "LlamaForCausalLMEagle3"):
         assert resolve({"architectures": [architecture], "altup_num_inputs": 4}) is None
-    own_code = PLAIN | {"auto_map": {}, "depth_window": 4}
-    assert resolve(own_code, own_code=True) is None
+    foreign = {"architectures": ["FooForCausalLM"], "model_type": "llama", "auto_map": {}}
+    for keys in ({"cross_layer_mode": "x"}, {"use_depth_attention": True}, {"depth_window": 4}):
+        assert resolve(foreign | keys, own_code=True) is None
+        assert resolve(foreign | keys) is None
+
+
+def test_code_of_their_own_that_vllm_does_not_run() -> None:
+    """It prefers its own class of that name."""
+    for keys in ({"depth_window": 4}, {"use_depth_attention": True}, {"baseline_mode": "mhc"}):
+        with pytest.raises(CheckpointError, match=next(iter(keys))):
+            resolve(PLAIN | {"auto_map": {}} | keys, own_code=True)
 
 
 def configs(folder: Path) -> list[dict[str, Any]]:

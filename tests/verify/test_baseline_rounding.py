@@ -1,7 +1,8 @@
 """What the rounding of AttnRes-3B's own code does to answers, as docs/use/formats.md states it.
 
-In 16 bits that code rounds the product of query and key norm, the weights, and every step of a mix.
-Here a mix is rounded once.  Both round what sublayers give.
+In 16 bits that code rounds the product of query and key norm, what it gives with a source, the
+weights, their products with sources, the sum over the copies, and that sum with the last product.
+Here a mix is rounded once.  Both round sources and what sublayers give.
 """
 
 import re
@@ -39,20 +40,18 @@ class Ours(Model):
 
 
 class Theirs(Ours):
-    """Every step of it is rounded, but not the softmax."""
+    """Products and sums are rounded; the root and the softmax are of 32 bits."""
 
     def mix(self, site: int, x: Tensor, y: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         sources = rounded(self.sources(site, x, y))
         role, layer = site_role(self.spec, site)
         key, query = (self.weight(f"{role}_{part}", layer) for part in ("key", "query"))
         root = (sources.square().mean(-1) + self.spec.key_norm_eps).sqrt()
-        scores = (sources @ rounded(query * key) / root).T
+        scores = (rounded(sources @ rounded(query * key)) / root).T
         scores[:, -1] += self.weight(f"{role}_recency", layer).item()
         weights = rounded(scores.softmax(-1))
-        total = torch.zeros_like(x)
-        for weight, source in zip(weights.T, sources, strict=True):
-            total = rounded(total + rounded(weight[:, None] * source))
-        return total, weights
+        parts = rounded(weights.T[:, :, None] * sources)
+        return rounded(rounded(parts[:-1].sum(0)) + parts[-1]), weights
 
 
 def test_the_difference_is_as_the_page_states() -> None:

@@ -214,22 +214,27 @@ def _mode_spec(config: Config, base: str, tensors: Iterable[str]) -> Spec:
     return spec
 
 
-def _baseline_mode(config: Config) -> Any:
-    """`baseline_mode`, or the older name of it."""
-    found = config.get("baseline_mode")
-    return config.get("residual_baseline") if found is None else found
+def _baseline_mode(config: Config) -> str:
+    """`baseline_mode`, or the older name of it where that says nothing; empty for neither."""
+    for key in ("baseline_mode", "residual_baseline"):
+        mode = str(config.get(key) or "").strip().lower()
+        if mode not in ("", "none", "null"):
+            return mode
+    return ""
 
 
 def _baseline_spec(config: Config) -> Spec:
     """Snapshots of one cumulative sum behind the MLPs that complete enough sublayers."""
-    mode = str(_baseline_mode(config)).strip().lower().replace("-", "_")
+    mode = _baseline_mode(config).replace("-", "_")
     if mode not in ("attnres", "block_attnres", "attention_residual"):
         raise ValueError(f"baseline_mode {mode!r} is not supported")
     spec = _hf_spec(config, "normed_llama")
+    stated = config.get("attnres_block_size")
+    size = 12 if stated is None else int(stated)
     starts, since = [0], 0
     for site in range(1, spec.final + 1):
         since += 1
-        if spec.layout[site - 1].kind == "mlp" and since >= config.get("attnres_block_size", 12):
+        if spec.layout[site - 1].kind == "mlp" and since >= size:
             starts.append(site)
             since = 0
     spec.names, spec.block_starts, spec.key_norm_eps = BASELINE_NAMES, tuple(starts), spec.eps
