@@ -3,7 +3,7 @@
 All of them are validated before one is touched: a bad tensor leaves the old weights as they are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +14,12 @@ from torch import Tensor
 from attnres_serve.checkpoints import hub, read
 from attnres_serve.checkpoints.files import read_headers
 from attnres_serve.checkpoints.finite import check_finite
-from attnres_serve.checkpoints.names import is_draft
+from attnres_serve.checkpoints.names import TIED, is_draft
 from attnres_serve.checkpoints.tensors import Stored, check_shape
 from attnres_serve.compat import decoder, renewal
 from attnres_serve.compat.renewal import DRAFT, TARGET
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import EMBEDDINGS, HEAD
 from attnres_serve.model import origin
 from attnres_serve.model.loading import LoadingMixin
 from attnres_serve.model.origin import Origin
@@ -66,7 +67,8 @@ class ModelUpdate:
         check_finite(name, tensor, self._model.attn_res_served_in(first, parts[first]))
         for part, piece in self._index.pieces(name, tensor):
             self._index.check_values(part, piece)
-        if any(map(self._model.attn_res_is_here, parts)):
+        is_twin = self._base.is_tied and not parts.keys().isdisjoint(TIED)  # of what is here
+        if is_twin or any(map(self._model.attn_res_is_here, parts)):
             self._tensors[name] = tensor
 
     def apply(self) -> None:
@@ -198,13 +200,36 @@ def renew(worker: Any, model: Any, config: Any, tensors: Any, has_head: bool = F
     names = {TARGET if model is worker.get_model() else DRAFT} | ({DRAFT} if found else set())
     with _broken(worker, names):
         if isinstance(model, LoadingMixin):
+            untied = getattr(config, "word_embeddings_untied_by_checkpoint", False)
+            adds_head = untied and model.attn_res_base.is_tied
+
+            def whole() -> Iterator[tuple[str, Tensor]]:
+                return _with_head(model, tensors()) if adds_head else iter(tensors())
+
             with model.attn_res_expecting(takes_house_names=True):
-                renewal.renew(model, config, lambda: model.load_weights(tensors()))
+                renewal.renew(model, config, lambda: model.load_weights(whole()))
         else:
             renewal.renew(model, config, lambda: model.load_weights(tensors()))
         if found is not None:
             head, of_head = found
             renewal.renew(head, of_head, lambda: head.load_weights(tensors()))
+
+
+def _with_head(
+    model: LoadingMixin, tensors: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors and the head of a tied model, which may not be among them.
+
+    Where the checkpoint of the start stores it, vLLM's model has a parameter for it alone.
+    """
+    index, embedding, has_head = model.attn_res_index(takes_house_names=True), None, False
+    for own, tensor in tensors:
+        for name, piece in index.pieces(own, tensor):
+            has_head |= name == HEAD
+            embedding = piece if name in EMBEDDINGS else embedding
+        yield own, tensor
+    if not has_head and embedding is not None:
+        yield HEAD, embedding
 
 
 @contextmanager
